@@ -1,0 +1,268 @@
+"""``coterie certs``: the authority, enrolment tokens, certificates and their revocation."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coterie.cli.options import JsonOption
+from coterie.cli.output import Output
+from coterie.errors import CertificateError
+
+if TYPE_CHECKING:
+    from coterie.net.credentials import TlsFiles
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Make an authority and enrolment tokens; show and revoke certificates.", no_args_is_help=True
+)
+
+_TOKENS = "tokens.jsonl"
+_DIGEST_BYTES = 32
+_PER_CALL = 10_000
+
+StateArgument = Annotated[Path, typer.Argument(help="State folder of the third party.")]
+NameOption = Annotated[str, typer.Option("--thirdparty", help="Name of the third party.")]
+
+
+@app.command()
+def init(
+    state: StateArgument,
+    name: Annotated[str, typer.Option(help="Name of the authority, for people.")] = "Coterie authority",
+    as_json: JsonOption = False,
+) -> None:
+    """Make a certificate authority and the directory's key; the third party does so itself at its first start."""
+    from coterie.store.authority import create_secrets
+
+    secrets = create_secrets(state, name)
+    certificate = state / "ca.pem"
+    fingerprint = _fingerprint(secrets.authority.certificate_pem)
+    output = Output("certs init", as_json=as_json)
+    output.say(f"authority   {certificate}", f"fingerprint {fingerprint}")
+    output.say("hand ca.pem to every party; keep the other files of the folder private")
+    output.finish(
+        {"ca": certificate, "fingerprint": fingerprint, "directory_key": secrets.directory_key.hex()}
+    )
+
+
+@app.command()
+def token(
+    state: Annotated[Path, typer.Option(help="State folder of the third party.")],
+    role: Annotated[str, typer.Option(help="Role: cos, data-owner, client, thirdparty or operator.")],
+    name: Annotated[str, typer.Option(help="Name of the party, a DNS label; unique within its role.")],
+    participants: Annotated[
+        int, typer.Option(min=0, help="For how many participants (users, owners) it may speak.")
+    ] = 0,
+    hours: Annotated[float, typer.Option(min=0.01, help="How long the token may be redeemed.")] = 24.0,
+    out: Annotated[
+        Path | None, typer.Option(help="File for the token, mode 0600; ROLE-NAME.token when absent.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a one-time enrolment token; the third party keeps its hash only, the file is for the party."""
+    from coterie.crypto.authority import new_token
+    from coterie.crypto.keyfile import write_private_file
+    from coterie.store.tokens import append_token
+
+    expiry = int(time.time() + hours * 3600)
+    secret, record = new_token(role, name, expiry, participants)
+    file = out or Path(f"{role}-{name}.token")
+    if file.exists():
+        raise CertificateError(
+            f"{file} is there already", hint="remove it, or choose another file with --out"
+        )
+    if not state.is_dir():
+        raise CertificateError(f"there is no folder {state}", hint="make the authority: `coterie certs init`")
+    # The record first: a token that nobody wrote down would be worth nothing to its holder.
+    append_token(state / _TOKENS, record)
+    write_private_file(file, f"{secret}\n".encode())
+    output = Output("certs token", as_json=as_json)
+    output.say(f"token for {role}/{name} in {file}, to be redeemed within {hours:g} h")
+    output.finish({"file": file, "role": role, "name": name, "participants": participants, "expiry": expiry})
+
+
+@app.command()
+def show(
+    path: Annotated[Path, typer.Argument(help="A certificate (PEM), or a folder that holds chain.pem.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Print role, name, validity and fingerprint of a certificate."""
+    from cryptography import x509
+
+    from coterie.crypto.authority import PeerIdentity
+
+    file = next((path / name for name in ("chain.pem", "tls/chain.pem") if (path / name).is_file()), path)
+    try:
+        pem = file.read_bytes()
+        certificate = x509.load_pem_x509_certificate(pem)
+    except OSError as error:
+        raise CertificateError(f"cannot read {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise CertificateError(f"{file} is no certificate in PEM") from error
+    try:
+        peer = PeerIdentity.from_certificate(pem)
+        role, name = peer.role, peer.name
+    except CertificateError:
+        if certificate.subject != certificate.issuer:
+            raise
+        role, name = "authority", certificate.subject.rfc4514_string()
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    valid = begin.timestamp() <= time.time() < end.timestamp()
+    output = Output("certs show", as_json=as_json)
+    output.say(
+        f"role        {role}",
+        f"name        {name}",
+        f"valid       {begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC{'' if valid else ' (not now)'}",
+        f"fingerprint {_fingerprint(pem)}",
+    )
+    output.finish(
+        {
+            "role": role,
+            "name": name,
+            "not_before": begin.isoformat(),
+            "not_after": end.isoformat(),
+            "valid": valid,
+            "fingerprint": _fingerprint(pem),
+        }
+    )
+
+
+@app.command()
+def enrol(
+    state: Annotated[Path, typer.Option(help="Folder to enrol into; its folder tls serves `--tls`.")],
+    role: Annotated[str, typer.Option(help="Role that the token was made for.")],
+    name: Annotated[str, typer.Option(help="Name that the token was made for.")],
+    address: Annotated[str, typer.Option(help="Where the third party takes enrolments, host:port.")],
+    ca: Annotated[Path, typer.Option(help="The authority's certificate, ca.pem.")],
+    token_file: Annotated[Path, typer.Option("--token", help="The token.")],
+    thirdparty: NameOption = "directory",
+    timeout: Annotated[float, typer.Option(min=0.1, help="How long to keep trying, seconds.")] = 30.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Exchange a token for a certificate; services do so themselves, an operator does it here."""
+    from coterie.config.base import EnrolSettings, ServiceSettings
+    from coterie.net.credentials import TlsFiles
+    from coterie.net.enrolment import enrol as enrol_party
+
+    settings = ServiceSettings(
+        name=name,
+        state=state,
+        listen="127.0.0.1:0",
+        enrol=EnrolSettings(
+            address=address, name=thirdparty, ca_file=ca, token_file=token_file, timeout_s=timeout
+        ),
+    )
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    tls = TlsFiles(state / "tls")
+    asyncio.run(enrol_party(role, settings, tls, ()))
+    peer = tls.identity()
+    output = Output("certs enrol", as_json=as_json)
+    output.say(f"{peer} is enrolled; its certificate is in {tls.folder}")
+    output.finish(
+        {"role": peer.role, "name": peer.name, "tls": tls.folder, "fingerprint": peer.fingerprint.hex()}
+    )
+
+
+@app.command()
+def revoke(
+    tls: Annotated[Path, typer.Option(help="TLS folder of an operator: key.pem, chain.pem, ca.pem.")],
+    address: Annotated[str, typer.Option(help="Where the third party listens, host:port.")],
+    thirdparty: NameOption = "directory",
+    certificate: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE|FINGERPRINT", help="A certificate, or its SHA-256; may be given many times."
+        ),
+    ] = None,
+    participant: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID", help="A participant's id, 64 hexadecimal digits; may be given many times."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Revoke certificates and participants, for good and at once."""
+    from coterie.net.credentials import TlsFiles
+
+    certificates = [_certificate_digest(text) for text in certificate or ()]
+    participants = [_digest(text, "a participant's id") for text in participant or ()]
+    if not certificates and not participants:
+        raise typer.BadParameter("nothing to revoke: give --certificate or --participant")
+    revision = asyncio.run(_revoke(TlsFiles(tls), address, thirdparty, participants, certificates))
+    output = Output("certs revoke", as_json=as_json)
+    output.say(
+        f"revoked {len(certificates)} certificates and {len(participants)} participants "
+        f"from revision {revision} of the directory"
+    )
+    output.finish(
+        {"revision": revision, "certificates": len(certificates), "participants": len(participants)}
+    )
+
+
+async def _revoke(
+    tls: TlsFiles, address: str, thirdparty: str, participants: list[bytes], certificates: list[bytes]
+) -> int:
+    import grpc
+
+    from coterie.crypto.authority import logical_name
+    from coterie.net.channel import connect
+    from coterie.net.meter import Meter
+    from coterie.net.retry import Retry
+    from coterie.net.status import from_rpc_error
+    from coterie.wire.v1.thirdparty_pb2 import RevokeRequest, RevokeResponse
+    from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryStub
+
+    channel = connect(
+        address,
+        tls.channel_credentials(),
+        tls_name=logical_name("thirdparty", thirdparty),
+        peer=f"thirdparty/{thirdparty}",
+        meter=Meter(),
+    )
+    request = RevokeRequest(participants=participants, certificates=certificates)
+
+    async def attempt() -> RevokeResponse:
+        response: RevokeResponse = await channel.stub(lambda inner: KeyDirectoryStub(inner)).Revoke(request)
+        return response
+
+    try:
+        return (await Retry(limit_s=10.0)(attempt)).revision
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc_error(error, channel.peer) from error
+    finally:
+        await channel.close()
+
+
+def _fingerprint(pem: bytes) -> str:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+
+    return x509.load_pem_x509_certificate(pem).fingerprint(hashes.SHA256()).hex()
+
+
+def _certificate_digest(text: str) -> bytes:
+    path = Path(text)
+    if not path.is_file():
+        return _digest(text, "a certificate's fingerprint, or a file")
+    try:
+        return bytes.fromhex(_fingerprint(path.read_bytes()))
+    except ValueError as error:
+        raise CertificateError(f"{path} is no certificate in PEM") from error
+
+
+def _digest(text: str, what: str) -> bytes:
+    try:
+        digest = bytes.fromhex(text.replace(":", ""))
+    except ValueError:
+        digest = b""
+    if len(digest) != _DIGEST_BYTES:
+        raise CertificateError(
+            f"{text[:80]!r} is not {what}, expected {2 * _DIGEST_BYTES} hexadecimal digits"
+        )
+    return digest

@@ -1,0 +1,72 @@
+"""``coterie config``: the values that hold, and the reference of all keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coterie.cli.options import JsonOption, SetOption
+from coterie.cli.output import Output
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Show the configuration that holds, and describe every key.", no_args_is_help=True)
+
+
+@app.command()
+def show(
+    file: Annotated[
+        Path | None, typer.Argument(help="The file; without one, defaults and layers above.")
+    ] = None,
+    role: Annotated[str | None, typer.Option(help="It configures the service of this role.")] = None,
+    run: Annotated[bool, typer.Option("--run", help="It configures a run (as without --role).")] = False,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print every value that holds and where it came from: default, file, environment or --set."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from coterie.config.base import ServiceSettings
+    from coterie.config.keys import toml_text
+    from coterie.config.load import Loaded, load, load_service
+    from coterie.config.run import RunSettings
+
+    if role is not None and run:
+        raise typer.BadParameter("--role and --run exclude each other", param_hint="--run")
+    loaded: Loaded[RunSettings] | Loaded[ServiceSettings]
+    if role is None:
+        loaded = load(RunSettings, file, sets=sets or ())
+    else:
+        loaded = load_service(role, file, sets=sets or ())
+
+    output = Output("config show", as_json=as_json)
+    table = Table("key", "value", "from", box=None, header_style="bold", pad_edge=False)
+    for key, source in loaded.origin.items():
+        value = loaded.values[key]
+        cells = (key, "-" if value is None else toml_text(value), source)
+        # Brackets in a value are no markup.
+        table.add_row(*map(escape, cells), style="dim" if source == "default" else None)
+    output.say(table)
+    output.finish(
+        {
+            "file": file,
+            "configures": role or "run",
+            "values": {
+                key: {"value": loaded.values[key], "origin": source} for key, source in loaded.origin.items()
+            },
+        }
+    )
+
+
+@app.command()
+def reference(as_json: JsonOption = False) -> None:
+    """Print the reference of every key, in Markdown."""
+    from coterie.config.reference import markdown
+
+    text = markdown()
+    if not as_json:
+        typer.echo(text, nl=False)
+    Output("config reference", as_json=as_json).finish({"markdown": text})

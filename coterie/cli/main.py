@@ -1,0 +1,101 @@
+"""The ``coterie`` command.
+
+Each command lives in a module of its own that imports nothing heavy at its top: NumPy, gRPC, pydantic and
+polars are imported when the command runs, so that ``coterie --help`` answers at once.  A command joins with
+one line below.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import typer
+
+from coterie.cli import config_commands, data
+from coterie.cli.output import Failure, Status, failure_of, print_failure
+from coterie.cli.run import run
+from coterie.cli.serve import serve
+from coterie.cli.version import version
+
+__all__ = ["app", "invoke", "main"]
+
+app = typer.Typer(
+    name="coterie",
+    help="A federated recommender that runs as a real distributed system.",
+    epilog="Exit statuses are described in docs/exit-codes/, configuration in docs/configuration.md.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(run)
+app.command()(serve)
+app.add_typer(config_commands.app, name="config")
+app.add_typer(data.app, name="data")
+app.command()(version)
+
+_UsageError: Any = typer.BadParameter.__base__
+"""What the parser raises for a wrong command line; typer does not export it itself."""
+
+
+def main() -> NoReturn:
+    """Entry point: run the command of ``sys.argv`` and end the process."""
+    sys.exit(invoke(sys.argv[1:]))
+
+
+def invoke(arguments: Sequence[str]) -> int:
+    """Run one command; whatever happens is printed in its form and becomes an exit status.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        The command line, without the name of the program.
+
+    Returns
+    -------
+    int
+        Exit status: 0, that of the `CoterieError`, or one of `Status`.
+    """
+    as_json = _wants_json(arguments)
+    root: Any = typer.main.get_command(app)
+    try:
+        # Typer shows usage errors better than we could, but only in prose: with --json they come to us.
+        status = root.main(list(arguments), prog_name="coterie", standalone_mode=not as_json)
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+    except _UsageError as error:
+        hint = "`coterie --help` lists the commands; each has --help too"
+        failure = Failure("usage", error.format_message(), hint, Status.USAGE)
+    except (Exception, KeyboardInterrupt) as error:
+        failure = failure_of(error)
+        if os.environ.get("COTERIE_DEBUG") == "1":
+            traceback.print_exception(error)
+    else:
+        if status != Status.INTERRUPTED:  # what typer makes of KeyboardInterrupt
+            return status if isinstance(status, int) else int(Status.OK)
+        failure = failure_of(KeyboardInterrupt())
+    print_failure(_command_name(root, arguments), failure, as_json=as_json)
+    return int(failure.exit_code)
+
+
+def _wants_json(arguments: Sequence[str]) -> bool:
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "--json" in options
+
+
+def _command_name(root: Any, arguments: Sequence[str]) -> str:
+    """Return the words that name the command, as far as there is one: ``"data describe"``."""
+    words: list[str] = []
+    for argument in arguments:
+        root = getattr(root, "commands", {}).get(argument)
+        if root is None:
+            break
+        words.append(argument)
+    return " ".join(words)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""What a command prints: prose for people, one JSON envelope for programs.
+
+Without ``--json`` prose goes to standard output and errors to standard error.  With it, prose goes to
+standard error and standard output carries one line: ``{"ok": true, "command": ..., "result": ...}`` or
+``{"ok": false, "command": ..., "error": ...}``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence, Set
+from functools import cached_property
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from coterie.errors import CoterieError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Failure", "Output", "Status", "failure_of", "plain", "print_failure"]
+
+_PIPED_WIDTH = 120
+"""Columns for tables that go to a file or pipe, which has no width of its own."""
+
+
+class Status(enum.IntEnum):
+    """Exit statuses that no `CoterieError` has; all are described in ``docs/exit-codes/``."""
+
+    OK = 0
+    USAGE = 2
+    INTERNAL = 70
+    INTERRUPTED = 130
+
+
+class Output:
+    """Where one command prints.
+
+    Parameters
+    ----------
+    command : str
+        Words that call the command, such as ``"data describe"``.
+    as_json : bool
+        Whether ``--json`` was given.
+    """
+
+    def __init__(self, command: str, *, as_json: bool = False) -> None:
+        self.command = command
+        self.as_json = as_json
+
+    @cached_property
+    def console(self) -> Console:
+        """For prose, tables and progress."""
+        from rich.console import Console
+
+        console = Console(stderr=self.as_json, highlight=False, soft_wrap=True)
+        if not console.is_terminal:
+            console.width = _PIPED_WIDTH
+        return console
+
+    def say(self, *prose: Any) -> None:
+        """Print text, or anything that rich can print, for people."""
+        for item in prose:
+            # Text is printed as it is: brackets in a file name are no markup.
+            self.console.print(item, markup=False)
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Print the result for programs; call it once, at the end.  Nothing without ``--json``."""
+        if self.as_json:
+            _print_json({"ok": True, "command": self.command, "result": plain(result)})
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """Why a command ended without a result, as the envelope says it."""
+
+    code: str
+    message: str
+    hint: str | None
+    exit_code: int
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Say what an exception means to the caller of a command."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]  # a task group wraps what one task raised
+    if isinstance(error, CoterieError):
+        return Failure(error.code, error.message, error.hint, error.exit_code)
+    if isinstance(error, KeyboardInterrupt):
+        return Failure("interrupted", "interrupted", None, Status.INTERRUPTED)
+    return Failure(
+        "internal",
+        f"unexpected {type(error).__name__}: {error}",
+        "this is a fault of Coterie; COTERIE_DEBUG=1 shows where it happened",
+        Status.INTERNAL,
+    )
+
+
+def print_failure(command: str, failure: Failure, *, as_json: bool) -> None:
+    """Print a failure: the envelope with ``--json``, prose on standard error without."""
+    if as_json:
+        _print_json({"ok": False, "command": command, "error": dataclasses.asdict(failure)})
+        return
+    print(f"error: {failure.message}", file=sys.stderr)
+    if failure.hint:
+        print(f"  hint: {failure.hint}", file=sys.stderr)
+
+
+def plain(value: Any) -> Any:
+    """Turn a value into what JSON has; NaN and infinities become null, which every parser reads.
+
+    Raises
+    ------
+    TypeError
+        For a value that has no JSON form.
+    """
+    match value:
+        case None | bool() | str():
+            return value
+        case enum.Enum():
+            return plain(value.value)
+        case int():
+            return int(value)
+        case float():
+            return float(value) if math.isfinite(value) else None
+        case PurePath():
+            return str(value)
+        case Mapping():
+            return {str(key): plain(item) for key, item in value.items()}
+        case Set():
+            return sorted(plain(item) for item in value)
+        case Sequence():
+            return [plain(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if hasattr(value, "tolist"):  # NumPy arrays and scalars
+        return plain(value.tolist())
+    raise TypeError(f"{type(value).__name__} has no JSON form: {value!r}")
+
+
+def _print_json(envelope: Mapping[str, Any]) -> None:
+    print(json.dumps(envelope, ensure_ascii=False, allow_nan=False))

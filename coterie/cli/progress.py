@@ -1,0 +1,113 @@
+"""What a person sees while a federation trains: phase, speed, loss, quality so far, traffic, who is alive."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from coterie.config.run import RunSettings
+from coterie.telemetry.quantities import volume
+from coterie.wire.v1 import operator_pb2 as wire
+
+__all__ = ["Progress"]
+
+_PHASES = {
+    wire.RunPhase.RUN_PHASE_GATHER: "gathering parties",
+    wire.RunPhase.RUN_PHASE_INTAKE: "interactions arrive, owners train",
+    wire.RunPhase.RUN_PHASE_FLUSH: "owners finish trailing blocks",
+    wire.RunPhase.RUN_PHASE_EPOCH: "owners pass over their blocks",
+    wire.RunPhase.RUN_PHASE_EVALUATE: "clients evaluate",
+    wire.RunPhase.RUN_PHASE_DONE: "done",
+    wire.RunPhase.RUN_PHASE_FAILED: "failed",
+}
+_SHOWN = ("ndcg@10", "map@10", "ndcg_test_items@10")
+
+
+class Progress:
+    """A live table on a terminal; a line for each phase and evaluation elsewhere.
+
+    Parameters
+    ----------
+    console : rich.console.Console
+        Where to show it.
+    settings : RunSettings
+        The run, for its number of epochs.
+    """
+
+    def __init__(self, console: Console, settings: RunSettings) -> None:
+        self._console = console
+        self._epochs = settings.drift.epochs
+        self._seeds = len(settings.seeds)
+        self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        self._state = wire.RunState()
+        self._counters = wire.ProgressEvent()
+        self._metrics: dict[str, float] = {}
+        self._speed = 0.0
+        self._before: tuple[float, int] = (time.monotonic(), 0)
+
+    def __enter__(self) -> Self:
+        """Begin to show."""
+        if self._live is not None:
+            self._live.start()
+            self._live.update("starting the services")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take the table away."""
+        if self._live is not None:
+            self._live.stop()
+
+    def update(self, seed: int, event: wire.WatchRunResponse) -> None:
+        """Show one event."""
+        self._state = event.state
+        match event.WhichOneof("event"):
+            case "progress":
+                self._count(event.progress)
+            case "metrics":
+                self._metrics = dict(zip(event.metrics.names, event.metrics.means, strict=True))
+                self._line(f"epoch {event.metrics.epoch}/{self._epochs}  {self._quality()}", seed)
+            case "phase" if event.phase.phase != wire.RunPhase.RUN_PHASE_EPOCH:
+                self._line(_PHASES[event.phase.phase], seed)
+            case "party" if event.party.change in ("lost", "returned", "left"):
+                self._line(f"{event.party.party} {event.party.change}", seed)
+        if self._live is not None:
+            self._live.update(self._table(seed))
+
+    def _count(self, counters: wire.ProgressEvent) -> None:
+        now = time.monotonic()
+        at, blocks = self._before
+        if now > at and counters.blocks >= blocks:
+            self._speed = (counters.blocks - blocks) / (now - at)
+        self._before = (now, counters.blocks)
+        self._counters = counters
+
+    def _quality(self) -> str:
+        shown = [f"{name} {self._metrics[name]:.4f}" for name in _SHOWN if name in self._metrics]
+        if "train_loss" in self._metrics:
+            shown.insert(0, f"loss {self._metrics['train_loss']:.4f}")
+        return "  ".join(shown)
+
+    def _line(self, text: str, seed: int) -> None:
+        prefix = f"seed {seed}: " if self._seeds > 1 else ""
+        self._console.print(prefix + text, markup=False)
+
+    def _table(self, seed: int) -> Table:
+        state, counters = self._state, self._counters
+        table = Table.grid(padding=(0, 2))
+        rows = [
+            ("phase", f"{_PHASES.get(state.phase, '')}, epoch {state.epoch}/{self._epochs}, seed {seed}"),
+            ("alive", f"{state.owners_alive} data owners, {state.hosts_alive} client hosts, {state.users} users"),
+            ("model", f"version {state.version}, {counters.blocks} blocks, {self._speed:.0f} blocks/s"),
+            ("quality", self._quality()),
+            ("COS traffic", f"{volume(counters.bytes_in)} in, {volume(counters.bytes_out)} out"),
+        ]
+        for name, value in rows:
+            table.add_row(f"[bold]{name}[/bold]", value)
+        return table

@@ -1,0 +1,63 @@
+"""``coterie run``: a federation on this machine, from the first process to the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coterie.cli.options import JsonOption, SetOption
+from coterie.cli.output import Output
+
+if TYPE_CHECKING:
+    from coterie.wire.v1.operator_pb2 import WatchRunResponse
+
+__all__ = ["run"]
+
+
+def run(
+    file: Annotated[Path, typer.Argument(help="A run, as in examples/drift.toml.")],
+    data: Annotated[
+        Path | None, typer.Option("--data", help="A data set; the synthetic one when absent.")
+    ] = None,
+    sets: SetOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Train a federation on this machine: every service a process of its own.
+
+    Leaves report.json and report.html in runs/ID.
+    """
+    output = Output("run", as_json=json)
+    from coterie.config.load import load
+    from coterie.config.run import RunSettings
+
+    given = list(sets or ())
+    if data is not None:
+        given.append(f"data.path={str(data)!r}")
+    settings = load(RunSettings, file, sets=given).settings
+
+    import asyncio
+
+    from coterie.cli.progress import Progress
+    from coterie.launch import experiment
+    from coterie.telemetry.logs import configure
+
+    configure("warning", service="launcher")
+    run_id = experiment.new_run_id(settings.name)
+    output.say(f"run {run_id}: {settings.system}, {settings.drift.form}, secure sum {settings.secure_sum}")
+    with Progress(output.console, settings) as progress:
+
+        def show(seed: int, event: WatchRunResponse) -> None:
+            progress.update(seed, event)
+
+        report, folder = asyncio.run(experiment.run(settings, run_id, show))
+    _print(output, report, folder)
+
+
+def _print(output: Output, report: dict[str, Any], folder: Path) -> None:
+    from coterie.telemetry.report_text import tables
+
+    output.say(*tables(report))
+    output.say(f"report: {folder / 'report.html'}")
+    output.finish({"folder": folder, "report": report})

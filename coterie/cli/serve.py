@@ -1,0 +1,70 @@
+"""``coterie serve``: run one service process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coterie.cli.options import SetOption
+from coterie.errors import PreflightError
+
+if TYPE_CHECKING:
+    from coterie.launch.process import Service
+
+__all__ = ["find_service", "serve"]
+
+_GROUP = "coterie.services"
+
+
+def serve(
+    role: Annotated[str, typer.Argument(help="Role: cos, data-owner, client or thirdparty.")],
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", "-c", metavar="FILE", help="Its configuration; without one, environment and --set."
+        ),
+    ] = None,
+    sets: SetOption = None,
+) -> None:
+    """Run a service until SIGTERM or SIGINT.
+
+    The file, then the environment (COTERIE_...), then --set; later wins. `coterie config reference` lists the
+    keys.
+    """
+    from coterie.config.load import load_service
+
+    loaded = load_service(role, config, sets=sets or ())
+
+    from coterie.launch import process  # gRPC and all: not before the configuration holds
+
+    process.serve(find_service(role), loaded.settings)
+
+
+def find_service(role: str) -> Service:
+    """Return the service that an installed package registers for a role.
+
+    Raises
+    ------
+    PreflightError
+        When none is registered, or it cannot be imported.
+    """
+    from importlib.metadata import entry_points
+
+    registered = entry_points(group=_GROUP)
+    found = next(iter(registered.select(name=role)), None)
+    if found is None:
+        known = ", ".join(sorted(registered.names)) or "none"
+        raise PreflightError(
+            f"no installed package provides the service {role!r}; there are: {known}",
+            hint="install coterie again; services register as entry points when it is installed",
+        )
+    try:
+        service: Service = found.load()
+    except (ImportError, AttributeError) as error:
+        raise PreflightError(
+            f"the service {role!r} ({found.value}) cannot be imported: {error}",
+            hint="is the package installed with everything that it needs?",
+        ) from error
+    return service

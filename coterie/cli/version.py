@@ -1,0 +1,29 @@
+"""``coterie version``."""
+
+from __future__ import annotations
+
+from coterie.cli.options import JsonOption
+from coterie.cli.output import Output
+
+__all__ = ["version"]
+
+_PACKAGES = {"grpc": "grpcio", "protobuf": "protobuf", "numpy": "numpy"}
+
+
+def version(as_json: JsonOption = False) -> None:
+    """Print the versions of Coterie and of what it stands on."""
+    import platform
+    from importlib import metadata
+
+    # Asking the metadata is a hundred times faster than importing the packages.
+    found = {
+        "version": metadata.version("coterie"),
+        "python": platform.python_version(),
+        **{name: metadata.version(package) for name, package in _PACKAGES.items()},
+        "platform": platform.platform(),
+    }
+    output = Output("version", as_json=as_json)
+    output.say(f"coterie {found['version']}")
+    for name in list(found)[1:]:
+        output.say(f"  {name} {found[name]}")
+    output.finish(found)

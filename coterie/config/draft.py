@@ -1,0 +1,138 @@
+"""Configuration while its layers are laid over each other: a tree of values, and where each was given."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from coterie.config.keys import Part, dotted
+
+__all__ = ["Draft", "Given", "Keys", "Source"]
+
+Source = Literal["default", "file", "environment", "--set"]
+"""Where a value came from, weakest first."""
+
+Keys = tuple[Part, ...]
+"""A path in the tree: names of keys, and numbers of entries of arrays."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """Where one value was given."""
+
+    source: Source
+    name: str = "file"
+    """How a complaint names the place: ``file``, the variable, or ``--set``."""
+    text: str | None = None
+    """The value as it was typed, when it was typed and is no array or table."""
+
+
+@dataclass
+class Draft:
+    """The layers laid over each other, before validation."""
+
+    tree: dict[str, Any] = field(default_factory=dict)
+    given: dict[Keys, Given] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def put(self, path: Keys, value: Any, given: Given) -> None:
+        """Lay one value over what is there; tables are merged, everything else is replaced."""
+        if isinstance(value, dict) and value:
+            for key, item in value.items():
+                self.put((*path, key), item, given)
+            return
+        place: Any = self.tree
+        for depth, part in enumerate(path[:-1]):
+            if isinstance(place, dict):
+                place = place.setdefault(part, {})
+            else:
+                place = self._entry(place, path[: depth + 1])
+            if not isinstance(place, dict | list):
+                where = dotted(path[: depth + 1])
+                self.problems.append(f"{dotted(path)} ({given.name}): {where} is not a table")
+                return
+        path = self._indexed(path)
+        if isinstance(place, list):
+            if self._entry(place, path) is None:
+                where = dotted(path[:-1])
+                self.problems.append(
+                    f"{dotted(path)} ({given.name}): {where} has {len(place)} entries, from 0"
+                )
+                return
+            place[int(path[-1])] = value
+        elif isinstance(value, dict) and isinstance(place.get(path[-1]), dict):
+            return  # an empty table over a table changes nothing
+        else:
+            place[path[-1]] = value
+        for key in [key for key in self.given if key[: len(path)] == path]:
+            del self.given[key]
+        self._note(path, value, given)
+
+    def type_in(self, path: Keys, text: str, source: Source, name: str) -> None:
+        """Lay over a value that was typed as text."""
+        value = _value(text)
+        scalar = not isinstance(value, dict | list)
+        self.put(path, value, Given(source, name, text if scalar else None))
+
+    def source(self, path: Keys) -> Source:
+        """Return the layer that gave a value."""
+        given = self.given.get(path)
+        return "default" if given is None else given.source
+
+    def at(self, path: Keys) -> Any:
+        """Return the value at a path that is there."""
+        place: Any = self.tree
+        for part in path:
+            place = place[part]
+        return place
+
+    def replace(self, path: Keys, value: Any) -> None:
+        """Put another value at a path that is there."""
+        self.at(path[:-1])[path[-1]] = value
+
+    def place_of(self, path: Keys) -> str | None:
+        """Return how to name where a value, the first of its parts or the array around it was given."""
+        for key, given in self.given.items():
+            shared = min(len(key), len(path))
+            if key[:shared] == path[:shared]:
+                return given.name
+        return None
+
+    def _note(self, path: Keys, value: Any, given: Given) -> None:
+        if isinstance(value, dict) and value:
+            for key, item in value.items():
+                self._note((*path, key), item, given)
+        elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+            for number, item in enumerate(value):
+                self._note((*path, number), item, given)
+        else:
+            self.given[path] = given
+
+    def _indexed(self, path: Keys) -> Keys:
+        """Return the path with the parts that step into an array as numbers."""
+        place: Any = self.tree
+        parts: list[Part] = []
+        for part in path:
+            if isinstance(place, list) and str(part).isdecimal() and int(part) < len(place):
+                part = int(part)
+                place = place[part]
+            else:
+                place = place.get(part) if isinstance(place, dict) else None
+            parts.append(part)
+        return tuple(parts)
+
+    @staticmethod
+    def _entry(place: list[Any], path: Keys) -> Any:
+        number = str(path[-1])
+        return place[int(number)] if number.isdecimal() and int(number) < len(place) else None
+
+
+def _value(text: str) -> Any:
+    """Read a value that was typed: TOML where it is, the text itself otherwise."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    # A line break in the text could smuggle in a second key.
+    return parsed["value"] if len(parsed) == 1 else text

@@ -1,0 +1,284 @@
+"""Load a configuration: a file, then the environment, then ``--set``; say everything that is wrong at once.
+
+Later layers win key by key.  Each value remembers which layer it came from, for ``coterie config show``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Any, Generic, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from coterie.config.base import ServiceSettings
+from coterie.config.complaints import complaint, is_echo
+from coterie.config.draft import Draft, Given, Keys, Source
+from coterie.config.keys import Part, dotted, table, table_at
+from coterie.config.run import RunSettings
+from coterie.config.services import Role, settings_model
+from coterie.errors import ConfigError, nearest
+
+__all__ = ["ROLES", "Loaded", "Source", "load", "load_service"]
+
+ROLES: tuple[str, ...] = get_args(Role)
+"""Every role that has a configuration model."""
+
+M = TypeVar("M", bound=BaseModel)
+_MISSPELT_FROM = 0.8
+"""Likeness from which a foreign variable counts as a misspelt one of ours; `nearest` alone asks for less."""
+_HINT = "`coterie config reference` describes every key"
+
+
+@dataclass(frozen=True)
+class Loaded(Generic[M]):
+    """Settings that hold, and where each value came from.
+
+    Attributes
+    ----------
+    settings : BaseModel
+        The validated settings.
+    origin : mapping of str to Source
+        For every key, by dotted path.
+    values : mapping of str to object
+        The value of the same keys, None where an optional one is absent.
+    """
+
+    settings: M
+    origin: Mapping[str, Source]
+    values: Mapping[str, object]
+
+
+def load(
+    model: type[M],
+    path: Path | None,
+    *,
+    sets: Sequence[str] = (),
+    environ: Mapping[str, str] = os.environ,
+    prefix: str = "COTERIE_",
+    relative_to: Path | None = None,
+) -> Loaded[M]:
+    """Load settings from a file, the environment and ``--set``; the later of these win.
+
+    Parameters
+    ----------
+    model : type of BaseModel
+        What to load.
+    path : Path or None
+        A TOML file; None for none.
+    sets : sequence of str
+        ``key=value``, the key dotted, the value as TOML or else as the text that it is.
+    environ : mapping
+        The environment.  ``COTERIE_FEDERATION__HOSTS=3`` sets ``federation.hosts``; an empty variable counts
+        as unset.  A variable whose first part is no key of the model is not ours, unless it looks like a
+        misspelt one.  A variable that names a table sets it only with an inline table (``{...}``), and is not
+        ours otherwise.
+    prefix : str
+        What the variables start with.
+    relative_to : Path, optional
+        Folder from which relative paths *of the file* start.  Without it they start from the current
+        directory, as the paths of the environment and of ``--set`` always do.
+
+    Raises
+    ------
+    ConfigError
+        For a file that is missing or malformed (with line and column), and for unknown keys and wrong values,
+        all of them listed, each with its path, its value, what was expected and the nearest right key.
+    """
+    draft = Draft()
+    if path is not None:
+        for key, value in _parse(path).items():
+            draft.put((key,), value, Given("file"))
+    _take_environment(draft, model, environ, prefix)
+    for text in sets:
+        _take_set(draft, text)
+
+    settings = _validated(model, draft)
+    if settings is None or draft.problems:
+        raise _refusal(path, draft.problems)
+    if relative_to is not None:
+        settings = _anchored(settings, (), draft, relative_to)
+    leaves = dict(_leaves(settings, ()))
+    return Loaded(
+        settings,
+        origin={dotted(path): draft.source(path) for path in leaves},
+        values={dotted(path): value for path, value in leaves.items()},
+    )
+
+
+def load_service(
+    role: str, path: Path | None, *, sets: Sequence[str] = (), environ: Mapping[str, str] = os.environ
+) -> Loaded[ServiceSettings]:
+    """Load the settings of a service process; relative paths of the file start from the file's folder.
+
+    Raises
+    ------
+    ConfigError
+        As in `load`, and for an unknown role.
+    """
+    if role not in ROLES:
+        near = nearest(role, ROLES)
+        raise ConfigError(
+            f"{role!r} is no role; the roles are {', '.join(ROLES)}",
+            hint=f"did you mean {near}?" if near else None,
+        )
+    folder = None if path is None else path.parent
+    return load(settings_model(role), path, sets=sets, environ=environ, relative_to=folder)
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_bytes().decode()
+    except FileNotFoundError:
+        raise ConfigError(f"there is no configuration file {path}", hint="is the path right?") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}, line {line}: not UTF-8, which TOML must be") from error
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(_malformed(path, text, str(error))) from error
+
+
+def _malformed(path: Path, text: str, message: str) -> str:
+    """Word a syntax error of TOML with its place and the line itself."""
+    lines = text.splitlines() or [""]
+    place = re.search(r" \(at line (\d+), column (\d+)\)$", message)
+    if place:
+        number, column = int(place.group(1)), int(place.group(2))
+        message = message[: place.start()]
+    else:  # "at end of document"
+        number, column = len(lines), len(lines[-1]) + 1
+    line = lines[min(number, len(lines)) - 1]
+    margin = f"  {number} | "
+    pointer = " " * (len(margin) + column - 1) + "^"
+    return f"{path}, line {number}, column {column}: {message}\n{margin}{line}\n{pointer}"
+
+
+def _take_environment(draft: Draft, model: type[BaseModel], environ: Mapping[str, str], prefix: str) -> None:
+    for name in sorted(environ):
+        text = environ[name]
+        if not name.startswith(prefix) or not text:
+            continue
+        parts = name.removeprefix(prefix).lower().split("__")
+        if parts[0] not in model.model_fields:
+            near = _misspelt(parts, model)
+            if near is not None:
+                draft.problems.append(f"{name}: no such key; did you mean {prefix}{near.upper()}?")
+        elif not all(parts):
+            draft.problems.append(f"{name}: a part of the name is empty")
+        elif table_at(model, parts) is None or text.lstrip().startswith("{"):
+            draft.type_in(tuple(parts), text, "environment", name)
+
+
+def _misspelt(parts: Sequence[str], model: type[BaseModel]) -> str | None:
+    """Return the variable (without prefix) that was probably meant, None when it is not ours.
+
+    A service process often inherits what was meant for a run or for another service: that is no mistake.
+    """
+    first = parts[0]
+    others: list[type[BaseModel]] = [RunSettings, *map(settings_model, ROLES)]
+    if issubclass(model, ServiceSettings) and any(first in other.model_fields for other in others):
+        return None
+    near = nearest(first, model.model_fields)
+    if near is None or SequenceMatcher(None, first, near).ratio() < _MISSPELT_FROM:
+        return None
+    # No variable without `__` is meant for a table.
+    is_table = table(model.model_fields[near].annotation) is not None
+    return "__".join([near, *parts[1:]]) if is_table == (len(parts) > 1) else None
+
+
+def _take_set(draft: Draft, text: str) -> None:
+    key, equals, value = text.partition("=")
+    path = _key_path(key)
+    if not equals or path is None:
+        draft.problems.append(f"--set {text!r}: expected key=value, as in federation.hosts=3")
+        return
+    draft.type_in(path, value.strip(), "--set", "--set")
+
+
+def _key_path(key: str) -> Keys | None:
+    try:
+        place: Any = tomllib.loads(f"{key} = 0")
+    except tomllib.TOMLDecodeError:
+        return None
+    path: list[Part] = []
+    while isinstance(place, dict):
+        if len(place) != 1:
+            return None
+        part, place = next(iter(place.items()))
+        path.append(part)
+    return tuple(path)
+
+
+def _validated(model: type[M], draft: Draft) -> M | None:
+    """Validate the draft; on failure note what is wrong and return None."""
+    try:
+        return model.model_validate(draft.tree)
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+    # `--set name=2024` reads as a number, but the key takes text: then the text is what was meant.
+    texts = {
+        found["loc"]: given.text
+        for found in errors
+        if found["type"] in ("string_type", "path_type")
+        and (given := draft.given.get(found["loc"])) is not None
+        and given.text is not None
+        and not isinstance(found["input"], dict | list)
+    }
+    if texts:
+        for path, text in texts.items():
+            draft.replace(path, text)
+        try:
+            return model.model_validate(draft.tree)
+        except ValidationError as error:
+            errors = error.errors(include_url=False)
+    draft.problems.extend(complaint(model, found, draft) for found in errors if not is_echo(found))
+    return None
+
+
+def _refusal(path: Path | None, problems: Sequence[str]) -> ConfigError:
+    subject = "configuration" if path is None else f"configuration {path}"
+    if len(problems) == 1:
+        return ConfigError(f"{subject}: {problems[0]}", hint=_HINT)
+    listed = "\n".join(f"  - {problem}" for problem in problems)
+    return ConfigError(f"{subject}: {len(problems)} things to put right\n{listed}", hint=_HINT)
+
+
+def _leaves(value: Any, path: Keys) -> Iterator[tuple[Keys, object]]:
+    """Walk all values with their paths; tables and arrays of tables are stepped into."""
+    if isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from _leaves(getattr(value, name), (*path, name))
+    elif isinstance(value, tuple | list) and value and isinstance(value[0], BaseModel):
+        for number, item in enumerate(value):
+            yield from _leaves(item, (*path, number))
+    elif isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield (*path, key), item
+    else:
+        yield path, value
+
+
+def _anchored(value: Any, path: Keys, draft: Draft, folder: Path) -> Any:
+    """Let the relative paths that the file gave start from a folder."""
+    match value:
+        case Path():
+            return folder / value if draft.source(path) == "file" else value
+        case BaseModel():
+            changed = {
+                name: _anchored(getattr(value, name), (*path, name), draft, folder)
+                for name in value.model_fields_set
+            }
+            return value.model_copy(update=changed)
+        case tuple():
+            return tuple(_anchored(item, (*path, i), draft, folder) for i, item in enumerate(value))
+        case _:
+            return value

@@ -1,0 +1,123 @@
+"""Configuration of a run (``coterie run FILE.toml``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from coterie.config.base import Label, Model
+
+__all__ = [
+    "ChurnSettings",
+    "DataSettings",
+    "DriftOptions",
+    "FederationSettings",
+    "RunSettings",
+    "SplitSettings",
+    "SyntheticSettings",
+]
+
+
+class SyntheticSettings(Model):
+    """The embedded synthetic data set, used when no path is given."""
+
+    users: int = Field(300, ge=2, description="Number of users.")
+    items: int = Field(400, ge=2, description="Number of items.")
+    interactions: int = Field(24_000, ge=4, description="Number of interactions.")
+    genres: int = Field(6, ge=1, description="Number of genres.")
+    seed: int = Field(0, ge=0, description="Seed of the generator.")
+
+
+class DataSettings(Model):
+    """Which interactions to learn from."""
+
+    path: Path | None = Field(None, description="A data set; the synthetic one when absent.")
+    layout: str | None = Field(None, description="Layout of the data set; recognised when absent.")
+    columns: dict[str, str] = Field(
+        default_factory=dict, description="CSV, TSV, Parquet: our column name to the file's."
+    )
+    positive_from: float = Field(3.0, description="A rating at or above this is positive.")
+    synthetic: SyntheticSettings = Field(
+        default_factory=lambda: SyntheticSettings(), description="The synthetic set."
+    )
+
+
+class SplitSettings(Model):
+    """How each user's interactions are divided."""
+
+    kind: Literal["temporal", "random"] = Field("temporal", description="By time, or at random.")
+    train: float = Field(0.8, gt=0, lt=1, description="Share that is not test.")
+    validation: float = Field(
+        0.1, ge=0, lt=1, description="Share of the training part that is held out to choose the epoch."
+    )
+
+
+class DriftOptions(Model):
+    """DRIFT (published form)."""
+
+    form: Literal["published"] = Field("published", description="Form of the system.")
+    dim: int = Field(16, ge=1, le=1024, description="Latent dimensions d.")
+    rate: float = Field(0.2, gt=0, description="Step size alpha.")
+    ridge: float = Field(0.001, ge=0, description="Ridge coefficient lambda.")
+    theta: int = Field(2, ge=1, le=1024, description="Saved blocks that trigger an update (Theta).")
+    epochs: int = Field(8, ge=1, le=10_000, description="Passes over the blocks.")
+    item_bias: bool = Field(False, description="Fix the last coordinate of users to 1: an item bias.")
+    max_staleness: int = Field(
+        2000, ge=0, description="A gradient on rows older than this many versions is refused."
+    )
+
+
+class ChurnSettings(Model):
+    """Owners that come late and leave early (to study joining and leaving)."""
+
+    owners: int = Field(0, ge=0, description="How many owner processes.")
+    join_at: float = Field(0.3, gt=0, lt=1, description="Share of the epochs after which they join.")
+    leave_at: float = Field(0.6, gt=0, lt=1, description="Share of the epochs after which they leave.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ChurnSettings:
+        if self.owners and self.join_at >= self.leave_at:
+            raise ValueError(f"join_at {self.join_at} must be below leave_at {self.leave_at}")
+        return self
+
+
+class FederationSettings(Model):
+    """Who takes part, on this machine."""
+
+    owners: int = Field(3, ge=0, description="Data owners; genres are grouped. 0: one owner for each genre.")
+    owner_processes: int = Field(
+        0, ge=0, description="Processes that serve the owners. 0: one for each owner."
+    )
+    hosts: int = Field(2, ge=1, description="Client hosts; users are spread over them.")
+    min_users: int = Field(20, ge=1, description="A host with fewer users sends no metric sum.")
+    evaluate_every: int = Field(
+        0, ge=0, description="Evaluate also after every so many updates. 0: at the end of each epoch."
+    )
+    phase_timeout_s: float = Field(600.0, gt=0, description="Longest time for one phase, seconds.")
+    party_timeout_s: float = Field(
+        60.0, gt=0, description="A silent party counts as absent after this, seconds."
+    )
+    transcripts: bool = Field(False, description="Every service records what it received.")
+    attacks: bool = Field(
+        False, description="Run the attacks on the recorded transcript and put their accuracy in the report."
+    )
+    churn: ChurnSettings = Field(default_factory=lambda: ChurnSettings(), description="Late and early owners.")
+
+
+class RunSettings(Model):
+    """A run: data, system, federation, seeds."""
+
+    name: Label = Field("run", description="Name of the run; part of its id.")
+    system: Literal["drift"] = Field("drift", description="Learning system.")
+    secure_sum: Literal["clear"] = Field("clear", description="How contributions are summed.")
+    seeds: tuple[int, ...] = Field((0,), min_length=1, description="One federation is run for each seed.")
+    reference: bool = Field(True, description="Also train the centralised reference (SAROS) and trivial rows.")
+    output: Path = Field(Path("runs"), description="Folder in which the run leaves its own.")
+    data: DataSettings = Field(default_factory=lambda: DataSettings(), description="Data set.")
+    split: SplitSettings = Field(default_factory=lambda: SplitSettings(), description="Split.")
+    drift: DriftOptions = Field(default_factory=lambda: DriftOptions(), description="The system's settings.")
+    federation: FederationSettings = Field(
+        default_factory=lambda: FederationSettings(), description="The parties."
+    )

@@ -1,0 +1,98 @@
+"""Configuration of each service process (``coterie serve ROLE --config FILE``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from coterie.config.base import Address, Label, Model, Peer, ServiceSettings
+
+__all__ = [
+    "ClientSettings",
+    "CosSettings",
+    "DataOwnerSettings",
+    "OwnerSettings",
+    "ThirdPartySettings",
+    "settings_model",
+]
+
+
+class ThirdPartySettings(ServiceSettings):
+    """Third party: certificate authority and key directory."""
+
+    enrol_listen: Address = Field(description="Address for enrolment, reached without a client certificate.")
+    tokens: Path | None = Field(
+        None, description="File of token records made by `coterie certs token`; read again when it changes."
+    )
+    certificate_days: float = Field(30.0, gt=0, le=397, description="Validity of issued certificates, days.")
+
+
+class CosSettings(ServiceSettings):
+    """Central orchestration server."""
+
+    thirdparty: Peer = Field(description="The key directory.")
+    max_uploads: int = Field(8, ge=1, le=1024, description="Uploads taken at once.")
+    max_payload_mb: int = Field(64, ge=1, le=4096, description="Largest submitted item, MiB.")
+    snapshot_every: int = Field(
+        500, ge=1, description="Updates between two snapshots of the model; the log covers the rest."
+    )
+
+
+class OwnerSettings(Model):
+    """One data owner of a process."""
+
+    name: Label = Field(description="Its name in the catalogue.")
+    items: Path = Field(description="CSV with a column `item`: the external keys of its items.")
+
+
+class DataOwnerSettings(ServiceSettings):
+    """A process that serves one or more data owners."""
+
+    cos: Peer = Field(description="The orchestration server.")
+    thirdparty: Peer = Field(description="The key directory.")
+    run: Label = Field("run", description="Run to take part in.")
+    advertise: Address | None = Field(
+        None, description="Address that clients are told; the listening address when absent."
+    )
+    owners: tuple[OwnerSettings, ...] = Field(min_length=1, description="The data owners served here.")
+    leave_after_epoch: int | None = Field(
+        None, ge=1, description="Leave the run after this epoch (to study churn)."
+    )
+    prekey_hours: float = Field(24.0, gt=0, le=24 * 30, description="Validity of a prekey, hours.")
+
+
+class ClientSettings(ServiceSettings):
+    """A client host: one device with one user, or many users for an experiment."""
+
+    cos: Peer = Field(description="The orchestration server.")
+    thirdparty: Peer = Field(description="The key directory.")
+    run: Label = Field("run", description="Run to take part in.")
+    histories: Path | None = Field(
+        None,
+        description="CSV with columns `user,item,positive,time,part`, taken into the private store once.",
+    )
+    agent_listen: Address | None = Field(
+        None, description="Address of the user agent; the listening address when absent."
+    )
+    seed: int = Field(0, ge=0, description="Seed of the order in which users deliver (experiments).")
+    per_user_metrics: bool = Field(
+        False, description="Write each user's metrics beside the report of this host; they never leave it."
+    )
+    compute_threads: int = Field(1, ge=1, le=64, description="Threads for evaluation.")
+
+
+_MODELS: dict[str, type[ServiceSettings]] = {
+    "cos": CosSettings,
+    "data-owner": DataOwnerSettings,
+    "client": ClientSettings,
+    "thirdparty": ThirdPartySettings,
+}
+
+Role = Literal["cos", "data-owner", "client", "thirdparty"]
+
+
+def settings_model(role: str) -> type[ServiceSettings]:
+    """Return the configuration model of a role."""
+    return _MODELS[role]

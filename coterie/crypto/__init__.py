@@ -1,0 +1,1 @@
+"""Cryptography: explicit bytes, identities and prekeys, sealed records, the certificate authority."""

@@ -1,0 +1,182 @@
+"""Read a data set where the user has it: find out the layout, or be told it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from coterie.data import movielens
+from coterie.data.assemble import Columns, assemble
+from coterie.data.dataset import Dataset
+from coterie.data.recbole import read_recbole
+from coterie.data.tables import Dialect, Table, read_parquet, read_text
+from coterie.errors import DataError, nearest
+
+__all__ = ["LAYOUTS", "detect", "read"]
+
+LAYOUTS = ("ml-100k", "ml-1m", "ml-latest", "recbole", "csv", "tsv", "parquet")
+"""Every layout that `read` knows."""
+
+_BY_FILE = {"u.data": "ml-100k", "ratings.dat": "ml-1m", "ratings_no_timestamp.dat": "ml-1m"}
+_BY_FOLDER = {**_BY_FILE, "ratings.csv": "ml-latest"}
+"""File that gives a folder's layout away."""
+_BY_SUFFIX = {".inter": "recbole", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
+
+_ROLES = ("user", "item", "rating", "time")
+_USUAL = {
+    "user": ("user", "user_id", "userId", "userid"),
+    "item": ("item", "item_id", "itemId", "itemid", "movieId", "venue_id"),
+    "rating": ("rating", "score", "stars"),
+    "time": ("time", "timestamp", "utc"),
+}
+"""Names by which a column is found that nobody named."""
+
+
+def read(
+    path: str | Path,
+    layout: str | None = None,
+    *,
+    columns: Mapping[str, str] | None = None,
+    rating_range: tuple[float, float] | None = None,
+) -> Dataset:
+    """Read a data set.
+
+    Parameters
+    ----------
+    path : str or Path
+        A folder of a MovieLens or RecBole set, or a ``.csv``, ``.tsv``, ``.parquet`` or ``.inter`` file.
+    layout : str, optional
+        One of `LAYOUTS`; found out by default (`detect`).
+    columns : mapping of str to str, optional
+        For CSV, TSV and Parquet: the column of ``user``, ``item``, ``rating`` and ``time``. What is not named
+        is found under its usual names; ratings and times may be absent.
+    rating_range : tuple of float, optional
+        Lowest and highest possible rating; 0.5 to 5 for MovieLens by default, else any.
+
+    Returns
+    -------
+    Dataset
+        Users and items that have interactions. An item without a genre is in ``unknown``. Of repeated pairs
+        the last one is kept, and the notes count them.
+
+    Raises
+    ------
+    DataError
+        The file, line and column, what stands there and what was expected.
+
+    Notes
+    -----
+    Reading needs polars (``pip install 'coterie[data]'``).
+    """
+    path = Path(path)
+    if layout is None:
+        layout = detect(path)
+    elif layout not in LAYOUTS:
+        guess = nearest(layout, LAYOUTS)
+        raise DataError(
+            f"layout {layout!r}; expected one of {', '.join(LAYOUTS)}",
+            hint=f"did you mean {guess!r}?" if guess else None,
+        )
+    if not path.exists():
+        raise DataError(f"{path} does not exist; expected a data set", hint="see `coterie data fetch`")
+    if rating_range is not None and not rating_range[0] <= rating_range[1]:
+        raise DataError(f"rating_range is {rating_range}; expected the lowest rating, then the highest")
+    if layout in _READERS_OF_FOLDERS:
+        _refuse_columns(columns, layout)
+        folder = path if path.is_dir() else path.parent
+        return _READERS_OF_FOLDERS[layout](folder, rating_range or movielens.RATING_RANGE)
+    if layout == "recbole":
+        _refuse_columns(columns, layout)
+        return read_recbole(path, rating_range)
+    table = _table(path, layout)
+    return assemble(path.stem, table, _columns(table, columns or {}), rating_range)
+
+
+def detect(path: Path) -> str:
+    """Tell the layout of a data set from the names of its files.
+
+    Parameters
+    ----------
+    path : Path
+        File or folder.
+
+    Returns
+    -------
+    str
+        One of `LAYOUTS`.
+
+    Raises
+    ------
+    DataError
+        Nothing there, or nothing that is known.
+    """
+    if not path.exists():
+        raise DataError(f"{path} does not exist; expected a data set", hint="see `coterie data fetch`")
+    if path.is_dir():
+        for name, layout in _BY_FOLDER.items():
+            if (path / name).is_file():
+                return layout
+        if any(path.glob("*.inter")):
+            return "recbole"
+        raise DataError(
+            f"{path} holds no data set that is known; expected {', '.join(_BY_FOLDER)} or *.inter in it",
+            hint="give the path of a CSV, TSV or Parquet file and name its columns",
+        )
+    found = _BY_FILE.get(path.name) or _BY_SUFFIX.get(path.suffix.lower())
+    if found is None:
+        raise DataError(
+            f"{path} is of no known layout; expected {', '.join(_BY_SUFFIX)} or a folder",
+            hint=f"name the layout: one of {', '.join(LAYOUTS)}",
+        )
+    return found
+
+
+_READERS_OF_FOLDERS = {
+    "ml-100k": movielens.read_100k,
+    "ml-1m": movielens.read_1m,
+    "ml-latest": movielens.read_latest,
+}
+
+
+def _table(path: Path, layout: str) -> Table:
+    if layout == "parquet":
+        return read_parquet(path)
+    return read_text(path, Dialect(",", quoted=True) if layout == "csv" else Dialect("\t"))
+
+
+def _columns(table: Table, named: Mapping[str, str]) -> Columns:
+    for role in named:
+        if role not in _ROLES:
+            guess = nearest(role, _ROLES)
+            raise DataError(
+                f"columns names a {role!r}; expected {', '.join(_ROLES)}",
+                hint=f"did you mean {guess!r}?" if guess else None,
+            )
+    return Columns(
+        user=_needed(table, named, "user"),
+        item=_needed(table, named, "item"),
+        rating=_found(table, named, "rating"),
+        time=_found(table, named, "time"),
+    )
+
+
+def _found(table: Table, named: Mapping[str, str], role: str) -> str | None:
+    """Return the column of a role: the one named, or one with a usual name, or None."""
+    if role in named:
+        table.require(named[role])
+        return named[role]
+    return next(filter(table.has, _USUAL[role]), None)
+
+
+def _needed(table: Table, named: Mapping[str, str], role: str) -> str:
+    column = _found(table, named, role) or role
+    table.require(column)  # where nothing was found, this says which columns there are
+    return column
+
+
+def _refuse_columns(columns: Mapping[str, str] | None, layout: str) -> None:
+    if columns:
+        raise DataError(
+            f"columns are named ({', '.join(columns.values())}) but the layout {layout} has fixed ones",
+            hint="leave the columns out, or give the path of one file and its layout",
+        )

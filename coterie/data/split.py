@@ -1,0 +1,281 @@
+"""Splits of a data set into train, validation and test, and the file that a split is published as."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.data.dataset import Dataset
+from coterie.data.keyed_order import pair_hash
+from coterie.errors import DataError, nearest
+
+__all__ = ["PARTS", "TEST", "TRAIN", "VALIDATION", "Split", "random", "read_split", "temporal"]
+
+TRAIN, VALIDATION, TEST = 0, 1, 2
+PARTS = ("train", "validation", "test")
+"""Names of the parts in a split file, by their number."""
+
+_HEADER = ["user", "item", "part"]
+_DIGEST_DOMAIN = b"coterie.split.v1\0"
+_ROUNDING = 1e-9
+"""0.29 * 100 is 28.999... in binary: shares are counted a hair above."""
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """One part per interaction of a data set.
+
+    Parameters
+    ----------
+    part : ndarray of uint8, shape (N,)
+        ``TRAIN``, ``VALIDATION`` or ``TEST``, in the data set's row order.
+
+    Raises
+    ------
+    DataError
+        Another type, shape or value.
+    """
+
+    part: NDArray[np.uint8]
+
+    def __post_init__(self) -> None:
+        if self.part.dtype != np.uint8 or self.part.ndim != 1:
+            raise DataError(f"part is {self.part.dtype} of shape {self.part.shape}; expected uint8, (N,)")
+        if len(self.part) and self.part.max() > TEST:
+            raise DataError(f"part holds {self.part.max()}; expected {TRAIN}, {VALIDATION} or {TEST}")
+
+    @property
+    def train(self) -> NDArray[np.bool_]:
+        """Rows to learn from, bool (N,)."""
+        return np.asarray(self.part == TRAIN)
+
+    @property
+    def validation(self) -> NDArray[np.bool_]:
+        """Rows to choose settings by, bool (N,)."""
+        return np.asarray(self.part == VALIDATION)
+
+    @property
+    def test(self) -> NDArray[np.bool_]:
+        """Rows to report on, bool (N,)."""
+        return np.asarray(self.part == TEST)
+
+    def sha256(self, dataset: Dataset) -> str:
+        """Digest of the split, the same wherever and in whichever row order the data set was read.
+
+        The bytes: a domain string, the number of rows (8 bytes, little endian), then for each row, sorted by
+        user key and item key (as UTF-8): length of the user key (4 bytes), user key, length of the item key
+        (4 bytes), item key, part (1 byte).
+
+        Parameters
+        ----------
+        dataset : Dataset
+            The one that was split.
+
+        Returns
+        -------
+        str
+            64 hexadecimal digits.
+        """
+        self._check(dataset)
+        users, items = _framed(dataset.users), _framed(dataset.items)
+        parts = [bytes([part]) for part in (TRAIN, VALIDATION, TEST)]
+        order = np.lexsort((_byte_rank(dataset.items)[dataset.item], _byte_rank(dataset.users)[dataset.user]))
+        digest = hashlib.sha256(_DIGEST_DOMAIN + len(dataset).to_bytes(8, "little"))
+        digest.update(
+            b"".join(
+                users[user] + items[item] + parts[part]
+                for user, item, part in zip(
+                    dataset.user[order].tolist(),
+                    dataset.item[order].tolist(),
+                    self.part[order].tolist(),
+                    strict=True,
+                )
+            )
+        )
+        return digest.hexdigest()
+
+    def write(self, path: Path, dataset: Dataset) -> None:
+        """Write the split as CSV with the columns user, item, part (``train``, ``validation``, ``test``).
+
+        Parameters
+        ----------
+        path : Path
+            Replaced if it exists.
+        dataset : Dataset
+            The one that was split.
+        """
+        self._check(dataset)
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(_HEADER)
+            writer.writerows(
+                (dataset.users[user], dataset.items[item], PARTS[part])
+                for user, item, part in zip(
+                    dataset.user.tolist(), dataset.item.tolist(), self.part.tolist(), strict=True
+                )
+            )
+
+    def _check(self, dataset: Dataset) -> None:
+        if len(self.part) != len(dataset):
+            raise DataError(
+                f"the split has {len(self.part)} rows but {dataset.name} has {len(dataset)} interactions; "
+                "expected the data set that was split"
+            )
+
+
+def temporal(dataset: Dataset, train: float = 0.8, validation: float = 0.1, seed: int = 0) -> Split:
+    """Split every user's interactions by time: the first ``train`` of them train, the rest tests.
+
+    Interactions of a user at the same second are ordered by a seeded hash of (user, item), not by their
+    order in the file: in MovieLens many users rate whole pages in a second, and the file's order is not time.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        With times.
+    train : float
+        Share of each user's interactions, rounded down but at least one, in (0, 1].
+    validation : float
+        Share of each user's *train* interactions, its last ones, rounded down; 0 for none, below 1.
+    seed : int
+        Of the tie rule.
+
+    Returns
+    -------
+    Split
+
+    Raises
+    ------
+    DataError
+        No times, or a share out of range.
+    """
+    if dataset.time is None:
+        raise DataError(
+            f"{dataset.name} has no timestamps, so it cannot be split by time",
+            hint="use the random split",
+        )
+    return _per_user(dataset, (_tie_rule(dataset, seed), dataset.time), train, validation)
+
+
+def random(dataset: Dataset, train: float = 0.8, validation: float = 0.1, seed: int = 0) -> Split:
+    """Split every user's interactions in a seeded random order; the shares mean what they do in `temporal`.
+
+    The order is a hash of (user, item) under the seed: the same split from the same data in any row order.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    train, validation : float
+    seed : int
+
+    Returns
+    -------
+    Split
+
+    Raises
+    ------
+    DataError
+        A share out of range.
+    """
+    return _per_user(dataset, (_tie_rule(dataset, seed),), train, validation)
+
+
+def read_split(path: Path, dataset: Dataset) -> Split:
+    """Read a split file for a data set.
+
+    Parameters
+    ----------
+    path : Path
+        As `Split.write` makes it; the order of rows is free.
+    dataset : Dataset
+        Each of its interactions is expected once, and no other.
+
+    Returns
+    -------
+    Split
+
+    Raises
+    ------
+    DataError
+        No such file, another header, an unknown key or part, a pair that the data set lacks, a pair twice or
+        not at all; names the line.
+    """
+    users = {key: index for index, key in enumerate(dataset.users)}
+    items = {key: index for index, key in enumerate(dataset.items)}
+    row_of = {
+        pair: row for row, pair in enumerate(zip(dataset.user.tolist(), dataset.item.tolist(), strict=True))
+    }
+    part = np.full(len(dataset), len(PARTS), dtype=np.uint8)
+    try:
+        file = path.open(newline="", encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"cannot read the split {path}: {error.strerror}") from error
+    with file:
+        lines = csv.reader(file)
+        if (header := next(lines, [])) != _HEADER:
+            raise DataError(f"{path}, line 1: {','.join(header)!r}; expected {','.join(_HEADER)!r}")
+        for fields in lines:
+            where = f"{path}, line {lines.line_num}"
+            if len(fields) != len(_HEADER):
+                raise DataError(f"{where}: {len(fields)} fields; expected {len(_HEADER)}")
+            user, item, name = fields
+            row = row_of.get((users.get(user, -1), items.get(item, -1)))
+            if row is None:
+                raise DataError(
+                    f"{where}: {dataset.name} has no interaction of user {user!r} with item {item!r}"
+                )
+            if name not in PARTS:
+                raise DataError(
+                    f"{where}, column 'part': {name!r}; expected one of {', '.join(PARTS)}",
+                    hint=f"did you mean {guess!r}?" if (guess := nearest(name, PARTS)) else None,
+                )
+            if part[row] != len(PARTS):
+                raise DataError(
+                    f"{where}: user {user!r} and item {item!r} a second time; expected each pair once"
+                )
+            part[row] = PARTS.index(name)
+    if (absent := int(np.count_nonzero(part == len(PARTS)))) > 0:
+        raise DataError(
+            f"{path} says nothing of {absent} of the {len(dataset)} interactions of {dataset.name}"
+        )
+    return Split(part)
+
+
+def _per_user(
+    dataset: Dataset, keys: tuple[NDArray[np.generic], ...], train: float, validation: float
+) -> Split:
+    """Order each user's rows by ``keys`` (the last one leads) and cut each order at the shares."""
+    if not 0 < train <= 1:
+        raise DataError(f"train is {train}; expected a share above 0 and at most 1")
+    if not 0 <= validation < 1:
+        raise DataError(f"validation is {validation}; expected a share from 0 to below 1")
+    order = np.lexsort((*keys, dataset.user))
+    counts = np.bincount(dataset.user, minlength=len(dataset.users))
+    first = np.cumsum(counts) - counts
+    user = dataset.user[order]
+    position = np.arange(len(order)) - first[user]
+    trained = np.maximum(np.floor(counts * train + _ROUNDING), 1).astype(np.int64)
+    learned = trained - np.floor(trained * validation + _ROUNDING).astype(np.int64)
+    part = np.empty(len(order), dtype=np.uint8)
+    part[order] = (position >= learned[user]).astype(np.uint8) + (position >= trained[user])
+    return Split(part)
+
+
+def _tie_rule(dataset: Dataset, seed: int) -> NDArray[np.uint64]:
+    return pair_hash(dataset.users, dataset.items, dataset.user, dataset.item, seed)
+
+
+def _framed(keys: tuple[str, ...]) -> list[bytes]:
+    return [len(raw).to_bytes(4, "little") + raw for raw in (key.encode() for key in keys)]
+
+
+def _byte_rank(keys: tuple[str, ...]) -> NDArray[np.int64]:
+    """Position of each key in the order of their UTF-8 bytes (which is that of their code points)."""
+    rank = np.empty(len(keys), dtype=np.int64)
+    rank[sorted(range(len(keys)), key=keys.__getitem__)] = np.arange(len(keys))
+    return rank

@@ -1,0 +1,1 @@
+"""Processes: the life of one service, and a whole federation on one machine."""

@@ -1,0 +1,56 @@
+"""What an operator does before a federation starts: an authority, and a one-time token for every party."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from coterie.crypto.authority import new_token
+from coterie.errors import CertificateError
+from coterie.store.authority import create_secrets, secrets_exist
+from coterie.store.tokens import append_token
+
+__all__ = ["TOKENS", "make_authority", "make_token"]
+
+TOKENS = "tokens.jsonl"
+"""Name of the token file in the third party's state folder."""
+
+
+def make_authority(state: Path) -> None:
+    """Make the authority of a federation, unless the folder holds one."""
+    if not secrets_exist(state):
+        create_secrets(state)
+
+
+def make_token(state: Path, role: str, name: str, participants: int, out: Path, *, hours: float = 24.0) -> None:
+    """Draw a token for a party and hand it over as a file of mode 0600.
+
+    Parameters
+    ----------
+    state : Path
+        State folder of the third party.
+    role, name : str
+        Whom the token will make its holder.
+    participants : int
+        For how many participants the holder may publish bundles.
+    out : Path
+        Where the token goes; replaced when it is there.
+    hours : float
+        Validity.
+
+    Raises
+    ------
+    CertificateError
+        The role or name is not valid, or a file cannot be written.
+    """
+    secret, record = new_token(role, name, int(time.time() + hours * 3600), participants)
+    append_token(state / TOKENS, record)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.unlink(missing_ok=True)
+        descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secret + "\n")
+    except OSError as error:
+        raise CertificateError(f"cannot write the token to {out}: {error.strerror}") from error

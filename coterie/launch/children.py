@@ -1,0 +1,154 @@
+"""Service processes as children of the launcher: started, watched, stopped by their own id."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coterie.errors import RunError
+from coterie.launch.process import GRACE_S, PARENT_VARIABLE
+
+__all__ = ["Child", "free_port", "toml"]
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """Return a port that nobody listens on at this moment."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def toml(values: dict[str, Any]) -> str:
+    """Write a flat or nested dictionary as TOML: strings, numbers, truth values, lists of tables, tables."""
+    plain, tables = [], []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            tables.append(f"\n[{key}]\n{toml(value)}")
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            tables += [f"\n[[{key}]]\n{toml(entry)}" for entry in value]
+        elif value is not None:
+            # A JSON string, number or truth value is TOML as well.
+            plain.append(f"{key} = {json.dumps(str(value) if isinstance(value, Path) else value)}\n")
+    return "".join(plain) + "".join(tables)
+
+
+def _environment() -> dict[str, str]:
+    # A variable that configures the run would override the same key in every service.
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")}
+    return {**inherited, PARENT_VARIABLE: str(os.getpid())}
+
+
+@dataclass
+class Child:
+    """One service process.
+
+    Parameters
+    ----------
+    role : str
+        Its role.
+    name : str
+        Its name.
+    folder : Path
+        Where its configuration, log and state are.
+    """
+
+    role: str
+    name: str
+    folder: Path
+    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def party(self) -> str:
+        """Role and name."""
+        return f"{self.role}/{self.name}"
+
+    @property
+    def state(self) -> Path:
+        """State folder of the service."""
+        return self.folder / "state"
+
+    @property
+    def log(self) -> Path:
+        """What the process wrote."""
+        return self.folder / "log.jsonl"
+
+    def configure(self, values: dict[str, Any]) -> None:
+        """Write the configuration."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        settings = {"name": self.name, "state": self.state, **values}
+        (self.folder / "config.toml").write_text(toml(settings))
+
+    def start(self) -> None:
+        """Start the process; again after it has ended."""
+        command = [sys.executable, "-P", "-m", "coterie", "serve", self.role]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, "--config", str(self.folder / "config.toml")],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Signals for the launcher's terminal are the launcher's; it stops its children itself.
+                start_new_session=True,
+                env=_environment(),
+            )
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self.process is not None and self.process.poll() is None
+
+    def kill(self) -> None:
+        """End the process as a crash would: no warning, nothing finished."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    async def stop(self) -> None:
+        """Ask the process to stop, and insist when it does not within its grace."""
+        if self.process is None:
+            return
+        if self.alive:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.to_thread(self.process.wait, GRACE_S + 5)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def last_words(self) -> str:
+        """Return what the log says last about an error, to say why a process ended."""
+        try:
+            lines = self.log.read_text(errors="replace").strip().splitlines()
+        except OSError:
+            return "it left no log"
+        errors = [line for line in lines if line.startswith("error: ")]
+        return errors[-1] if errors else lines[-1] if lines else "its log is empty"
+
+    def require_alive(self) -> None:
+        """Check that the process runs.
+
+        Raises
+        ------
+        RunError
+            When it has ended; with the last line of its log.
+        """
+        if self.process is not None and not self.alive:
+            raise RunError(
+                f"{self.party} ended with status {self.process.returncode}: {self.last_words()}",
+                hint=f"its whole log: {self.log}",
+            )
+
+    def account(self) -> dict[str, Any] | None:
+        """Return the account that the process left when it stopped; None when it was killed."""
+        try:
+            account: dict[str, Any] = json.loads((self.state / "account.json").read_text())
+        except (OSError, ValueError):
+            return None
+        return account

@@ -1,0 +1,129 @@
+"""From a data set to what each process is given: items for owners, histories for hosts."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.config.run import RunSettings
+from coterie.data import (
+    Dataset,
+    Partition,
+    Split,
+    SyntheticSpec,
+    by_genre,
+    generate,
+    random,
+    read,
+    spread_users,
+    temporal,
+)
+from coterie.evaluation.holdout import Holdout
+
+__all__ = ["Feed", "load", "make_feed"]
+
+
+@dataclass(frozen=True)
+class Feed:
+    """A data set divided: parts of the split, items over owners, users over hosts.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        What was read or generated.
+    positive : ndarray of bool, shape (N,)
+        Which interactions are positive.
+    split : Split
+        Part of each interaction.
+    partition : Partition
+        Items over owners.
+    host : ndarray of int, shape (U,)
+        Host of each user.
+    """
+
+    dataset: Dataset
+    positive: npt.NDArray[np.bool_]
+    split: Split
+    partition: Partition
+    host: npt.NDArray[np.int64]
+
+    def holdout(self) -> Holdout:
+        """Return what is measured for all users together."""
+        return Holdout(
+            n_users=len(self.dataset.users),
+            n_items=len(self.dataset.items),
+            user=self.dataset.user,
+            item=self.dataset.item,
+            positive=self.positive,
+            part=self.split.part,
+        )
+
+    def write_items(self, owner: int, path: Path) -> None:
+        """Write the items of an owner, CSV with a column ``item``."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(["item"])
+            writer.writerows([self.dataset.items[n]] for n in np.nonzero(self.partition.member[:, owner])[0])
+
+    def write_histories(self, host: int, path: Path) -> int:
+        """Write the histories of a host's users in time order; return how many users have one."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = self.dataset
+        time = data.time if data.time is not None else np.arange(len(data), dtype=np.int64)
+        chosen = np.nonzero(self.host[data.user] == host)[0]
+        chosen = chosen[np.lexsort((chosen, time[chosen], data.user[chosen]))]
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(["user", "item", "positive", "time", "part"])
+            for n in chosen.tolist():
+                writer.writerow(
+                    (
+                        data.users[data.user[n]],
+                        data.items[data.item[n]],
+                        int(self.positive[n]),
+                        int(time[n]),
+                        int(self.split.part[n]),
+                    )
+                )
+        return len(np.unique(data.user[chosen]))
+
+
+def load(settings: RunSettings) -> Dataset:
+    """Read the data set of a run, or generate the synthetic one."""
+    options = settings.data
+    if options.path is None:
+        spec = options.synthetic
+        return generate(
+            SyntheticSpec(
+                users=spec.users,
+                items=spec.items,
+                interactions=spec.interactions,
+                genres=spec.genres,
+                seed=spec.seed,
+            )
+        )
+    return read(options.path, options.layout, columns=options.columns or None)
+
+
+def make_feed(settings: RunSettings, dataset: Dataset, seed: int) -> Feed:
+    """Divide a data set for one seed.
+
+    Raises
+    ------
+    DataError
+        When the data set lacks what the division needs, such as timestamps or genres.
+    """
+    options = settings.split
+    divide = temporal if options.kind == "temporal" else random
+    return Feed(
+        dataset=dataset,
+        positive=dataset.positive(settings.data.positive_from),
+        split=divide(dataset, train=options.train, validation=options.validation, seed=seed),
+        partition=by_genre(dataset, settings.federation.owners or None),
+        host=spread_users(len(dataset.users), settings.federation.hosts, seed),
+    )

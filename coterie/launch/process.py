@@ -1,0 +1,291 @@
+"""The life of one service process: enrol, serve, tell the truth about health, stop gracefully, leave an account."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+
+from coterie.config.base import Peer, ServiceSettings
+from coterie.crypto.authority import logical_name
+from coterie.errors import CoterieError, PreflightError
+from coterie.net.channel import Channel, connect
+from coterie.net.credentials import TlsFiles
+from coterie.net.meter import Meter
+from coterie.net.server import Guard, make_server
+from coterie.privacy.transcript import TranscriptWriter
+from coterie.telemetry.accounting import Accounting
+from coterie.telemetry.exporter import Exporter
+from coterie.telemetry.logs import configure
+
+__all__ = ["GRACE_S", "PARENT_VARIABLE", "Runtime", "Service", "ServiceProcess", "serve"]
+
+_log = structlog.get_logger("coterie.process")
+
+GRACE_S = 10.0
+"""Longest time to finish or hand back what is in flight after SIGTERM, seconds."""
+
+
+PARENT_VARIABLE = "COTERIE_PARENT"
+"""Environment variable with the process id of a launcher; its children stop when it is gone."""
+
+
+@dataclass
+class Runtime:
+    """What a service process has, whatever its role."""
+
+    role: str
+    settings: ServiceSettings
+    tls: TlsFiles
+    guard: Guard
+    outgoing: Meter
+    accounting: Accounting
+    transcript: TranscriptWriter | None
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    failed: BaseException | None = None
+    _conditions: dict[str, bool] = field(default_factory=dict)
+    _health: Any = field(default_factory=lambda: health_aio.HealthServicer())
+    _channels: list[Channel] = field(default_factory=list)
+
+    @property
+    def state(self) -> Path:
+        """Folder of the process."""
+        return self.settings.state
+
+    @property
+    def party(self) -> str:
+        """Role and name, as in transcripts and reports."""
+        return f"{self.role}/{self.settings.name}"
+
+    def connect(self, peer: Peer, role: str) -> Channel:
+        """Open a channel to another service; its certificate must carry this role and the peer's name."""
+        return self.connect_to(
+            peer.address, tls_name=logical_name(role, peer.name), peer=f"{role}/{peer.name}"
+        )
+
+    def connect_to(self, address: str, *, tls_name: str, peer: str) -> Channel:
+        """Open a channel to an address whose certificate must carry ``tls_name``."""
+        channel = connect(
+            address,
+            self.tls.channel_credentials(),
+            tls_name=tls_name,
+            peer=peer,
+            meter=self.outgoing,
+            recorder=self.transcript.side("client") if self.transcript else None,
+        )
+        self._channels.append(channel)
+        return channel
+
+    def require(self, conditions: Iterable[str]) -> None:
+        """Name what must hold before the service is healthy."""
+        self._conditions.update(dict.fromkeys(conditions, False))
+
+    def holds(self, condition: str, value: bool = True) -> None:
+        """Say whether a condition holds now; health follows at once."""
+        if self._conditions.get(condition) != value:
+            self._conditions[condition] = value
+            _log.info("condition", condition=condition, holds=value)
+
+    @property
+    def serving(self) -> bool:
+        """Whether the service is healthy: every condition holds and it is not stopping."""
+        return not self.stopping.is_set() and all(self._conditions.values())
+
+    async def publish_health(self) -> None:
+        """Keep the gRPC health service in step with the conditions."""
+        held: bool | None = None
+        while True:
+            if self.serving != held:
+                held = self.serving
+                status = health_pb2.HealthCheckResponse
+                value = status.SERVING if held else status.NOT_SERVING
+                await self._health.set("", value)
+                await self._health.set(f"coterie.{self.role}", value)
+            await asyncio.sleep(0.1)
+
+    def fail(self, error: BaseException) -> None:
+        """End the process with an error."""
+        self.failed = self.failed or error
+        self.stopping.set()
+
+    def account(self) -> dict[str, Any]:
+        """Return CPU, memory and traffic of this process, JSON-ready."""
+        return {
+            "party": self.party,
+            "cpu_seconds": self.accounting.cpu_seconds(),
+            "counts": self.accounting.counts(),
+            "peak_rss_mb": Accounting.peak_rss_mb(),
+            "served": self.guard.meter.account(),
+            "called": self.outgoing.account(),
+            "refusals": {f"{rpc}:{reason}": count for (rpc, reason), count in self.guard.refusals.items()},
+        }
+
+
+class ServiceProcess(Protocol):
+    """A service as the process runs it."""
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Register the servicers."""
+
+    async def run(self) -> None:
+        """Do the service's own work until the process stops; may return early when there is none."""
+
+    async def close(self) -> None:
+        """Finish what is in flight and close the stores."""
+
+
+class Service(Protocol):
+    """What the entry point ``coterie.services`` of a role names."""
+
+    role: str
+
+    async def enrol(self, settings: Any, tls: TlsFiles) -> None:
+        """Make sure that the process has a certificate."""
+
+    def build(self, settings: Any, runtime: Runtime) -> ServiceProcess:
+        """Open stores and make the servicers."""
+
+
+def serve(service: Service, settings: ServiceSettings) -> None:
+    """Run a service until SIGTERM or SIGINT.
+
+    Raises
+    ------
+    CoterieError
+        When it cannot start, or had to stop by itself.
+    """
+    configure(settings.log_level, service=f"{service.role}/{settings.name}")
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(service, settings))
+    return asyncio.run(_serve(service, settings))
+
+
+async def _serve(service: Service, settings: ServiceSettings) -> None:
+    try:
+        settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise PreflightError(f"cannot use the state folder {settings.state}: {error.strerror}") from error
+    tls = TlsFiles(settings.state / "tls")
+    await service.enrol(settings, tls)
+    transcript = (
+        TranscriptWriter(settings.state / "transcript.bin", f"{service.role}/{settings.name}")
+        if settings.transcript
+        else None
+    )
+    guard = Guard(
+        Meter(),
+        recorder=transcript.side("server") if transcript else None,
+        debug=settings.log_level == "debug",
+    )
+    runtime = Runtime(
+        role=service.role,
+        settings=settings,
+        tls=tls,
+        guard=guard,
+        outgoing=Meter(),
+        accounting=Accounting(),
+        transcript=transcript,
+    )
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, runtime.stopping.set)
+
+    process = service.build(settings, runtime)
+    server = make_server(guard)
+    process.add_to(server)
+    health_pb2_grpc.add_HealthServicer_to_server(runtime._health, server)
+    if settings.reflection:
+        _add_reflection(server)
+    try:
+        server.add_secure_port(settings.listen, tls.server_credentials())
+    except RuntimeError as error:
+        raise PreflightError(
+            f"cannot listen on {settings.listen}",
+            hint="is the port taken, or the address not this machine's?",
+        ) from error
+    exporter = Exporter(
+        runtime.accounting,
+        {"server": guard.meter, "client": runtime.outgoing},
+        lambda: dict(guard.refusals),
+        lambda: runtime.serving,
+    )
+    if settings.metrics is not None:
+        exporter.start(settings.metrics)
+    await server.start()
+    runtime.accounting.started()
+    _log.info("listening", address=settings.listen)
+
+    health = asyncio.create_task(runtime.publish_health())
+    orphaned = asyncio.create_task(_stop_when_orphaned(runtime))
+    work = asyncio.create_task(_work(process, runtime))
+    await runtime.stopping.wait()
+    _log.info("stopping")
+    work.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await work
+    await server.stop(GRACE_S / 2)
+    await process.close()
+    for channel in runtime._channels:
+        await channel.close()
+    health.cancel()
+    orphaned.cancel()
+    exporter.stop()
+    if transcript is not None:
+        transcript.close()
+    (settings.state / "account.json").write_text(json.dumps(runtime.account(), indent=1))
+    _log.info("stopped")
+    if runtime.failed is not None:
+        raise runtime.failed
+
+
+async def _stop_when_orphaned(runtime: Runtime) -> None:
+    parent = os.environ.get(PARENT_VARIABLE)
+    while parent is not None and os.getppid() == int(parent):
+        await asyncio.sleep(1.0)
+    if parent is not None:
+        _log.warning("the launcher is gone")
+        runtime.stopping.set()
+
+
+async def _work(process: ServiceProcess, runtime: Runtime) -> None:
+    try:
+        await process.run()
+    except asyncio.CancelledError:
+        raise
+    except Exception as error:
+        cause: BaseException = error
+        # A task group wraps what its tasks raise.
+        while isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[0]
+        if isinstance(cause, CoterieError):
+            _log.error("cannot go on", error=cause.code, message=str(cause))
+            runtime.fail(cause)
+        else:
+            _log.error("cannot go on", error=type(cause).__name__, exc_info=cause)
+            runtime.fail(CoterieError(f"the service failed: {type(cause).__name__}", hint="see its log"))
+
+
+def _add_reflection(server: grpc.aio.Server) -> None:
+    from grpc_reflection.v1alpha import reflection
+
+    from coterie.wire.v1 import client_pb2, data_owner_pb2, operator_pb2, orchestrator_pb2, thirdparty_pb2
+
+    modules = (client_pb2, data_owner_pb2, operator_pb2, orchestrator_pb2, thirdparty_pb2)
+    names = [
+        service.full_name for module in modules for service in module.DESCRIPTOR.services_by_name.values()
+    ]
+    reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)

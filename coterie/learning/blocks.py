@@ -1,0 +1,137 @@
+"""Blocks of interactions: what one user passed over, then what it liked (DRIFT, 3.3 and Alg. 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Block", "BlockBuilder", "Stream"]
+
+
+class Block(NamedTuple):
+    """A complete block of one user; both parts hold item indices in the order they came.
+
+    Parameters
+    ----------
+    user : int
+    negatives : tuple of int
+        The paper's eta, at least one. An item that came twice is there twice.
+    positives : tuple of int
+        The paper's Pi, at least one.
+    """
+
+    user: int
+    negatives: tuple[int, ...]
+    positives: tuple[int, ...]
+
+
+class Stream(NamedTuple):
+    """Interactions in the order in which one owner receives them.
+
+    Parameters
+    ----------
+    user : ndarray of int32, shape (N,)
+    item : ndarray of int32, shape (N,)
+    positive : ndarray of bool, shape (N,)
+    """
+
+    user: NDArray[np.int32]
+    item: NDArray[np.int32]
+    positive: NDArray[np.bool_]
+
+
+class BlockBuilder:
+    """Builds one owner's blocks, for all its users at once (Alg. 2).
+
+    A function of the sequence of interactions alone: the same sequence gives the same blocks, however it is
+    cut into calls.
+
+    Attributes
+    ----------
+    dropped : int
+        Blocks that were completed without a negative, because the user's first interaction was positive. They
+        have no pair to learn from.
+    """
+
+    def __init__(self) -> None:
+        self.dropped = 0
+        # (eta, Pi) of each user's open block; the keys stay, in order of first appearance.
+        self._open: dict[int, tuple[list[int], list[int]]] = {}
+
+    def add(self, user: int, item: int, positive: bool) -> Block | None:
+        """Take one interaction.
+
+        Parameters
+        ----------
+        user, item : int
+        positive : bool
+
+        Returns
+        -------
+        Block or None
+            The block that this interaction completed, if any; the interaction itself opens the next one.
+        """
+        completed = self._take(user, (item,), (positive,))
+        return completed[0] if completed else None
+
+    def extend(self, user: int, items: NDArray[np.integer], positive: NDArray[np.bool_]) -> list[Block]:
+        """Take several interactions of one user; the same as `add` for each, faster.
+
+        Parameters
+        ----------
+        user : int
+        items : ndarray of integers, shape (n,)
+        positive : ndarray of bool, shape (n,)
+
+        Returns
+        -------
+        list of Block
+            In the order they were completed.
+
+        Raises
+        ------
+        ValueError
+            Arrays of different length.
+        """
+        if items.shape != positive.shape or items.ndim != 1:
+            raise ValueError(f"items {items.shape}, positive {positive.shape}; expected one shape (n,)")
+        return self._take(user, items.tolist(), positive.tolist())
+
+    def flush(self) -> list[Block]:
+        """Close the open blocks that have both parts, as at the end of a run.
+
+        Open blocks with one part stay open: what comes later can still complete them.
+
+        Returns
+        -------
+        list of Block
+            In the order in which their users first appeared.
+        """
+        trailing = [
+            Block(user, tuple(negatives), tuple(positives))
+            for user, (negatives, positives) in self._open.items()
+            if negatives and positives
+        ]
+        for block in trailing:
+            self._open[block.user] = ([], [])
+        return trailing
+
+    def _take(self, user: int, items: Iterable[int], liked: Iterable[bool]) -> list[Block]:
+        completed: list[Block] = []
+        negatives, positives = self._open.setdefault(user, ([], []))
+        for item, positive in zip(items, liked, strict=True):
+            if positive:
+                positives.append(item)
+            elif not positives:
+                negatives.append(item)
+            else:
+                if negatives:
+                    completed.append(Block(user, tuple(negatives), tuple(positives)))
+                else:
+                    self.dropped += 1
+                negatives, positives = [item], []
+        self._open[user] = (negatives, positives)
+        return completed

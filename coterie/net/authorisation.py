@@ -1,0 +1,41 @@
+"""Which role may call which RPC.  What is not in the table may be called by nobody."""
+
+from __future__ import annotations
+
+__all__ = ["ALLOWED", "may_call"]
+
+_EVERY_SERVICE = frozenset({"cos", "data-owner", "client", "thirdparty", "operator"})
+
+ALLOWED: dict[str, frozenset[str]] = {
+    "/coterie.v1.Orchestrator/Register": frozenset({"client", "data-owner"}),
+    "/coterie.v1.Orchestrator/Poll": frozenset({"client", "data-owner"}),
+    "/coterie.v1.Orchestrator/Fetch": frozenset({"client", "data-owner"}),
+    "/coterie.v1.Orchestrator/Submit": frozenset({"client", "data-owner"}),
+    "/coterie.v1.Orchestrator/Exchange": frozenset({"data-owner"}),
+    "/coterie.v1.Orchestrator/Recommend": frozenset({"client"}),
+    "/coterie.v1.Operator/StartRun": frozenset({"operator"}),
+    "/coterie.v1.Operator/StopRun": frozenset({"operator"}),
+    "/coterie.v1.Operator/ListRuns": frozenset({"operator"}),
+    "/coterie.v1.Operator/GetRun": frozenset({"operator"}),
+    "/coterie.v1.Operator/WatchRun": frozenset({"operator"}),
+    "/coterie.v1.Operator/GetReport": frozenset({"operator"}),
+    "/coterie.v1.DataOwner/SubmitInteractions": frozenset({"client"}),
+    "/coterie.v1.DataOwner/OwnerInfo": frozenset({"client", "cos"}),
+    "/coterie.v1.DataOwner/Flush": frozenset({"operator"}),
+    "/coterie.v1.UserAgent/RecordInteraction": frozenset({"operator"}),
+    "/coterie.v1.UserAgent/Recommend": frozenset({"operator"}),
+    "/coterie.v1.UserAgent/DisclosureReceipt": frozenset({"operator"}),
+    "/coterie.v1.KeyDirectory/Lookup": frozenset({"cos", "data-owner", "client"}),
+    "/coterie.v1.KeyDirectory/Revoke": frozenset({"operator"}),
+    "/coterie.v1.KeyDirectory/Revocations": frozenset({"cos", "data-owner", "client"}),
+    "/coterie.v1.KeyDirectory/PublishBundles": frozenset({"data-owner", "client"}),
+    "/grpc.health.v1.Health/Check": _EVERY_SERVICE,
+    "/grpc.health.v1.Health/Watch": _EVERY_SERVICE,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": frozenset({"operator"}),
+}
+"""Roles by full method name."""
+
+
+def may_call(role: str, method: str) -> bool:
+    """Whether a certificate of this role may call this method."""
+    return role in ALLOWED.get(method, frozenset())

@@ -1,0 +1,172 @@
+"""The client of the key directory: verified bundles in bulk, remembered."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import grpc
+import structlog
+
+from coterie.crypto.identity import Bundle, check_newer
+from coterie.errors import CryptoError, PeerError
+from coterie.net.bundles import bundle_from_wire, bundle_to_wire
+from coterie.net.channel import Channel
+from coterie.net.retry import Retry
+from coterie.net.status import from_rpc_error
+from coterie.wire.refusal import Refusal
+from coterie.wire.v1.thirdparty_pb2 import (
+    DirectoryEntry,
+    LookupRequest,
+    LookupResponse,
+    PublishBundlesRequest,
+    PublishBundlesResponse,
+)
+from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryStub
+
+if TYPE_CHECKING:
+    from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryAsyncStub
+
+__all__ = ["PER_LOOKUP", "Directory"]
+
+_log = structlog.get_logger("coterie.directory")
+
+PER_LOOKUP = 1_000
+"""Most participants in one call."""
+
+
+class Directory:
+    """What the third party says about participants, checked with the directory's key.
+
+    Parameters
+    ----------
+    channel : Channel
+        To the third party.
+    directory_key : bytes
+        Raw Ed25519 public key of the directory, 32 bytes, as enrolment left it in the state folder.
+    retry : Retry
+        For look-ups.
+    """
+
+    def __init__(self, channel: Channel, directory_key: bytes, retry: Retry | None = None) -> None:
+        self._channel = channel
+        self._stub: KeyDirectoryAsyncStub = channel.stub(lambda inner: KeyDirectoryStub(inner))
+        self._key = directory_key
+        self._retry = retry or Retry()
+        self._known: dict[bytes, Bundle] = {}
+        self._revoked: set[bytes] = set()
+        self.revision = 0
+        """Revision of the directory at its last answer."""
+
+    @property
+    def revoked(self) -> frozenset[bytes]:
+        """Participants that are known to be revoked."""
+        return frozenset(self._revoked)
+
+    def exclude(self, participants: Iterable[bytes]) -> None:
+        """Remember that participants are revoked; a `RevocationWatch` may call this."""
+        self._revoked.update(participants)
+        for participant in self._revoked & self._known.keys():
+            del self._known[participant]
+
+    async def bundles(self, participants: Iterable[bytes]) -> dict[bytes, Bundle]:
+        """Return the bundles of participants (ids, 32 bytes).
+
+        Absent from the answer: who is unknown (asked for again next time), revoked (never again), or has a
+        bundle that does not verify now.
+
+        Raises
+        ------
+        PeerError
+            When the directory cannot be reached, or refuses.
+        """
+        wanted = list(dict.fromkeys(participants))
+        now = int(time.time())
+        missing = [one for one in wanted if one not in self._revoked and not self._current(one, now)]
+        for first in range(0, len(missing), PER_LOOKUP):
+            await self._look_up(missing[first : first + PER_LOOKUP])
+        return {one: self._known[one] for one in wanted if self._current(one, now)}
+
+    async def publish(self, bundles: Sequence[Bundle]) -> tuple[Bundle, ...]:
+        """Add or replace bundles of the caller's own participants.
+
+        Returns
+        -------
+        tuple of Bundle
+            Countersigned, in the order given.
+
+        Raises
+        ------
+        Refusal
+            When the directory does not take them: all of a thousand, or none.
+        PeerError
+            When it cannot be reached, or its countersignatures do not verify.
+        """
+        done: list[Bundle] = []
+        for first in range(0, len(bundles), PER_LOOKUP):
+            part = bundles[first : first + PER_LOOKUP]
+            request = PublishBundlesRequest(bundles=[bundle_to_wire(bundle) for bundle in part])
+
+            async def attempt(request: PublishBundlesRequest = request) -> PublishBundlesResponse:
+                response: PublishBundlesResponse = await self._stub.PublishBundles(request)
+                return response
+
+            try:
+                response = await self._retry(attempt)
+                signed = [
+                    replace(bundle, countersignature=signature)
+                    for bundle, signature in zip(part, response.countersignatures, strict=True)
+                ]
+                await asyncio.to_thread(self._verify_all, signed)
+            except grpc.aio.AioRpcError as error:
+                raise from_rpc_error(error, self._channel.peer) from error
+            except (CryptoError, ValueError) as error:
+                raise PeerError(f"{self._channel.peer}: countersignatures do not verify: {error}") from error
+            done += signed
+        return tuple(done)
+
+    def _current(self, participant: bytes, now: int) -> bool:
+        bundle = self._known.get(participant)
+        return bundle is not None and now < bundle.not_after
+
+    async def _look_up(self, participants: Sequence[bytes]) -> None:
+        async def attempt() -> LookupResponse:
+            response: LookupResponse = await self._stub.Lookup(LookupRequest(participants=participants))
+            return response
+
+        try:
+            response = await self._retry(attempt)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, self._channel.peer) from error
+        self.revision = response.revision
+        self.exclude(entry.participant for entry in response.entries if entry.revoked)
+        found = await asyncio.to_thread(self._verified, response.entries, frozenset(participants))
+        # Checked again: a revocation may have come in while the thread was at work.
+        self._known.update({one: bundle for one, bundle in found.items() if one not in self._revoked})
+
+    def _verified(self, entries: Iterable[DirectoryEntry], asked: frozenset[bytes]) -> dict[bytes, Bundle]:
+        now = int(time.time())
+        found: dict[bytes, Bundle] = {}
+        for entry in entries:
+            if entry.revoked or not entry.HasField("bundle"):
+                continue
+            try:
+                bundle = bundle_from_wire(entry.bundle)
+                bundle.verify(self._key, now)
+                held = self._known.get(bundle.participant_id)
+                if held is not None:
+                    check_newer(held, bundle)
+            except (CryptoError, Refusal) as error:
+                _log.warning("a bundle of the directory does not verify", reason=error.message)
+                continue
+            if bundle.participant_id in asked:
+                found[bundle.participant_id] = bundle
+        return found
+
+    def _verify_all(self, bundles: Iterable[Bundle]) -> None:
+        now = int(time.time())
+        for bundle in bundles:
+            bundle.verify(self._key, now)

@@ -1,0 +1,400 @@
+"""How a process gets its certificate and its participants' countersigned bundles: with a one-time token."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import grpc
+import structlog
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from google.protobuf.message import DecodeError
+
+from coterie.crypto.authority import (
+    PeerIdentity,
+    load_tls_key,
+    logical_name,
+    make_csr,
+    new_tls_key,
+    save_tls_key,
+)
+from coterie.crypto.identity import Bundle, Identity, load_many, save_many
+from coterie.crypto.keyfile import write_private_file
+from coterie.errors import CertificateError, CryptoError, PeerError
+from coterie.net.bundles import bundle_from_wire, bundle_to_wire
+from coterie.net.channel import Channel, connect
+from coterie.net.credentials import TlsFiles
+from coterie.net.meter import Meter
+from coterie.net.retry import Retry
+from coterie.net.status import from_rpc_error
+from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.v1.thirdparty_pb2 import EnrolRequest, EnrolResponse, PublishBundlesRequest
+from coterie.wire.v1.thirdparty_pb2_grpc import EnrolmentStub
+
+if TYPE_CHECKING:
+    from coterie.wire.v1.thirdparty_pb2_grpc import EnrolmentAsyncStub
+
+__all__ = ["BUNDLE_DAYS", "Enrolling", "EnrolmentPoint", "enrol", "identities", "saved_bundles"]
+
+_log = structlog.get_logger("coterie.enrolment")
+
+BUNDLE_DAYS = 365
+"""Validity of a key bundle; a process that starts with an expired one publishes its next version."""
+
+_IDENTITIES = "identities.key"
+_BUNDLES = "bundles.pb"
+_DIRECTORY_KEY = "directory.key"
+_PER_MESSAGE = 1_000
+_PER_CALL = 20_000
+_CALL_S = 60.0
+_CLOCK_SKEW_S = 300
+
+
+class EnrolmentPoint(Protocol):
+    """Where to enrol and with what, as `coterie.config.base.EnrolSettings` says it."""
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of the third party's enrolment."""
+
+    @property
+    def name(self) -> str:
+        """Name of the third party, which its certificate must carry."""
+
+    @property
+    def ca_file(self) -> Path:
+        """The authority's certificate, PEM."""
+
+    @property
+    def token_file(self) -> Path:
+        """The one-time token."""
+
+    @property
+    def timeout_s(self) -> float:
+        """How long to keep trying, seconds."""
+
+
+class Enrolling(Protocol):
+    """The part of a service's settings that enrolment needs."""
+
+    @property
+    def name(self) -> str:
+        """Name of the process."""
+
+    @property
+    def state(self) -> Path:
+        """Its folder."""
+
+    @property
+    def enrol(self) -> EnrolmentPoint | None:
+        """How to enrol."""
+
+
+def identities(state: Path, count: int) -> list[Identity]:
+    """Return the identities of a process, drawing and saving those that are not there yet.
+
+    Parameters
+    ----------
+    state : Path
+        State folder of the process.
+    count : int
+        How many participants the process speaks for; their order never changes.
+
+    Raises
+    ------
+    CertificateError
+        When the folder holds more, or its file cannot be used.
+    """
+    path = state / _IDENTITIES
+    held = load_many(path) if path.exists() else []
+    if len(held) > count:
+        raise CertificateError(
+            f"{path} holds {len(held)} identities, and the configuration names {count} participants",
+            hint="identities belong to participants in order: use a new state folder when participants leave",
+        )
+    if len(held) < count:
+        held += [Identity.generate() for _ in range(count - len(held))]
+        save_many(path, held)
+    return held
+
+
+def saved_bundles(state: Path) -> tuple[Bundle, ...]:
+    """Return the countersigned bundles of an enrolled process, in the order of its identities.
+
+    Raises
+    ------
+    CertificateError
+        When there are none, or they are damaged.
+    """
+    bundles = _load_bundles(state / _BUNDLES)
+    if not all(bundle.countersignature for bundle in bundles):
+        raise CertificateError(f"the bundles in {state} are not countersigned yet", hint="enrol first")
+    return bundles
+
+
+async def enrol(
+    role: str, settings: Enrolling, tls: TlsFiles, participants: Sequence[Identity]
+) -> tuple[Bundle, ...]:
+    """Make sure that a process has a certificate and countersigned bundles.
+
+    What is there and valid is used without a call.  Otherwise the process exchanges its token at the third
+    party; it saves its key and bundles before it asks, so that after a lost answer or a crash it asks for the
+    same again.
+
+    Parameters
+    ----------
+    role : str
+        Role of the process.
+    settings : ServiceSettings, or the like
+        Name, state folder, and how to enrol.
+    tls : TlsFiles
+        Where key, chain and the authority's certificate go.
+    participants : sequence of Identity
+        Whom the process speaks for.
+
+    Returns
+    -------
+    tuple of Bundle
+        Countersigned, in the order given; also in the state folder, see `saved_bundles`.
+
+    Raises
+    ------
+    CertificateError
+        When the folder belongs to another party, nothing says how to enrol, the token is missing, used,
+        expired or made for another party, or what the third party answers does not verify.
+    PeerError
+        When the third party cannot be reached in time, or refuses for another reason.
+    """
+    now = int(time.time())
+    problem = _certificate_problem(role, settings, tls, now)
+    bundles = _bundles_to_publish(settings.state, participants, now)
+    if problem is None and _all_countersigned(settings.state, bundles, now):
+        _save_bundles(settings.state, bundles)
+        return bundles
+    wanted = problem or "new participants have to be published"
+    if settings.enrol is None:
+        raise CertificateError(
+            f"{role}/{settings.name}: {wanted}, and the configuration does not say how to enrol",
+            hint="add the section [enrol] with address, ca_file and token_file",
+        )
+    token = _read_text(settings.enrol.token_file, "token", _token_hint(role, settings))
+    authority = _read_text(
+        settings.enrol.ca_file, "authority's certificate", "copy ca.pem of the third party"
+    )
+    _log.info("enrolling", party=f"{role}/{settings.name}", at=settings.enrol.address, because=wanted)
+    tls.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not tls.key.exists():
+        save_tls_key(tls.key, new_tls_key())
+    _save_bundles(settings.state, bundles)
+    head = EnrolRequest(
+        token=token.strip(),
+        role=role,
+        name=settings.name,
+        certificate_request=make_csr(load_tls_key(tls.key)),
+    )
+    try:
+        response, signatures = await _exchange(settings.enrol, authority.encode(), head, bundles)
+    except Refusal as refusal:
+        if refusal.reason != ErrorReason.ERROR_REASON_BAD_TOKEN:
+            raise
+        raise CertificateError(
+            f"the token in {settings.enrol.token_file} was refused: {refusal.message}",
+            hint=_token_hint(role, settings),
+        ) from refusal
+    countersigned = tuple(
+        replace(bundle, countersignature=signature)
+        for bundle, signature in zip(bundles, signatures, strict=True)
+    )
+    await asyncio.to_thread(_verify, settings, response, countersigned)
+    _check_certificate(role, settings, tls, response.certificate_chain, authority.encode())
+    # The chain comes last: where it is, everything is.
+    write_private_file(settings.state / _DIRECTORY_KEY, response.directory_key)
+    _save_bundles(settings.state, countersigned)
+    write_private_file(tls.authority, authority.encode())
+    write_private_file(tls.chain, response.certificate_chain)
+    _log.info("enrolled", party=f"{role}/{settings.name}", participants=len(countersigned))
+    return countersigned
+
+
+def _token_hint(role: str, settings: Enrolling) -> str:
+    path = settings.enrol.token_file if settings.enrol else "the token file"
+    return (
+        f"ask the operator for a new one (`coterie certs token --role {role} --name {settings.name}`) "
+        f"and put it into {path}"
+    )
+
+
+def _read_text(path: Path, what: str, hint: str) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CertificateError(f"cannot read the {what} in {path}: {error}", hint=hint) from error
+
+
+def _certificate_problem(role: str, settings: Enrolling, tls: TlsFiles, now: int) -> str | None:
+    """Return why the process needs a certificate, None when it has a valid one of its own."""
+    if not tls.complete():
+        return "there is no certificate yet"
+    held = tls.identity()
+    if (held.role, held.name) != (role, settings.name):
+        raise CertificateError(
+            f"the certificate in {tls.folder} is {held}'s, and this is {role}/{settings.name}",
+            hint="give every process a state folder of its own",
+        )
+    end = x509.load_pem_x509_certificate(tls.chain.read_bytes()).not_valid_after_utc
+    if now >= end.timestamp():
+        return f"the certificate expired at {end:%Y-%m-%d %H:%M} UTC"
+    if not (settings.state / _DIRECTORY_KEY).is_file():
+        return "the directory's key is missing"
+    return None
+
+
+def _bundles_to_publish(state: Path, participants: Sequence[Identity], now: int) -> tuple[Bundle, ...]:
+    """Return the bundles held, with new ones for new participants and next versions for expired ones."""
+    path = state / _BUNDLES
+    held = {bundle.participant_id: bundle for bundle in (_load_bundles(path) if path.exists() else ())}
+    validity = (now - _CLOCK_SKEW_S, now + BUNDLE_DAYS * 24 * 3600)
+    bundles = []
+    for participant in participants:
+        bundle = held.get(participant.participant_id)
+        if bundle is None:
+            bundle = participant.bundle(1, validity)
+        elif now >= bundle.not_after:
+            bundle = participant.bundle(bundle.version + 1, validity)
+        bundles.append(bundle)
+    return tuple(bundles)
+
+
+def _all_countersigned(state: Path, bundles: Sequence[Bundle], now: int) -> bool:
+    if not bundles:
+        return True
+    key = (state / _DIRECTORY_KEY).read_bytes()
+    try:
+        # One stands for all: they are written together, and each is verified again by whoever receives it.
+        bundles[-1].verify(key, now)
+    except CryptoError:
+        return False
+    return all(bundle.countersignature for bundle in bundles)
+
+
+def _load_bundles(path: Path) -> tuple[Bundle, ...]:
+    try:
+        message = PublishBundlesRequest.FromString(path.read_bytes())
+        return tuple(bundle_from_wire(bundle) for bundle in message.bundles)
+    except OSError as error:
+        raise CertificateError(
+            f"cannot read the key bundles {path}: {error.strerror}", hint="enrol first"
+        ) from error
+    except (DecodeError, Refusal) as error:
+        raise CertificateError(
+            f"the key bundles {path} are damaged", hint="restore them from a backup"
+        ) from error
+
+
+def _save_bundles(state: Path, bundles: Sequence[Bundle]) -> None:
+    content = PublishBundlesRequest(
+        bundles=[bundle_to_wire(bundle) for bundle in bundles]
+    ).SerializeToString()
+    path = state / _BUNDLES
+    if not path.exists() or path.read_bytes() != content:
+        write_private_file(path, content)
+
+
+async def _exchange(
+    enrolment: EnrolmentPoint, authority: bytes, head: EnrolRequest, bundles: Sequence[Bundle]
+) -> tuple[EnrolResponse, list[bytes]]:
+    """Exchange the token; several calls with the same token and key where there are many bundles."""
+    peer = f"thirdparty/{enrolment.name}"
+    channel = connect(
+        enrolment.address,
+        grpc.ssl_channel_credentials(root_certificates=authority),
+        tls_name=logical_name("thirdparty", enrolment.name),
+        peer=peer,
+        meter=Meter(),
+    )
+    try:
+        signatures: list[bytes] = []
+        for first in range(0, max(len(bundles), 1), _PER_CALL):
+            part = bundles[first : first + _PER_CALL]
+            response = await _call(channel, enrolment, head, part)
+            if len(response.countersignatures) != len(part):
+                raise CertificateError(
+                    f"{peer} answered with {len(response.countersignatures)} countersignatures "
+                    f"for {len(part)} bundles"
+                )
+            signatures += response.countersignatures
+        return response, signatures
+    finally:
+        await channel.close()
+
+
+async def _call(
+    channel: Channel, enrolment: EnrolmentPoint, head: EnrolRequest, bundles: Sequence[Bundle]
+) -> EnrolResponse:
+    stub: EnrolmentAsyncStub = channel.stub(lambda inner: EnrolmentStub(inner))
+
+    async def requests() -> AsyncIterator[EnrolRequest]:
+        yield head
+        for first in range(0, len(bundles), _PER_MESSAGE):
+            part = [
+                bundle_to_wire(replace(bundle, countersignature=b""))
+                for bundle in bundles[first : first + _PER_MESSAGE]
+            ]
+            yield EnrolRequest(bundles=part)
+
+    async def attempt() -> EnrolResponse:
+        response: EnrolResponse = await stub.Enrol(requests(), timeout=min(_CALL_S, enrolment.timeout_s))
+        return response
+
+    try:
+        return await Retry(limit_s=enrolment.timeout_s)(attempt)
+    except grpc.aio.AioRpcError as error:
+        failure = from_rpc_error(error, channel.peer)
+        if isinstance(failure, Refusal):
+            raise failure from error
+        raise PeerError(
+            f"no enrolment at {enrolment.address} within {enrolment.timeout_s:g} s: {failure.message}",
+            hint=f"is the third party {enrolment.name!r} running there, and {enrolment.ca_file} its ca.pem?",
+        ) from error
+
+
+def _verify(settings: Enrolling, response: EnrolResponse, bundles: Sequence[Bundle]) -> None:
+    key_file = settings.state / _DIRECTORY_KEY
+    if key_file.exists() and key_file.read_bytes() != response.directory_key:
+        raise CertificateError(
+            f"the directory has another key than the one in {key_file}",
+            hint="a new federation needs new state folders",
+        )
+    now = int(time.time())
+    try:
+        for bundle in bundles:
+            bundle.verify(response.directory_key, now)
+    except CryptoError as error:
+        raise CertificateError(f"the directory's answer does not verify: {error.message}") from error
+
+
+def _check_certificate(role: str, settings: Enrolling, tls: TlsFiles, chain: bytes, authority: bytes) -> None:
+    peer = PeerIdentity.from_certificate(chain)
+    if (peer.role, peer.name) != (role, settings.name):
+        raise CertificateError(
+            f"the third party made a certificate for {peer}, expected {role}/{settings.name}"
+        )
+    certificate = x509.load_pem_x509_certificate(chain)
+    if certificate.public_key() != load_tls_key(tls.key).public_key():
+        raise CertificateError(f"the third party made a certificate for another key than {tls.key}")
+    try:
+        certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(authority))
+    except (InvalidSignature, ValueError, TypeError) as error:
+        raise CertificateError("the third party's certificate is not the authority's") from error
+    end = certificate.not_valid_after_utc
+    if time.time() >= end.timestamp():
+        # The same token and key give the same certificate again, however old it is.
+        raise CertificateError(
+            f"the certificate of {peer} expired at {end:%Y-%m-%d %H:%M} UTC, and its token was used up by it",
+            hint=_token_hint(role, settings),
+        )

@@ -1,0 +1,253 @@
+"""A party's side of the COS: register, poll, fetch, submit; the same for client hosts and data owners."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+import structlog
+from google.protobuf.message import Message
+
+from coterie.crypto.identity import Bundle, Identity
+from coterie.crypto.identity import Delegation as SignedDelegation
+from coterie.errors import PeerError
+from coterie.net.bundles import bundle_to_wire
+from coterie.net.channel import Channel
+from coterie.net.retry import Retry
+from coterie.net.status import from_rpc_error
+from coterie.rounds.plan import plan_hash
+from coterie.wire.chunks import Assembler, split
+from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1.common_pb2 import Delegation, RoundRef, SlotRange
+from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
+
+__all__ = ["Member", "Party"]
+
+_log = structlog.get_logger("coterie.party")
+
+T = TypeVar("T")
+
+_POLL_HOLD_S = 20.0
+_BATCH = 500
+_ITEM_BATCH = 10_000
+_MAX_FETCH = 1 << 30
+_DELEGATION_S = 30 * 24 * 3600
+
+
+@dataclass(frozen=True)
+class Member:
+    """One participant of a party, as it registers.
+
+    ``name``, ``address``, ``tls_name`` and ``items`` belong to data owners.
+    """
+
+    identity: Identity
+    bundle: Bundle
+    kind: wire.ParticipantKind.ValueType
+    name: str = ""
+    address: str = ""
+    tls_name: str = ""
+    items: Sequence[str] = ()
+
+
+class Party:
+    """One connection to the COS, which speaks for one or more participants.
+
+    Parameters
+    ----------
+    channel : Channel
+        To the COS.
+    run_id : str
+        The run to take part in.
+    fingerprint : bytes
+        SHA-256 of the caller's certificate; participants delegate to it.
+    retry : Retry
+        For calls that may be repeated, which all of these may.
+    """
+
+    def __init__(self, channel: Channel, run_id: str, fingerprint: bytes, retry: Retry) -> None:
+        self._channel = channel
+        # Generated stubs are typed for gRPC's own channel; ours takes and returns the same messages.
+        self._stub: Any = channel.stub(OrchestratorStub)
+        self._run_id = run_id
+        self._fingerprint = fingerprint
+        self._retry = retry
+        self.plan = wire.RunPlan()
+        self.slots: list[int] = []
+
+    async def register(self, members: Sequence[Member]) -> None:
+        """Join the run with these participants; again after a restart, with the same slots.
+
+        Raises
+        ------
+        PeerError
+            When the COS refuses, or announces a plan whose hash is not its own.
+        """
+        expiry = int(time.time()) + _DELEGATION_S
+        messages = [self._participant(member, expiry) for member in members]
+
+        async def requests() -> AsyncIterator[wire.RegisterRequest]:
+            intent = wire.RegisterIntent.REGISTER_INTENT_JOIN
+            for first in range(0, len(messages), _BATCH):
+                part = messages[first : first + _BATCH]
+                yield wire.RegisterRequest(run_id=self._run_id, intent=intent, participants=part)
+            for position, member in enumerate(members):
+                for first in range(0, len(member.items), _ITEM_BATCH):
+                    yield wire.RegisterRequest(
+                        items=member.items[first : first + _ITEM_BATCH], items_of=position
+                    )
+
+        response: wire.RegisterResponse = await self.call(lambda: self._stub.Register(requests()))
+        if plan_hash(response.plan) != response.plan_hash:
+            raise PeerError(f"{self._channel.peer} announced a plan that does not have the hash it gave")
+        self.plan = response.plan
+        self.slots = [slot for part in response.slots for slot in range(part.first, part.first + part.count)]
+
+    async def wait_and_register(self, members: Sequence[Member], pause_s: float = 0.5) -> None:
+        """Join the run once the operator has started it and the COS can be reached."""
+        announced = False
+        while True:
+            try:
+                return await self.register(members)
+            except Refusal as refusal:
+                if refusal.reason != ErrorReason.ERROR_REASON_UNKNOWN_ROUND:
+                    raise
+            except PeerError as error:
+                if type(error) is not PeerError:
+                    raise
+            if not announced:
+                _log.info("waiting for the run", run=self._run_id)
+                announced = True
+            await asyncio.sleep(pause_s)
+
+    async def leave(self) -> None:
+        """Take no further part; what was acknowledged stays counted."""
+
+        async def requests() -> AsyncIterator[wire.RegisterRequest]:
+            yield wire.RegisterRequest(run_id=self._run_id, intent=wire.RegisterIntent.REGISTER_INTENT_LEAVE)
+
+        await self.call(lambda: self._stub.Register(requests()))
+
+    def _participant(self, member: Member, expiry: int) -> wire.Participant:
+        delegation = SignedDelegation.sign(member.identity, self._fingerprint, self._run_id, expiry)
+        return wire.Participant(
+            bundle=bundle_to_wire(member.bundle),
+            delegation=Delegation(
+                certificate_fingerprint=delegation.certificate_fingerprint,
+                run_id=delegation.run_id,
+                expiry=delegation.expiry,
+                signature=delegation.signature,
+            ),
+            kind=member.kind,
+            name=member.name,
+            address=member.address,
+            tls_name=member.tls_name,
+        )
+
+    async def tasks(self) -> AsyncIterator[list[wire.Task]]:
+        """Yield the open tasks whenever they may have changed; an unreachable COS is asked again, for ever."""
+        cursor = 0
+        reachable = True
+        while True:
+            request = wire.PollRequest(run_id=self._run_id, cursor=cursor, hold_ms=int(_POLL_HOLD_S * 1000))
+            try:
+                response: wire.PollResponse = await self.call(
+                    lambda request=request: self._stub.Poll(request, timeout=_POLL_HOLD_S + 10)
+                )
+            except Refusal:
+                raise
+            except PeerError as error:
+                if reachable:
+                    _log.warning("cannot reach the COS", error=error.message)
+                reachable = False
+                await asyncio.sleep(1.0)
+                continue
+            reachable = True
+            cursor = response.revision
+            yield list(response.tasks)
+
+    async def fetch(
+        self, kind: wire.FetchKind.ValueType, *, version: int = 0, held_sha256: bytes = b""
+    ) -> tuple[int, bytes | None]:
+        """Fetch a model, rows, catalogue or roster.
+
+        Returns
+        -------
+        version : int
+            Of what was sent.
+        payload : bytes or None
+            None when what the caller holds is current.
+        """
+        request = wire.FetchRequest(run_id=self._run_id, kind=kind, version=version, held_sha256=held_sha256)
+
+        async def whole() -> tuple[int, bytes | None]:
+            assembler, head = Assembler(_MAX_FETCH), None
+            async for response in self._stub.Fetch(request, timeout=120.0):
+                if head is None:
+                    head = response
+                    if head.unchanged:
+                        return head.version, None
+                assembler.add(response.chunk)
+            if head is None:
+                raise PeerError(f"{self._channel.peer} answered a fetch with nothing")
+            return head.version, assembler.payload(head.sha256)
+
+        return await self.call(whole)
+
+    async def submit(
+        self,
+        kind: wire.SubmitKind.ValueType,
+        round_: RoundRef,
+        payload: Message,
+        *,
+        slots: Sequence[int] = (),
+    ) -> None:
+        """Submit one item.
+
+        Raises
+        ------
+        Refusal
+            When the COS refuses it.
+        """
+        data = payload.SerializeToString(deterministic=True)
+        head = wire.SubmitRequest(
+            round=round_,
+            kind=kind,
+            slots=[SlotRange(first=slot, count=1) for slot in slots],
+            sha256=hashlib.sha256(data).digest(),
+        )
+
+        async def requests() -> AsyncIterator[wire.SubmitRequest]:
+            request = head
+            for chunk in split(data):
+                request.chunk.CopyFrom(chunk)
+                yield request
+                request = wire.SubmitRequest()
+
+        response: wire.SubmitResponse = await self.call(lambda: self._stub.Submit(requests()))
+        for refused in response.refused:
+            raise Refusal(refused.reason, refused.message, field="submission")
+
+    async def exchange(self, request: wire.ExchangeRequest) -> wire.ExchangeResponse:
+        """DRIFT, published form: gradients in, rows out."""
+        response: wire.ExchangeResponse = await self.call(lambda: self._stub.Exchange(request))
+        return response
+
+    async def recommend(self, slot: int, k: int) -> wire.RecommendResponse:
+        """DRIFT, published form: the best items of one of the caller's users."""
+        request = wire.RecommendRequest(run_id=self._run_id, slot=slot, k=k)
+        response: wire.RecommendResponse = await self.call(lambda: self._stub.Recommend(request))
+        return response
+
+    async def call(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Make a call with retries; a failure is raised as the refusal that the COS sent, or as a PeerError."""
+        try:
+            return await self._retry(attempt)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, self._channel.peer) from error

@@ -1,0 +1,66 @@
+"""Retries with exponential back-off and full jitter, bounded in time, for calls that may be repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import grpc
+
+__all__ = ["Retry"]
+
+T = TypeVar("T")
+
+_TRANSIENT = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.UNKNOWN,
+    }
+)
+"""Codes after which the same call may succeed: the peer restarts, the network broke."""
+
+
+@dataclass(frozen=True)
+class Retry:
+    """How long to go on, and how fast.
+
+    Parameters
+    ----------
+    limit_s : float
+        No new attempt starts later than this after the first, seconds.
+    first_s, longest_s : float
+        Bounds of the pause; it doubles from the first to the longest, and a uniform part of it is waited.
+    sleep : callable
+        Waits the given seconds; tests inject their own.
+    """
+
+    limit_s: float = 60.0
+    first_s: float = 0.05
+    longest_s: float = 2.0
+    sleep: Callable[[float], Awaitable[None]] = field(default=asyncio.sleep, repr=False)
+    clock: Callable[[], float] = field(default=time.monotonic, repr=False)
+
+    async def __call__(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Run an idempotent call until it succeeds, is refused, or time is up.
+
+        Raises
+        ------
+        grpc.aio.AioRpcError
+            The last failure.
+        """
+        started = self.clock()
+        pause = self.first_s
+        while True:
+            try:
+                return await attempt()
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in _TRANSIENT or self.clock() - started >= self.limit_s:
+                    raise
+            await self.sleep(random.uniform(0, pause))  # noqa: S311 - jitter, not a secret
+            pause = min(2 * pause, self.longest_s)

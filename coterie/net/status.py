@@ -1,0 +1,90 @@
+"""Refusals as gRPC statuses and back: the code for machines in general, ``ErrorInfo`` for ours."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import grpc
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+from coterie.errors import CoterieError, PeerError
+from coterie.wire.refusal import ErrorReason, Refusal, reason_name
+
+__all__ = ["abort", "from_rpc_error", "status_code"]
+
+DOMAIN = "coterie"
+_DETAILS_KEY = "grpc-status-details-bin"
+
+_CODES: dict[ErrorReason.ValueType, grpc.StatusCode] = {
+    ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT: grpc.StatusCode.NOT_FOUND,
+    ErrorReason.ERROR_REASON_UNKNOWN_ITEM: grpc.StatusCode.NOT_FOUND,
+    ErrorReason.ERROR_REASON_UNKNOWN_ROUND: grpc.StatusCode.NOT_FOUND,
+    ErrorReason.ERROR_REASON_WRONG_ROLE: grpc.StatusCode.PERMISSION_DENIED,
+    ErrorReason.ERROR_REASON_REVOKED: grpc.StatusCode.PERMISSION_DENIED,
+    ErrorReason.ERROR_REASON_BAD_TOKEN: grpc.StatusCode.UNAUTHENTICATED,
+    ErrorReason.ERROR_REASON_BAD_SIGNATURE: grpc.StatusCode.UNAUTHENTICATED,
+    ErrorReason.ERROR_REASON_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ErrorReason.ERROR_REASON_STORE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ErrorReason.ERROR_REASON_NOT_READY: grpc.StatusCode.UNAVAILABLE,
+    ErrorReason.ERROR_REASON_CONFLICT: grpc.StatusCode.ALREADY_EXISTS,
+    ErrorReason.ERROR_REASON_STALE: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorReason.ERROR_REASON_SEQUENCE_MISMATCH: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorReason.ERROR_REASON_WRONG_SYSTEM: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorReason.ERROR_REASON_WRONG_STATE: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorReason.ERROR_REASON_BELOW_FLOOR: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorReason.ERROR_REASON_UNKNOWN_PREKEY: grpc.StatusCode.FAILED_PRECONDITION,
+}
+
+
+def status_code(reason: ErrorReason.ValueType) -> grpc.StatusCode:
+    """Return the gRPC code that goes with a reason; INVALID_ARGUMENT where the request itself is wrong."""
+    return _CODES.get(reason, grpc.StatusCode.INVALID_ARGUMENT)
+
+
+async def abort(context: grpc.aio.ServicerContext, refusal: Refusal) -> NoReturn:  # type: ignore[type-arg]
+    """End a call with a refusal.  Never returns."""
+    code = status_code(refusal.reason)
+    info = error_details_pb2.ErrorInfo(
+        reason=refusal.name,
+        domain=DOMAIN,
+        metadata={"field": refusal.field, "expected": refusal.expected},
+    )
+    detail = any_pb2.Any()
+    detail.Pack(info)
+    number: int = code.value[0]
+    status = status_pb2.Status(code=number, message=refusal.message, details=[detail])
+    await context.abort(code, refusal.message, ((_DETAILS_KEY, status.SerializeToString()),))
+    raise AssertionError("abort returned")
+
+
+def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> CoterieError:
+    """Turn a failed call into the refusal that the peer sent, or into a PeerError that says what happened.
+
+    Parameters
+    ----------
+    error : AioRpcError
+        As raised by the call.
+    peer : str
+        Whom was called, for the message.
+    """
+    for key, value in error.trailing_metadata() or ():
+        if key == _DETAILS_KEY and isinstance(value, bytes):
+            status = status_pb2.Status.FromString(value)
+            for detail in status.details:
+                info = error_details_pb2.ErrorInfo()
+                if detail.Unpack(info) and info.domain == DOMAIN:
+                    return Refusal(
+                        _reason(info.reason),
+                        status.message,
+                        field=info.metadata.get("field", ""),
+                        expected=info.metadata.get("expected", ""),
+                    )
+    return PeerError(f"{peer}: {error.code().name}: {error.details()}")
+
+
+def _reason(name: str) -> ErrorReason.ValueType:
+    for reason in ErrorReason.values():
+        if reason_name(reason) == name:
+            return reason
+    return ErrorReason.ERROR_REASON_UNSPECIFIED

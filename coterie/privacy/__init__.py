@@ -1,0 +1,1 @@
+"""What parties really see: transcripts, the visibility matrix, canaries, and attacks on transcripts."""

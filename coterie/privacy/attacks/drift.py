@@ -1,0 +1,127 @@
+"""The COS as attacker on DRIFT's published form: both leaks, measured on its transcript of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypedDict
+
+import numpy as np
+
+from coterie.privacy.attacks.exchanges import read_exchanges
+from coterie.privacy.attacks.gradient_sign import GradientSign
+from coterie.privacy.attacks.requested_rows import RequestedRows
+from coterie.privacy.attacks.scoring import Truth, flag_accuracies, mean_auc
+from coterie.wire.v1.orchestrator_pb2 import RunPlan
+
+__all__ = ["AttackReport", "GradientSignReport", "RequestedRowsReport", "report"]
+
+
+class RequestedRowsReport(TypedDict):
+    """Which items did a user interact with, from the rows named in requests."""
+
+    auc: float | None
+    popularity_auc: float | None
+    users: int
+    pairs: int
+    exchanges: int
+
+
+class GradientSignReport(TypedDict):
+    """The same, and which of them positively, from item gradients.
+
+    The attacker is sure of ``attributed`` pairs; ``precision`` of them are true, and these are ``coverage``
+    of all ``pairs``.  Flag accuracies are over these, and with ``_all`` over all pairs, sure or not: a leak
+    under noise shows there.
+    """
+
+    auc: float | None
+    popularity_auc: float | None
+    users: int
+    pairs: int
+    attributed: int
+    precision: float | None
+    coverage: float | None
+    flag_accuracy: float | None
+    majority_accuracy: float | None
+    item_majority_accuracy: float | None
+    flag_accuracy_all: float | None
+    majority_accuracy_all: float | None
+    item_majority_accuracy_all: float | None
+    gradients: int
+    unsolved: int
+
+
+class AttackReport(TypedDict):
+    """Both attacks, ready for JSON; None where there was nothing to measure."""
+
+    requested_rows: RequestedRowsReport
+    gradient_sign: GradientSignReport
+
+
+def report(transcripts: Iterable[Path | str], truth: Truth, plan: RunPlan) -> AttackReport:
+    """Attack a run with what the COS received and sent in it.
+
+    Parameters
+    ----------
+    transcripts : iterable of Path
+        Transcripts of the COS, oldest first.
+    truth : Truth
+        The interactions trained on, by slot and by index in the catalogue; used to judge the guesses only.
+    plan : RunPlan
+        The run's plan: its name, and whether the loss has a ridge.
+
+    Returns
+    -------
+    AttackReport
+        AUCs are means over users, beside that of the attacker who knows only item popularity.
+    """
+    rows = RequestedRows(truth.n_users, truth.n_items)
+    sign = GradientSign(truth.n_users, truth.n_items, ridge=plan.ridge > 0)
+    for exchange in read_exchanges(transcripts, plan.run_id):
+        rows.add(exchange)
+        if exchange.carried:
+            sign.add(exchange.gradient)
+
+    consumed = truth.consumed()
+    pairs = int(consumed.sum())
+    popularity_auc, users = mean_auc(truth.popularity(), consumed)
+    return AttackReport(
+        requested_rows=RequestedRowsReport(
+            auc=mean_auc(rows.scores, consumed)[0],
+            popularity_auc=popularity_auc,
+            users=users,
+            pairs=pairs,
+            exchanges=rows.exchanges,
+        ),
+        gradient_sign=_sign_report(sign, truth, popularity_auc, users, pairs),
+    )
+
+
+def _sign_report(
+    sign: GradientSign, truth: Truth, popularity_auc: float | None, users: int, pairs: int
+) -> GradientSignReport:
+    attributed = sign.attributed()
+    named = int(attributed.sum())
+    found = attributed[truth.users, truth.items]
+    right = int(found.sum())
+    votes = sign.votes[truth.users, truth.items]
+    sure = flag_accuracies(truth, votes, found)
+    everywhere = flag_accuracies(truth, votes, np.ones_like(found))
+    return GradientSignReport(
+        auc=mean_auc(sign.scores, truth.consumed())[0],
+        popularity_auc=popularity_auc,
+        users=users,
+        pairs=pairs,
+        attributed=named,
+        precision=right / named if named else None,
+        coverage=right / pairs if pairs else None,
+        flag_accuracy=sure.votes,
+        majority_accuracy=sure.majority,
+        item_majority_accuracy=sure.item_majority,
+        flag_accuracy_all=everywhere.votes,
+        majority_accuracy_all=everywhere.majority,
+        item_majority_accuracy_all=everywhere.item_majority,
+        gradients=sign.gradients,
+        unsolved=sign.unsolved,
+    )

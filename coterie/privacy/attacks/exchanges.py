@@ -1,0 +1,230 @@
+"""What the COS learns from the exchanges of a DRIFT run in the published form, read from its transcript.
+
+A gradient is only as telling as the rows that it was computed on.  The COS sent these rows itself, in the
+answer to the owner's previous exchange, so they are in the transcript with their version; nothing has to be
+replayed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.privacy.transcript import Entry, read_transcript
+from coterie.wire.refusal import Refusal
+from coterie.wire.tensor import from_wire
+from coterie.wire.v1.common_pb2 import Tensor
+from coterie.wire.v1.orchestrator_pb2 import ExchangeRequest, ExchangeResponse
+
+__all__ = ["Exchange", "SeenGradient", "read_exchanges"]
+
+Ids = npt.NDArray[np.uint32]
+Rows = npt.NDArray[np.float32]
+
+_KEPT_ANSWERS = 4
+"""Answers kept for each owner: a retry or a restart may fall back on one before the last."""
+
+
+@dataclass(frozen=True)
+class SeenGradient:
+    """Item gradients of one update, with the rows that they were computed on.
+
+    Attributes
+    ----------
+    users : ndarray of uint32, shape (m,)
+        Slots of the users in the update.
+    items : ndarray of uint32, shape (n,)
+        Indices of its items.
+    user_rows : ndarray of float32, shape (m, d)
+        Their rows of Upsilon.
+    item_rows : ndarray of float32, shape (n, d)
+        Their rows of Psi.
+    item_gradient : ndarray of float32, shape (n, d)
+        Sum over the update's blocks of the gradient of the mean pair loss.
+    """
+
+    users: Ids
+    items: Ids
+    user_rows: Rows
+    item_rows: Rows
+    item_gradient: Rows
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One exchange as the COS saw it.
+
+    Attributes
+    ----------
+    owner : int
+        Slot of the data owner.
+    users, items : ndarray of uint32
+        Slots and indices named together in the request; empty when nothing was asked for.
+    carried : bool
+        Whether it carried a gradient that was not seen before.
+    gradient : SeenGradient, optional
+        That gradient, unless the rows that it belongs to are not in the transcript.
+    """
+
+    owner: int
+    users: Ids
+    items: Ids
+    carried: bool
+    gradient: SeenGradient | None
+
+
+@dataclass(frozen=True)
+class _Answer:
+    users: Ids
+    items: Ids
+    user_rows: Rows
+    item_rows: Rows
+
+
+def read_exchanges(paths: Iterable[Path | str], run_id: str) -> Iterator[Exchange]:
+    """Read the exchanges of a run in the order of their arrival.
+
+    Parameters
+    ----------
+    paths : iterable of Path
+        Transcripts of the COS, oldest first.
+    run_id : str
+        The run.
+
+    Yields
+    ------
+    Exchange
+        Each once: a repeated request with the same bytes is left out.
+    """
+    reading = _Reading()
+    for path in paths:
+        for entry in read_transcript(path):
+            if entry.rpc != "Exchange" or entry.side != "server":
+                continue
+            if entry.direction == "sent":
+                reading.answered(entry.peer, ExchangeResponse.FromString(entry.payload))
+                continue
+            request = ExchangeRequest.FromString(entry.payload)
+            if request.run_id != run_id:
+                continue
+            try:
+                exchange = reading.asked(entry, request)
+            except Refusal:
+                # What the COS could not read it refused, and learned nothing from.
+                continue
+            if exchange is not None:
+                yield exchange
+
+
+class _Reading:
+    """Finds for each answer its request, and for each gradient the answer with its rows."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[ExchangeRequest]] = defaultdict(list)
+        self._answers: dict[int, deque[tuple[int, _Answer]]] = defaultdict(
+            lambda: deque(maxlen=_KEPT_ANSWERS)
+        )
+        self._requests: set[bytes] = set()
+        self._gradients: set[tuple[int, int, int, int]] = set()
+
+    def asked(self, entry: Entry, request: ExchangeRequest) -> Exchange | None:
+        # A request again is answered again: the answer that counts is the last one.
+        self._waiting[entry.peer].append(request)
+        digest = hashlib.sha256(entry.payload).digest()
+        if digest in self._requests:
+            return None
+        self._requests.add(digest)
+        named = request.HasField("users") and request.HasField("items")
+        seen = request.gradient
+        key = (request.owner, seen.epoch, seen.first_block, seen.rows_version)
+        carried = request.HasField("gradient") and key not in self._gradients
+        gradient = self._gradient(request) if carried else None
+        if carried:
+            self._gradients.add(key)
+        return Exchange(
+            owner=request.owner,
+            users=_ids(request.users, "users") if named else np.zeros(0, np.uint32),
+            items=_ids(request.items, "items") if named else np.zeros(0, np.uint32),
+            carried=carried,
+            gradient=gradient,
+        )
+
+    def answered(self, peer: str, response: ExchangeResponse) -> None:
+        waiting = self._waiting[peer]
+        fitting = [each for each in waiting if _fits(each, response)]
+        if not fitting:
+            return
+        # One connection may serve several owners at a time; their progress tells the answers apart.
+        request = next((each for each in fitting if _reached(each, response)), fitting[0])
+        waiting[:] = [each for each in waiting if each.owner != request.owner]
+        if not response.HasField("user_rows"):
+            return
+        self._answers[request.owner].append(
+            (
+                response.version,
+                _Answer(
+                    users=_ids(request.users, "users"),
+                    items=_ids(request.items, "items"),
+                    user_rows=from_wire(response.user_rows, np.float32, (None, None), field="user_rows"),
+                    item_rows=from_wire(response.item_rows, np.float32, (None, None), field="item_rows"),
+                ),
+            )
+        )
+
+    def _gradient(self, request: ExchangeRequest) -> SeenGradient | None:
+        users = _ids(request.gradient.users, "gradient.users")
+        items = _ids(request.gradient.items, "gradient.items")
+        for version, answer in reversed(self._answers[request.owner]):
+            if version == request.gradient.rows_version:
+                user_at = _positions(users, answer.users)
+                item_at = _positions(items, answer.items)
+                if user_at is not None and item_at is not None:
+                    return SeenGradient(
+                        users=users,
+                        items=items,
+                        user_rows=answer.user_rows[user_at],
+                        item_rows=answer.item_rows[item_at],
+                        item_gradient=from_wire(
+                            request.gradient.item_gradient,
+                            np.float32,
+                            (len(items), answer.item_rows.shape[1]),
+                            field="gradient.item_gradient",
+                        ),
+                    )
+        return None
+
+
+def _ids(tensor: Tensor, field: str) -> Ids:
+    return from_wire(tensor, np.uint32, (None,), field=field)
+
+
+def _rows(tensor: Tensor) -> int:
+    return tensor.shape[0] if len(tensor.shape) else 0
+
+
+def _fits(request: ExchangeRequest, response: ExchangeResponse) -> bool:
+    """Whether the answer has as many rows as the request named."""
+    return _rows(request.users) == _rows(response.user_rows) and _rows(request.items) == _rows(
+        response.item_rows
+    )
+
+
+def _reached(request: ExchangeRequest, response: ExchangeResponse) -> bool:
+    """Whether the owner stands where the request's gradient puts it."""
+    if not request.HasField("gradient"):
+        return response.progress.sequence <= request.sequence
+    reached = (request.gradient.epoch, request.gradient.first_block + request.gradient.blocks)
+    return reached == (response.progress.epoch, response.progress.blocks)
+
+
+def _positions(wanted: Ids, held: Ids) -> npt.NDArray[np.intp] | None:
+    """Return where increasing ids stand among other increasing ids; None unless all are there."""
+    at = np.searchsorted(held, wanted)
+    found = len(held) > 0 and bool(np.all(held[np.minimum(at, len(held) - 1)] == wanted))
+    return at if found else None

@@ -1,0 +1,384 @@
+"""The run of an asynchronous system (DRIFT, published form) as a pure state machine.
+
+Within an epoch there is no barrier: each owner updates the model whenever it has work, and nobody waits for it.  An
+epoch is one pass over what the owners present hold; it ends when each of them has reported its pass.  Evaluations do
+not hold anybody up either: each one is made on a frozen version while training goes on.
+
+``step`` takes a state and an event and returns the next state.  Tasks are a function of the state alone
+(``owner_task``, ``host_tasks``), so asking twice gives the same answer and a lost answer loses nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+__all__ = [
+    "Catalogued",
+    "Delivered",
+    "Event",
+    "Host",
+    "Measured",
+    "Owner",
+    "OwnerJoined",
+    "PartyLost",
+    "PartySeen",
+    "PassDone",
+    "Phase",
+    "Point",
+    "PointOpened",
+    "RunState",
+    "Stopped",
+    "Task",
+    "TaskKind",
+    "UsersJoined",
+    "host_tasks",
+    "owner_task",
+    "step",
+    "waiting_for",
+]
+
+
+class Phase(enum.Enum):
+    """Where a run stands."""
+
+    GATHER = "gather"
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+    DONE = "done"
+    FAILED = "failed"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen."""
+        return self in (Phase.DONE, Phase.FAILED)
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A data owner: since which epoch it takes part, and how far it got."""
+
+    party: str
+    joined_epoch: int
+    done_epoch: int = 0
+    present: bool = True
+
+
+@dataclass(frozen=True)
+class Host:
+    """A client host: which catalogue it has delivered to, which evaluations it has reported."""
+
+    users: int = 0
+    delivered: int = 0
+    reported: int = 0
+    present: bool = True
+
+
+@dataclass(frozen=True)
+class Point:
+    """An evaluation: its number from 1, the epoch it belongs to and the model version."""
+
+    number: int
+    epoch: int
+    version: int
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Everything that decides what anybody is asked to do."""
+
+    epochs: int
+    expect_owners: int
+    expect_users: int
+    phase: Phase = Phase.GATHER
+    epoch: int = 0
+    catalogue: int = 0
+    owners: Mapping[int, Owner] = field(default_factory=dict)
+    hosts: Mapping[str, Host] = field(default_factory=dict)
+    points: tuple[Point, ...] = ()
+    points_opened: int = 0
+    reason: str = ""
+
+    def to_json(self) -> str:
+        """Return the state as JSON, for the store."""
+        plain = dataclasses.asdict(self)
+        plain["phase"] = self.phase.value
+        return json.dumps(plain)
+
+    @classmethod
+    def from_json(cls, text: str) -> RunState:
+        """Return the state that ``to_json`` wrote."""
+        plain: dict[str, Any] = json.loads(text)
+        plain["phase"] = Phase(plain["phase"])
+        plain["owners"] = {int(slot): Owner(**owner) for slot, owner in plain["owners"].items()}
+        plain["hosts"] = {name: Host(**host) for name, host in plain["hosts"].items()}
+        plain["points"] = tuple(Point(**point) for point in plain["points"])
+        return cls(**plain)
+
+
+@dataclass(frozen=True)
+class OwnerJoined:
+    """A data owner registered, for the first time or again."""
+
+    slot: int
+    party: str
+
+
+@dataclass(frozen=True)
+class UsersJoined:
+    """A host registered; ``users`` counts all that it speaks for now."""
+
+    host: str
+    users: int
+
+
+@dataclass(frozen=True)
+class Catalogued:
+    """The catalogue has a new version."""
+
+    version: int
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """A host's outboxes are empty for this catalogue."""
+
+    host: str
+    catalogue: int
+
+
+@dataclass(frozen=True)
+class PassDone:
+    """An owner has applied all its blocks of this epoch."""
+
+    slot: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class PointOpened:
+    """A version was frozen for evaluation."""
+
+    epoch: int
+    version: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A host reported its sums for an evaluation, or withheld them because it has too few users."""
+
+    host: str
+    point: int
+
+
+@dataclass(frozen=True)
+class PartyLost:
+    """A party left, or was silent for too long."""
+
+    party: str
+
+
+@dataclass(frozen=True)
+class PartySeen:
+    """A party that counted as absent was heard again."""
+
+    party: str
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """Somebody or something ended the run before its time."""
+
+    reason: str
+
+
+Event = (
+    OwnerJoined
+    | UsersJoined
+    | Catalogued
+    | Delivered
+    | PassDone
+    | PointOpened
+    | Measured
+    | PartyLost
+    | PartySeen
+    | Stopped
+)
+
+
+class TaskKind(enum.Enum):
+    """What a party is asked to do."""
+
+    DELIVER = "deliver"
+    INTAKE = "intake"
+    EPOCH = "epoch"
+    EVALUATE = "evaluate"
+    FINISH = "finish"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One open task; ``version`` is the catalogue's (DELIVER) or the model's (EVALUATE)."""
+
+    kind: TaskKind
+    epoch: int = 0
+    version: int = 0
+    flush: bool = False
+    reason: str = ""
+    point: int = 0
+
+
+def step(state: RunState, event: Event) -> RunState:
+    """Return the state after an event.  An ended run does not change any more."""
+    if state.phase.ended:
+        return state
+    return _advance(_take(state, event))
+
+
+def _take(state: RunState, event: Event) -> RunState:
+    match event:
+        case OwnerJoined(slot, party):
+            known = state.owners.get(slot)
+            owner = (
+                replace(known, present=True, party=party)
+                if known is not None
+                else Owner(party=party, joined_epoch=max(state.epoch, 1))
+            )
+            return replace(state, owners={**state.owners, slot: owner})
+        case UsersJoined(host, users):
+            known_host = state.hosts.get(host)
+            # New users have their whole history still to deliver.
+            delivered = known_host.delivered if known_host and known_host.users == users else 0
+            # A host takes no part in evaluations that were opened before it came.
+            reported = known_host.reported if known_host else state.points_opened
+            return replace(
+                state, hosts={**state.hosts, host: Host(users=users, delivered=delivered, reported=reported)}
+            )
+        case Catalogued(version):
+            return replace(state, catalogue=max(version, state.catalogue))
+        case Delivered(host, catalogue):
+            held = state.hosts[host]
+            return _with_host(state, host, replace(held, delivered=max(catalogue, held.delivered)))
+        case PassDone(slot, epoch):
+            done = max(epoch, state.owners[slot].done_epoch)
+            return replace(state, owners={**state.owners, slot: replace(state.owners[slot], done_epoch=done)})
+        case PointOpened(epoch, version):
+            point = Point(state.points_opened + 1, epoch, version)
+            return replace(state, points=(*state.points, point), points_opened=point.number)
+        case Measured(host, point):
+            held = state.hosts[host]
+            return _with_host(state, host, replace(held, reported=max(point, held.reported)))
+        case PartyLost(party):
+            return _with_presence(state, party, present=False)
+        case PartySeen(party):
+            return _with_presence(state, party, present=True)
+        case Stopped(reason):
+            return replace(state, phase=Phase.FAILED, reason=reason)
+
+
+def _with_host(state: RunState, name: str, host: Host) -> RunState:
+    return replace(state, hosts={**state.hosts, name: host})
+
+
+def _with_presence(state: RunState, party: str, *, present: bool) -> RunState:
+    owners = {
+        slot: replace(owner, present=present) if owner.party == party else owner
+        for slot, owner in state.owners.items()
+    }
+    hosts = {
+        name: replace(host, present=present) if name == party else host for name, host in state.hosts.items()
+    }
+    return replace(state, owners=owners, hosts=hosts)
+
+
+def _advance(state: RunState) -> RunState:
+    if state.phase is Phase.GATHER and _gathered(state):
+        state = replace(state, phase=Phase.TRAIN, epoch=1)
+    # A point is closed once every host that is present has answered it.
+    state = replace(
+        state,
+        points=tuple(
+            point
+            for point in state.points
+            if any(host.present and host.reported < point.number for host in state.hosts.values())
+        ),
+    )
+    if state.phase is Phase.EVALUATE and not state.points:
+        state = replace(state, phase=Phase.DONE)
+    return state
+
+
+def _gathered(state: RunState) -> bool:
+    owners = sum(owner.present for owner in state.owners.values())
+    users = sum(host.users for host in state.hosts.values() if host.present)
+    return owners >= state.expect_owners and users >= state.expect_users and owners > 0
+
+
+def delivered(state: RunState) -> bool:
+    """Whether every host present has delivered to the present catalogue."""
+    return all(host.delivered >= state.catalogue for host in state.hosts.values() if host.present)
+
+
+def pass_complete(state: RunState) -> bool:
+    """Whether every owner present has reported the present epoch, and there is one."""
+    present = [owner for owner in state.owners.values() if owner.present]
+    return bool(present) and all(owner.done_epoch >= state.epoch for owner in present)
+
+
+def next_epoch(state: RunState) -> RunState:
+    """Return the state after a complete pass: the next epoch, or the last evaluation."""
+    if state.epoch < state.epochs:
+        return replace(state, epoch=state.epoch + 1)
+    return _advance(replace(state, phase=Phase.EVALUATE))
+
+
+def owner_task(state: RunState, slot: int) -> Task | None:
+    """Return what a data owner is asked to do now."""
+    owner = state.owners[slot]
+    if state.phase.ended:
+        return Task(TaskKind.FINISH, reason=state.reason)
+    if state.phase is not Phase.TRAIN or owner.done_epoch >= state.epoch:
+        return None
+    if owner.joined_epoch == state.epoch:
+        return Task(TaskKind.INTAKE, epoch=state.epoch, flush=delivered(state))
+    return Task(TaskKind.EPOCH, epoch=state.epoch)
+
+
+def host_tasks(state: RunState, name: str) -> Iterator[Task]:
+    """Return what a client host is asked to do now."""
+    if state.phase.ended:
+        yield Task(TaskKind.FINISH, reason=state.reason)
+        return
+    if state.phase is Phase.GATHER:
+        return
+    host = state.hosts[name]
+    if host.delivered < state.catalogue:
+        yield Task(TaskKind.DELIVER, epoch=state.epoch, version=state.catalogue)
+    for point in state.points:
+        if host.reported < point.number:
+            yield Task(TaskKind.EVALUATE, epoch=point.epoch, version=point.version, point=point.number)
+            # One at a time: the order of the answers is the order of the points.
+            return
+
+
+def waiting_for(state: RunState) -> str:
+    """Say in words whom the run is waiting for; for the reason of a timeout."""
+    if state.phase is Phase.GATHER:
+        owners = sum(owner.present for owner in state.owners.values())
+        users = sum(host.users for host in state.hosts.values() if host.present)
+        return f"{owners} of {state.expect_owners} data owners and {users} of {state.expect_users} users came"
+    late = sorted(
+        owner.party for owner in state.owners.values() if owner.present and owner.done_epoch < state.epoch
+    )
+    slow = sorted(
+        name
+        for name, host in state.hosts.items()
+        if host.present and (host.delivered < state.catalogue or host.reported < state.points_opened)
+    )
+    if not late and not slow:
+        return "no data owner is left" if not any(o.present for o in state.owners.values()) else "nobody"
+    return ", ".join(dict.fromkeys([*late, *slow]))

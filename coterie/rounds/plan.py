@@ -1,0 +1,36 @@
+"""The plan of a run as bytes that a signature or hash may cover."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+from coterie.crypto.explicit import encode
+from coterie.wire.v1.orchestrator_pb2 import RunPlan
+
+__all__ = ["plan_hash"]
+
+
+def plan_hash(plan: RunPlan) -> bytes:
+    """Return the SHA-256 of a plan's explicit encoding: label ``plan``, then every field in the contract's order.
+
+    Numbers with a fraction are their IEEE 754 single precision bytes, big-endian; truth values are 0 or 1.
+    """
+    return hashlib.sha256(
+        encode(
+            "plan",
+            plan.run_id,
+            plan.system,
+            plan.form,
+            plan.secure_sum,
+            plan.dim,
+            struct.pack(">f", plan.rate),
+            struct.pack(">f", plan.ridge),
+            plan.theta,
+            int(plan.item_bias),
+            plan.seed,
+            plan.max_staleness,
+            plan.epochs,
+            plan.min_users,
+        )
+    ).digest()

@@ -1,0 +1,159 @@
+"""A client host's store: users, their private histories, one outbox for each (user, owner).
+
+The sequence number of a record is its position in that outbox, contiguous from 1; it is given once and never changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+__all__ = ["Interaction", "OutboxEntry", "metadata"]
+
+metadata = sa.MetaData()
+
+users = sa.Table(
+    "users",
+    metadata,
+    sa.Column("user", sa.Integer, primary_key=True),
+    sa.Column("name", sa.String, nullable=False, unique=True),
+)
+
+history = sa.Table(
+    "history",
+    metadata,
+    sa.Column("row", sa.Integer, primary_key=True),
+    sa.Column("user", sa.Integer, sa.ForeignKey("users.user"), nullable=False),
+    sa.Column("item", sa.String, nullable=False),
+    sa.Column("positive", sa.Boolean, nullable=False),
+    sa.Column("time", sa.Integer, nullable=False),
+    sa.Column("part", sa.Integer, nullable=False),
+)
+
+outbox = sa.Table(
+    "outbox",
+    metadata,
+    sa.Column("entry", sa.Integer, primary_key=True),
+    sa.Column("user", sa.Integer, sa.ForeignKey("users.user"), nullable=False),
+    sa.Column("owner", sa.LargeBinary, nullable=False),
+    sa.Column("first", sa.Integer, nullable=False),
+    sa.Column("length", sa.Integer, nullable=False),
+    sa.Column("rows", sa.LargeBinary, nullable=False),
+    sa.UniqueConstraint("user", "owner", "first"),
+)
+
+sent = sa.Table(
+    "sent",
+    metadata,
+    sa.Column("user", sa.Integer, primary_key=True),
+    sa.Column("recipient", sa.String, primary_key=True),
+    sa.Column("kind", sa.String, primary_key=True),
+    sa.Column("acknowledged", sa.Integer, nullable=False),
+    sa.Column("bytes", sa.Integer, nullable=False),
+    sa.Column("first_ms", sa.Integer, nullable=False),
+    sa.Column("last_ms", sa.Integer, nullable=False),
+)
+"""What has left, by user (0 for the host as a whole), recipient and kind."""
+
+
+class Interaction(NamedTuple):
+    """One row of a history; ``part`` is 0 for training, 1 validation, 2 test."""
+
+    user: int
+    item: str
+    positive: bool
+    time: int
+    part: int
+
+
+class OutboxEntry(NamedTuple):
+    """Consecutive records of one outbox; ``rows`` are the history rows, uint32 little-endian."""
+
+    user: int
+    owner: bytes
+    first: int
+    length: int
+    rows: bytes
+
+
+class Sent(NamedTuple):
+    """What left in one go."""
+
+    user: int
+    recipient: str
+    kind: str
+    acknowledged: int
+    bytes: int
+    time_ms: int
+
+
+def add_users(connection: sa.Connection, names: Sequence[str]) -> None:
+    """Append users; numbers count from 1."""
+    first = int(connection.execute(sa.select(sa.func.count()).select_from(users)).scalar() or 0) + 1
+    if names:
+        connection.execute(
+            users.insert(), [{"user": first + n, "name": name} for n, name in enumerate(names)]
+        )
+
+
+def load_users(connection: sa.Connection) -> list[str]:
+    """Return the names of the users; user ``n`` is at position ``n - 1``."""
+    return [row.name for row in connection.execute(sa.select(users.c.name).order_by(users.c.user))]
+
+
+def add_history(connection: sa.Connection, interactions: Iterable[Interaction]) -> None:
+    """Append interactions."""
+    rows = [interaction._asdict() for interaction in interactions]
+    if rows:
+        connection.execute(history.insert(), rows)
+
+
+def load_history(connection: sa.Connection) -> Iterator[tuple[int, Interaction]]:
+    """Yield all interactions with their row numbers, in order."""
+    for row in connection.execute(sa.select(history).order_by(history.c.row)):
+        yield row.row, Interaction(row.user, row.item, row.positive, row.time, row.part)
+
+
+def add_entries(connection: sa.Connection, entries: Sequence[OutboxEntry]) -> None:
+    """Append outbox entries."""
+    if entries:
+        connection.execute(outbox.insert(), [entry._asdict() for entry in entries])
+
+
+def load_entries(connection: sa.Connection) -> Iterator[OutboxEntry]:
+    """Yield all outbox entries in the order in which they were made."""
+    for row in connection.execute(sa.select(outbox).order_by(outbox.c.entry)):
+        yield OutboxEntry(row.user, row.owner, row.first, row.length, row.rows)
+
+
+def add_sent(connection: sa.Connection, things: Sequence[Sent]) -> None:
+    """Add to what has left; ``acknowledged`` replaces the number held for sealed records and adds for the rest."""
+    if not things:
+        return
+    statement = sa.text(
+        "INSERT INTO sent (user, recipient, kind, acknowledged, bytes, first_ms, last_ms) "
+        "VALUES (:user, :recipient, :kind, :acknowledged, :bytes, :time_ms, :time_ms) "
+        "ON CONFLICT (user, recipient, kind) DO UPDATE SET "
+        "acknowledged = sent.acknowledged + excluded.acknowledged, "
+        "bytes = sent.bytes + excluded.bytes, last_ms = excluded.last_ms"
+    )
+    connection.execute(statement, [thing._asdict() for thing in things])
+
+
+def load_sent(connection: sa.Connection) -> list[sa.Row[Any]]:
+    """Return what has left."""
+    return list(
+        connection.execute(
+            sa.select(
+                sent.c.user,
+                sent.c.recipient,
+                sent.c.kind,
+                sent.c.acknowledged,
+                sent.c.bytes,
+                sent.c.first_ms,
+                sent.c.last_ms,
+            ).order_by(sent.c.user, sent.c.recipient, sent.c.kind)
+        )
+    )

@@ -1,0 +1,227 @@
+"""The orchestration server's store: runs, registry, catalogue, the log of updates, evaluations, events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+__all__ = ["LoggedUpdate", "Progress", "metadata"]
+
+metadata = sa.MetaData()
+
+runs = sa.Table(
+    "runs",
+    metadata,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("request", sa.LargeBinary, nullable=False),
+    sa.Column("plan_hash", sa.LargeBinary, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("snapshot", sa.Integer, nullable=False, server_default="0"),
+)
+
+participants = sa.Table(
+    "participants",
+    metadata,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("slot", sa.Integer, primary_key=True),
+    sa.Column("participant", sa.LargeBinary, nullable=False),
+    sa.Column("party", sa.String, nullable=False),
+    sa.Column("message", sa.LargeBinary, nullable=False),
+    sa.UniqueConstraint("run_id", "participant"),
+)
+
+items = sa.Table(
+    "items",
+    metadata,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("item", sa.Integer, primary_key=True),
+    sa.Column("key", sa.String, nullable=False),
+)
+
+holdings = sa.Table(
+    "holdings",
+    metadata,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("slot", sa.Integer, primary_key=True),
+    sa.Column("items", sa.LargeBinary, nullable=False),
+)
+
+updates = sa.Table(
+    "updates",
+    metadata,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True),
+    sa.Column("gradient", sa.LargeBinary, nullable=False),
+)
+
+progress = sa.Table(
+    "progress",
+    metadata,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("slot", sa.Integer, primary_key=True),
+    sa.Column("sequence", sa.Integer, nullable=False),
+    sa.Column("epoch", sa.Integer, nullable=False),
+    sa.Column("blocks", sa.Integer, nullable=False),
+    sa.Column("digest", sa.LargeBinary, nullable=False),
+)
+
+submissions = sa.Table(
+    "submissions",
+    metadata,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("party", sa.String, primary_key=True),
+    sa.Column("kind", sa.Integer, primary_key=True),
+    sa.Column("place", sa.String, primary_key=True),
+    sa.Column("sha256", sa.LargeBinary, nullable=False),
+    sa.Column("payload", sa.LargeBinary, nullable=False),
+)
+
+events = sa.Table(
+    "events",
+    metadata,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("message", sa.LargeBinary, nullable=False),
+)
+
+
+class Progress(NamedTuple):
+    """How much of an owner's work is applied: the truth after a restart of either side."""
+
+    sequence: int = 0
+    epoch: int = 0
+    blocks: int = 0
+    digest: bytes = b""
+
+
+class LoggedUpdate(NamedTuple):
+    """An applied gradient, as it arrived."""
+
+    version: int
+    gradient: bytes
+
+
+def log_update(connection: sa.Connection, run_id: str, slot: int, update: LoggedUpdate, at: Progress) -> None:
+    """Write an applied update and its owner's progress; one transaction, so that they never disagree."""
+    connection.execute(
+        updates.insert(), {"run_id": run_id, "version": update.version, "gradient": update.gradient}
+    )
+    values = {"sequence": at.sequence, "epoch": at.epoch, "blocks": at.blocks, "digest": at.digest}
+    key = (progress.c.run_id == run_id) & (progress.c.slot == slot)
+    if not connection.execute(progress.update().where(key), values).rowcount:
+        connection.execute(progress.insert(), {"run_id": run_id, "slot": slot, **values})
+
+
+def load_progress(connection: sa.Connection, run_id: str) -> dict[int, Progress]:
+    """Return every owner's progress by slot."""
+    rows = connection.execute(
+        sa.select(
+            progress.c.slot, progress.c.sequence, progress.c.epoch, progress.c.blocks, progress.c.digest
+        ).where(progress.c.run_id == run_id)
+    )
+    return {row.slot: Progress(row.sequence, row.epoch, row.blocks, row.digest) for row in rows}
+
+
+def load_updates(connection: sa.Connection, run_id: str, after: int) -> Sequence[LoggedUpdate]:
+    """Return the updates after a version, in order."""
+    rows = connection.execute(
+        sa.select(updates.c.version, updates.c.gradient)
+        .where((updates.c.run_id == run_id) & (updates.c.version > after))
+        .order_by(updates.c.version)
+    )
+    return [LoggedUpdate(row.version, row.gradient) for row in rows]
+
+
+def snapshot_taken(connection: sa.Connection, run_id: str, version: int) -> None:
+    """Record a durable snapshot and forget the updates that it contains."""
+    connection.execute(runs.update().where(runs.c.run_id == run_id), {"snapshot": version})
+    connection.execute(updates.delete().where((updates.c.run_id == run_id) & (updates.c.version <= version)))
+
+
+def save_state(connection: sa.Connection, run_id: str, state: str) -> None:
+    """Write the state of a run."""
+    connection.execute(runs.update().where(runs.c.run_id == run_id), {"state": state})
+
+
+def save_participants(
+    connection: sa.Connection, run_id: str, rows: Iterable[tuple[int, bytes, str, bytes]]
+) -> None:
+    """Write new or changed participants: slot, id, party, registration message."""
+    for slot, participant, party, message in rows:
+        key = (participants.c.run_id == run_id) & (participants.c.slot == slot)
+        values = {"participant": participant, "party": party, "message": message}
+        if not connection.execute(participants.update().where(key), values).rowcount:
+            connection.execute(participants.insert(), {"run_id": run_id, "slot": slot, **values})
+
+
+def save_items(connection: sa.Connection, run_id: str, keys: Sequence[str], first: int) -> None:
+    """Write new items; the first gets index ``first``."""
+    if keys:
+        connection.execute(
+            items.insert(),
+            [{"run_id": run_id, "item": first + n, "key": key} for n, key in enumerate(keys)],
+        )
+
+
+def save_holding(connection: sa.Connection, run_id: str, slot: int, held: bytes) -> None:
+    """Write the item indices that an owner holds, as uint32 bytes."""
+    key = (holdings.c.run_id == run_id) & (holdings.c.slot == slot)
+    if not connection.execute(holdings.update().where(key), {"items": held}).rowcount:
+        connection.execute(holdings.insert(), {"run_id": run_id, "slot": slot, "items": held})
+
+
+def save_submission(
+    connection: sa.Connection,
+    run_id: str,
+    party: str,
+    kind: int,
+    place: str,
+    sha256: bytes,
+    payload: bytes,
+    *,
+    only_if_filed: bool = False,
+) -> bytes | None:
+    """File a submission unless there is one already, or its place is closed (``only_if_filed``).
+
+    Returns
+    -------
+    bytes or None
+        Digest of what is on file now; None when nothing is.
+    """
+    key = (
+        (submissions.c.run_id == run_id)
+        & (submissions.c.party == party)
+        & (submissions.c.kind == kind)
+        & (submissions.c.place == place)
+    )
+    held = connection.execute(sa.select(submissions.c.sha256).where(key)).scalar()
+    if held is not None or only_if_filed:
+        return held
+    row = {"run_id": run_id, "party": party, "kind": kind, "place": place}
+    connection.execute(submissions.insert(), {**row, "sha256": sha256, "payload": payload})
+    return sha256
+
+
+def load_submissions(connection: sa.Connection, run_id: str, kind: int, place: str) -> dict[str, bytes]:
+    """Return the payloads of one kind and place by party."""
+    rows = connection.execute(
+        sa.select(submissions.c.party, submissions.c.payload).where(
+            (submissions.c.run_id == run_id) & (submissions.c.kind == kind) & (submissions.c.place == place)
+        )
+    )
+    return {row.party: row.payload for row in rows}
+
+
+def last_event(connection: sa.Connection, run_id: str) -> int:
+    """Return the number of the last event, 0 before the first."""
+    number = connection.execute(
+        sa.select(sa.func.max(events.c.number)).where(events.c.run_id == run_id)
+    ).scalar()
+    return int(number or 0)
+
+
+def save_event(connection: sa.Connection, run_id: str, number: int, message: bytes) -> None:
+    """Append an event."""
+    connection.execute(events.insert(), {"run_id": run_id, "number": number, "message": message})

@@ -1,0 +1,373 @@
+"""The third party's store: redeemed tokens, issued certificates, public key bundles, revocations.
+
+It holds public keys and hashes only; nothing in it opens anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import sqlalchemy as sa
+
+from coterie.errors import StoreError
+from coterie.store.engine import Writer, open_sqlite
+from coterie.wire.refusal import ErrorReason, Refusal
+
+__all__ = ["Directory", "Published", "Redemption", "Revoked", "ThirdPartyStore", "metadata"]
+
+T = TypeVar("T")
+
+metadata = sa.MetaData()
+
+tokens = sa.Table(
+    "tokens",
+    metadata,
+    sa.Column("token_hash", sa.LargeBinary, primary_key=True),
+    sa.Column("party", sa.String, nullable=False, index=True),
+    sa.Column("participants", sa.Integer, nullable=False),
+    sa.Column("public_key_hash", sa.LargeBinary, nullable=False),
+    sa.Column("fingerprint", sa.LargeBinary, nullable=False, unique=True),
+    sa.Column("chain", sa.LargeBinary, nullable=False),
+    sa.Column("redeemed", sa.Integer, nullable=False),
+)
+
+bundles = sa.Table(
+    "bundles",
+    metadata,
+    sa.Column("participant", sa.LargeBinary, primary_key=True),
+    sa.Column("party", sa.String, nullable=False, index=True),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("message", sa.LargeBinary, nullable=False),
+)
+
+revocations = sa.Table(
+    "revocations",
+    metadata,
+    sa.Column("kind", sa.String, primary_key=True),
+    sa.Column("subject", sa.LargeBinary, primary_key=True),
+    sa.Column("revision", sa.Integer, nullable=False, index=True),
+)
+
+# One row: the number of changes so far, counted from 1 so that 0 can mean "I hold nothing yet".
+directory = sa.Table("directory", metadata, sa.Column("revision", sa.Integer, primary_key=True))
+
+_PARTICIPANT = "participant"
+_CERTIFICATE = "certificate"
+
+
+class Published(NamedTuple):
+    """A bundle as the directory keeps it."""
+
+    participant: bytes
+    """Id, 32 bytes."""
+    version: int
+    """Grows with every replacement."""
+    message: bytes
+    """The countersigned ``KeyBundle``, serialised."""
+
+
+class Redemption(NamedTuple):
+    """A token that is exchanged for a certificate."""
+
+    token_hash: bytes
+    """SHA-256 of the token."""
+    party: str
+    """``role/name``."""
+    participants: int
+    """How many participants the party may speak for."""
+    public_key_hash: bytes
+    """SHA-256 of the public key in the certificate request."""
+    fingerprint: bytes
+    """SHA-256 of the certificate, if it is the one that will be kept."""
+    chain: bytes
+    """The certificate and the authority's, PEM."""
+    redeemed: int
+    """Unix seconds."""
+
+
+class Directory(NamedTuple):
+    """Answer to a look-up."""
+
+    revision: int
+    messages: dict[bytes, bytes]
+    """Serialised ``KeyBundle`` by participant; unknown participants are absent."""
+    revoked: frozenset[bytes]
+    """Those of the asked participants that are revoked."""
+
+
+class Revoked(NamedTuple):
+    """Everything revoked so far."""
+
+    revision: int
+    """Revision of the directory."""
+    newest: int
+    """Revision at which something was revoked last; 0 when nothing ever was."""
+    participants: tuple[bytes, ...]
+    certificates: tuple[bytes, ...]
+
+
+class ThirdPartyStore:
+    """The store of one third party.
+
+    Parameters
+    ----------
+    path : Path
+        The SQLite file; made when absent.
+
+    Raises
+    ------
+    StoreError
+        When the file cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._engine = open_sqlite(path, "thirdparty")
+        self._writer = Writer(self._engine)
+
+    def close(self) -> None:
+        """Finish what is pending and close the file."""
+        self._writer.close()
+        self._engine.dispose()
+
+    async def redeemed(self, token_hash: bytes) -> Redemption | None:
+        """Return how a token was redeemed, None when it was not."""
+
+        def read(connection: sa.Connection) -> Redemption | None:
+            return _redemption(connection, token_hash)
+
+        return await self._read(read)
+
+    async def enrol(self, redemption: Redemption, published: Sequence[Published]) -> bytes:
+        """Redeem a token and publish the party's bundles, both or neither.
+
+        Returns
+        -------
+        bytes
+            The certificate chain that the token was exchanged for: the one given, or, when the same token and
+            key came before, the one of that time.
+
+        Raises
+        ------
+        Refusal
+            BAD_TOKEN when the token was redeemed with another key; and as `publish`.
+        """
+
+        def write(connection: sa.Connection) -> bytes:
+            held = _redemption(connection, redemption.token_hash)
+            if held is not None and held.public_key_hash != redemption.public_key_hash:
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_BAD_TOKEN,
+                    "this token was used before, with another key",
+                    field="token",
+                    expected="a new token, or the key that it was first used with",
+                )
+            if held is None:
+                connection.execute(tokens.insert(), redemption._asdict())
+            _publish(connection, redemption.party, published)
+            return redemption.chain if held is None else held.chain
+
+        return await self._write(write)
+
+    async def publish(self, party: str, published: Sequence[Published]) -> None:
+        """Add or replace bundles of a party, all or none.
+
+        Publishing what is there already changes nothing.
+
+        Raises
+        ------
+        Refusal
+            INVALID_FIELD for a participant that comes twice, REVOKED, UNKNOWN_PARTICIPANT when another party
+            published the participant, OLD_VERSION for a version that is lower, or the same with other
+            content, TOO_LARGE beyond what the party's token allowed.
+        """
+        await self._write(lambda connection: _publish(connection, party, published))
+
+    async def lookup(self, participants: Sequence[bytes]) -> Directory:
+        """Return the bundles of participants (at most 1,000: one query)."""
+
+        def read(connection: sa.Connection) -> Directory:
+            # The revision first: what is read after it is at least as new.
+            revision = _revision(connection)
+            found = connection.execute(
+                sa.select(bundles.c.participant, bundles.c.message).where(
+                    bundles.c.participant.in_(participants)
+                )
+            )
+            messages = {row.participant: row.message for row in found}
+            return Directory(revision, messages, _revoked_among(connection, participants))
+
+        return await self._read(read)
+
+    async def revoke(self, participants: Iterable[bytes], certificates: Iterable[bytes]) -> int:
+        """Revoke participants and certificates for good.
+
+        Returns
+        -------
+        int
+            The directory's revision from which all of them are revoked.
+        """
+        subjects = [(_PARTICIPANT, item) for item in participants]
+        subjects += [(_CERTIFICATE, item) for item in certificates]
+
+        def write(connection: sa.Connection) -> int:
+            held = {(row.kind, row.subject) for row in connection.execute(sa.select(revocations))}
+            fresh = [subject for subject in dict.fromkeys(subjects) if subject not in held]
+            if not fresh:
+                return _revision(connection)
+            revision = _next_revision(connection)
+            connection.execute(
+                revocations.insert(),
+                [{"kind": kind, "subject": subject, "revision": revision} for kind, subject in fresh],
+            )
+            return revision
+
+        return await self._write(write)
+
+    async def revocations(self) -> Revoked:
+        """Return everything revoked so far."""
+
+        def read(connection: sa.Connection) -> Revoked:
+            # The revision first: what is read after it is at least as new.
+            revision = _revision(connection)
+            rows = connection.execute(sa.select(revocations).order_by(revocations.c.revision)).all()
+            return Revoked(
+                revision,
+                max((row.revision for row in rows), default=0),
+                tuple(row.subject for row in rows if row.kind == _PARTICIPANT),
+                tuple(row.subject for row in rows if row.kind == _CERTIFICATE),
+            )
+
+        return await self._read(read)
+
+    async def probe(self) -> None:
+        """Write and read once, changing nothing.
+
+        Raises
+        ------
+        StoreError
+            When the store cannot do either.
+        """
+        await self._write(
+            lambda connection: connection.execute(directory.update().values(revision=directory.c.revision))
+        )
+        await self._read(_revision)
+
+    async def _write(self, work: Callable[[sa.Connection], T]) -> T:
+        try:
+            return await self._writer.run(work)
+        except sa.exc.SQLAlchemyError as error:
+            raise StoreError(f"the store cannot be written: {type(error).__name__}") from error
+
+    async def _read(self, work: Callable[[sa.Connection], T]) -> T:
+        def read() -> T:
+            with self._engine.connect() as connection:
+                return work(connection)
+
+        try:
+            return await asyncio.to_thread(read)
+        except sa.exc.SQLAlchemyError as error:
+            raise StoreError(f"the store cannot be read: {type(error).__name__}") from error
+
+
+def _redemption(connection: sa.Connection, token_hash: bytes) -> Redemption | None:
+    row = connection.execute(sa.select(tokens).where(tokens.c.token_hash == token_hash)).one_or_none()
+    return None if row is None else Redemption(**row._mapping)
+
+
+def _revision(connection: sa.Connection) -> int:
+    revision: int = connection.execute(sa.select(directory.c.revision)).scalar_one()
+    return revision
+
+
+def _next_revision(connection: sa.Connection) -> int:
+    connection.execute(directory.update().values(revision=directory.c.revision + 1))
+    return _revision(connection)
+
+
+def _revoked_among(connection: sa.Connection, participants: Sequence[bytes]) -> frozenset[bytes]:
+    rows = connection.execute(
+        sa.select(revocations.c.subject).where(
+            (revocations.c.kind == _PARTICIPANT) & revocations.c.subject.in_(participants)
+        )
+    )
+    return frozenset(rows.scalars())
+
+
+def _publish(connection: sa.Connection, party: str, published: Sequence[Published]) -> None:
+    if len({bundle.participant for bundle in published}) != len(published):
+        raise Refusal(
+            ErrorReason.ERROR_REASON_INVALID_FIELD,
+            "a participant comes twice",
+            field="bundles",
+            expected="one bundle for each participant",
+        )
+    changed: list[Published] = []
+    added = 0
+    for first in range(0, len(published), 1000):
+        batch = published[first : first + 1000]
+        ids = [bundle.participant for bundle in batch]
+        if _revoked_among(connection, ids):
+            raise Refusal(
+                ErrorReason.ERROR_REASON_REVOKED,
+                "a participant was revoked",
+                field="bundles",
+                expected="others",
+            )
+        held = {
+            row.participant: row
+            for row in connection.execute(sa.select(bundles).where(bundles.c.participant.in_(ids)))
+        }
+        for bundle in batch:
+            row = held.get(bundle.participant)
+            added += row is None
+            if row is None or _replaces(bundle, party, row):
+                changed.append(bundle)
+    if not changed:
+        return
+    _check_allowance(connection, party, added)
+    connection.execute(
+        sa.delete(bundles).where(bundles.c.participant == sa.bindparam("key")),
+        [{"key": bundle.participant} for bundle in changed],
+    )
+    connection.execute(bundles.insert(), [{"party": party, **bundle._asdict()} for bundle in changed])
+    _next_revision(connection)
+
+
+def _replaces(bundle: Published, party: str, held: sa.Row[tuple[bytes, str, int, bytes]]) -> bool:
+    """Whether a bundle is to be written over the held one; False when it is the held one."""
+    if held.party != party:
+        raise Refusal(
+            ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
+            "a participant belongs to another party",
+            field="bundles",
+            expected=f"participants of {party}",
+        )
+    if bundle.message == held.message:
+        return False
+    if bundle.version <= held.version:
+        raise Refusal(
+            ErrorReason.ERROR_REASON_OLD_VERSION,
+            f"version {bundle.version} of a bundle, and the directory holds {held.version}",
+            field="bundles.version",
+            expected=f"above {held.version}",
+        )
+    return True
+
+
+def _check_allowance(connection: sa.Connection, party: str, added: int) -> None:
+    allowed = connection.execute(
+        sa.select(sa.func.max(tokens.c.participants)).where(tokens.c.party == party)
+    ).scalar()
+    held = connection.execute(
+        sa.select(sa.func.count()).select_from(bundles).where(bundles.c.party == party)
+    ).scalar_one()
+    if added and held + added > (allowed or 0):
+        raise Refusal(
+            ErrorReason.ERROR_REASON_TOO_LARGE,
+            f"{party} would speak for {held + added} participants",
+            field="bundles",
+            expected=f"at most {allowed or 0}, as its token says",
+        )

@@ -1,0 +1,1 @@
+"""Metrics, logs, accounts of work, and the reports made from them."""

@@ -1,0 +1,126 @@
+"""Prometheus metrics and a liveness page on a second port.
+
+No label ever holds a participant, a user or an item: labels are RPC names, sides, reasons and activities.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from coterie.errors import CoterieError
+from coterie.telemetry.accounting import Accounting
+
+__all__ = ["Exporter", "TrafficSource"]
+
+
+class TrafficSource(Protocol):
+    """Totals by RPC, as a meter keeps them."""
+
+    def summary(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return calls, errors, bytes and percentiles by RPC."""
+
+
+class _Collector:
+    def __init__(
+        self,
+        accounting: Accounting,
+        traffic: Mapping[str, TrafficSource],
+        refusals: Callable[[], Mapping[tuple[str, str], int]],
+        serving: Callable[[], bool],
+    ) -> None:
+        self._accounting = accounting
+        self._traffic = traffic
+        self._refusals = refusals
+        self._serving = serving
+
+    def collect(self) -> Iterator[Metric]:
+        calls = CounterMetricFamily("coterie_rpc_calls", "Finished calls.", labels=["side", "rpc"])
+        errors = CounterMetricFamily("coterie_rpc_errors", "Failed calls.", labels=["side", "rpc"])
+        volume = CounterMetricFamily(
+            "coterie_rpc_bytes", "Message bytes.", labels=["side", "rpc", "direction"]
+        )
+        times = GaugeMetricFamily(
+            "coterie_rpc_milliseconds", "Recent times.", labels=["side", "rpc", "quantile"]
+        )
+        for side, source in self._traffic.items():
+            for rpc, totals in source.summary().items():
+                calls.add_metric([side, rpc], totals["calls"])
+                errors.add_metric([side, rpc], totals["errors"])
+                volume.add_metric([side, rpc, "in"], totals["bytes_in"])
+                volume.add_metric([side, rpc, "out"], totals["bytes_out"])
+                for quantile in ("p50", "p99"):
+                    if totals[f"{quantile}_ms"] is not None:
+                        times.add_metric([side, rpc, quantile], totals[f"{quantile}_ms"])
+        yield from (calls, errors, volume, times)
+        refused = CounterMetricFamily("coterie_refusals", "Refused requests.", labels=["rpc", "reason"])
+        for (rpc, reason), count in self._refusals().items():
+            refused.add_metric([rpc, reason], count)
+        yield refused
+        cpu = CounterMetricFamily("coterie_cpu_seconds", "CPU time by activity.", labels=["activity"])
+        account = self._accounting.cpu_seconds()
+        for name, seconds in account["activities"].items():
+            cpu.add_metric([name], seconds)
+        cpu.add_metric(["total"], account["total"])
+        yield cpu
+        yield GaugeMetricFamily("coterie_peak_rss_mebibytes", "Peak memory.", value=Accounting.peak_rss_mb())
+        yield GaugeMetricFamily("coterie_serving", "1 while healthy.", value=float(self._serving()))
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        """Write nothing: a request for metrics is not worth a log line."""
+
+
+class Exporter:
+    """Serves ``/metrics`` and ``/healthz`` (200 while the service is healthy, else 503) from a thread."""
+
+    def __init__(
+        self,
+        accounting: Accounting,
+        traffic: Mapping[str, TrafficSource],
+        refusals: Callable[[], Mapping[tuple[str, str], int]],
+        serving: Callable[[], bool],
+    ) -> None:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Collector(accounting, traffic, refusals, serving))
+        metrics = make_wsgi_app(registry)
+
+        def page(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+            if environ.get("PATH_INFO") != "/healthz":
+                answer: Iterable[bytes] = metrics(environ, start_response)
+                return answer
+            healthy = serving()
+            start_response(
+                "200 OK" if healthy else "503 Service Unavailable", [("Content-Type", "text/plain")]
+            )
+            return [b"SERVING\n" if healthy else b"NOT_SERVING\n"]
+
+        self._page = page
+        self._server: WSGIServer | None = None
+
+    def start(self, address: str) -> None:
+        """Listen on ``host:port``.
+
+        Raises
+        ------
+        CoterieError
+            When the address is taken or not ours.
+        """
+        host, _, port = address.rpartition(":")
+        try:
+            self._server = make_server(host.strip("[]"), int(port), self._page, handler_class=_Quiet)
+        except OSError as error:
+            raise CoterieError(f"cannot serve metrics on {address}: {error.strerror}") from error
+        threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
+
+    def stop(self) -> None:
+        """Stop listening."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()

@@ -1,0 +1,326 @@
+"""What a report says, worked out once for the page and for the terminal.
+
+A report is the content of ``report.json``.  Every part of it is optional: what is absent, empty or null reads
+as nothing here, and what is not a finite number as None.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from coterie.telemetry.quantities import finite, measure
+
+__all__ = [
+    "Costs",
+    "Metric",
+    "Report",
+    "Row",
+    "Score",
+    "costs",
+    "entries",
+    "epoch_positions",
+    "flatten",
+    "leading_metric",
+    "metric",
+    "metrics",
+    "rows",
+    "section",
+    "system_label",
+]
+
+Report = Mapping[str, Any]
+"""The content of a ``report.json``."""
+
+_SYSTEMS = {
+    "drift": "DRIFT",
+    "saros": "SAROS",
+    "popularity": "Popularity",
+    "positive_share": "Positive share",
+    "random": "Random order",
+}
+_NOTES = {
+    "saros": "centralised, same blocks",
+    "popularity": "items by number of interactions",
+    "positive_share": "items by share of positives",
+    "random": "no learning",
+}
+_REFERENCE_ORDER = ("saros", "popularity", "positive_share", "random")
+_METRICS = {
+    "ndcg": "NDCG",
+    "ndcg_printed": "NDCG as printed",
+    "map": "MAP",
+    "hit_ratio": "Hit ratio",
+    "precision": "Precision",
+    "recall": "Recall",
+    "f1": "F1",
+    "rmse": "RMSE",
+    "mae": "MAE",
+}
+_RANKED = frozenset({"ndcg", "ndcg_printed", "map", "precision", "recall", "f1", "hit_ratio"})
+_ERRORS = frozenset({"rmse", "mae"})
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric of a report.
+
+    Attributes
+    ----------
+    key : str
+        Its key in the report, such as ``ndcg_test_items@10``.
+    label : str
+        Its name for a reader, such as ``NDCG@10``.
+    population : str
+        The items that are ranked, empty where that does not apply.
+    lower_is_better : bool
+        Whether a smaller value wins (losses and errors).
+    """
+
+    key: str
+    label: str
+    population: str
+    lower_is_better: bool
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether it is a loss, drawn with the training loss and not by itself."""
+        return self.key.endswith("_loss")
+
+    @property
+    def full_label(self) -> str:
+        """Name and population in one line."""
+        return f"{self.label}, {self.population}" if self.population else self.label
+
+
+@dataclass(frozen=True)
+class Score:
+    """A metric of one system: mean and standard deviation over the seeds, None where not measured."""
+
+    mean: float | None
+    std: float | None
+    best: bool
+
+    @property
+    def mean_text(self) -> str:
+        """The mean with sensible digits."""
+        return measure(self.mean)
+
+    @property
+    def spread_text(self) -> str:
+        """The standard deviation, empty where there is none."""
+        return "" if self.mean is None or self.std is None else f"± {measure(self.std)}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the result table; ``scores`` are in the order of `metrics`."""
+
+    name: str
+    label: str
+    note: str
+    scores: tuple[Score, ...]
+    is_run: bool
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Totals over all services and RPCs of a run; None where the report has no account of it."""
+
+    calls: int | None
+    errors: int | None
+    bytes_out: float | None
+    bytes_in: float | None
+    cpu_seconds: float | None
+    security_seconds: float | None
+
+    @property
+    def bytes_total(self) -> float | None:
+        """Message bytes in both directions."""
+        if self.bytes_out is None or self.bytes_in is None:
+            return None
+        return self.bytes_out + self.bytes_in
+
+    @property
+    def security_share(self) -> float | None:
+        """Share of the CPU time spent on protecting data."""
+        if not self.cpu_seconds or self.security_seconds is None:
+            return None
+        return self.security_seconds / self.cpu_seconds
+
+
+def section(report: Report, name: str) -> dict[str, Any]:
+    """Return a section that is a table of names, empty where it is absent."""
+    found = report.get(name)
+    return {str(key): value for key, value in found.items()} if isinstance(found, Mapping) else {}
+
+
+def entries(report: Report, name: str) -> list[Report]:
+    """Return a section that is a list of records, empty where it is absent."""
+    found = report.get(name)
+    if isinstance(found, str) or not isinstance(found, Sequence):
+        return []
+    return [entry for entry in found if isinstance(entry, Mapping)]
+
+
+def system_label(name: str) -> str:
+    """Return a system's name as its paper writes it, or the name itself."""
+    return _SYSTEMS.get(name, name)
+
+
+def metric(key: str) -> Metric:
+    """Return how a metric key reads.
+
+    >>> metric("ndcg_test_items@10").full_label
+    'NDCG@10, test items'
+    """
+    base, at, cutoff = key.partition("@")
+    stem = base.removesuffix("_test_items")
+    if base.endswith("_loss"):
+        return Metric(key, base.replace("_", " ").capitalize(), "", lower_is_better=True)
+    label = _METRICS.get(stem, stem.replace("_", " "))
+    population = ""
+    if stem != base:
+        population = "test items"
+    elif stem in _RANKED:
+        population = "all unseen items"
+    return Metric(key, f"{label}{at}{cutoff}", population, lower_is_better=stem in _ERRORS)
+
+
+def metrics(report: Report) -> list[Metric]:
+    """Return the metrics of the run and its references: ranking metrics by population, losses last."""
+    keys = list(section(report, "metrics"))
+    for _, reference in _references(report):
+        keys += [key for key in section(reference, "metrics") if key not in keys]
+    found = [metric(key) for key in keys]
+    populations = {"all unseen items": 0, "test items": 1}
+    return sorted(found, key=lambda one: (one.is_loss, populations.get(one.population, 2)))
+
+
+def leading_metric(report: Report) -> Metric | None:
+    """Return the metric that stands for the run: NDCG over all unseen items where it was measured."""
+    found = [one for one in metrics(report) if not one.is_loss]
+    return next((one for one in found if one.key.startswith("ndcg@")), found[0] if found else None)
+
+
+def rows(report: Report) -> list[Row]:
+    """Return the result table: the run first, then its references.
+
+    The best score of each metric is marked where at least two systems have one; equal at the digits shown
+    counts as equal.
+    """
+    columns = metrics(report)
+    named = [("", report), *_references(report)]
+    tables = {name: section(entry, "metrics") for name, entry in named}
+    best = {column.key: _best(column, list(tables.values())) for column in columns}
+
+    def score(column: Metric, values: Mapping[str, Any]) -> Score:
+        mean, std = _mean_std(values.get(column.key))
+        return Score(mean, std, best=mean is not None and measure(mean) == best[column.key])
+
+    found = []
+    for name, values in tables.items():
+        scores = tuple(score(column, values) for column in columns)
+        if all(one.mean is None for one in scores):
+            continue
+        label = system_label(name or str(report.get("system") or "this run"))
+        note = str(report.get("form") or "") if not name else _NOTES.get(name, "")
+        found.append(Row(name, label, note, scores, is_run=not name))
+    return found
+
+
+def costs(report: Report) -> Costs:
+    """Return totals of traffic and CPU time."""
+    traffic = [row for row in section(report, "traffic").values() if isinstance(row, Mapping)]
+    services = [row for row in section(report, "cpu_seconds").values() if isinstance(row, Mapping)]
+
+    def total(table: list[Mapping[str, Any]], key: str) -> float | None:
+        values = [value for value in (finite(row.get(key)) for row in table) if value is not None]
+        return sum(values) if values else None
+
+    calls, errors = total(traffic, "calls"), total(traffic, "errors")
+    return Costs(
+        calls=None if calls is None else round(calls),
+        errors=None if errors is None else round(errors),
+        bytes_out=total(traffic, "bytes_out"),
+        bytes_in=total(traffic, "bytes_in"),
+        cpu_seconds=total(services, "total"),
+        security_seconds=total(services, "security"),
+    )
+
+
+def epoch_positions(history: Sequence[Report]) -> list[tuple[float, Report]]:
+    """Place evaluations on an axis of epochs.
+
+    The last evaluation of epoch e stands at e.  Earlier ones of the same epoch stand between e - 1 and e, at
+    the share of the epoch's model versions that were made by then, or evenly where versions are not known.
+
+    Returns
+    -------
+    list of (float, entry)
+        In order of epoch and version; entries without an epoch are left out.
+    """
+
+    def order(entry: Report) -> tuple[float, float]:
+        return finite(entry.get("epoch")) or 0.0, finite(entry.get("version")) or 0.0
+
+    known = sorted((entry for entry in history if finite(entry.get("epoch")) is not None), key=order)
+    placed: list[tuple[float, Report]] = []
+    begun = 0.0
+    for epoch, group in groupby(known, key=lambda entry: order(entry)[0]):
+        members = list(group)
+        ended = order(members[-1])[1]
+        for position, entry in enumerate(members, start=1):
+            done = position / len(members)
+            if ended > begun:
+                done = min(1.0, max(0.0, (order(entry)[1] - begun) / (ended - begun)))
+            placed.append((max(0.0, epoch - 1 + done), entry))
+        begun = max(begun, ended)
+    return placed
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield nested settings as dotted names with their values written out."""
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{name}.")
+        else:
+            yield name, _written(value)
+
+
+def _written(value: object) -> str:
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return "none"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(_written(one) for one in value) or "none"
+    if isinstance(value, str) and re.fullmatch(r"\s*", value):
+        return "empty"
+    return str(value)
+
+
+def _references(report: Report) -> list[tuple[str, Report]]:
+    found = section(report, "reference")
+    order = [name for name in _REFERENCE_ORDER if name in found]
+    order += [name for name in found if name not in order]
+    return [(name, found[name]) for name in order if isinstance(found[name], Mapping)]
+
+
+def _mean_std(value: object) -> tuple[float | None, float | None]:
+    if isinstance(value, Mapping):
+        return finite(value.get("mean")), finite(value.get("std"))
+    return finite(value), None
+
+
+def _best(column: Metric, tables: Sequence[Mapping[str, Any]]) -> str | None:
+    means = [mean for mean, _ in (_mean_std(values.get(column.key)) for values in tables) if mean is not None]
+    if len(means) < 2:
+        return None
+    return measure(min(means) if column.lower_is_better else max(means))

@@ -1,0 +1,115 @@
+"""The result of a run in a terminal: one table, and the facts that fit in a line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from coterie.telemetry.quantities import count, duration, finite, percent, volume
+from coterie.telemetry.report_facts import (
+    Report,
+    Row,
+    Score,
+    costs,
+    entries,
+    metrics,
+    rows,
+    section,
+    system_label,
+)
+
+__all__ = ["tables"]
+
+
+def tables(report: Report) -> list[RenderableType]:
+    """Return what the command line prints at the end of a run.
+
+    Parameters
+    ----------
+    report : mapping
+        The content of ``report.json``; every part of it is optional.
+
+    Returns
+    -------
+    list of rich renderables
+        The result table (systems by metrics, mean and standard deviation over the seeds, the best in bold)
+        where there are results, then one line for each known fact.
+    """
+    found: list[RenderableType] = []
+    if lines := rows(report):
+        found.append(_results(report, lines))
+    found += [_fact(name, value) for name, value in _facts(report)]
+    return found
+
+
+def _results(report: Report, lines: Sequence[Row]) -> Table:
+    # Names come from files and configuration: Text, never markup, so that brackets in them mean nothing.
+    table = Table(
+        title=Text(_title(report), style="bold"),
+        title_justify="left",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1),
+    )
+    table.add_column("System", no_wrap=True)
+    for column in metrics(report):
+        heading = Text(column.label)
+        if column.population:
+            heading.append(f"\n{column.population}", style="dim")
+        elif column.lower_is_better:
+            heading.append("\nlower is better", style="dim")
+        table.add_column(heading, justify="right")
+    for row in lines:
+        table.add_row(Text(row.label, style="bold" if row.is_run else ""), *map(_cell, row.scores))
+    seeds = report.get("seeds")
+    notes = []
+    if isinstance(seeds, Sequence) and not isinstance(seeds, str) and len(seeds) > 1:
+        notes.append(f"Mean ± standard deviation over {len(seeds)} seeds.")
+    if len(lines) > 1:
+        notes.append("Best in bold.")
+    table.caption = Text(" ".join(notes))
+    return table
+
+
+def _cell(score: Score) -> Text:
+    cell = Text(score.mean_text, style="bold" if score.best else "")
+    if score.spread_text:
+        # Below the mean: five metrics then fit in 80 columns.
+        cell.append(f"\n{score.spread_text}", style="dim not bold")
+    return cell
+
+
+def _title(report: Report) -> str:
+    name = section(report, "dataset").get("name")
+    system = system_label(str(report.get("system") or "Results"))
+    return f"{system} on {name}" if name else system
+
+
+def _facts(report: Report) -> list[tuple[str, str]]:
+    total = costs(report)
+    found = []
+    if total.bytes_total is not None:
+        sent = f"{volume(total.bytes_total)} in {count(total.calls)} calls"
+        found.append(("Messages", f"{sent}, {count(total.errors)} failed" if total.errors else sent))
+    if total.cpu_seconds is not None:
+        services = len(section(report, "cpu_seconds"))
+        found.append(("CPU time", f"{duration(total.cpu_seconds)} over {count(services)} services"))
+    if total.security_share is not None:
+        found.append(("Security", f"{percent(total.security_share)} of the CPU time"))
+    refused = finite(section(report, "staleness").get("refused"))
+    if refused:
+        found.append(("Stale gradients", f"{count(refused)} refused"))
+    if entries(report, "events"):
+        found.append(("Events", count(len(entries(report, "events")))))
+    if finite(report.get("duration_s")) is not None:
+        found.append(("Duration", duration(report["duration_s"])))
+    return found
+
+
+def _fact(name: str, value: str) -> Text:
+    return Text.assemble((f"{name}: ", "dim"), value)

@@ -1,0 +1,1 @@
+"""What crosses the network: generated stubs (``v1``), tensors as raw bytes, payloads in chunks, refusals."""

@@ -1,0 +1,91 @@
+"""Payloads longer than a message: split into chunks of 1 MiB, put together again, nothing counted unless whole."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.v1.common_pb2 import Chunk
+
+__all__ = ["CHUNK_BYTES", "Assembler", "split"]
+
+CHUNK_BYTES = 1 << 20
+"""Length of all chunks but the last, in bytes; well below gRPC's message limit of 4 MiB, which stays as it is."""
+
+
+def split(payload: bytes) -> Iterator[Chunk]:
+    """Cut a payload into chunks; an empty payload is one empty chunk."""
+    for offset in range(0, max(len(payload), 1), CHUNK_BYTES):
+        end = offset + CHUNK_BYTES
+        yield Chunk(offset=offset, data=payload[offset:end], last=end >= len(payload))
+
+
+class Assembler:
+    """Collects the chunks of one payload.
+
+    Parameters
+    ----------
+    limit : int
+        Largest payload taken, bytes.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._data = bytearray()
+        self.complete = False
+
+    def add(self, chunk: Chunk) -> None:
+        """Add the next chunk.
+
+        Raises
+        ------
+        Refusal
+            TRUNCATED for a chunk out of order or after the last; TOO_LARGE beyond the limit.
+        """
+        if self.complete or chunk.offset != len(self._data):
+            raise Refusal(
+                ErrorReason.ERROR_REASON_TRUNCATED,
+                f"a chunk at offset {chunk.offset} does not continue the payload",
+                field="chunk.offset",
+                expected="no further chunk" if self.complete else str(len(self._data)),
+            )
+        if len(self._data) + len(chunk.data) > self._limit:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_TOO_LARGE,
+                "the payload is longer than this service takes",
+                field="chunk.data",
+                expected=f"at most {self._limit} bytes",
+            )
+        self._data += chunk.data
+        self.complete = chunk.last
+
+    def payload(self, sha256: bytes) -> bytes:
+        """Return the whole payload.
+
+        Parameters
+        ----------
+        sha256 : bytes
+            Digest that it must have.
+
+        Raises
+        ------
+        Refusal
+            TRUNCATED when the last chunk is missing; HASH_MISMATCH for other bytes than declared.
+        """
+        if not self.complete:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_TRUNCATED,
+                "the stream ended before the last chunk",
+                field="chunk.last",
+                expected="a chunk marked as the last",
+            )
+        data = bytes(self._data)
+        if hashlib.sha256(data).digest() != sha256:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_HASH_MISMATCH,
+                "the payload does not have the declared SHA-256",
+                field="sha256",
+                expected="the digest of the payload",
+            )
+        return data

@@ -1,0 +1,50 @@
+"""Refusals: why a service does not do what it was asked, in one closed vocabulary.
+
+A refusal carries a reason of ``ErrorReason``, the field that was wrong and what was expected.  It never carries a
+private value: services raise it, the network layer turns it into a gRPC status with ``google.rpc.ErrorInfo``.
+"""
+
+from __future__ import annotations
+
+from coterie.errors import PeerError
+from coterie.wire.v1.common_pb2 import ErrorReason
+
+__all__ = ["ErrorReason", "Refusal", "reason_name"]
+
+_PREFIX = "ERROR_REASON_"
+
+
+def reason_name(reason: ErrorReason.ValueType) -> str:
+    """Return the short name of a reason, ``"SEQUENCE_MISMATCH"`` for ``ERROR_REASON_SEQUENCE_MISMATCH``."""
+    return ErrorReason.Name(reason).removeprefix(_PREFIX)
+
+
+class Refusal(PeerError):
+    """A request that is refused, at the side that refuses and at the side that asked.
+
+    Parameters
+    ----------
+    reason : ErrorReason
+        Why, from the closed enumeration of the contract.
+    message : str
+        The same in words, without private values.
+    field : str
+        Name of the message field, or of the thing, that was wrong.
+    expected : str
+        What would have been right.
+    """
+
+    code = "refused"
+
+    def __init__(
+        self, reason: ErrorReason.ValueType, message: str, *, field: str = "", expected: str = ""
+    ) -> None:
+        super().__init__(message, hint=f"expected {expected}" if expected else None)
+        self.reason = reason
+        self.field = field
+        self.expected = expected
+
+    @property
+    def name(self) -> str:
+        """Short name of the reason."""
+        return reason_name(self.reason)

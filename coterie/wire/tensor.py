@@ -1,0 +1,119 @@
+"""Arrays on the wire: little-endian raw bytes with a declared shape and element type, checked on arrival."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.v1.common_pb2 import DType, Tensor
+
+__all__ = ["from_wire", "increasing_ids", "to_wire"]
+
+_DTYPES: dict[DType.ValueType, np.dtype[Any]] = {
+    DType.DTYPE_FLOAT32: np.dtype("<f4"),
+    DType.DTYPE_FLOAT64: np.dtype("<f8"),
+    DType.DTYPE_UINT32: np.dtype("<u4"),
+    DType.DTYPE_UINT8: np.dtype("u1"),
+}
+_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+
+
+def to_wire(array: npt.NDArray[Any]) -> Tensor:
+    """Encode an array.
+
+    Parameters
+    ----------
+    array : ndarray
+        float32, float64, uint32 or uint8, any shape.
+
+    Raises
+    ------
+    TypeError
+        If the element type has no wire form: a programming error, never a matter of input.
+    """
+    little = array.dtype.newbyteorder("<")
+    if little not in _CODES:
+        raise TypeError(f"no wire form for {array.dtype}; convert to one of {[str(d) for d in _CODES]}")
+    data = np.ascontiguousarray(array, dtype=little).tobytes()
+    return Tensor(dtype=_CODES[little], shape=array.shape, data=data)
+
+
+def from_wire(
+    tensor: Tensor, dtype: npt.DTypeLike, shape: tuple[int | None, ...], *, field: str
+) -> npt.NDArray[Any]:
+    """Decode and check an array.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        As received.
+    dtype : dtype
+        Element type that the field must have.
+    shape : tuple of (int or None)
+        Length that each axis must have; None takes any length.
+    field : str
+        Name of the field, for the refusal.
+
+    Returns
+    -------
+    ndarray
+        Read-only view of the message's bytes.
+
+    Raises
+    ------
+    Refusal
+        WRONG_SHAPE for another type, rank, length or number of bytes; NOT_FINITE for NaN or infinite values.
+    """
+    wanted = np.dtype(dtype).newbyteorder("<")
+    described = f"{wanted.name} {tuple('any' if n is None else n for n in shape)}"
+    held = _DTYPES.get(tensor.dtype)
+    lengths = tuple(tensor.shape)
+    fits = (
+        held == wanted
+        and len(lengths) == len(shape)
+        and all(n >= 0 and (want is None or n == want) for n, want in zip(lengths, shape, strict=True))
+        and len(tensor.data) == wanted.itemsize * int(np.prod(lengths, dtype=object))
+    )
+    if not fits:
+        name = held.name if held is not None else "no type"
+        raise Refusal(
+            ErrorReason.ERROR_REASON_WRONG_SHAPE,
+            f"{field} is {name} {lengths} in {len(tensor.data)} bytes",
+            field=field,
+            expected=described,
+        )
+    array = np.frombuffer(tensor.data, dtype=wanted).reshape(lengths)
+    if wanted.kind == "f" and not np.isfinite(array).all():
+        raise Refusal(
+            ErrorReason.ERROR_REASON_NOT_FINITE,
+            f"{field} holds NaN or infinite values",
+            field=field,
+            expected="finite numbers",
+        )
+    return array
+
+
+def increasing_ids(tensor: Tensor, limit: int, *, field: str) -> npt.NDArray[np.uint32]:
+    """Decode ids that must be strictly increasing and below a limit.
+
+    Returns
+    -------
+    ndarray of uint32, shape (n,)
+
+    Raises
+    ------
+    Refusal
+        WRONG_SHAPE, or INVALID_FIELD when ids repeat, fall, or reach ``limit``.
+    """
+    ids = from_wire(tensor, np.uint32, (None,), field=field)
+    if ids.size and (int(ids[-1]) >= limit or (np.diff(ids.astype(np.int64)) <= 0).any()):
+        raise Refusal(
+            ErrorReason.ERROR_REASON_INVALID_FIELD,
+            f"{field} is not strictly increasing, or names an id that does not exist",
+            field=field,
+            expected=f"strictly increasing ids below {limit}",
+        )
+    return ids

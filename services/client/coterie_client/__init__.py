@@ -1,0 +1,1 @@
+"""Client hosts: private histories, sealing, delivery, evaluation, recommendation."""

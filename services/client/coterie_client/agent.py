@@ -1,0 +1,123 @@
+"""What a user's own application asks of the client that keeps its history."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import sqlalchemy as sa
+
+from coterie.errors import DataError
+from coterie.store import client as store
+from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.v1 import client_pb2 as wire
+from coterie.wire.v1.client_pb2_grpc import UserAgentServicer
+from coterie_client.history import Histories
+from coterie.evaluation.holdout import TRAIN
+
+__all__ = ["Agent"]
+
+_MAX_K = 1000
+
+PROTECTIONS = {
+    "interaction": "sealed to the owner",
+    "metric sum": "sum over the host's users",
+    "registration": "public keys and signatures",
+}
+"""How each kind of datum leaves, in words."""
+
+Recommended = tuple[list[str], list[float], int]
+
+
+class Agent(UserAgentServicer):
+    """The servicer.
+
+    Parameters
+    ----------
+    histories : Histories
+        The users' histories.
+    engine : sqlalchemy.Engine
+        The store, for receipts.
+    recommend : callable
+        ``(user, k) -> (item keys, scores, version)``, without what the user has seen.
+    recorded : callable
+        Told after a new interaction is durable; returns how many owners hold the item.
+    """
+
+    def __init__(
+        self,
+        histories: Histories,
+        engine: sa.Engine,
+        recommend: Callable[[int, int], Awaitable[Recommended]],
+        recorded: Callable[[str], Awaitable[int]],
+    ) -> None:
+        self._histories = histories
+        self._engine = engine
+        self._recommend = recommend
+        self._recorded = recorded
+
+    def _user(self, name: str) -> int:
+        try:
+            return self._histories.number(name)
+        except DataError as error:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
+                error.message,
+                field="user",
+                expected="a user of this host",
+            ) from error
+
+    async def RecordInteraction(  # noqa: N802
+        self, request: wire.RecordInteractionRequest, context: Any
+    ) -> wire.RecordInteractionResponse:
+        """Keep an interaction and send it to its owners."""
+        user = self._user(request.user)
+        if not request.item:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD, "no item", field="item", expected="an item's key"
+            )
+        interaction = store.Interaction(user, request.item, request.positive, int(time.time()), TRAIN)
+        await self._histories.take([], [interaction])
+        return wire.RecordInteractionResponse(owners=await self._recorded(request.item))
+
+    async def Recommend(  # noqa: N802
+        self, request: wire.UserRecommendRequest, context: Any
+    ) -> wire.UserRecommendResponse:
+        """Recommend what the user has not seen."""
+        if not 1 <= request.k <= _MAX_K:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                f"k is {request.k}",
+                field="k",
+                expected=f"1 to {_MAX_K}",
+            )
+        items, scores, version = await self._recommend(self._user(request.user), request.k)
+        return wire.UserRecommendResponse(items=items, scores=scores, version=version)
+
+    async def DisclosureReceipt(  # noqa: N802
+        self, request: wire.DisclosureReceiptRequest, context: Any
+    ) -> wire.DisclosureReceiptResponse:
+        """List what has left."""
+        wanted = self._user(request.user) if request.user else None
+        with self._engine.connect() as connection:
+            rows = store.load_sent(connection)
+        found: dict[tuple[str, str], wire.Disclosure] = {}
+        for row in rows:
+            # What the host sent for all its users (user 0) concerns each of them.
+            if wanted is not None and row.user not in (wanted, 0):
+                continue
+            line = found.setdefault(
+                (row.recipient, row.kind),
+                wire.Disclosure(
+                    recipient=row.recipient,
+                    kind=row.kind,
+                    protection=PROTECTIONS.get(row.kind, "clear"),
+                    first_ms=row.first_ms,
+                ),
+            )
+            line.count += row.acknowledged
+            line.bytes += row.bytes
+            line.first_ms = min(line.first_ms, row.first_ms)
+            line.last_ms = max(line.last_ms, row.last_ms)
+        return wire.DisclosureReceiptResponse(disclosures=[found[key] for key in sorted(found)])

@@ -1,0 +1,280 @@
+"""Delivery: a host's outboxes, sealed user by user, straight to the owners; never through the COS."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import numpy as np
+import structlog
+
+from coterie.crypto.identity import Bundle, Identity, PublicPrekey
+from coterie.crypto.sealed import (
+    Agreement,
+    Direction,
+    SealingSession,
+    SenderProcess,
+    encode_records,
+)
+from coterie.errors import PeerError
+from coterie.launch.process import Runtime
+from coterie.net.bundles import bundle_from_wire
+from coterie.net.channel import Channel
+from coterie.net.retry import Retry
+from coterie.net.status import from_rpc_error
+from coterie.store import client as store
+from coterie.store.engine import Writer
+from coterie.wire.refusal import ErrorReason, Refusal, reason_name
+from coterie.wire.v1 import data_owner_pb2 as wire
+from coterie.wire.v1.data_owner_pb2_grpc import DataOwnerStub
+from coterie.wire.v1.orchestrator_pb2 import CatalogueOwner
+from coterie_client.history import Catalogued, Histories, Outbox
+
+__all__ = ["Delivery", "Recipient"]
+
+_log = structlog.get_logger("coterie.delivery")
+
+RECORDS_PER_BATCH = 1024
+_BATCHES_PER_MESSAGE = 64
+_STREAM_S = 600.0
+_AT_ONCE = 4
+
+
+@dataclass
+class Recipient:
+    """A data owner that is sent to."""
+
+    owner: bytes
+    name: str
+    bundle: Bundle
+    channel: Channel
+    prekey: PublicPrekey | None = None
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """A sealed batch and the outbox range that it carries."""
+
+    user: int
+    outbox: Outbox
+    last: int
+    message: wire.SealedBatch
+
+
+class Delivery:
+    """Sends outboxes.
+
+    Parameters
+    ----------
+    runtime : Runtime
+        For channels and accounts.
+    run_id : str
+        The run.
+    identities : sequence of Identity
+        Keys of the users; user ``n`` at position ``n - 1``.
+    histories : Histories
+        What there is to send.
+    writer : Writer
+        The store's writer.
+    directory_key : bytes
+        The directory's public key; owners' bundles must carry its countersignature.
+    seed : int
+        Seed of the order in which users are sent (experiments).
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        run_id: str,
+        identities: Sequence[Identity],
+        histories: Histories,
+        writer: Writer,
+        directory_key: bytes,
+        seed: int,
+    ) -> None:
+        self._runtime = runtime
+        self._run_id = run_id
+        self._identities = identities
+        self._histories = histories
+        self._writer = writer
+        self._directory_key = directory_key
+        self._seed = seed
+        self._process = SenderProcess()
+        self._recipients: dict[bytes, Recipient] = {}
+        self._channels: dict[tuple[str, str], Channel] = {}
+        self._sessions: dict[tuple[int, bytes, bytes], SealingSession] = {}
+        self._retry = Retry(limit_s=120.0)
+        self._lock = asyncio.Lock()
+
+    def know(self, owners: Sequence[CatalogueOwner]) -> None:
+        """Learn the owners of a catalogue.
+
+        Raises
+        ------
+        VerificationError
+            When an owner's bundle does not carry the directory's countersignature.
+        """
+        for owner in owners:
+            bundle = bundle_from_wire(owner.bundle)
+            bundle.verify(self._directory_key, int(time.time()))
+            place = (owner.address, owner.tls_name)
+            if place not in self._channels:
+                self._channels[place] = self._runtime.connect_to(
+                    owner.address, tls_name=owner.tls_name, peer=f"data-owner/{owner.name}"
+                )
+            held = self._recipients.get(bundle.participant_id)
+            if held is None or held.channel is not self._channels[place]:
+                self._recipients[bundle.participant_id] = Recipient(
+                    bundle.participant_id, owner.name, bundle, self._channels[place]
+                )
+                self._histories.acknowledged_before(bundle.participant_id, f"data-owner/{owner.name}")
+
+    async def deliver(self, catalogue: Catalogued) -> int:
+        """Send everything that waits to the owners of a catalogue; return the records acknowledged in all.
+
+        Raises
+        ------
+        PeerError
+            When an owner refuses, or cannot be reached for too long.
+        """
+        async with self._lock:
+            await self._histories.queue(catalogue)
+            turns = asyncio.Semaphore(_AT_ONCE)
+
+            async def send(owner: bytes) -> None:
+                async with turns:
+                    await self._send(self._recipients[owner], catalogue)
+
+            async with asyncio.TaskGroup() as tasks:
+                for owner in catalogue.owners:
+                    tasks.create_task(send(owner))
+        return sum(
+            outbox.acknowledged
+            for by_user in self._histories.outboxes.values()
+            for outbox in by_user.values()
+        )
+
+    async def _send(self, recipient: Recipient, catalogue: Catalogued) -> None:
+        try:
+            await self._retry(lambda: self._attempt(recipient, catalogue))
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, recipient.channel.peer) from error
+
+    async def _attempt(self, recipient: Recipient, catalogue: Catalogued) -> None:
+        """Send until nothing waits; a broken stream starts again with what is not acknowledged."""
+        stub: Any = recipient.channel.stub(DataOwnerStub)
+        while self._histories.waiting(recipient.owner):
+            recipient.prekey = await self._prekey(stub, recipient)
+            under_way: asyncio.Queue[list[_Batch]] = asyncio.Queue()
+
+            async def requests(
+                recipient: Recipient = recipient, under_way: asyncio.Queue[list[_Batch]] = under_way
+            ) -> AsyncIterator[wire.SubmitInteractionsRequest]:
+                for batches in self._messages(recipient, catalogue):
+                    under_way.put_nowait(batches)
+                    yield wire.SubmitInteractionsRequest(
+                        run_id=self._run_id,
+                        owner=recipient.owner,
+                        batches=[batch.message for batch in batches],
+                    )
+                    # Lets answers, polls and the health check have their turn.
+                    await asyncio.sleep(0)
+
+            async for response in stub.SubmitInteractions(requests(), timeout=_STREAM_S):
+                await self._acknowledged(recipient, under_way.get_nowait(), response)
+
+    async def _prekey(self, stub: Any, recipient: Recipient) -> PublicPrekey:
+        held = recipient.prekey
+        if held is not None and held.expiry > time.time():
+            return held
+        request = wire.OwnerInfoRequest(run_id=self._run_id, owner=recipient.owner)
+        offered = (await stub.OwnerInfo(request)).prekey
+        prekey = PublicPrekey(
+            self._run_id, offered.prekey_id, offered.public, offered.expiry, offered.signature
+        )
+        prekey.verify(recipient.bundle.signing_public, int(time.time()))
+        return prekey
+
+    def _messages(self, recipient: Recipient, catalogue: Catalogued) -> Iterator[list[_Batch]]:
+        waiting = self._histories.waiting(recipient.owner)
+        rng = np.random.default_rng([self._seed, recipient.owner[0], len(waiting)])
+        message: list[_Batch] = []
+        for index in rng.permutation(len(waiting)):
+            user, outbox = waiting[index]
+            session = self._session(user, recipient)
+            first = outbox.acknowledged + 1
+            while first <= len(outbox.rows):
+                rows = outbox.rows[first - 1 : first - 1 + RECORDS_PER_BATCH]
+                items, positive = self._histories.records(rows, catalogue)
+                with self._runtime.accounting.activity("seal", len(rows)):
+                    sealed = session.seal(first, encode_records(items, positive), len(rows))
+                first += len(rows)
+                message.append(
+                    _Batch(
+                        user,
+                        outbox,
+                        first - 1,
+                        wire.SealedBatch(
+                            user=self._identities[user - 1].participant_id,
+                            header=sealed.header,
+                            ciphertext=sealed.ciphertext,
+                        ),
+                    )
+                )
+                if len(message) == _BATCHES_PER_MESSAGE:
+                    yield message
+                    message = []
+        if message:
+            yield message
+
+    def _session(self, user: int, recipient: Recipient) -> SealingSession:
+        if recipient.prekey is None:
+            raise PeerError(f"{recipient.name} has offered no prekey")
+        key = (user, recipient.owner, recipient.prekey.prekey_id)
+        session = self._sessions.get(key)
+        if session is None:
+            with self._runtime.accounting.activity("key agreement"):
+                agreement = Agreement.of_user(self._identities[user - 1], recipient.owner, recipient.prekey)
+                session = SealingSession(agreement, Direction.TO_OWNER, self._process)
+            self._sessions[key] = session
+        return session
+
+    async def _acknowledged(
+        self, recipient: Recipient, batches: list[_Batch], response: wire.SubmitInteractionsResponse
+    ) -> None:
+        now = time.time_ns() // 1_000_000
+        sent = []
+        for batch, durable in zip(batches, response.durable, strict=True):
+            if durable > len(batch.outbox.rows):
+                raise PeerError(
+                    f"OUTBOX_BEHIND: {recipient.name} holds {durable} records of a user whose outbox has "
+                    f"{len(batch.outbox.rows)}",
+                    hint="this host was restored from an old backup; enrol its users anew",
+                )
+            gained = durable - batch.outbox.acknowledged
+            # An owner that was restored from a backup holds less than it once acknowledged: send the rest again.
+            batch.outbox.acknowledged = durable
+            size = len(batch.message.header) + len(batch.message.ciphertext)
+            sent.append(
+                store.Sent(
+                    batch.user, f"data-owner/{recipient.name}", "interaction", max(gained, 0), size, now
+                )
+            )
+        await self._writer.run(lambda connection: store.add_sent(connection, sent))
+        for refused in response.refused:
+            if refused.reason in (
+                ErrorReason.ERROR_REASON_SEQUENCE_MISMATCH,
+                ErrorReason.ERROR_REASON_UNKNOWN_PREKEY,
+            ):
+                # The next attempt starts from what the owner holds, under a fresh prekey.
+                recipient.prekey = None
+                continue
+            raise Refusal(
+                refused.reason,
+                f"{recipient.name} refused a batch: {reason_name(refused.reason)}",
+                field="batches",
+            )

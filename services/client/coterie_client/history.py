@@ -1,0 +1,239 @@
+"""The private histories of a host's users, and one outbox for each (user, owner)."""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import sqlalchemy as sa
+
+from coterie.errors import DataError
+from coterie.evaluation.holdout import TRAIN, Holdout
+from coterie.store import client as store
+from coterie.store.engine import Writer
+
+__all__ = ["Catalogued", "Histories", "Outbox", "read_histories"]
+
+_COLUMNS = ("user", "item", "positive", "time", "part")
+
+
+def read_histories(path: Path) -> tuple[list[str], list[store.Interaction]]:
+    """Read histories from CSV with columns ``user,item,positive,time,part``.
+
+    Returns
+    -------
+    names : list of str
+        Users in order of first appearance.
+    interactions : list of Interaction
+        With users counted from 1.
+
+    Raises
+    ------
+    DataError
+        When the file cannot be read, lacks a column, or a value is out of range; names the line.
+    """
+    names: dict[str, int] = {}
+    interactions = []
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
+            if missing:
+                raise DataError(f"{path}: no column {', '.join(missing)}; found {reader.fieldnames}")
+            for line, row in enumerate(reader, start=2):
+                user = names.setdefault(row["user"], len(names) + 1)
+                interactions.append(_interaction(path, line, user, row))
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    if not names:
+        raise DataError(f"{path}: no interactions")
+    return list(names), interactions
+
+
+def _interaction(path: Path, line: int, user: int, row: dict[str, str]) -> store.Interaction:
+    try:
+        positive, part = int(row["positive"]), int(row["part"])
+        if positive in (0, 1) and part in (0, 1, 2) and row["item"]:
+            return store.Interaction(user, row["item"], bool(positive), int(row["time"]), part)
+    except (TypeError, ValueError):
+        pass
+    raise DataError(f"{path}, line {line}: expected item, positive 0 or 1, time in seconds, part 0, 1 or 2")
+
+
+@dataclass(frozen=True)
+class Catalogued:
+    """The catalogue as a host uses it: item keys to indices, and which owners hold each item."""
+
+    version: int
+    index: dict[str, int]
+    owners: tuple[bytes, ...]
+    member: npt.NDArray[np.bool_]
+
+
+class Outbox:
+    """What one user sends to one owner: history rows in sequence order; position ``n - 1`` has number ``n``."""
+
+    __slots__ = ("acknowledged", "rows")
+
+    def __init__(self) -> None:
+        self.rows: npt.NDArray[np.uint32] = np.zeros(0, np.uint32)
+        self.acknowledged = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether something is not acknowledged."""
+        return self.acknowledged < len(self.rows)
+
+
+class Histories:
+    """Histories and outboxes of a host, in memory and in its store.
+
+    Parameters
+    ----------
+    engine : sqlalchemy.Engine
+        The store.
+    writer : Writer
+        Its writer.
+    """
+
+    def __init__(self, engine: sa.Engine, writer: Writer) -> None:
+        self._writer = writer
+        self.names: list[str] = []
+        self._numbers: dict[str, int] = {}
+        self._interactions: list[store.Interaction] = []
+        self._rows_of: dict[int, list[int]] = defaultdict(list)
+        self.outboxes: dict[bytes, dict[int, Outbox]] = defaultdict(lambda: defaultdict(Outbox))
+        self._columns: tuple[Catalogued, int, npt.NDArray[np.int64], npt.NDArray[np.bool_]] | None = None
+        with engine.connect() as connection:
+            self._name(store.load_users(connection))
+            for row, interaction in store.load_history(connection):
+                self._append(row, interaction)
+            for entry in store.load_entries(connection):
+                self._extend(entry)
+            self._acknowledged = {
+                (row.user, row.recipient): row.acknowledged
+                for row in store.load_sent(connection)
+                if row.kind == "interaction"
+            }
+
+    def __len__(self) -> int:
+        """Return the number of interactions."""
+        return len(self._interactions)
+
+    def _name(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.names.append(name)
+            self._numbers[name] = len(self.names)
+
+    def _append(self, row: int, interaction: store.Interaction) -> None:
+        self._interactions.append(interaction)
+        if row != len(self._interactions):
+            raise DataError(f"the history has a gap before row {row}", hint="restore the store from a backup")
+        if interaction.part == TRAIN:
+            self._rows_of[interaction.user].append(row)
+
+    def _extend(self, entry: store.OutboxEntry) -> None:
+        outbox = self.outboxes[entry.owner][entry.user]
+        outbox.rows = np.concatenate([outbox.rows, np.frombuffer(entry.rows, "<u4")])
+
+    async def take(self, names: Sequence[str], interactions: Iterable[store.Interaction]) -> None:
+        """Take users and interactions into the store, all or nothing."""
+        taken = list(interactions)
+
+        def write(connection: sa.Connection) -> None:
+            store.add_users(connection, names)
+            store.add_history(connection, taken)
+
+        await self._writer.run(write)
+        self._name(names)
+        for interaction in taken:
+            self._append(len(self._interactions) + 1, interaction)
+
+    def number(self, name: str) -> int:
+        """Return a user's number, from 1.
+
+        Raises
+        ------
+        DataError
+            When no user of this host has the name.
+        """
+        number = self._numbers.get(name)
+        if number is None:
+            raise DataError("no such user on this host")
+        return number
+
+    def seen(self, user: int, catalogue: Catalogued) -> set[int]:
+        """Return the indices of the items in a user's training history."""
+        keys = (self._interactions[row - 1].item for row in self._rows_of[user])
+        return {catalogue.index[key] for key in keys if key in catalogue.index}
+
+    def acknowledged_before(self, owner: bytes, recipient: str) -> None:
+        """Take up, after a restart, what an owner had acknowledged."""
+        for user, outbox in self.outboxes[owner].items():
+            held = self._acknowledged.get((user, recipient), 0)
+            outbox.acknowledged = max(outbox.acknowledged, min(held, len(outbox.rows)))
+
+    async def queue(self, catalogue: Catalogued) -> None:
+        """Put what is not queued yet into the outboxes of the owners that hold it, durably."""
+        index, _ = self._by_row(catalogue)
+        entries = []
+        for user, own in self._rows_of.items():
+            rows = np.array(own, np.uint32)
+            items = index[rows - 1]
+            rows, items = rows[items >= 0], items[items >= 0]
+            held = catalogue.member[items]
+            for position, owner in enumerate(catalogue.owners):
+                fresh = rows[held[:, position]]
+                queued = self.outboxes[owner][user].rows
+                if len(queued):
+                    fresh = fresh[~np.isin(fresh, queued)]
+                if len(fresh):
+                    packed = fresh.astype("<u4").tobytes()
+                    entries.append(store.OutboxEntry(user, owner, len(queued) + 1, len(fresh), packed))
+        await self._writer.run(lambda connection: store.add_entries(connection, entries))
+        for entry in entries:
+            self._extend(entry)
+
+    def records(
+        self, rows: npt.NDArray[np.uint32], catalogue: Catalogued
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_]]:
+        """Return item indices and flags of history rows."""
+        index, positive = self._by_row(catalogue)
+        return index[rows - 1].astype(np.uint32), positive[rows - 1]
+
+    def _by_row(self, catalogue: Catalogued) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Return item index (-1 outside the catalogue) and flag of every row."""
+        held = self._columns
+        if held is None or held[0] is not catalogue or held[1] != len(self._interactions):
+            held = self._columns = (
+                catalogue,
+                len(self._interactions),
+                np.array([catalogue.index.get(one.item, -1) for one in self._interactions], np.int64),
+                np.array([one.positive for one in self._interactions], bool),
+            )
+        return held[2], held[3]
+
+    def holdout(self, catalogue: Catalogued) -> Holdout:
+        """Return what is to be measured for this host's users; items outside the catalogue are left out."""
+        index, positive = self._by_row(catalogue)
+        known = index >= 0
+        return Holdout(
+            n_users=len(self.names),
+            n_items=len(catalogue.index),
+            user=np.array([one.user for one in self._interactions], np.int64)[known] - 1,
+            item=index[known],
+            positive=positive[known],
+            part=np.array([one.part for one in self._interactions], np.int64)[known],
+        )
+
+    def waiting(self, owner: bytes) -> list[tuple[int, Outbox]]:
+        """Return the users that have something to send to an owner, in a fixed order."""
+        return sorted(
+            ((user, outbox) for user, outbox in self.outboxes[owner].items() if outbox.waits),
+            key=lambda pair: pair[0],
+        )

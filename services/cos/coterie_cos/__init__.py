@@ -1,0 +1,1 @@
+"""The central orchestration server (COS): registry, catalogue, model, runs."""

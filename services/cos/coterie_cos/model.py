@@ -1,0 +1,263 @@
+"""The model of a run: factors in memory, every applied update in a durable log, snapshots now and then.
+
+An update is acknowledged when its log entry is durable.  After a restart the last snapshot and the log after it give
+the factors back exactly; each owner's progress is written in the same transaction as its update, so that nothing is
+applied twice and nothing acknowledged is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import sqlalchemy as sa
+from safetensors.numpy import load_file, save_file
+
+from coterie.learning.drift import DriftSettings, initial_item_rows, initial_user_rows
+from coterie.store import cos as store
+from coterie.store.engine import Writer
+from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.tensor import from_wire, increasing_ids
+from coterie.wire.v1.orchestrator_pb2 import Gradient, RunPlan
+
+__all__ = ["Frozen", "Model", "digest", "settings_of"]
+
+_KEPT_SNAPSHOTS = 3
+
+
+def settings_of(plan: RunPlan) -> DriftSettings:
+    """Return the learning settings that a plan prescribes."""
+    return DriftSettings(
+        dim=plan.dim, rate=plan.rate, ridge=plan.ridge, theta=plan.theta, item_bias=plan.item_bias
+    )
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A version kept for evaluation: item factors (I, d) and user factors (U, d), float32."""
+
+    version: int
+    items: npt.NDArray[np.float32]
+    users: npt.NDArray[np.float32]
+
+
+@dataclass
+class Staleness:
+    """How old the rows were on which gradients were computed, in versions."""
+
+    applied: Counter[int] = field(default_factory=Counter)
+    refused: int = 0
+
+
+class Model:
+    """Item factors Psi and user factors Upsilon of one run.
+
+    Parameters
+    ----------
+    plan : RunPlan
+        The run's plan.
+    folder : Path
+        Where snapshots go.
+    writer : Writer
+        The store's writer.
+    snapshot_every : int
+        Updates between two snapshots.
+    """
+
+    def __init__(self, plan: RunPlan, folder: Path, writer: Writer, snapshot_every: int) -> None:
+        self._plan = plan
+        self._settings = settings_of(plan)
+        self._folder = folder
+        self._writer = writer
+        self._every = snapshot_every
+        self._snapshot = 0
+        self._snapshotting: asyncio.Task[None] | None = None
+        self.version = 0
+        self.items: npt.NDArray[np.float32] = np.zeros((0, plan.dim), np.float32)
+        self.users: npt.NDArray[np.float32] = np.zeros((0, plan.dim), np.float32)
+        self.progress: dict[int, store.Progress] = {}
+        self.staleness = Staleness()
+        self.blocks = 0
+        self.loss_sum = 0.0
+        self.loss_blocks = 0
+        self._frozen: dict[int, Frozen] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def grow(self, n_users: int, n_items: int) -> None:
+        """Make room for more slots or items; rows that are there stay, new ones are drawn by the plan's seed."""
+        if n_users > len(self.users):
+            fresh = initial_user_rows(n_users, self._settings, self._plan.seed)
+            fresh[: len(self.users)] = self.users
+            self.users = fresh
+        if n_items > len(self.items):
+            fresh = initial_item_rows(n_items, self._settings, self._plan.seed)
+            fresh[: len(self.items)] = self.items
+            self.items = fresh
+
+    def restore(self, connection: sa.Connection, snapshot: int, n_users: int, n_items: int) -> None:
+        """Take up the last snapshot and the log after it."""
+        self._snapshot = snapshot
+        if snapshot:
+            arrays = load_file(self._path(snapshot))
+            self.items, self.users = arrays["items"], arrays["users"]
+            self.version = snapshot
+        self.grow(n_users, n_items)
+        self.progress = store.load_progress(connection, self._plan.run_id)
+        for update in store.load_updates(connection, self._plan.run_id, snapshot):
+            gradient = Gradient.FromString(update.gradient)
+            self._add(gradient, *self._decode(gradient))
+            self.version = update.version
+
+    def check(self, owner: int, gradient: Gradient) -> tuple[npt.NDArray[np.float32], ...]:
+        """Decode a gradient and check that it may be applied now.
+
+        Raises
+        ------
+        Refusal
+            Wrong shapes or ids, values that are not finite, rows that are too old, or blocks that do not continue
+            the owner's progress.
+        """
+        decoded = self._decode(gradient)
+        at = self.progress.get(owner, store.Progress())
+        continues = (gradient.epoch == at.epoch and gradient.first_block == at.blocks) or (
+            gradient.epoch > at.epoch and gradient.first_block == 0
+        )
+        if not continues or not gradient.blocks:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_SEQUENCE_MISMATCH,
+                f"the gradient covers {gradient.blocks} blocks from {gradient.first_block} of epoch {gradient.epoch}",
+                field="gradient.first_block",
+                expected=f"blocks from {at.blocks} of epoch {at.epoch}, or the start of a later epoch",
+            )
+        age = self.version - gradient.rows_version
+        if age < 0 or not np.isfinite(gradient.loss):
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                "the gradient names a version that does not exist, or its loss is not a number",
+                field="gradient",
+                expected=f"rows of a version up to {self.version}, and a finite loss",
+            )
+        if age > self._plan.max_staleness:
+            self.staleness.refused += 1
+            raise Refusal(
+                ErrorReason.ERROR_REASON_STALE,
+                f"the gradient was computed on rows {age} versions old",
+                field="gradient.rows_version",
+                expected=f"at most {self._plan.max_staleness} versions; fetch the rows again",
+            )
+        return decoded
+
+    async def apply(
+        self, owner: int, gradient: Gradient, decoded: tuple[npt.NDArray[np.float32], ...], at: store.Progress
+    ) -> None:
+        """Apply a checked gradient; returns when it is durable."""
+        self.staleness.applied[self.version - gradient.rows_version] += 1
+        self._add(gradient, *decoded)
+        self.version += 1
+        self.progress[owner] = at
+        self.blocks += gradient.blocks
+        self.loss_sum += gradient.loss
+        self.loss_blocks += gradient.blocks
+        update = store.LoggedUpdate(self.version, gradient.SerializeToString())
+        run_id = self._plan.run_id
+        await self._writer.run(lambda connection: store.log_update(connection, run_id, owner, update, at))
+        if self.version - self._snapshot >= self._every and self._snapshotting is None:
+            self._snapshotting = asyncio.create_task(self.snapshot())
+
+    def take_loss(self) -> float:
+        """Return the mean block loss since the last call, and start again."""
+        mean = self.loss_sum / self.loss_blocks if self.loss_blocks else float("nan")
+        self.loss_sum, self.loss_blocks = 0.0, 0
+        return mean
+
+    def freeze(self) -> Frozen:
+        """Keep the present version for evaluation, durably."""
+        frozen = Frozen(self.version, self.items.copy(), self.users.copy())
+        self._save(frozen, f"evaluated-{frozen.version}.safetensors")
+        self._frozen[frozen.version] = frozen
+        return frozen
+
+    def frozen(self, version: int) -> Frozen:
+        """Return a version that was kept for evaluation.
+
+        Raises
+        ------
+        Refusal
+            UNKNOWN_ROUND when it was not kept, or not any more.
+        """
+        held = self._frozen.get(version)
+        if held is None:
+            path = self._folder / f"evaluated-{version}.safetensors"
+            if not path.is_file():
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_UNKNOWN_ROUND,
+                    f"version {version} is not kept",
+                    field="version",
+                    expected="0 for the newest, or the version of an open evaluation",
+                )
+            arrays = load_file(path)
+            held = self._frozen[version] = Frozen(version, arrays["items"], arrays["users"])
+        return held
+
+    def thaw(self, keep: set[int]) -> None:
+        """Drop versions kept for evaluations that are closed, from memory."""
+        for version in self._frozen.keys() - keep:
+            del self._frozen[version]
+
+    async def snapshot(self) -> None:
+        """Write the present version to disk and cut the log."""
+        taken = Frozen(self.version, self.items.copy(), self.users.copy())
+        try:
+            await asyncio.to_thread(self._save, taken, self._path(taken.version).name)
+            run_id = self._plan.run_id
+            await self._writer.run(lambda connection: store.snapshot_taken(connection, run_id, taken.version))
+            self._snapshot = taken.version
+            kept = sorted(self._folder.glob("model-*.safetensors"))[-_KEPT_SNAPSHOTS:]
+            for path in self._folder.glob("model-*.safetensors"):
+                if path not in kept:
+                    path.unlink(missing_ok=True)
+        finally:
+            self._snapshotting = None
+
+    def _path(self, version: int) -> Path:
+        return self._folder / f"model-{version:012d}.safetensors"
+
+    def _save(self, frozen: Frozen, name: str) -> None:
+        # Written beside, synced and renamed: a reader finds the whole file or none.
+        beside = self._folder / f".{name}.part"
+        save_file({"items": frozen.items, "users": frozen.users}, beside)
+        with beside.open("rb") as written:
+            os.fsync(written.fileno())
+        beside.replace(self._folder / name)
+        folder = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _decode(self, gradient: Gradient) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        dim = self._plan.dim
+        users = increasing_ids(gradient.users, len(self.users), field="gradient.users")
+        items = increasing_ids(gradient.items, len(self.items), field="gradient.items")
+        return (
+            from_wire(gradient.user_gradient, np.float32, (len(users), dim), field="gradient.user_gradient"),
+            from_wire(gradient.item_gradient, np.float32, (len(items), dim), field="gradient.item_gradient"),
+        )
+
+    def _add(
+        self, gradient: Gradient, users: npt.NDArray[np.float32], items: npt.NDArray[np.float32]
+    ) -> None:
+        rate = np.float32(self._plan.rate)
+        self.users[np.frombuffer(gradient.users.data, "<u4")] -= rate * users
+        self.items[np.frombuffer(gradient.items.data, "<u4")] -= rate * items
+
+
+def digest(gradient: Gradient) -> bytes:
+    """Return the SHA-256 of a gradient's bytes, to tell a retry from a conflict."""
+    return hashlib.sha256(gradient.SerializeToString(deterministic=True)).digest()

@@ -1,0 +1,80 @@
+"""What the operator asks of the COS."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+from coterie.rounds import asynchronous as rounds
+from coterie.rounds.plan import plan_hash
+from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.v1 import operator_pb2 as wire
+from coterie.wire.v1.operator_pb2_grpc import OperatorServicer
+from coterie_cos.run import Run
+
+__all__ = ["Operator"]
+
+
+class Operator(OperatorServicer):
+    """The servicer.
+
+    Parameters
+    ----------
+    runs : mapping
+        All runs by id.
+    start : callable
+        Creates a run durably, or returns the one with the same plan.
+    """
+
+    def __init__(
+        self, runs: Mapping[str, Run], start: Callable[[wire.StartRunRequest], Awaitable[Run]]
+    ) -> None:
+        self._runs = runs
+        self._start = start
+
+    def find(self, run_id: str) -> Run:
+        """Return a run.
+
+        Raises
+        ------
+        Refusal
+            UNKNOWN_ROUND when there is none of this id.
+        """
+        run = self._runs.get(run_id)
+        if run is None:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_UNKNOWN_ROUND,
+                "no such run",
+                field="run_id",
+                expected="a run that the operator has started",
+            )
+        return run
+
+    async def StartRun(self, request: wire.StartRunRequest, context: Any) -> wire.StartRunResponse:  # noqa: N802
+        """Create a run."""
+        run = await self._start(request)
+        return wire.StartRunResponse(plan_hash=plan_hash(run.plan))
+
+    async def StopRun(self, request: wire.StopRunRequest, context: Any) -> wire.StopRunResponse:  # noqa: N802
+        """End a run before its time."""
+        await self.find(request.run_id).take(rounds.Stopped(request.reason or "stopped by the operator"))
+        return wire.StopRunResponse()
+
+    async def ListRuns(self, request: wire.ListRunsRequest, context: Any) -> wire.ListRunsResponse:  # noqa: N802
+        """Return all runs."""
+        return wire.ListRunsResponse(runs=[run.summary() for run in self._runs.values()])
+
+    async def GetRun(self, request: wire.GetRunRequest, context: Any) -> wire.GetRunResponse:  # noqa: N802
+        """Return one run's state."""
+        return wire.GetRunResponse(run=self.find(request.run_id).summary())
+
+    async def WatchRun(  # noqa: N802
+        self, request: wire.WatchRunRequest, context: Any
+    ) -> AsyncIterator[wire.WatchRunResponse]:
+        """Stream a run's events until it has ended."""
+        async for event in self.find(request.run_id).watch(request.from_event):
+            yield event
+
+    async def GetReport(self, request: wire.GetReportRequest, context: Any) -> wire.GetReportResponse:  # noqa: N802
+        """Return what the COS knows about a run."""
+        return wire.GetReportResponse(json=self.find(request.run_id).report())

@@ -1,0 +1,443 @@
+"""What parties ask of the COS: checked, carried out by the run, answered."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.message import Message
+
+from coterie.crypto.authority import PeerIdentity, logical_name
+from coterie.crypto.identity import Bundle, Delegation
+from coterie.errors import CryptoError
+from coterie.net.bundles import bundle_from_wire
+from coterie.net.server import current_peer
+from coterie.rounds.plan import plan_hash
+from coterie.store import cos as store
+from coterie.store.engine import Writer
+from coterie.telemetry.accounting import Accounting
+from coterie.wire.chunks import Assembler, split
+from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.tensor import increasing_ids, to_wire
+from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorServicer
+from coterie_cos.model import Model, digest
+from coterie_cos.registry import ranges, slots_in
+from coterie_cos.run import Run, point_place
+
+__all__ = ["Orchestrator"]
+
+_MAX_PARTICIPANTS = 1000
+_MAX_ITEMS = 20_000
+_MAX_K = 10_000
+
+M = TypeVar("M", bound=Message)
+
+
+class Orchestrator(OrchestratorServicer):
+    """The servicer.
+
+    Parameters
+    ----------
+    find : callable
+        Returns a run by id, or raises a Refusal.
+    writer : Writer
+        The store's writer.
+    directory_key : bytes
+        The directory's Ed25519 public key; every bundle must carry its countersignature.
+    revoked : callable
+        Whether a participant is revoked.
+    accounting : Accounting
+        Where CPU time is counted.
+    max_uploads, max_payload : int
+        Uploads at once; bytes of one item.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[str], Run],
+        writer: Writer,
+        directory_key: bytes,
+        revoked: Callable[[bytes], bool],
+        accounting: Accounting,
+        *,
+        max_uploads: int,
+        max_payload: int,
+    ) -> None:
+        self._find = find
+        self._writer = writer
+        self._directory_key = directory_key
+        self._revoked = revoked
+        self._accounting = accounting
+        self._uploads = asyncio.Semaphore(max_uploads)
+        self._max_payload = max_payload
+
+    # --- Register ----------------------------------------------------------------------------------------------
+
+    async def Register(  # noqa: N802 - the contract's name
+        self, request_iterator: AsyncIterator[wire.RegisterRequest], context: Any
+    ) -> wire.RegisterResponse:
+        """Take up participants and the items of owners."""
+        peer = current_peer()
+        run: Run | None = None
+        intent = wire.RegisterIntent.REGISTER_INTENT_UNSPECIFIED
+        participants: list[tuple[bytes, wire.Participant]] = []
+        items: dict[int, list[str]] = {}
+        async for request in request_iterator:
+            if run is None:
+                run, intent = self._find(request.run_id), request.intent
+            if len(request.participants) > _MAX_PARTICIPANTS or len(request.items) > _MAX_ITEMS:
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_TOO_LARGE,
+                    f"{len(request.participants)} participants and {len(request.items)} items in one message",
+                    field="participants",
+                    expected=f"at most {_MAX_PARTICIPANTS} and {_MAX_ITEMS}",
+                )
+            checked = await asyncio.to_thread(self._checked, run, peer, list(request.participants))
+            participants += checked
+            if request.items:
+                items.setdefault(request.items_of, []).extend(request.items)
+        if run is None:
+            raise Refusal(ErrorReason.ERROR_REASON_INVALID_FIELD, "an empty registration", field="run_id")
+        party = str(peer)
+        if intent == wire.RegisterIntent.REGISTER_INTENT_LEAVE:
+            await run.left(party)
+            slots = run.registry.slots_of(party)
+        elif intent == wire.RegisterIntent.REGISTER_INTENT_JOIN:
+            slots = await self._join(run, party, participants, items)
+        else:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD, "no intent", field="intent", expected="JOIN or LEAVE"
+            )
+        return wire.RegisterResponse(slots=ranges(slots), plan=run.plan, plan_hash=plan_hash(run.plan))
+
+    def _checked(
+        self, run: Run, peer: PeerIdentity, messages: list[wire.Participant]
+    ) -> list[tuple[bytes, wire.Participant]]:
+        with self._accounting.activity("signatures", len(messages)):
+            return [self._check_participant(run, peer, message) for message in messages]
+
+    def _check_participant(
+        self, run: Run, peer: PeerIdentity, message: wire.Participant
+    ) -> tuple[bytes, wire.Participant]:
+        kinds = {
+            "client": wire.ParticipantKind.PARTICIPANT_KIND_USER,
+            "data-owner": wire.ParticipantKind.PARTICIPANT_KIND_DATA_OWNER,
+        }
+        if message.kind != kinds[peer.role]:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                f"a {peer.role} may not register this kind of participant",
+                field="participants.kind",
+                expected=wire.ParticipantKind.Name(kinds[peer.role]),
+            )
+        now = int(time.time())
+        try:
+            bundle: Bundle = bundle_from_wire(message.bundle)
+            bundle.verify(self._directory_key, now)
+            claim = message.delegation
+            Delegation(claim.certificate_fingerprint, claim.run_id, claim.expiry, claim.signature).verify(
+                bundle.signing_public, peer.fingerprint, run.plan.run_id, now
+            )
+        except CryptoError as error:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_BAD_SIGNATURE,
+                error.message,
+                field="participants",
+                expected="a countersigned bundle, and its signature over this certificate and run",
+            ) from error
+        if self._revoked(bundle.participant_id):
+            raise Refusal(
+                ErrorReason.ERROR_REASON_REVOKED, "a participant was revoked", field="participants.bundle"
+            )
+        if peer.role == "data-owner" and not (message.name and message.address and message.tls_name):
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                "a data owner without name or address",
+                field="participants.address",
+                expected=f"name, host:port, and a TLS name such as {logical_name(peer.role, peer.name)}",
+            )
+        return bundle.participant_id, message
+
+    async def _join(
+        self,
+        run: Run,
+        party: str,
+        participants: list[tuple[bytes, wire.Participant]],
+        items: dict[int, list[str]],
+    ) -> list[int]:
+        if not participants or any(position >= len(participants) for position in items):
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                "a registration without participants, or items of none of them",
+                field="items_of",
+                expected="the position of a participant of this registration",
+            )
+        registry = run.registry
+        slots, rows = registry.add(party, participants)
+        catalogue_changed = False
+        new: list[tuple[list[str], int]] = []
+        holdings: list[tuple[int, bytes]] = []
+        for position, keys in sorted(items.items()):
+            indices, fresh, first = registry.add_items(keys)
+            slot = slots[position]
+            present = run.present_owners().get(slot, False)
+            held = registry.held.get(slot)
+            if held is None or not np.array_equal(held, indices) or not present:
+                catalogue_changed = True
+            registry.held[slot] = indices
+            new.append((fresh, first))
+            holdings.append((slot, indices.tobytes()))
+        run_id = run.plan.run_id
+
+        def write(connection: Any) -> None:
+            store.save_participants(connection, run_id, rows)
+            for fresh, first in new:
+                store.save_items(connection, run_id, fresh, first)
+            for slot, held in holdings:
+                store.save_holding(connection, run_id, slot, held)
+
+        await self._writer.run(write)
+        await run.joined(party, catalogue=catalogue_changed)
+        return slots
+
+    # --- Poll, Fetch -------------------------------------------------------------------------------------------
+
+    async def Poll(self, request: wire.PollRequest, context: Any) -> wire.PollResponse:  # noqa: N802
+        """Answer with the open tasks, once there is something newer than the cursor."""
+        run, party = await self._known(request.run_id)
+        return await run.poll(party, request.cursor, request.hold_ms / 1e3)
+
+    async def _known(self, run_id: str) -> tuple[Run, str]:
+        run, party = self._find(run_id), str(current_peer())
+        if not run.registry.slots_of(party):
+            raise Refusal(
+                ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
+                f"{party} is not registered for this run",
+                field="run_id",
+                expected="a registration first",
+            )
+        if run.heard(party):
+            await run.returned(party)
+        return run, party
+
+    async def Fetch(  # noqa: N802
+        self, request: wire.FetchRequest, context: Any
+    ) -> AsyncIterator[wire.FetchResponse]:
+        """Stream a model, own user rows, the catalogue or the roster."""
+        run, party = await self._known(request.run_id)
+        version, payload = self._payload(run, party, request)
+        sha256 = hashlib.sha256(payload).digest()
+        head = wire.FetchResponse(sha256=sha256, version=version, total_bytes=len(payload))
+        if sha256 == request.held_sha256:
+            head.unchanged = True
+            yield head
+            return
+        for chunk in split(payload):
+            head.chunk.CopyFrom(chunk)
+            yield head
+            head = wire.FetchResponse()
+
+    def _payload(self, run: Run, party: str, request: wire.FetchRequest) -> tuple[int, bytes]:
+        match request.kind:
+            case wire.FetchKind.FETCH_KIND_MODEL:
+                version, items, _ = self._version(run, request.version)
+                return version, to_wire(items).SerializeToString()
+            case wire.FetchKind.FETCH_KIND_USER_ROWS:
+                version, _, users = self._version(run, request.version)
+                slots = [slot for slot in run.registry.slots_of(party) if slot < len(users)]
+                return version, to_wire(users[slots]).SerializeToString()
+            case wire.FetchKind.FETCH_KIND_CATALOGUE:
+                catalogue = run.registry.catalogue(run.present_owners())
+                return catalogue.version, catalogue.SerializeToString(deterministic=True)
+            case wire.FetchKind.FETCH_KIND_ROSTER if current_peer().role == "data-owner":
+                roster = run.registry.roster()
+                return len(roster), to_wire(roster).SerializeToString()
+        raise Refusal(
+            ErrorReason.ERROR_REASON_INVALID_FIELD,
+            "nothing of this kind for this caller",
+            field="kind",
+            expected="MODEL, USER_ROWS or CATALOGUE; ROSTER for data owners",
+        )
+
+    @staticmethod
+    def _version(run: Run, version: int) -> tuple[int, npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        held: Any = run.model if version in (0, run.model.version) else run.model.frozen(version)
+        return held.version, held.items, held.users
+
+    # --- Submit ------------------------------------------------------------------------------------------------
+
+    async def Submit(  # noqa: N802
+        self, request_iterator: AsyncIterator[wire.SubmitRequest], context: Any
+    ) -> wire.SubmitResponse:
+        """Take items one after the other; each counts when it is whole and fits, whatever becomes of the others."""
+        response = wire.SubmitResponse()
+        index = 0
+        head: wire.SubmitRequest | None = None
+        assembler = Assembler(self._max_payload)
+        async with self._uploads:
+            async for request in request_iterator:
+                if head is None:
+                    head, assembler = request, Assembler(self._max_payload)
+                assembler.add(request.chunk)
+                if not assembler.complete:
+                    continue
+                try:
+                    await self._item(head, assembler.payload(head.sha256))
+                    response.accepted += 1
+                except Refusal as refusal:
+                    refused = wire.RefusedItem(index=index, reason=refusal.reason, message=refusal.message)
+                    response.refused.append(refused)
+                index, head = index + 1, None
+        if head is not None:
+            # Raises: the last item never became whole.
+            assembler.payload(head.sha256)
+        return response
+
+    async def _item(self, head: wire.SubmitRequest, payload: bytes) -> None:
+        run, party = await self._known(head.round.run_id)
+        slots = slots_in(head.slots)
+        for slot in slots:
+            run.registry.own_slot(party, slot, owner=current_peer().role == "data-owner")
+        if head.kind == wire.SubmitKind.SUBMIT_KIND_METRICS:
+            await self._file_metrics(run, party, head, payload)
+        await run.submitted(party, head.kind, head.round, slots, payload)
+
+    async def _file_metrics(self, run: Run, party: str, head: wire.SubmitRequest, payload: bytes) -> None:
+        # Filed before it is counted: the evaluation closes when every host's sum is on file.
+        run.check_metrics(party, payload)
+        run_id, place, kind = run.plan.run_id, point_place(head.round.point), int(head.kind)
+        is_open = run.point_open(head.round.point)
+
+        def write(connection: Any) -> bytes | None:
+            return store.save_submission(
+                connection, run_id, party, kind, place, head.sha256, payload, only_if_filed=not is_open
+            )
+
+        filed = await self._writer.run(write)
+        if filed is None:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_UNKNOWN_ROUND,
+                f"evaluation {head.round.point} is not open",
+                field="round.point",
+                expected="an open evaluation",
+            )
+        if filed != head.sha256:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_CONFLICT,
+                "another sum was submitted for this evaluation before",
+                field="sha256",
+                expected="the same bytes again",
+            )
+
+    # --- DRIFT, published form ---------------------------------------------------------------------------------
+
+    async def Exchange(self, request: wire.ExchangeRequest, context: Any) -> wire.ExchangeResponse:  # noqa: N802
+        """Apply the gradient of the last rows, if any, and hand out the next ones."""
+        run, party = await self._known(request.run_id)
+        self._published_drift(run)
+        run.registry.own_slot(party, request.owner, owner=True)
+        model = run.model
+        at = model.progress.get(request.owner, store.Progress())
+        users = increasing_ids(request.users, len(model.users), field="users")
+        items = increasing_ids(request.items, len(model.items), field="items")
+        gradient = request.gradient if request.HasField("gradient") else None
+        if (gradient is None) != (request.sequence == 0):
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                "a gradient without a sequence number, or a number without a gradient",
+                field="sequence",
+                expected="0 without a gradient, the next number with one",
+            )
+        if gradient is not None:
+            await self._apply(run, request.owner, request.sequence, gradient, at)
+            await run.maybe_evaluate()
+        at = model.progress.get(request.owner, store.Progress())
+        return wire.ExchangeResponse(
+            version=model.version,
+            user_rows=to_wire(model.users[users]),
+            item_rows=to_wire(model.items[items]),
+            progress=_progress(at),
+        )
+
+    async def _apply(
+        self, run: Run, owner: int, sequence: int, gradient: wire.Gradient, at: store.Progress
+    ) -> None:
+        mark = digest(gradient)
+        if sequence == at.sequence:
+            if mark != at.digest:
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_CONFLICT,
+                    f"exchange {sequence} was made before with another gradient",
+                    field="gradient",
+                    expected="the same bytes again",
+                )
+            # A retry: it may have come before the first answer was durable.
+            await self._writer.run(lambda _: None)
+            return
+        if sequence != at.sequence + 1:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_SEQUENCE_MISMATCH,
+                f"exchange {sequence} does not follow {at.sequence}",
+                field="sequence",
+                expected=str(at.sequence + 1),
+            )
+        if not 1 <= gradient.epoch <= run.state.epoch:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_UNKNOWN_ROUND,
+                f"epoch {gradient.epoch} has not begun",
+                field="gradient.epoch",
+                expected=f"1 to {run.state.epoch}",
+            )
+        with self._accounting.activity("apply gradients", gradient.blocks):
+            decoded = run.model.check(owner, gradient)
+        following = store.Progress(
+            sequence=sequence,
+            epoch=gradient.epoch,
+            blocks=gradient.first_block + gradient.blocks,
+            digest=mark,
+        )
+        await run.model.apply(owner, gradient, decoded, following)
+
+    async def Recommend(self, request: wire.RecommendRequest, context: Any) -> wire.RecommendResponse:  # noqa: N802
+        """Return the best items by the user's factors; what was seen is filtered at the client."""
+        run, party = await self._known(request.run_id)
+        self._published_drift(run)
+        run.registry.own_slot(party, request.slot, owner=False)
+        if not 1 <= request.k <= _MAX_K:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                f"k is {request.k}",
+                field="k",
+                expected=f"1 to {_MAX_K}",
+            )
+        best, scores = top_k(run.model, request.slot, request.k)
+        return wire.RecommendResponse(items=to_wire(best), scores=to_wire(scores), version=run.model.version)
+
+    @staticmethod
+    def _published_drift(run: Run) -> None:
+        if (run.plan.system, run.plan.form) != ("drift", "published"):
+            raise Refusal(
+                ErrorReason.ERROR_REASON_WRONG_SYSTEM,
+                f"the run is {run.plan.system}, {run.plan.form}",
+                field="run_id",
+                expected="drift, published",
+            )
+
+
+def top_k(model: Model, slot: int, k: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
+    """Return the k best items of a user, best first, with their scores."""
+    scores = model.items @ model.users[slot]
+    k = min(k, len(scores))
+    found = np.argpartition(-scores, k - 1)[:k]
+    found = found[np.argsort(-scores[found], kind="stable")]
+    return found.astype(np.uint32), scores[found]
+
+
+def _progress(at: store.Progress) -> wire.OwnerProgress:
+    return wire.OwnerProgress(sequence=at.sequence, epoch=at.epoch, blocks=at.blocks)

@@ -1,0 +1,213 @@
+"""Who takes part in a run, by slot, and which owner holds which item."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import sqlalchemy as sa
+
+from coterie.store import cos as store
+from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.v1.common_pb2 import SlotRange
+from coterie.wire.v1.orchestrator_pb2 import Catalogue, CatalogueOwner, Participant, ParticipantKind
+
+__all__ = ["Registry", "ranges", "slots_in"]
+
+
+def ranges(slots: Iterable[int]) -> list[SlotRange]:
+    """Return slots as ranges, in the order given."""
+    found: list[SlotRange] = []
+    for slot in slots:
+        if found and found[-1].first + found[-1].count == slot:
+            found[-1].count += 1
+        else:
+            found.append(SlotRange(first=slot, count=1))
+    return found
+
+
+def slots_in(found: Iterable[SlotRange]) -> list[int]:
+    """Return the slots of ranges, one by one."""
+    return [slot for part in found for slot in range(part.first, part.first + part.count)]
+
+
+_ID_BYTES = 32
+
+
+@dataclass
+class Registered:
+    """One participant as registered."""
+
+    participant: bytes
+    party: str
+    message: Participant
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether it is a data owner."""
+        return self.message.kind == ParticipantKind.PARTICIPANT_KIND_DATA_OWNER
+
+
+class Registry:
+    """Participants and catalogue of one run.
+
+    Slots are given in the order of registration and never change; a participant that registers again keeps its own.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self.by_slot: list[Registered] = []
+        self._slots: dict[bytes, int] = {}
+        self._by_party: dict[str, list[int]] = {}
+        self.items: list[str] = []
+        self._item_index: dict[str, int] = {}
+        self.held: dict[int, npt.NDArray[np.uint32]] = {}
+        self.catalogue_version = 0
+
+    def restore(self, connection: sa.Connection, catalogue_version: int) -> None:
+        """Take up what the store holds."""
+        for row in connection.execute(
+            sa.select(store.participants)
+            .where(store.participants.c.run_id == self._run_id)
+            .order_by(store.participants.c.slot)
+        ):
+            self._append(row.participant, row.party, Participant.FromString(row.message))
+        for row in connection.execute(
+            sa.select(store.items.c.key)
+            .where(store.items.c.run_id == self._run_id)
+            .order_by(store.items.c.item)
+        ):
+            self._item_index[row.key] = len(self.items)
+            self.items.append(row.key)
+        for row in connection.execute(
+            sa.select(store.holdings).where(store.holdings.c.run_id == self._run_id)
+        ):
+            self.held[row.slot] = np.frombuffer(row.items, "<u4")
+        self.catalogue_version = catalogue_version
+
+    def add(
+        self, party: str, participants: Sequence[tuple[bytes, Participant]]
+    ) -> tuple[list[int], list[tuple[int, bytes, str, bytes]]]:
+        """Register participants of a party.
+
+        Returns
+        -------
+        slots : list of int
+            In the order given.
+        rows : list
+            What the store has to write: new participants, and those whose message changed.
+
+        Raises
+        ------
+        Refusal
+            CONFLICT when another party speaks for the participant already.
+        """
+        for participant, _ in participants:
+            held = self._slots.get(participant)
+            if held is not None and self.by_slot[held].party != party:
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_CONFLICT,
+                    "another party speaks for one of these participants in this run",
+                    field="participants",
+                    expected=f"a participant of {party}",
+                )
+        slots, rows = [], []
+        for participant, message in participants:
+            slot = self._slots.get(participant)
+            if slot is None:
+                slot = self._append(participant, party, message)
+            elif self.by_slot[slot].message != message:
+                self.by_slot[slot].message = message
+            slots.append(slot)
+            rows.append((slot, participant, party, message.SerializeToString()))
+        return slots, rows
+
+    def _append(self, participant: bytes, party: str, message: Participant) -> int:
+        slot = self._slots[participant] = len(self.by_slot)
+        self.by_slot.append(Registered(participant, party, message))
+        self._by_party.setdefault(party, []).append(slot)
+        return slot
+
+    def add_items(self, keys: Iterable[str]) -> tuple[npt.NDArray[np.uint32], list[str], int]:
+        """Give indices to item keys.
+
+        Returns
+        -------
+        indices : ndarray of uint32
+            Of the keys, in order.
+        fresh : list of str
+            The keys that were new.
+        first : int
+            Index of the first new one.
+        """
+        first = len(self.items)
+        indices = []
+        for key in keys:
+            index = self._item_index.get(key)
+            if index is None:
+                index = self._item_index[key] = len(self.items)
+                self.items.append(key)
+            indices.append(index)
+        return np.asarray(indices, np.uint32), self.items[first:], first
+
+    def slots_of(self, party: str) -> list[int]:
+        """Return the slots for which a party speaks, ascending."""
+        return self._by_party.get(party, [])
+
+    def own_slot(self, party: str, slot: int, *, owner: bool) -> Registered:
+        """Return the participant at a slot that must be the party's.
+
+        Raises
+        ------
+        Refusal
+            UNKNOWN_PARTICIPANT for a slot that is nobody's, somebody else's, or of the other kind.
+        """
+        if slot < len(self.by_slot):
+            registered = self.by_slot[slot]
+            if registered.party == party and registered.is_owner == owner:
+                return registered
+        raise Refusal(
+            ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
+            f"slot {slot} is not one that {party} may speak for",
+            field="slot",
+            expected="a slot from this party's registration",
+        )
+
+    def users(self) -> int:
+        """Return how many users are registered."""
+        return sum(not one.is_owner for one in self.by_slot)
+
+    def catalogue(self, present: Mapping[int, bool]) -> Catalogue:
+        """Return the item -> owners table over the owners that are present."""
+        slots = [slot for slot in sorted(self.held) if present.get(slot, False)]
+        member = np.zeros((len(self.items), len(slots)), bool)
+        owners = []
+        for position, slot in enumerate(slots):
+            message = self.by_slot[slot].message
+            member[self.held[slot], position] = True
+            owners.append(
+                CatalogueOwner(
+                    slot=slot,
+                    bundle=message.bundle,
+                    name=message.name,
+                    address=message.address,
+                    tls_name=message.tls_name,
+                )
+            )
+        return Catalogue(
+            version=self.catalogue_version,
+            owners=owners,
+            items=self.items,
+            owner_counts=member.sum(axis=1).tolist(),
+            owner_positions=np.nonzero(member)[1].tolist(),
+        )
+
+    def roster(self) -> npt.NDArray[np.uint8]:
+        """Return the participant ids of users by slot, uint8 (slots, 32); zeros where the slot is no user."""
+        table = np.zeros((len(self.by_slot), _ID_BYTES), np.uint8)
+        for slot, one in enumerate(self.by_slot):
+            if not one.is_owner:
+                table[slot] = np.frombuffer(one.participant, np.uint8)
+        return table

@@ -1,0 +1,159 @@
+"""The COS as a service: stores and servicers put together, health, the clock."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import sqlalchemy as sa
+
+from coterie.config.services import CosSettings
+from coterie.errors import StoreError
+from coterie.launch.process import Runtime
+from coterie.net.credentials import TlsFiles
+from coterie.net.enrolment import enrol
+from coterie.net.revocation import RevocationWatch
+from coterie.rounds.plan import plan_hash
+from coterie.store import cos as store
+from coterie.store.engine import Writer, open_sqlite
+from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.v1.operator_pb2 import StartRunRequest
+from coterie.wire.v1.operator_pb2_grpc import add_OperatorServicer_to_server
+from coterie.wire.v1.orchestrator_pb2_grpc import add_OrchestratorServicer_to_server
+from coterie_cos.operator import Operator
+from coterie_cos.orchestrator import Orchestrator
+from coterie_cos.run import Run
+
+__all__ = ["SERVICE"]
+
+_TICK_S = 0.5
+
+
+class CosProcess:
+    """A running COS."""
+
+    def __init__(self, settings: CosSettings, runtime: Runtime) -> None:
+        self._settings = settings
+        self._runtime = runtime
+        runtime.require(["store", "directory"])
+        self._engine = open_sqlite(settings.state / "cos.db", "cos")
+        self._writer = Writer(self._engine)
+        self._runs: dict[str, Run] = {}
+        self._revocations = RevocationWatch(
+            runtime.connect(settings.thirdparty, "thirdparty"),
+            runtime.guard,
+            lambda current: runtime.holds("directory", current),
+        )
+        self._operator = Operator(self._runs, self._start)
+        self._orchestrator = Orchestrator(
+            self._operator.find,
+            self._writer,
+            (settings.state / "directory.key").read_bytes(),
+            self._revocations.is_revoked,
+            runtime.accounting,
+            max_uploads=settings.max_uploads,
+            max_payload=settings.max_payload_mb << 20,
+        )
+        self._restore()
+
+    def _restore(self) -> None:
+        with self._engine.connect() as connection:
+            for row in connection.execute(sa.select(store.runs)):
+                run = self._new(StartRunRequest.FromString(row.request))
+                run.restore(connection, row.state, row.snapshot)
+                self._runs[row.run_id] = run
+        self._runtime.holds("store")
+
+    def _new(self, request: StartRunRequest) -> Run:
+        meter = self._runtime.guard.meter
+        return Run(
+            request,
+            self._settings.state,
+            self._writer,
+            self._settings.snapshot_every,
+            lambda: (meter.bytes_in, meter.bytes_out),
+        )
+
+    async def _start(self, request: StartRunRequest) -> Run:
+        plan = request.plan
+        held = self._runs.get(plan.run_id)
+        if held is not None:
+            if plan_hash(held.plan) != plan_hash(plan):
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_CONFLICT,
+                    "there is a run of this id with another plan",
+                    field="plan.run_id",
+                    expected="a new id",
+                )
+            return held
+        if (plan.system, plan.form, plan.secure_sum) != ("drift", "published", "clear"):
+            raise Refusal(
+                ErrorReason.ERROR_REASON_WRONG_SYSTEM,
+                f"no such combination: {plan.system}, {plan.form}, {plan.secure_sum}",
+                field="plan",
+                expected="drift, published, clear",
+            )
+        positive = {
+            "run_id": bool(plan.run_id),
+            "dim": 1 <= plan.dim <= 1024,
+            "rate": 0 < plan.rate < 1e3,
+            "ridge": 0 <= plan.ridge < 1e3,
+            "theta": 1 <= plan.theta <= 1024,
+            "epochs": 1 <= plan.epochs <= 10_000,
+        }
+        for name, fits in positive.items():
+            if not fits:
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_INVALID_FIELD,
+                    f"plan.{name} is out of range",
+                    field=f"plan.{name}",
+                )
+        run = self._new(request)
+        row = {
+            "run_id": plan.run_id,
+            "request": request.SerializeToString(),
+            "plan_hash": plan_hash(plan),
+            "state": run.state.to_json(),
+        }
+        await self._writer.run(lambda connection: connection.execute(store.runs.insert(), row))
+        self._runs[plan.run_id] = run
+        return run
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Register the servicers."""
+        add_OrchestratorServicer_to_server(self._orchestrator, server)
+        add_OperatorServicer_to_server(self._operator, server)
+
+    async def run(self) -> None:
+        """Watch the clock and the revocation list."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._revocations.run())
+            tasks.create_task(self._tick())
+
+    async def _tick(self) -> None:
+        while True:
+            for run in list(self._runs.values()):
+                await run.tick()
+            if self._writer.failed:
+                # Memory may be ahead of the store now; a restart takes up what is durable.
+                raise StoreError("the store cannot be written", hint="free space on its volume, then restart")
+            await asyncio.sleep(_TICK_S)
+
+    async def close(self) -> None:
+        """Close the store."""
+        self._writer.close()
+        self._engine.dispose()
+
+
+class _Cos:
+    role = "cos"
+
+    async def enrol(self, settings: CosSettings, tls: TlsFiles) -> None:
+        await enrol(self.role, settings, tls, [])
+
+    def build(self, settings: Any, runtime: Runtime) -> CosProcess:
+        return CosProcess(settings, runtime)
+
+
+SERVICE = _Cos()

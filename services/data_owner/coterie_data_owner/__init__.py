@@ -1,0 +1,1 @@
+"""Data owners: sealed intake, blocks, gradients."""

@@ -1,0 +1,234 @@
+"""Sealed interactions: opened, checked against the sequence, durable before they are acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coterie.crypto.identity import Bundle
+from coterie.crypto.sealed import (
+    Agreement,
+    Decision,
+    Direction,
+    Header,
+    OpeningSession,
+    SequenceGate,
+    decode_records,
+)
+from coterie.crypto.verification import Reason, VerificationError
+from coterie.errors import CoterieError, StoreError
+from coterie.store import data_owner as store
+from coterie.store.engine import Writer
+from coterie.telemetry.accounting import Accounting
+from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.v1 import data_owner_pb2 as wire
+from coterie.wire.v1.data_owner_pb2_grpc import DataOwnerServicer
+from coterie_data_owner.owner import Owner
+from coterie_data_owner.users import Users
+
+__all__ = ["Intake"]
+
+_MAX_BATCHES = 1024
+_MAX_RECORDS = 1024
+
+
+@dataclass
+class _Opened:
+    """A batch as far as it got: opened and judged, or refused."""
+
+    batch: store.Batch | None = None
+    duplicate: bool = False
+    refused: ErrorReason.ValueType = ErrorReason.ERROR_REASON_UNSPECIFIED
+
+
+class Intake(DataOwnerServicer):
+    """The servicer of a process with one or more data owners.
+
+    Parameters
+    ----------
+    run_id : str
+        The run.
+    owners : mapping
+        By participant id.
+    users : Users
+        Slots and bundles of users.
+    writer : Writer
+        The store's writer.
+    accounting : Accounting
+        Where CPU time is counted.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        owners: Mapping[bytes, Owner],
+        users: Users,
+        writer: Writer,
+        accounting: Accounting,
+    ) -> None:
+        self._run_id = run_id
+        self._owners = owners
+        self._users = users
+        self._writer = writer
+        self._accounting = accounting
+        self._sessions: dict[tuple[bytes, bytes, bytes], OpeningSession] = {}
+        self.ready = asyncio.Event()
+
+    async def SubmitInteractions(  # noqa: N802
+        self, request_iterator: AsyncIterator[wire.SubmitInteractionsRequest], context: Any
+    ) -> AsyncIterator[wire.SubmitInteractionsResponse]:
+        """Answer each message when its accepted batches are durable."""
+        async for request in request_iterator:
+            yield await self._take(self._owner(request.run_id, request.owner), request.batches)
+
+    def _owner(self, run_id: str, owner: bytes) -> Owner:
+        if not self.ready.is_set():
+            raise Refusal(
+                ErrorReason.ERROR_REASON_NOT_READY, "this owner has not joined the run yet", field="run_id"
+            )
+        found = self._owners.get(owner)
+        if run_id != self._run_id or found is None:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_UNKNOWN_ROUND,
+                "no such run or owner at this address",
+                field="owner",
+                expected=f"an owner of run {self._run_id} from the catalogue",
+            )
+        return found
+
+    async def _take(
+        self, owner: Owner, batches: Sequence[wire.SealedBatch]
+    ) -> wire.SubmitInteractionsResponse:
+        if len(batches) > _MAX_BATCHES:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_TOO_LARGE,
+                f"{len(batches)} batches in one message",
+                field="batches",
+                expected=f"at most {_MAX_BATCHES}",
+            )
+        bundles = await self._users.bundles([batch.user for batch in batches])
+        payloads = await asyncio.to_thread(self._open_all, owner, batches, bundles)
+        async with owner.intake:
+            return await self._store(owner, batches, payloads)
+
+    def _open_all(
+        self, owner: Owner, batches: Sequence[wire.SealedBatch], bundles: Mapping[bytes, Bundle]
+    ) -> list[bytes | ErrorReason.ValueType]:
+        for batch in batches:
+            bundle = bundles.get(batch.user)
+            if bundle is not None:
+                self._agree(owner, bundle, batch.header)
+        with self._accounting.activity("open", len(batches)):
+            return [self._open(owner, batch, batch.user in bundles) for batch in batches]
+
+    def _agree(self, owner: Owner, bundle: Bundle, header: bytes) -> None:
+        try:
+            prekey = owner.prekeys.find(Header.parse(header).prekey_id)
+        except VerificationError:
+            return
+        if prekey is None:
+            return
+        key = (owner.id, bundle.participant_id, prekey.public.prekey_id)
+        if key not in self._sessions:
+            with self._accounting.activity("key agreement"):
+                agreement = Agreement.of_owner(prekey, owner.id, bundle)
+                self._sessions[key] = OpeningSession(agreement, Direction.TO_OWNER)
+
+    def _open(self, owner: Owner, batch: wire.SealedBatch, known: bool) -> bytes | ErrorReason.ValueType:
+        if not known:
+            revoked = self._users.is_revoked(batch.user)
+            return (
+                ErrorReason.ERROR_REASON_REVOKED if revoked else ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT
+            )
+        try:
+            header = Header.parse(batch.header)
+            session = self._sessions.get((owner.id, batch.user, header.prekey_id))
+            if session is None:
+                return ErrorReason.ERROR_REASON_UNKNOWN_PREKEY
+            if not 1 <= header.count <= _MAX_RECORDS:
+                return ErrorReason.ERROR_REASON_INVALID_FIELD
+            payload = session.open(batch.header, batch.ciphertext)
+            items, _ = decode_records(payload, header.count)
+        except VerificationError as error:
+            malformed = error.reason in (Reason.MALFORMED, Reason.BAD_VERSION)
+            return (
+                ErrorReason.ERROR_REASON_INVALID_FIELD
+                if malformed
+                else ErrorReason.ERROR_REASON_NOT_AUTHENTIC
+            )
+        except CoterieError:
+            return ErrorReason.ERROR_REASON_INVALID_FIELD
+        return payload if owner.knows_items(items) else ErrorReason.ERROR_REASON_UNKNOWN_ITEM
+
+    async def _store(
+        self,
+        owner: Owner,
+        batches: Sequence[wire.SealedBatch],
+        payloads: Sequence[bytes | ErrorReason.ValueType],
+    ) -> wire.SubmitInteractionsResponse:
+        response = wire.SubmitInteractionsResponse()
+        durable: dict[bytes, int] = {}
+        accepted: list[store.Batch] = []
+        for index, (batch, payload) in enumerate(zip(batches, payloads, strict=True)):
+            at = durable.get(batch.user, owner.durable.get(batch.user, 0))
+            refused = ErrorReason.ERROR_REASON_UNSPECIFIED
+            if not isinstance(payload, bytes):
+                refused = payload
+            else:
+                header = Header.parse(batch.header)
+                match _judge(at, header):
+                    case Decision.ACCEPT:
+                        accepted.append(store.Batch(batch.user, header.first_sequence, header.count, payload))
+                        durable[batch.user] = header.last_sequence
+                    case Decision.DUPLICATE:
+                        response.duplicates += 1
+                    case Decision.MISMATCH:
+                        refused = ErrorReason.ERROR_REASON_SEQUENCE_MISMATCH
+            if refused:
+                response.refused.append(wire.RefusedBatch(index=index, reason=refused, expected=at + 1))
+        if accepted:
+            try:
+                await self._writer.run(lambda connection: store.add_batches(connection, owner.id, accepted))
+            except StoreError as error:
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_STORE_FULL,
+                    "the owner's store cannot take more; nothing of this message was kept",
+                    field="batches",
+                    expected="the same message again, later",
+                ) from error
+            with self._accounting.activity("blocks", sum(batch.length for batch in accepted)):
+                for taken in accepted:
+                    owner.add(taken)
+            owner.wake()
+        response.durable.extend(owner.durable.get(batch.user, 0) for batch in batches)
+        return response
+
+    async def OwnerInfo(self, request: wire.OwnerInfoRequest, context: Any) -> wire.OwnerInfoResponse:  # noqa: N802
+        """Tell clients how many items an owner holds, and what to seal for."""
+        owner = self._owner(request.run_id, request.owner)
+        public = owner.prekeys.current().public
+        return wire.OwnerInfoResponse(
+            items=len(owner.items),
+            prekey=wire.Prekey(
+                prekey_id=public.prekey_id,
+                public=public.public,
+                expiry=public.expiry,
+                signature=public.signature,
+            ),
+        )
+
+    async def Flush(self, request: wire.FlushRequest, context: Any) -> wire.FlushResponse:  # noqa: N802
+        """Close trailing blocks of one owner, or of all."""
+        owners = (
+            [self._owner(request.run_id, request.owner)] if request.owner else list(self._owners.values())
+        )
+        return wire.FlushResponse(blocks=sum([await owner.flush(self._writer) for owner in owners]))
+
+
+def _judge(durable: int, header: Header) -> Decision:
+    try:
+        return SequenceGate(durable).judge(header.first_sequence, header.last_sequence)
+    except VerificationError:
+        return Decision.MISMATCH

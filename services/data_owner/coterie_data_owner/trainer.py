@@ -1,0 +1,190 @@
+"""An owner's training: take blocks, fetch their rows, send their gradient with the request for the next rows.
+
+The COS is the truth about what was applied: it keeps each owner's progress in the transaction of the update.  After a
+restart of either side the trainer asks where it stands and goes on with the next block, so every block of a pass
+counts exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import structlog
+
+from coterie.learning.drift import Block, Rows, gradients, owner_order, wanted
+from coterie.net.party import Party
+from coterie.store import data_owner as store
+from coterie.store.engine import Writer
+from coterie.telemetry.accounting import Accounting
+from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.tensor import from_wire, to_wire
+from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1.common_pb2 import RoundRef
+from coterie_data_owner.owner import Owner
+
+__all__ = ["Trainer"]
+
+_log = structlog.get_logger("coterie.trainer")
+
+_NO_IDS = np.zeros(0, np.uint32)
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """A gradient that waits to be sent, and the blocks it came from."""
+
+    message: wire.Gradient
+    blocks: Sequence[Block]
+
+
+class Trainer:
+    """Trains one owner.
+
+    Parameters
+    ----------
+    owner : Owner
+        Whose blocks.
+    party : Party
+        To the COS.
+    writer : Writer
+        The store's writer.
+    accounting : Accounting
+        Where CPU time is counted.
+    flush_due : callable
+        Whether everything has been delivered for the epoch in which the owner joined.
+    """
+
+    def __init__(
+        self,
+        owner: Owner,
+        party: Party,
+        writer: Writer,
+        accounting: Accounting,
+        flush_due: Callable[[], bool],
+    ) -> None:
+        self._owner = owner
+        self._party = party
+        self._writer = writer
+        self._accounting = accounting
+        self._flush_due = flush_due
+        self._sequence = 0
+        self._waiting: _Computed | None = None
+
+    async def intake(self, epoch: int) -> None:
+        """Train on blocks as they complete, until everything is delivered and trained."""
+        position = await self._resume(epoch)
+        theta = self._party.plan.theta
+        while True:
+            # Cleared before looking, so that what happens in between is not missed.
+            self._owner.changed.clear()
+            if self._flush_due() and not self._owner.flushed:
+                await self._owner.flush(self._writer)
+            available = len(self._owner.blocks) - position
+            if available >= theta or (self._owner.flushed and available):
+                chunk = self._owner.blocks[position : position + theta]
+                await self._update(epoch, position, chunk)
+                position += len(chunk)
+            else:
+                await self._send_waiting()
+                if self._owner.flushed:
+                    break
+                await self._owner.changed.wait()
+        await self._report(epoch, position)
+
+    async def epoch(self, epoch: int) -> None:
+        """Pass once over the stored blocks, in the seeded order of this epoch."""
+        owner, plan = self._owner, self._party.plan
+        count = await self._writer.run(
+            lambda connection: store.begin_pass(connection, owner.id, plan.run_id, epoch, len(owner.blocks))
+        )
+        order = owner_order(plan.seed, owner.slot, epoch, count)
+        position = await self._resume(epoch)
+        while position < count:
+            chunk = [owner.blocks[index] for index in order[position : position + plan.theta]]
+            await self._update(epoch, position, chunk)
+            position += len(chunk)
+        await self._send_waiting()
+        await self._report(epoch, position)
+
+    async def _resume(self, epoch: int) -> int:
+        """Ask the COS where this owner stands; return the first block of the epoch that is not applied."""
+        self._waiting = None
+        progress = (await self._exchange(_NO_IDS, _NO_IDS)).progress
+        self._sequence = progress.sequence
+        return progress.blocks if progress.epoch == epoch else 0
+
+    async def _update(self, epoch: int, position: int, chunk: Sequence[Block]) -> None:
+        users, items = wanted(chunk)
+        version, rows = await self._rows(users, items)
+        with self._accounting.activity("gradients", len(chunk)):
+            update = gradients(chunk, rows, self._party.plan.ridge, item_bias=self._party.plan.item_bias)
+        self._waiting = _Computed(
+            wire.Gradient(
+                rows_version=version,
+                epoch=epoch,
+                first_block=position,
+                blocks=len(chunk),
+                loss=update.loss,
+                users=to_wire(update.users.astype(np.uint32)),
+                items=to_wire(update.items.astype(np.uint32)),
+                user_gradient=to_wire(update.user_gradient),
+                item_gradient=to_wire(update.item_gradient),
+            ),
+            chunk,
+        )
+
+    async def _rows(self, users: np.ndarray, items: np.ndarray) -> tuple[int, Rows]:
+        """Send the gradient that waits, if any, and fetch the rows for the next one."""
+        response = await self._exchange(users, items)
+        dim = self._party.plan.dim
+        return response.version, Rows(
+            users=users,
+            items=items,
+            user_rows=from_wire(response.user_rows, np.float32, (len(users), dim), field="user_rows"),
+            item_rows=from_wire(response.item_rows, np.float32, (len(items), dim), field="item_rows"),
+        )
+
+    async def _send_waiting(self) -> None:
+        if self._waiting is not None:
+            await self._exchange(_NO_IDS, _NO_IDS)
+
+    async def _exchange(self, users: np.ndarray, items: np.ndarray) -> wire.ExchangeResponse:
+        while True:
+            waiting = self._waiting
+            request = wire.ExchangeRequest(
+                run_id=self._party.plan.run_id,
+                owner=self._owner.slot,
+                sequence=self._sequence + 1 if waiting else 0,
+                users=to_wire(users.astype(np.uint32)),
+                items=to_wire(items.astype(np.uint32)),
+            )
+            if waiting is not None:
+                request.gradient.CopyFrom(waiting.message)
+            try:
+                response = await self._party.exchange(request)
+            except Refusal as refusal:
+                if refusal.reason != ErrorReason.ERROR_REASON_STALE or waiting is None:
+                    raise
+                await self._recompute(waiting)
+                continue
+            self._waiting = None
+            self._sequence = response.progress.sequence
+            return response
+
+    async def _recompute(self, stale: _Computed) -> None:
+        """Compute a refused gradient again, on fresh rows."""
+        self._waiting = None
+        await self._update(stale.message.epoch, stale.message.first_block, stale.blocks)
+
+    async def _report(self, epoch: int, blocks: int) -> None:
+        run_id = self._party.plan.run_id
+        _log.info("pass done", owner=self._owner.name, epoch=epoch, blocks=blocks)
+        await self._party.submit(
+            wire.SubmitKind.SUBMIT_KIND_EPOCH_DONE,
+            RoundRef(run_id=run_id, round=epoch),
+            wire.EpochStatus(blocks=blocks, dropped=self._owner.dropped),
+            slots=[self._owner.slot],
+        )

@@ -1,0 +1,1 @@
+"""The third party: certificate authority and directory of public keys."""

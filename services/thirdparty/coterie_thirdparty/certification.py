@@ -1,0 +1,190 @@
+"""What the third party signs: certificates of parties and bundles of participants."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from coterie.crypto.authority import (
+    PeerIdentity,
+    load_tls_key,
+    make_csr,
+    new_tls_key,
+    renewal_time,
+    save_tls_key,
+)
+from coterie.crypto.identity import Validity, countersign
+from coterie.crypto.keyfile import write_private_file
+from coterie.errors import CertificateError, CryptoError
+from coterie.net.bundles import bundle_from_wire, bundle_to_wire
+from coterie.net.credentials import TlsFiles
+from coterie.store.authority import DirectorySecrets
+from coterie.store.thirdparty import Published
+from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.v1.common_pb2 import KeyBundle
+
+__all__ = ["PER_MESSAGE", "Certification", "Countersigned", "Issued", "check_count"]
+
+PER_MESSAGE = 1_000
+"""Most bundles in one message."""
+
+
+class Issued(NamedTuple):
+    """A new certificate."""
+
+    chain: bytes
+    """The certificate and the authority's, PEM."""
+    fingerprint: bytes
+    """SHA-256 of the certificate, 32 bytes."""
+    public_key_hash: bytes
+    """SHA-256 of its public key, 32 bytes."""
+
+
+class Countersigned(NamedTuple):
+    """A bundle that the directory vouches for."""
+
+    published: Published
+    signature: bytes
+    """The directory's, 64 bytes."""
+
+
+def check_count(count: int, limit: int, field: str) -> None:
+    """Refuse a list that is too long.
+
+    Raises
+    ------
+    Refusal
+        TOO_LARGE.
+    """
+    if count > limit:
+        raise Refusal(
+            ErrorReason.ERROR_REASON_TOO_LARGE, f"{count} {field}", field=field, expected=f"at most {limit}"
+        )
+
+
+class Certification:
+    """Signs with the authority's and the directory's keys.
+
+    Parameters
+    ----------
+    secrets : DirectorySecrets
+        The keys.
+    days : float
+        Validity of certificates, days.
+    """
+
+    def __init__(self, secrets: DirectorySecrets, days: float) -> None:
+        self._secrets = secrets
+        self._days = days
+        self.directory_key = secrets.directory_key
+        root = x509.load_pem_x509_certificate(secrets.authority.certificate_pem)
+        self._ends = root.not_valid_after_utc.timestamp()
+
+    @property
+    def valid(self) -> bool:
+        """Whether the authority's own certificate still holds."""
+        return time.time() < self._ends
+
+    def issue(self, request: bytes, role: str, name: str) -> Issued:
+        """Sign a certificate for the key of a certificate request (PEM).
+
+        Raises
+        ------
+        Refusal
+            NOT_READY when the authority has expired, INVALID_FIELD for a request that cannot be used.
+        """
+        if not self.valid:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_NOT_READY,
+                "the authority's certificate has expired",
+                field="authority",
+            )
+        try:
+            return self._issue(request, role, name)
+        except CertificateError as error:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                error.message,
+                field="certificate_request",
+                expected="PKCS#10 in PEM, signed by its ECDSA P-256 key",
+            ) from error
+
+    def _issue(self, request: bytes, role: str, name: str) -> Issued:
+        # The authority counts in whole days: a part of a day moves the beginning back, and the end is exact.
+        whole = math.ceil(self._days)
+        begin = datetime.now(UTC) - timedelta(days=whole - self._days)
+        pem = self._secrets.authority.issue(request, role, name, whole, now=begin)
+        public = x509.load_pem_x509_certificate(pem).public_key()
+        key = public.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+        return Issued(
+            chain=pem + self._secrets.authority.certificate_pem,
+            fingerprint=PeerIdentity.from_certificate(pem).fingerprint,
+            public_key_hash=hashlib.sha256(key).digest(),
+        )
+
+    def certify_self(self, tls: TlsFiles, name: str) -> bool:
+        """Give the third party a certificate of its own where it has none, or one past half of its validity.
+
+        The key stays; running servers take up the new certificate at the next handshake.
+
+        Returns
+        -------
+        bool
+            Whether there is a new certificate.
+
+        Raises
+        ------
+        CertificateError
+            When the folder holds another party's certificate, or cannot be written.
+        """
+        authority = self._secrets.authority.certificate_pem
+        if tls.complete() and tls.authority.read_bytes() == authority:
+            held = tls.identity()
+            if (held.role, held.name) != ("thirdparty", name):
+                raise CertificateError(
+                    f"the certificate in {tls.folder} is {held}'s, and this is thirdparty/{name}",
+                    hint="give every process a state folder of its own, and keep its name",
+                )
+            if time.time() < renewal_time(tls.chain.read_bytes()):
+                return False
+        tls.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not tls.key.exists():
+            save_tls_key(tls.key, new_tls_key())
+        issued = self._issue(make_csr(load_tls_key(tls.key)), "thirdparty", name)
+        write_private_file(tls.authority, authority)
+        write_private_file(tls.chain, issued.chain)
+        return True
+
+    def countersign(self, messages: Sequence[KeyBundle]) -> list[Countersigned]:
+        """Verify and countersign bundles; about 0.1 ms each, so call it in a thread.
+
+        Raises
+        ------
+        Refusal
+            BAD_SIGNATURE for a bundle that does not verify or has expired.
+        """
+        now = int(time.time())
+        return [self._countersign(message, now) for message in messages]
+
+    def _countersign(self, message: KeyBundle, now: int) -> Countersigned:
+        try:
+            bundle = countersign(bundle_from_wire(message), self._secrets.signing_key)
+            Validity(bundle.not_before, bundle.not_after).check("the key bundle", now)
+        except CryptoError as error:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_BAD_SIGNATURE,
+                error.message,
+                field="bundles",
+                expected="bundles that are valid now and signed by their participants",
+            ) from error
+        content = bundle_to_wire(bundle).SerializeToString(deterministic=True)
+        return Countersigned(
+            Published(bundle.participant_id, bundle.version, content), bundle.countersignature
+        )

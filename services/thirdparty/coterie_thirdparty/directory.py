@@ -1,0 +1,182 @@
+"""The servicer for those who have a certificate: look-ups, later bundles, revocations."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import structlog
+
+from coterie.net.server import Guard, current_peer
+from coterie.store.thirdparty import Revoked, ThirdPartyStore
+from coterie.telemetry.accounting import Accounting
+from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.v1.common_pb2 import KeyBundle
+from coterie.wire.v1.thirdparty_pb2 import (
+    DirectoryEntry,
+    LookupRequest,
+    LookupResponse,
+    PublishBundlesRequest,
+    PublishBundlesResponse,
+    RevocationsRequest,
+    RevocationsResponse,
+    RevokeRequest,
+    RevokeResponse,
+)
+from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryServicer
+from coterie_thirdparty.certification import PER_MESSAGE, Certification, Countersigned, check_count
+from coterie_thirdparty.storing import storing
+
+__all__ = ["KeyDirectory"]
+
+_log = structlog.get_logger("coterie.thirdparty")
+
+_HOLD_MS = 20_000
+_PER_REVOCATION = 10_000
+_DIGEST_BYTES = 32
+
+
+class KeyDirectory(KeyDirectoryServicer):
+    """Tells who is enrolled and who is revoked.
+
+    Parameters
+    ----------
+    certification : Certification
+        Countersigns.
+    store : ThirdPartyStore
+        What is known.
+    guard : Guard
+        This process's own; revoked certificates are refused here at once.
+    accounting : Accounting
+        Takes down the time for signatures.
+    store_holds : callable
+        Told whether the store works.
+    """
+
+    def __init__(
+        self,
+        certification: Certification,
+        store: ThirdPartyStore,
+        guard: Guard,
+        accounting: Accounting,
+        store_holds: Callable[[bool], None],
+    ) -> None:
+        self._certification = certification
+        self._store = store
+        self._guard = guard
+        self._accounting = accounting
+        self._store_holds = store_holds
+        self._changed = asyncio.Event()
+        self._stopping = False
+
+    async def restore(self) -> None:
+        """Refuse the certificates that were revoked before a restart."""
+        self._guard.revoke((await self._store.revocations()).certificates)
+
+    def release(self) -> None:
+        """Answer everybody who waits, and hold nobody from now on: the service stops."""
+        self._stopping = True
+        self._wake()
+
+    async def Lookup(self, request: LookupRequest, context: Any) -> LookupResponse:  # noqa: N802 - contract
+        """Return bundles in the order asked for."""
+        check_count(len(request.participants), PER_MESSAGE, "participants")
+        _check_digests(request.participants, "participants")
+        with storing(self._store_holds):
+            found = await self._store.lookup(list(dict.fromkeys(request.participants)))
+        entries = []
+        for participant in request.participants:
+            message = found.messages.get(participant)
+            entries.append(
+                DirectoryEntry(
+                    participant=participant,
+                    bundle=None if message is None else KeyBundle.FromString(message),
+                    revoked=participant in found.revoked,
+                )
+            )
+        return LookupResponse(revision=found.revision, entries=entries)
+
+    async def PublishBundles(  # noqa: N802 - the contract's name
+        self, request: PublishBundlesRequest, context: Any
+    ) -> PublishBundlesResponse:
+        """Countersign and keep the bundles of the caller's participants, all or none."""
+        check_count(len(request.bundles), PER_MESSAGE, "bundles")
+        done = await asyncio.to_thread(self._countersign, request.bundles)
+        with storing(self._store_holds):
+            await self._store.publish(str(current_peer()), [one.published for one in done])
+        return PublishBundlesResponse(countersignatures=[one.signature for one in done])
+
+    async def Revoke(self, request: RevokeRequest, context: Any) -> RevokeResponse:  # noqa: N802 - contract
+        """Revoke for good; open calls of revoked certificates end, and everybody who waits is told."""
+        for field in ("participants", "certificates"):
+            subjects = getattr(request, field)
+            check_count(len(subjects), _PER_REVOCATION, field)
+            _check_digests(subjects, field)
+        if not request.participants and not request.certificates:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                "nothing to revoke",
+                field="participants",
+                expected="at least one participant or certificate",
+            )
+        with storing(self._store_holds):
+            revision = await self._store.revoke(request.participants, request.certificates)
+            held = await self._store.revocations()
+        # First their calls end, then the others hear of it: nobody revoked gets one more answer.
+        self._guard.revoke(held.certificates)
+        self._wake()
+        _log.warning(
+            "revoked",
+            by=str(current_peer()),
+            participants=len(request.participants),
+            certificates=len(request.certificates),
+        )
+        return RevokeResponse(revision=revision)
+
+    async def Revocations(  # noqa: N802 - the contract's name
+        self, request: RevocationsRequest, context: Any
+    ) -> RevocationsResponse:
+        """Return everything revoked, at once when there is something newer than what the caller holds."""
+        changed = self._changed
+        held = await self._revocations()
+        hold_ms = min(request.hold_ms, _HOLD_MS)
+        if hold_ms and not self._stopping and _is_current(request.held_revision, held):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), hold_ms / 1000)
+            held = await self._revocations()
+        return RevocationsResponse(
+            revision=held.revision, participants=held.participants, certificates=held.certificates
+        )
+
+    async def _revocations(self) -> Revoked:
+        with storing(self._store_holds):
+            return await self._store.revocations()
+
+    def _countersign(self, bundles: Sequence[KeyBundle]) -> list[Countersigned]:
+        with self._accounting.activity("signatures", len(bundles)):
+            return self._certification.countersign(bundles)
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+def _is_current(revision: int, held: Revoked) -> bool:
+    """Whether a caller that holds this revision knows everything revoked.
+
+    A revision above ours comes from before this store was restored from a backup: such a caller is answered.
+    """
+    return held.newest <= revision <= held.revision and revision > 0
+
+
+def _check_digests(values: Iterable[bytes], field: str) -> None:
+    for value in values:
+        if len(value) != _DIGEST_BYTES:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                f"{len(value)} bytes",
+                field=field,
+                expected=f"{_DIGEST_BYTES} bytes each",
+            )

@@ -1,0 +1,130 @@
+"""The servicer that exchanges a one-time token for a certificate and countersigned bundles."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import structlog
+
+from coterie.crypto.authority import TokenRecord, token_hash
+from coterie.errors import CertificateError
+from coterie.store.thirdparty import Published, Redemption, ThirdPartyStore
+from coterie.store.tokens import TokenFile
+from coterie.telemetry.accounting import Accounting
+from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.v1.common_pb2 import KeyBundle
+from coterie.wire.v1.thirdparty_pb2 import EnrolRequest, EnrolResponse
+from coterie.wire.v1.thirdparty_pb2_grpc import EnrolmentServicer
+from coterie_thirdparty.certification import PER_MESSAGE, Certification, Countersigned, check_count
+from coterie_thirdparty.storing import storing
+
+__all__ = ["Enrolment"]
+
+_log = structlog.get_logger("coterie.thirdparty")
+
+_PER_CALL = 50_000
+"""Most bundles in one call: their countersignatures fit into one answer."""
+
+
+class Enrolment(EnrolmentServicer):
+    """Answers parties that have a token and no certificate yet.
+
+    Parameters
+    ----------
+    certification : Certification
+        Signs.
+    tokens : TokenFile
+        Which tokens there are.
+    store : ThirdPartyStore
+        Which were redeemed, and what was published.
+    accounting : Accounting
+        Takes down the time for signatures.
+    store_holds : callable
+        Told whether the store works.
+    """
+
+    def __init__(
+        self,
+        certification: Certification,
+        tokens: TokenFile,
+        store: ThirdPartyStore,
+        accounting: Accounting,
+        store_holds: Callable[[bool], None],
+    ) -> None:
+        self._certification = certification
+        self._tokens = tokens
+        self._store = store
+        self._accounting = accounting
+        self._store_holds = store_holds
+
+    async def Enrol(  # noqa: N802 - the contract's name
+        self, request_iterator: AsyncIterator[EnrolRequest], context: Any
+    ) -> EnrolResponse:
+        """Check the token before anything else is read; keep everything or nothing."""
+        head: EnrolRequest | None = None
+        record: TokenRecord | None = None
+        done: list[Countersigned] = []
+        async for request in request_iterator:
+            if head is None or record is None:
+                head, record = request, await self._admit(request)
+            check_count(len(request.bundles), PER_MESSAGE, "bundles")
+            check_count(len(done) + len(request.bundles), min(record.max_participants, _PER_CALL), "bundles")
+            done += await asyncio.to_thread(self._countersign, request.bundles)
+        if head is None or record is None:
+            raise Refusal(ErrorReason.ERROR_REASON_INVALID_FIELD, "an empty enrolment", field="token")
+        chain = await self._redeem(record, head.certificate_request, [one.published for one in done])
+        _log.info("enrolled", party=f"{record.role}/{record.name}", participants=len(done))
+        return EnrolResponse(
+            certificate_chain=chain,
+            directory_key=self._certification.directory_key,
+            countersignatures=[one.signature for one in done],
+        )
+
+    async def _admit(self, request: EnrolRequest) -> TokenRecord:
+        """Return the record of a token that may be used for what is asked."""
+        try:
+            key = token_hash(request.token)
+        except CertificateError as error:
+            raise _bad_token(error.message) from error
+        record = self._tokens.find(key)
+        if record is None:
+            raise _bad_token("no such token")
+        if (request.role, request.name) != (record.role, record.name):
+            raise _bad_token("this token was made for another role or name")
+        if time.time() >= record.expiry:
+            with storing(self._store_holds):
+                redeemed = await self._store.redeemed(key)
+            # Whoever redeemed it in time may ask again with the same key, should the answer have been lost.
+            if redeemed is None:
+                raise _bad_token("this token has expired")
+        return record
+
+    def _countersign(self, bundles: Sequence[KeyBundle]) -> list[Countersigned]:
+        with self._accounting.activity("signatures", len(bundles)):
+            return self._certification.countersign(bundles)
+
+    async def _redeem(self, record: TokenRecord, request: bytes, published: Sequence[Published]) -> bytes:
+        issued = self._certification.issue(request, record.role, record.name)
+        redemption = Redemption(
+            token_hash=record.token_hash,
+            party=f"{record.role}/{record.name}",
+            participants=record.max_participants,
+            public_key_hash=issued.public_key_hash,
+            fingerprint=issued.fingerprint,
+            chain=issued.chain,
+            redeemed=int(time.time()),
+        )
+        with storing(self._store_holds):
+            return await self._store.enrol(redemption, published)
+
+
+def _bad_token(message: str) -> Refusal:
+    return Refusal(
+        ErrorReason.ERROR_REASON_BAD_TOKEN,
+        message,
+        field="token",
+        expected="an unused token that was made for this role and name",
+    )

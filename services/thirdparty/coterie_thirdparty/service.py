@@ -1,0 +1,145 @@
+"""The third party as a service: two listeners, one behind a certificate and one for those who have none yet."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import grpc
+import structlog
+
+from coterie.config.services import ThirdPartySettings
+from coterie.errors import CertificateError, PreflightError, StoreError
+from coterie.launch.process import GRACE_S, Runtime
+from coterie.net.credentials import TlsFiles
+from coterie.net.server import Guard, make_server
+from coterie.store.authority import create_secrets, load_secrets, secrets_exist
+from coterie.store.thirdparty import ThirdPartyStore
+from coterie.store.tokens import TokenFile
+from coterie.wire.v1.thirdparty_pb2_grpc import (
+    add_EnrolmentServicer_to_server,
+    add_KeyDirectoryServicer_to_server,
+)
+from coterie_thirdparty.certification import Certification
+from coterie_thirdparty.directory import KeyDirectory
+from coterie_thirdparty.enrolment import Enrolment
+
+__all__ = ["SERVICE"]
+
+_log = structlog.get_logger("coterie.thirdparty")
+
+_STORE = "directory.db"
+_TOKENS = "tokens.jsonl"
+_ENROL = "/coterie.v1.Enrolment/Enrol"
+_TICK_S = 2.0
+_RENEWAL_S = 60.0
+
+
+class ThirdPartyProcess:
+    """A running third party."""
+
+    def __init__(self, settings: ThirdPartySettings, runtime: Runtime) -> None:
+        self._settings = settings
+        self._runtime = runtime
+        runtime.require(["store", "authority"])
+        self._certification = Certification(load_secrets(settings.state), settings.certificate_days)
+        self._store = ThirdPartyStore(settings.state / _STORE)
+        tokens = TokenFile(settings.tokens or settings.state / _TOKENS)
+        self._directory = KeyDirectory(
+            self._certification, self._store, runtime.guard, runtime.accounting, self._store_holds
+        )
+        # Nobody is known before the revocations are read again.
+        runtime.guard.fail_closed(True)
+        self._enrolment_server = make_server(self._enrolment_guard())
+        add_EnrolmentServicer_to_server(
+            Enrolment(self._certification, tokens, self._store, runtime.accounting, self._store_holds),
+            self._enrolment_server,
+        )
+        try:
+            self._enrolment_server.add_secure_port(
+                settings.enrol_listen, runtime.tls.server_credentials(require_client=False)
+            )
+        except RuntimeError as error:
+            raise PreflightError(
+                f"cannot listen on {settings.enrol_listen}",
+                hint="is the port taken, or the address not this machine's?",
+            ) from error
+
+    def _enrolment_guard(self) -> Guard:
+        runtime = self._runtime
+        guard = Guard(
+            runtime.guard.meter,
+            recorder=runtime.transcript.side("server") if runtime.transcript else None,
+            anonymous=[_ENROL],
+            debug=runtime.guard.debug,
+        )
+        # One account for both listeners.
+        guard.refusals = runtime.guard.refusals
+        return guard
+
+    def _store_holds(self, value: bool) -> None:
+        self._runtime.holds("store", value)
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Register the servicer of the listener that asks for certificates."""
+        add_KeyDirectoryServicer_to_server(self._directory, server)
+
+    async def run(self) -> None:
+        """Take enrolments, and keep health and the process's own certificate up to date."""
+        await self._directory.restore()
+        self._runtime.guard.fail_closed(False)
+        await self._enrolment_server.start()
+        _log.info("taking enrolments", address=self._settings.enrol_listen)
+        try:
+            renewed = time.monotonic()
+            while True:
+                self._runtime.holds("authority", self._certification.valid)
+                try:
+                    await self._store.probe()
+                except StoreError as error:
+                    _log.error("the store does not work", message=error.message)
+                    self._store_holds(False)
+                else:
+                    self._store_holds(True)
+                if time.monotonic() - renewed >= _RENEWAL_S:
+                    renewed = time.monotonic()
+                    await asyncio.to_thread(self._renew)
+                await asyncio.sleep(_TICK_S)
+        finally:
+            self._directory.release()
+
+    def _renew(self) -> None:
+        try:
+            if self._certification.certify_self(self._runtime.tls, self._settings.name):
+                _log.info("renewed the certificate of this process")
+        except CertificateError as error:
+            _log.error("cannot renew the certificate of this process", message=str(error))
+
+    async def close(self) -> None:
+        """Finish enrolments under way and close the store."""
+        await self._enrolment_server.stop(GRACE_S / 4)
+        await asyncio.to_thread(self._store.close)
+
+
+class _ThirdParty:
+    role = "thirdparty"
+
+    async def enrol(self, settings: ThirdPartySettings, tls: TlsFiles) -> None:
+        """Make the authority at the first start, and a certificate for this process itself."""
+        if not secrets_exist(settings.state):
+            if (settings.state / _STORE).exists():
+                raise CertificateError(
+                    f"{settings.state} holds a directory but no authority",
+                    hint="restore ca.pem, ca-key.pem and directory-signing.key from a backup",
+                )
+            create_secrets(settings.state)
+            _log.info("made an authority", certificate=str(settings.state / "ca.pem"))
+        certification = Certification(load_secrets(settings.state), settings.certificate_days)
+        certification.certify_self(tls, settings.name)
+
+    def build(self, settings: Any, runtime: Runtime) -> ThirdPartyProcess:
+        return ThirdPartyProcess(settings, runtime)
+
+
+SERVICE = _ThirdParty()

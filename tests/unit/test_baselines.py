@@ -1,0 +1,42 @@
+import numpy as np
+import pytest
+
+from coterie.evaluation import popularity, positive_share, random_scores
+
+ITEM = np.array([0, 0, 0, 1, 1, 3], np.int32)
+POSITIVE = np.array([1, 1, 0, 1, 1, 0], bool)
+
+
+def test_random_scores_follow_the_seed() -> None:
+    one = random_scores(3, 4, 7)
+    assert one.dtype == np.float32
+    assert one.shape == (3, 4)
+    np.testing.assert_array_equal(one, random_scores(3, 4, 7))
+    assert not np.array_equal(one, random_scores(3, 4, 8))
+
+
+def test_popularity_counts_positive_interactions_of_every_item() -> None:
+    assert popularity(ITEM, POSITIVE, 5).tolist() == [2, 2, 0, 0, 0]
+
+
+def test_the_positive_share_is_drawn_towards_the_mean() -> None:
+    score = positive_share(ITEM, POSITIVE, 5, strength=2)
+    mean = 4 / 6
+    np.testing.assert_allclose(
+        score, [(2 + 2 * mean) / 5, (2 + 2 * mean) / 4, mean, 2 * mean / 3, mean], rtol=1e-6
+    )
+
+
+def test_an_item_without_interactions_has_the_overall_share() -> None:
+    assert positive_share(ITEM, POSITIVE, 9)[8] == pytest.approx(4 / 6)
+
+
+def test_no_training_data_gives_no_preference() -> None:
+    none = np.array([], np.int32)
+    assert positive_share(none, none.astype(bool), 3).tolist() == [0, 0, 0]
+    assert popularity(none, none.astype(bool), 3).tolist() == [0, 0, 0]
+
+
+def test_smoothing_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="strength is 0"):
+        positive_share(ITEM, POSITIVE, 5, strength=0)

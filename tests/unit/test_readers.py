@@ -1,0 +1,316 @@
+import builtins
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coterie.data import Dataset, describe, read
+from coterie.data.readers import detect
+from coterie.errors import DataError
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write files by their names and return the folder."""
+
+    def write_files(**files: str | bytes) -> Path:
+        for name, content in files.items():
+            path = tmp_path / name.replace("__", ".")
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return tmp_path
+
+    return write_files
+
+
+def rows(dataset: Dataset) -> list[tuple[str, str, float]]:
+    return [
+        (dataset.users[u], dataset.items[i], float(r))
+        for u, i, r in zip(dataset.user, dataset.item, dataset.rating, strict=True)
+    ]
+
+
+def genres_of(dataset: Dataset, item: str) -> set[str]:
+    assert dataset.item_genres is not None
+    row = dataset.item_genres[dataset.items.index(item)]
+    return {genre for genre, has in zip(dataset.genres, row, strict=True) if has}
+
+
+ML_100K = {
+    "u__data": "7\t10\t4\t100\n8\t9\t2\t50\n",
+    "u__genre": "unknown|0\nAction|1\nFilm-Noir|2\n\n",
+    "u__item": "9|Nine|||url|0|1|1\n10|Caf\xe9|||url|0|0|0\n11|Not rated|||url|1|0|0\n".encode("latin-1"),
+}
+
+
+def test_the_100k_layout_is_read_with_times_titles_and_genres(write: Write) -> None:
+    data = read(write(**ML_100K))
+    assert rows(data) == [("7", "10", 4.0), ("8", "9", 2.0)]
+    assert data.time is not None
+    assert data.time.tolist() == [100, 50]
+    assert data.items == ("9", "10")  # numbers in numeric order, and rated items only
+    assert data.item_titles == ("Nine", "Café")
+    assert genres_of(data, "9") == {"Action", "Film-Noir"}
+
+
+def test_an_item_without_a_genre_is_kept_as_unknown(write: Write) -> None:
+    assert genres_of(read(write(**ML_100K)), "10") == {"unknown"}
+
+
+def test_a_file_of_a_known_folder_stands_for_the_folder(write: Write) -> None:
+    assert rows(read(write(**ML_100K) / "u.data")) == [("7", "10", 4.0), ("8", "9", 2.0)]
+
+
+def test_the_1m_layout_is_read_with_and_without_times(write: Write) -> None:
+    movies = "5::Am\xe9lie (2001)::Comedy|Romance\n6::Heat (1995)::Action\n".encode("latin-1")
+    folder = write(ratings_no_timestamp__dat="1::5::3\n2::6::4\n", movies__dat=movies)
+    untimed = read(folder)
+    assert untimed.time is None
+    assert untimed.item_titles == ("Amélie (2001)", "Heat (1995)")
+    assert genres_of(untimed, "5") == {"Comedy", "Romance"}
+    timed = read(write(ratings__dat="1::5::3::978300760\n2::6::4::978302109\n"))
+    assert timed.time is not None
+    assert timed.time.tolist() == [978300760, 978302109]
+
+
+def test_the_csv_releases_are_read_with_quoted_titles(write: Write) -> None:
+    data = read(
+        write(
+            ratings__csv="userId,movieId,rating,timestamp\n1,3,4.5,7\n2,1,0.5,8\n",
+            movies__csv='movieId,title,genres\n1,"Hours, The",Drama|War\n3,X,(no genres listed)\n',
+        )
+    )
+    assert rows(data) == [("1", "3", 4.5), ("2", "1", 0.5)]
+    assert data.item_titles == ("Hours, The", "X")
+    assert genres_of(data, "3") == {"unknown"}
+
+
+def test_atomic_files_are_read_from_their_typed_headers(write: Write) -> None:
+    data = read(
+        write(
+            toy__inter="user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
+            "u\tb\t4\t9.0\nu\ta\t2\t8.5\n",
+            toy__item="item_id:token\tmovie_title:token_seq\tclass:token_seq\n"
+            "a\tAlpha\tWar Drama\nb\tBeta\t\n",
+        )
+    )
+    assert data.name == "toy"
+    assert rows(data) == [("u", "b", 4.0), ("u", "a", 2.0)]
+    assert data.time is not None
+    assert data.time.tolist() == [9, 8]
+    assert genres_of(data, "a") == {"War", "Drama"}
+    assert genres_of(data, "b") == {"unknown"}
+
+
+def test_two_interaction_files_in_a_folder_are_ambiguous(write: Write) -> None:
+    one = "user_id:token\titem_id:token\na\tb\n"
+    with pytest.raises(DataError, match=r"2 files \*\.inter"):
+        read(write(a__inter=one, b__inter=one))
+
+
+def test_named_columns_are_read_from_csv(write: Write) -> None:
+    path = write(
+        log__csv="who,what,how,when\r\nann,007,5,2020-01-01T00:00:00\r\nbob,7,1,2020-01-02T00:00:00\r\n"
+    )
+    data = read(path / "log.csv", columns={"user": "who", "item": "what", "rating": "how", "time": "when"})
+    assert rows(data) == [("ann", "007", 5.0), ("bob", "7", 1.0)]
+    assert data.time is not None
+    assert data.time.tolist() == [1577836800, 1577923200]
+
+
+def test_usual_column_names_need_not_be_named(write: Write) -> None:
+    path = write(c__tsv="user_id\tvenue_id\ttype\tutc\n1\tv\tGym\tTue Apr 03 18:07:30 +0000 2012\n")
+    data = read(path / "c.tsv")
+    assert data.time is not None
+    assert data.time.tolist() == [1333476450]
+
+
+def test_data_without_ratings_counts_every_interaction_as_one(write: Write) -> None:
+    data = read(write(a__csv="user,item\n1,2\n") / "a.csv")
+    assert data.rating.tolist() == [1.0]
+    assert "no ratings" in data.notes[0]
+
+
+def test_parquet_is_read_with_its_own_types(tmp_path: Path) -> None:
+    polars = pytest.importorskip("polars")
+    path = tmp_path / "log.parquet"
+    polars.DataFrame(
+        {
+            "user": [3, 1],
+            "item": [1.0, 2.0],
+            "rating": [4, 5],
+            "time": np.array([5000, 6000], "datetime64[ms]"),
+        }
+    ).write_parquet(path)
+    data = read(path)
+    assert rows(data) == [("3", "1", 4.0), ("1", "2", 5.0)]
+    assert data.time is not None
+    assert data.time.tolist() == [5, 6]
+
+
+def test_a_gap_in_parquet_is_named_by_its_row(tmp_path: Path) -> None:
+    polars = pytest.importorskip("polars")
+    path = tmp_path / "log.parquet"
+    polars.DataFrame({"user": [3, 1], "item": [1, 2], "rating": [4, None]}).write_parquet(path)
+    with pytest.raises(DataError, match=r"row 2, column 'rating': nothing; expected a finite number"):
+        read(path)
+
+
+def test_of_repeated_pairs_the_last_by_time_is_kept_and_the_rest_counted(write: Write) -> None:
+    path = write(a__csv="user,item,rating,time\n1,1,5,30\n1,2,4,5\n1,1,2,10\n1,1,3,30\n")
+    data = read(path / "a.csv")
+    assert rows(data) == [("1", "2", 4.0), ("1", "1", 3.0)]  # at equal times the later row wins
+    assert describe(data)["notes"] == ["2 rows repeated a user and item: the last of each was kept"]
+
+
+def test_of_repeated_pairs_without_times_the_last_in_the_file_is_kept(write: Write) -> None:
+    path = write(a__csv="user,item,rating\n1,1,5\n1,1,2\n")
+    assert rows(read(path / "a.csv")) == [("1", "1", 2.0)]
+
+
+def test_a_missing_column_names_the_nearest_one(write: Write) -> None:
+    path = write(a__csv="user,item,ratting\n1,1,5\n")
+    with pytest.raises(DataError, match=r"no column 'rating'.*did you mean 'ratting'"):
+        read(path / "a.csv", columns={"rating": "rating"})
+    path = write(b__csv="usr,item\n1,1\n")
+    with pytest.raises(DataError, match=r"no column 'user'.*did you mean 'usr'"):
+        read(path / "b.csv")
+
+
+def test_a_role_that_does_not_exist_is_refused(write: Write) -> None:
+    path = write(a__csv="user,item\n1,1\n")
+    with pytest.raises(DataError, match=r"names a 'ratings'.*did you mean 'rating'"):
+        read(path / "a.csv", columns={"ratings": "item"})
+
+
+def test_columns_cannot_be_named_for_a_fixed_layout(write: Write) -> None:
+    with pytest.raises(DataError, match="ml-100k has fixed ones"):
+        read(write(**ML_100K), columns={"user": "x"})
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            "1\t1\t4\t9\n\n1\tx\t4\n",
+            r"u\.data, line 3, column 'timestamp': nothing; expected a finite number",
+        ),
+        (
+            "1\t1\t4\t9\n2\t1\tgood\t9\n",
+            r"u\.data, line 2, column 'rating': 'good'; expected a finite number",
+        ),
+        ("1\t1\t4\t9\n2\t1\tnan\t9\n", r"line 2, column 'rating': 'nan'"),
+        ("1\t1\t4\t9\n2\t1\t6\t9\n", r"line 2, column 'rating': '6'; expected a number from 0\.5 to 5"),
+        ("1\t1\t4\t9\n2\t1\t4\t9\t9\n", r"line 2: 5 fields; expected 4"),
+        ("1\t1\t4\n", r"line 1: 3 fields; expected 4"),
+        ("1\t1\t4\t9\n\t1\t4\t9\n", r"line 2, column 'user id': nothing; expected a key"),
+        ("1\t1\t4\t881250949000\n", r"line 1, column 'timestamp': .* expected seconds since 1970"),
+        ("", r"u\.data is empty"),
+        ("\n\n", r"u\.data is empty"),
+    ],
+)
+def test_a_malformed_line_is_named_with_what_was_expected(write: Write, lines: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read(write(u__data=lines))
+
+
+def test_a_table_with_a_header_only_is_refused(write: Write) -> None:
+    with pytest.raises(DataError, match="a header but no rows"):
+        read(write(a__csv="user,item\n") / "a.csv")
+
+
+def test_line_numbers_count_lines_inside_quotes(write: Write) -> None:
+    path = write(a__csv='user,item,rating\n1,"two\nlines",3\n1,b,bad\n')
+    with pytest.raises(DataError, match="line 4, column 'rating': 'bad'"):
+        read(path / "a.csv")
+
+
+def test_a_csv_that_is_not_utf_8_names_the_line(write: Write) -> None:
+    with pytest.raises(DataError, match="line 2: byte 0xe9; expected UTF-8"):
+        read(write(a__csv=b"user,item\n1,\xe9\n") / "a.csv")
+
+
+def test_a_byte_order_mark_is_not_part_of_the_first_column(write: Write) -> None:
+    assert rows(read(write(a__csv=b"\xef\xbb\xbfuser,item\n1,2\n") / "a.csv")) == [("1", "2", 1.0)]
+
+
+def test_a_time_that_is_none_is_refused(write: Write) -> None:
+    path = write(a__csv="user,item,time\n1,1,2020-01-01T00:00:00\n1,2,yesterday\n")
+    with pytest.raises(DataError, match="line 3, column 'time': 'yesterday'; expected a time"):
+        read(path / "a.csv")
+
+
+def test_a_rating_range_can_be_given(write: Write) -> None:
+    path = write(a__csv="user,item,rating\n1,1,11\n")
+    assert rows(read(path / "a.csv")) == [("1", "1", 11.0)]
+    with pytest.raises(DataError, match="expected a number from 0 to 10"):
+        read(path / "a.csv", rating_range=(0, 10))
+    with pytest.raises(DataError, match="expected the lowest rating, then the highest"):
+        read(path / "a.csv", rating_range=(10, 0))
+
+
+def test_what_is_not_there_or_not_known_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="does not exist"):
+        read(tmp_path / "none")
+    with pytest.raises(DataError, match=r"holds no data set that is known; expected u\.data"):
+        read(tmp_path)
+    (tmp_path / "a.xlsx").touch()
+    with pytest.raises(DataError, match="no known layout"):
+        detect(tmp_path / "a.xlsx")
+    with pytest.raises(DataError, match=r"layout 'ml100k'.*did you mean 'ml-100k'"):
+        read(tmp_path, "ml100k")
+
+
+def test_without_polars_the_error_says_what_to_install(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without_polars(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "polars":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    folder = write(**ML_100K)
+    monkeypatch.setattr(builtins, "__import__", without_polars)
+    with pytest.raises(DataError, match=r"needs polars.*pip install 'coterie\[data\]'"):
+        read(folder)
+
+
+def real_set(name: str) -> Path:
+    root = os.environ.get("COTERIE_DATA")
+    if not root:
+        pytest.skip("COTERIE_DATA is not set: it names a folder with real data sets")
+    if not (path := Path(root) / name).exists():
+        pytest.skip(f"COTERIE_DATA has no {name}")
+    return path
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize(
+    ("name", "users", "items", "interactions", "genres", "timed"),
+    [
+        ("ml-100k", 943, 1_682, 100_000, 19, True),
+        ("ml-1m", 6_040, 3_706, 1_000_209, 18, None),
+        ("ml-latest-small", 610, 9_724, 100_836, 20, True),
+        ("foursquare/italy/Bologna.tsv", 1_166, 3_168, None, 0, True),
+        ("foursquare/italy/Milan.tsv", 2_957, 12_725, None, 0, True),
+    ],
+)
+def test_published_sets_have_their_published_counts(
+    name: str, users: int, items: int, interactions: int | None, genres: int, timed: bool | None
+) -> None:
+    data = read(real_set(name))
+    assert (len(data.users), len(data.items), len(data.genres)) == (users, items, genres)
+    assert interactions is None or len(data) == interactions
+    assert timed is None or (data.time is not None) == timed
+    assert data.item_genres is None or data.item_genres.any(axis=1).all()
+
+
+@pytest.mark.realdata
+def test_movielens_100k_has_1_72_owners_per_item() -> None:
+    genres = read(real_set("ml-100k")).item_genres
+    assert genres is not None
+    assert genres.sum() / len(genres) == pytest.approx(1.72, abs=0.005)

@@ -1,0 +1,185 @@
+import dataclasses
+import hashlib
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coterie.data import (
+    TEST,
+    TRAIN,
+    VALIDATION,
+    Dataset,
+    Split,
+    SyntheticSpec,
+    generate,
+    random,
+    read_split,
+    temporal,
+)
+from coterie.errors import DataError
+
+DATA = generate(SyntheticSpec(users=30, items=60, interactions=600))
+
+
+def history(times: list[int]) -> Dataset:
+    """One user with one item per time."""
+    count = len(times)
+    return Dataset(
+        name="history",
+        users=("u",),
+        items=tuple(f"i{index}" for index in range(count)),
+        user=np.zeros(count, np.int32),
+        item=np.arange(count, dtype=np.int32),
+        rating=np.ones(count, np.float32),
+        time=np.array(times, np.int64),
+    )
+
+
+def reordered(data: Dataset, order: np.ndarray) -> Dataset:
+    assert data.time is not None
+    return dataclasses.replace(
+        data, user=data.user[order], item=data.item[order], rating=data.rating[order], time=data.time[order]
+    )
+
+
+def test_the_first_interactions_train_the_next_validate_and_the_last_test() -> None:
+    split = temporal(history([30, 20, 10, 50, 40, 90, 80, 70, 60, 100]), train=0.8, validation=0.25)
+    assert split.part.tolist() == [0, 0, 0, 0, 0, 2, 1, 1, 0, 2]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.floats(0.05, 1), st.floats(0, 0.95), st.integers(-5, 5))
+def test_no_user_tests_on_what_is_older_than_its_training(train: float, validation: float, seed: int) -> None:
+    split = temporal(DATA, train, validation, seed)
+    assert DATA.time is not None
+    for user in range(len(DATA.users)):
+        mine = DATA.user == user
+        times = [DATA.time[mine & (split.part == part)] for part in (TRAIN, VALIDATION, TEST)]
+        filled = [part for part in times if len(part)]
+        assert len(times[0]) >= 1
+        assert all(early.max() <= late.min() for early, late in itertools.pairwise(filled))
+        trained = max(1, int(np.floor(mine.sum() * train + 1e-9)))
+        assert len(times[2]) == mine.sum() - trained
+        assert len(times[1]) == int(np.floor(trained * validation + 1e-9))
+
+
+def test_shares_are_exact_where_binary_fractions_are_not() -> None:
+    split = temporal(history(list(range(100))), train=0.29, validation=0)
+    assert split.train.sum() == 29
+
+
+def test_the_only_interaction_of_a_user_trains() -> None:
+    assert temporal(history([5]), train=0.5).part.tolist() == [TRAIN]
+
+
+def test_without_validation_nothing_validates() -> None:
+    assert not temporal(DATA, validation=0).validation.any()
+
+
+def test_equal_times_are_ordered_by_the_seed_and_not_by_the_file() -> None:
+    data = history([7] * 40)
+    backwards = np.arange(40)[::-1]
+    split = temporal(data, seed=1)
+    np.testing.assert_array_equal(temporal(reordered(data, backwards), seed=1).part, split.part[backwards])
+    assert not np.array_equal(split.part, temporal(data, seed=2).part)
+    assert split.part.tolist() != sorted(split.part.tolist())
+
+
+def test_a_random_split_has_the_same_shares_and_ignores_time_and_file_order() -> None:
+    split = random(DATA, 0.8, 0.1, seed=4)
+    by_time = temporal(DATA, 0.8, 0.1, seed=4)
+    np.testing.assert_array_equal(np.bincount(split.part), np.bincount(by_time.part))
+    assert not np.array_equal(split.part, by_time.part)
+    order = np.random.default_rng(0).permutation(len(DATA))
+    np.testing.assert_array_equal(random(reordered(DATA, order), 0.8, 0.1, seed=4).part, split.part[order])
+    assert not np.array_equal(split.part, random(DATA, 0.8, 0.1, seed=5).part)
+
+
+def test_data_without_times_cannot_be_split_by_time_and_the_error_names_the_way_out() -> None:
+    with pytest.raises(DataError, match=r"synthetic has no timestamps.*random"):
+        temporal(dataclasses.replace(DATA, time=None))
+
+
+@pytest.mark.parametrize(("train", "validation"), [(0, 0.1), (1.1, 0.1), (0.8, -0.1), (0.8, 1)])
+def test_shares_out_of_range_are_refused(train: float, validation: float) -> None:
+    with pytest.raises(DataError, match="expected a share"):
+        random(DATA, train, validation)
+
+
+@pytest.mark.parametrize(
+    "part", [np.array([0, 3], np.uint8), np.array([0], np.int64), np.zeros((1, 1), np.uint8)]
+)
+def test_a_split_of_other_values_or_types_is_refused(part: np.ndarray) -> None:
+    with pytest.raises(DataError, match="expected"):
+        Split(part)
+
+
+def test_a_split_survives_its_file_and_a_reordered_data_set(tmp_path: Path) -> None:
+    split = temporal(DATA)
+    path = tmp_path / "split.csv"
+    split.write(path, DATA)
+    np.testing.assert_array_equal(read_split(path, DATA).part, split.part)
+    order = np.random.default_rng(1).permutation(len(DATA))
+    np.testing.assert_array_equal(read_split(path, reordered(DATA, order)).part, split.part[order])
+
+
+def test_keys_with_commas_quotes_and_newlines_survive_the_file(tmp_path: Path) -> None:
+    data = dataclasses.replace(history([1, 2]), items=('a,"b"', "c\nd"))
+    split = temporal(data, train=0.5)
+    split.write(tmp_path / "s.csv", data)
+    assert read_split(tmp_path / "s.csv", data).part.tolist() == split.part.tolist()
+
+
+def test_the_digest_is_that_of_the_documented_bytes() -> None:
+    data = dataclasses.replace(history([1, 2]), items=("b", "a"))
+    expected = (
+        b"coterie.split.v1\0"
+        + (2).to_bytes(8, "little")
+        + b"\x01\0\0\0u\x01\0\0\0a\x02"
+        + b"\x01\0\0\0u\x01\0\0\0b\x00"
+    )
+    assert temporal(data, train=0.5).sha256(data) == hashlib.sha256(expected).hexdigest()
+
+
+def test_the_digest_ignores_row_order_and_sees_every_part() -> None:
+    split = temporal(DATA)
+    order = np.random.default_rng(2).permutation(len(DATA))
+    assert Split(split.part[order]).sha256(reordered(DATA, order)) == split.sha256(DATA)
+    other = split.part.copy()
+    other[17] = (other[17] + 1) % 3
+    assert Split(other).sha256(DATA) != split.sha256(DATA)
+
+
+def test_a_split_of_another_length_has_no_digest() -> None:
+    with pytest.raises(DataError, match="the split has 2 rows but synthetic has 600 interactions"):
+        Split(np.zeros(2, np.uint8)).sha256(DATA)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("user,item\n", r"line 1: 'user,item'; expected 'user,item,part'"),
+        ("", "line 1: ''"),
+        ("user,item,part\nu,i0\n", "line 2: 2 fields; expected 3"),
+        ("user,item,part\nu,i9,train\n", "line 2: history has no interaction of user 'u' with item 'i9'"),
+        ("user,item,part\nu,i0,trian\n", r"line 2, column 'part': 'trian'.*did you mean 'train'"),
+        ("user,item,part\nu,i0,train\nu,i0,test\n", "line 3: user 'u' and item 'i0' a second time"),
+        ("user,item,part\nu,i0,train\n", "says nothing of 1 of the 2 interactions"),
+    ],
+)
+def test_a_split_file_that_does_not_fit_is_refused_with_its_line(
+    tmp_path: Path, content: str, message: str
+) -> None:
+    path = tmp_path / "split.csv"
+    path.write_text(content)
+    with pytest.raises(DataError, match=message):
+        read_split(path, history([1, 2]))
+
+
+def test_a_split_file_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot read the split"):
+        read_split(tmp_path / "none.csv", DATA)

@@ -1,0 +1,176 @@
+"""The third party's store."""
+
+import asyncio
+import hashlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coterie.store.thirdparty import Published, Redemption, ThirdPartyStore
+from coterie.wire.refusal import Refusal
+
+
+def digest(text):
+    return hashlib.sha256(text.encode()).digest()
+
+
+def redemption(token="token", key="key", party="client/anna", participants=3):
+    return Redemption(
+        token_hash=digest(token),
+        party=party,
+        participants=participants,
+        public_key_hash=digest(key),
+        fingerprint=digest(f"{token} {key}"),
+        chain=f"chain for {token} {key}".encode(),
+        redeemed=1_700_000_000,
+    )
+
+
+def published(name, version=1, content=""):
+    return Published(digest(name), version, f"{name} {version} {content}".encode())
+
+
+@pytest.fixture
+def store(tmp_path):
+    opened = ThirdPartyStore(tmp_path / "directory.db")
+    yield opened
+    opened.close()
+
+
+async def test_the_same_token_and_key_give_the_first_certificate_again(store):
+    first = await store.enrol(redemption(), [])
+    again = await store.enrol(redemption()._replace(chain=b"newer", fingerprint=digest("newer")), [])
+    assert again == first == redemption().chain
+
+
+async def test_a_token_used_with_another_key_is_refused(store):
+    await store.enrol(redemption(), [])
+    with pytest.raises(Refusal) as refused:
+        await store.enrol(redemption(key="stolen"), [published("a")])
+    assert refused.value.name == "BAD_TOKEN"
+    assert (await store.lookup([digest("a")])).messages == {}
+
+
+async def test_a_refused_bundle_leaves_the_token_unused(store):
+    await store.enrol(redemption("other", party="client/berta"), [published("a")])
+    with pytest.raises(Refusal):
+        await store.enrol(redemption(), [published("b"), published("a")])
+    assert await store.redeemed(digest("token")) is None
+    assert digest("b") not in (await store.lookup([digest("b")])).messages
+
+
+async def test_of_two_that_race_for_a_token_one_wins(store):
+    answers = await asyncio.gather(
+        *(store.enrol(redemption(key=f"key {n}"), []) for n in range(20)), return_exceptions=True
+    )
+    assert sum(isinstance(answer, bytes) for answer in answers) == 1
+    assert {answer.name for answer in answers if isinstance(answer, Refusal)} == {"BAD_TOKEN"}
+
+
+async def test_the_allowance_of_the_token_bounds_the_participants_of_a_party(store):
+    await store.enrol(redemption(participants=2), [published("a")])
+    await store.publish("client/anna", [published("b")])
+    with pytest.raises(Refusal) as refused:
+        await store.publish("client/anna", [published("c")])
+    assert refused.value.name == "TOO_LARGE"
+    await store.publish("client/anna", [published("a", version=2)])  # a replacement needs no room
+
+
+async def test_a_party_without_a_token_publishes_nothing(store):
+    with pytest.raises(Refusal) as refused:
+        await store.publish("client/nobody", [published("a")])
+    assert refused.value.name == "TOO_LARGE"
+
+
+@pytest.mark.parametrize(("version", "content"), [(1, ""), (2, "changed")])
+async def test_a_version_that_is_not_above_the_held_one_is_refused(store, version, content):
+    await store.enrol(redemption(), [published("a", version=2)])
+    with pytest.raises(Refusal) as refused:
+        await store.publish("client/anna", [published("a", version, content)])
+    assert refused.value.name == "OLD_VERSION"
+    assert (await store.lookup([digest("a")])).messages == {digest("a"): published("a", 2).message}
+
+
+async def test_publishing_the_same_again_changes_nothing(store):
+    await store.enrol(redemption(), [published("a")])
+    before = await store.lookup([digest("a")])
+    await store.publish("client/anna", [published("a")])
+    assert await store.lookup([digest("a")]) == before
+
+
+async def test_a_participant_that_comes_twice_in_a_request_is_refused(store):
+    with pytest.raises(Refusal) as refused:
+        await store.enrol(redemption(), [published("a"), published("a", version=2)])
+    assert refused.value.name == "INVALID_FIELD"
+
+
+async def test_a_revoked_participant_publishes_no_more(store):
+    await store.enrol(redemption(), [published("a")])
+    await store.revoke([digest("a")], [])
+    with pytest.raises(Refusal) as refused:
+        await store.publish("client/anna", [published("a", version=2)])
+    assert refused.value.name == "REVOKED"
+    assert (await store.lookup([digest("a")])).revoked == {digest("a")}
+
+
+async def test_revoking_twice_keeps_the_revision_and_everything_survives_a_restart(tmp_path):
+    store = ThirdPartyStore(tmp_path / "directory.db")
+    await store.enrol(redemption(), [published("a")])
+    revision = await store.revoke([digest("a")], [digest("certificate")])
+    assert await store.revoke([digest("a")], [digest("certificate")]) == revision
+    held = await store.revocations()
+    store.close()
+
+    reopened = ThirdPartyStore(tmp_path / "directory.db")
+    assert await reopened.revocations() == held
+    assert held.newest == held.revision == revision
+    assert (held.participants, held.certificates) == ((digest("a"),), (digest("certificate"),))
+    assert await reopened.redeemed(digest("token")) == redemption()
+    reopened.close()
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["a", "b", "c", "d"]), st.integers(1, 4), st.booleans()), max_size=12
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(steps=steps)
+def test_the_store_follows_its_rules_in_any_order_of_requests(steps, tmp_path_factory):
+    async def scenario():
+        store = ThirdPartyStore(tmp_path_factory.mktemp("store") / "directory.db")
+        await store.enrol(redemption(participants=3), [])
+        versions: dict[str, int] = {}
+        revoked: set[str] = set()
+        revision = 0
+        for name, version, revoke in steps:
+            if revoke:
+                await store.revoke([digest(name)], [])
+                revoked.add(name)
+            expected = None
+            if name in revoked:
+                expected = "REVOKED"
+            elif version < versions.get(name, 0):
+                expected = "OLD_VERSION"
+            elif name not in versions and len(versions) == 3:
+                expected = "TOO_LARGE"
+            else:
+                versions[name] = version
+            assert await outcome(store.publish("client/anna", [published(name, version)])) == expected
+            found = await store.lookup([digest(n) for n in "abcd"])
+            assert found.messages == {digest(n): published(n, v).message for n, v in versions.items()}
+            assert found.revoked == {digest(n) for n in revoked}
+            assert found.revision >= revision
+            revision = found.revision
+        store.close()
+
+    asyncio.run(scenario())
+
+
+async def outcome(request):
+    try:
+        await request
+    except Refusal as refusal:
+        return refusal.name
+    return None
