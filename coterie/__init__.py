@@ -1,0 +1,1 @@
+"""Coterie: a federated recommender system that runs as a real distributed system."""

@@ -34,6 +34,8 @@ def sample_report() -> dict[str, Any]:
             "ndcg_test_items@10": {"mean": 0.87921, "std": 0.00083},
             "map_test_items@10": {"mean": 0.83714, "std": 0.00102},
             "test_loss": {"mean": 0.46213, "std": 0.00214},
+            "precision@10": {"mean": 0.18214, "std": 0.00162},
+            "recall@10": {"mean": 0.13877, "std": 0.00148},
         },
         "reference": {
             "saros": {
@@ -60,59 +62,74 @@ def sample_report() -> dict[str, Any]:
             "Register": _rpc(7, 0, 412_000, 61_000, 48.1, 96.2, 44.7, 3.2),
             "Enrol": _rpc(7, 0, 388_000, 241_000, 61.0, 122.0, 57.3, 3.5),
             "Lookup": _rpc(23, 0, 30_400, 190_000, 1.31, 3.3, 0.42, 0.91),
+            "Flush": _rpc(0, 0, 0, 0, None, None, None, None),
             "Revocations": _rpc(64, 0, 1_300, 5_100, 0.84, 1.9, None, None),
         },
         "cpu_seconds": {
-            "cos": _service(31.4, 0.9, 0.0, apply=12.6, rows=8.4, evaluation=0.0, store=3.1),
-            "third-party": _service(2.2, 0.8, 0.31, store=0.4),
-            "owner-0": _service(14.8, 0.9, 0.19, gradients=8.9, blocks=1.7, store=0.9),
-            "owner-1": _service(13.1, 0.9, 0.17, gradients=7.8, blocks=1.5, store=0.8),
-            "owner-2": _service(11.9, 0.9, 0.16, gradients=6.9, blocks=1.3, store=0.8),
-            "host-0": _service(9.6, 0.9, 0.24, evaluation=5.3, store=0.7),
-            "host-1": _service(9.3, 0.9, 0.23, evaluation=5.1, store=0.7),
+            "cos/cos": _service(31.4, 0.9, 0.0, apply=12.6, rows=8.4, evaluation=0.0, store=3.1),
+            "thirdparty/directory": _service(2.2, 0.8, 0.31, store=0.4),
+            "data-owner/genre-1-genre-4-genre-5": _service(
+                14.8, 0.9, 0.19, gradients=8.9, blocks=1.7, store=0.9
+            ),
+            "data-owner/genre-2-genre-3-genre-6": _service(
+                13.1, 0.9, 0.17, gradients=7.8, blocks=1.5, store=0.8
+            ),
+            "data-owner/late": _service(11.9, 0.9, 0.16, gradients=6.9, blocks=1.3, store=0.8),
+            "client/host-0": _service(9.6, 0.9, 0.24, evaluation=5.3, store=0.7),
+            "client/host-1": _service(9.3, 0.9, 0.23, evaluation=5.1, store=0.7),
         },
         "peak_rss_mb": {
-            "cos": 214.3,
-            "third-party": 88.1,
-            "owner-0": 121.7,
-            "owner-1": 119.9,
-            "owner-2": 118.2,
-            "host-0": 164.0,
-            "host-1": 163.2,
+            "cos/cos": 214.3,
+            "thirdparty/directory": 88.1,
+            "data-owner/genre-1-genre-4-genre-5": 121.7,
+            "data-owner/genre-2-genre-3-genre-6": 119.9,
+            "data-owner/late": 118.2,
+            "client/host-0": 164.0,
+            "client/host-1": 163.2,
         },
         "visibility": {
-            "COS": {
-                "which users a gradient is about": "seen",
-                "which items a gradient is about": "seen",
-                "a single interaction in clear": "not seen",
-                "user factors": "seen",
-                "item factors": "seen",
+            "cos/cos": {
+                "requested_rows": "seen",
+                "item_gradient": "seen",
+                "interaction": "not seen",
+                "user_factor": "seen",
+                "item_factor": "seen",
             },
-            "Data owners": {
-                "which users a gradient is about": "seen",
-                "which items a gradient is about": "seen",
-                "a single interaction in clear": "seen",
-                "user factors": "seen",
-                "item factors": "seen",
+            "data-owner/late": {
+                "requested_rows": "seen",
+                "item_gradient": "seen",
+                "interaction": "seen",
+                "user_factor": "seen",
+                "item_factor": "seen",
             },
-            "Other clients": {
-                "which users a gradient is about": "not seen",
-                "which items a gradient is about": "not seen",
-                "a single interaction in clear": "not seen",
-                "user factors": "not seen",
-                "item factors": "seen",
+            "client/host-0": {
+                "requested_rows": "not seen",
+                "item_gradient": "not seen",
+                "interaction": "not seen",
+                "user_factor": "not seen",
+                "item_factor": "seen",
             },
-            "Third party": {
-                "which users a gradient is about": "not seen",
-                "which items a gradient is about": "not seen",
-                "a single interaction in clear": "not seen",
-                "user factors": "not seen",
+            "thirdparty/directory": {
+                "requested_rows": "not seen",
+                "item_gradient": "not seen",
+                "interaction": "not seen",
+                "user_factor": "not seen",
             },
         },
         "attacks": {
-            "requested_rows": {"auc": 0.9987, "popularity_auc": 0.8712, "users": 943},
-            "gradient_sign": {"auc": 0.9712, "popularity_auc": 0.8712, "users": 943},
-            "sealed_sizes": {"auc": 0.5031, "popularity_auc": 0.8712, "users": 943},
+            "requested_rows": {
+                "auc": 0.9987,
+                "auc_with_popularity": 0.9989,
+                "popularity_auc": 0.8712,
+                "users": 943,
+            },
+            "gradient_sign": {"auc": 0.9712, "popularity_auc": 0.8712, "users": 943, "precision": 0.9812},
+            "sealed_sizes": {
+                "auc": 0.5031,
+                "auc_with_popularity": 0.8698,
+                "popularity_auc": 0.8712,
+                "users": 943,
+            },
         },
         "staleness": {
             "max_staleness": 60,
@@ -125,8 +142,8 @@ def sample_report() -> dict[str, Any]:
             {"time_s": 128.9, "version": 22_300, "owners": 2, "hosts": 2},
         ],
         "events": [
-            {"time_s": 61.4, "text": "owner-2 joined with 702 items"},
-            {"time_s": 128.9, "text": "owner-2 left; its items stay with the others that hold them"},
+            {"time_s": 61.4, "text": "data-owner/late joined"},
+            {"time_s": 128.9, "text": "data-owner/late left"},
         ],
         "theta_study": [
             {
@@ -158,6 +175,7 @@ def _history(*, top: float, rate: float, versions: int, per_epoch: int) -> list[
                 "version": round(versions * epochs / 8),
                 "time_s": round(25.1 * epochs, 2),
                 "train_loss": None if step == 0 else round(0.693 - 0.27 * grown, 5),
+                "users": 943,
                 "owners": 3 if 61.4 <= 25.1 * epochs < 128.9 else 2,
                 "metrics": {
                     "ndcg@10": round(0.012 + (top - 0.012) * grown, 5),
@@ -165,6 +183,8 @@ def _history(*, top: float, rate: float, versions: int, per_epoch: int) -> list[
                     "ndcg_test_items@10": round(0.8437 + 0.17 * top * grown, 5),
                     "map_test_items@10": round(0.7901 + 0.22 * top * grown, 5),
                     "test_loss": round(0.693 - 0.231 * grown, 5),
+                    "precision@10": round(0.012 + (0.85 * top - 0.012) * grown, 5),
+                    "recall@10": round(0.007 + (0.65 * top - 0.007) * grown, 5),
                 },
             }
         )
@@ -186,8 +206,8 @@ def _rpc(
     errors: int,
     out: int,
     into: int,
-    p50: float,
-    p99: float,
+    p50: float | None,
+    p99: float | None,
     server: float | None,
     network: float | None,
 ) -> dict[str, float | None]:

@@ -11,7 +11,7 @@ import typer
 
 from coterie.cli.options import JsonOption
 from coterie.cli.output import Output
-from coterie.errors import CertificateError
+from coterie.errors import CertificateError, ConfigError
 
 if TYPE_CHECKING:
     from coterie.net.credentials import TlsFiles
@@ -24,7 +24,6 @@ app = typer.Typer(
 
 _TOKENS = "tokens.jsonl"
 _DIGEST_BYTES = 32
-_PER_CALL = 10_000
 
 StateArgument = Annotated[Path, typer.Argument(help="State folder of the third party.")]
 NameOption = Annotated[str, typer.Option("--thirdparty", help="Name of the third party.")]
@@ -145,18 +144,21 @@ def enrol(
     as_json: JsonOption = False,
 ) -> None:
     """Exchange a token for a certificate; services do so themselves, an operator does it here."""
+    from pydantic import ValidationError
+
     from coterie.config.base import EnrolSettings, ServiceSettings
     from coterie.net.credentials import TlsFiles
     from coterie.net.enrolment import enrol as enrol_party
 
-    settings = ServiceSettings(
-        name=name,
-        state=state,
-        listen="127.0.0.1:0",
-        enrol=EnrolSettings(
+    try:
+        point = EnrolSettings(
             address=address, name=thirdparty, ca_file=ca, token_file=token_file, timeout_s=timeout
-        ),
-    )
+        )
+        # Nothing listens here: only services do.
+        settings = ServiceSettings(name=name, state=state, listen="127.0.0.1:0", enrol=point)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"--{first['loc'][0]} {first['input']!r}: {first['msg']}") from error
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     tls = TlsFiles(state / "tls")
     asyncio.run(enrol_party(role, settings, tls, ()))

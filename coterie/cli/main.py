@@ -16,6 +16,8 @@ from typing import Any, NoReturn
 import typer
 
 from coterie.cli import config_commands, data
+from coterie.cli.bootstrap import bootstrap
+from coterie.cli.operate import operate
 from coterie.cli.output import Failure, Status, failure_of, print_failure
 from coterie.cli.run import run
 from coterie.cli.serve import serve
@@ -33,6 +35,8 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command()(serve)
+app.command()(bootstrap)
+app.command()(operate)
 app.add_typer(config_commands.app, name="config")
 app.add_typer(data.app, name="data")
 app.command()(version)

@@ -43,7 +43,9 @@ class Progress:
         self._console = console
         self._epochs = settings.drift.epochs
         self._seeds = len(settings.seeds)
-        self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        self._live = (
+            Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        )
         self._state = wire.RunState()
         self._counters = wire.ProgressEvent()
         self._metrics: dict[str, float] = {}
@@ -103,7 +105,10 @@ class Progress:
         table = Table.grid(padding=(0, 2))
         rows = [
             ("phase", f"{_PHASES.get(state.phase, '')}, epoch {state.epoch}/{self._epochs}, seed {seed}"),
-            ("alive", f"{state.owners_alive} data owners, {state.hosts_alive} client hosts, {state.users} users"),
+            (
+                "alive",
+                f"{state.owners_alive} data owners, {state.hosts_alive} client hosts, {state.users} users",
+            ),
             ("model", f"version {state.version}, {counters.blocks} blocks, {self._speed:.0f} blocks/s"),
             ("quality", self._quality()),
             ("COS traffic", f"{volume(counters.bytes_in)} in, {volume(counters.bytes_out)} out"),

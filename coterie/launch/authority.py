@@ -23,7 +23,9 @@ def make_authority(state: Path) -> None:
         create_secrets(state)
 
 
-def make_token(state: Path, role: str, name: str, participants: int, out: Path, *, hours: float = 24.0) -> None:
+def make_token(
+    state: Path, role: str, name: str, participants: int, out: Path, *, hours: float = 24.0
+) -> None:
     """Draw a token for a party and hand it over as a file of mode 0600.
 
     Parameters

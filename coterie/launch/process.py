@@ -19,7 +19,7 @@ from grpc_health.v1.health import aio as health_aio
 
 from coterie.config.base import Peer, ServiceSettings
 from coterie.crypto.authority import logical_name
-from coterie.errors import CoterieError, PreflightError
+from coterie.errors import CoterieError, PreflightError, RunError
 from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
 from coterie.net.meter import Meter
@@ -180,7 +180,7 @@ async def _serve(service: Service, settings: ServiceSettings) -> None:
     except OSError as error:
         raise PreflightError(f"cannot use the state folder {settings.state}: {error.strerror}") from error
     tls = TlsFiles(settings.state / "tls")
-    await service.enrol(settings, tls)
+    await _enrol(service, settings, tls)
     transcript = (
         TranscriptWriter(settings.state / "transcript.bin", f"{service.role}/{settings.name}")
         if settings.transcript
@@ -225,11 +225,13 @@ async def _serve(service: Service, settings: ServiceSettings) -> None:
     )
     if settings.metrics is not None:
         exporter.start(settings.metrics)
+    # Before anybody can ask: what the health service says of itself, until it is told, is SERVING.
+    health = asyncio.create_task(runtime.publish_health())
+    await asyncio.sleep(0)
     await server.start()
     runtime.accounting.started()
     _log.info("listening", address=settings.listen)
 
-    health = asyncio.create_task(runtime.publish_health())
     orphaned = asyncio.create_task(_stop_when_orphaned(runtime))
     work = asyncio.create_task(_work(process, runtime))
     await runtime.stopping.wait()
@@ -252,13 +254,28 @@ async def _serve(service: Service, settings: ServiceSettings) -> None:
         raise runtime.failed
 
 
-async def _stop_when_orphaned(runtime: Runtime) -> None:
+async def _enrol(service: Service, settings: ServiceSettings, tls: TlsFiles) -> None:
+    enrolling = asyncio.ensure_future(service.enrol(settings, tls))
+    orphaned = asyncio.create_task(_orphaned())
+    await asyncio.wait((enrolling, orphaned), return_when=asyncio.FIRST_COMPLETED)
+    orphaned.cancel()
+    if not enrolling.done():
+        enrolling.cancel()
+        raise RunError("the launcher went away before this process had enrolled")
+    await enrolling
+
+
+async def _orphaned() -> None:
+    """Return once the launcher that started this process is gone; never without one."""
     parent = os.environ.get(PARENT_VARIABLE)
-    while parent is not None and os.getppid() == int(parent):
+    while parent is None or os.getppid() == int(parent):  # noqa: ASYNC110 - no event tells
         await asyncio.sleep(1.0)
-    if parent is not None:
-        _log.warning("the launcher is gone")
-        runtime.stopping.set()
+
+
+async def _stop_when_orphaned(runtime: Runtime) -> None:
+    await _orphaned()
+    _log.warning("the launcher is gone")
+    runtime.stopping.set()
 
 
 async def _work(process: ServiceProcess, runtime: Runtime) -> None:

@@ -60,9 +60,7 @@ def references(feed: Feed, options: DriftOptions, seed: int) -> dict[str, Refere
     train = feed.split.part == TRAIN
     history: list[dict[str, Any]] = []
 
-    def done(
-        epoch: int, Upsilon: npt.NDArray[np.float32], Psi: npt.NDArray[np.float32], loss: float
-    ) -> None:
+    def done(epoch: int, Upsilon: npt.NDArray[np.float32], Psi: npt.NDArray[np.float32], loss: float) -> None:
         measured = headline(holdout.measure(lambda chosen: score(Upsilon[chosen], Psi)))
         history.append({"epoch": epoch, "train_loss": loss, "metrics": measured})
 

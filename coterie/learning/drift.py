@@ -76,9 +76,9 @@ class DriftSettings:
     """
 
     dim: int = 16
-    rate: float = 0.1
+    rate: float = 0.2
     ridge: float = 1e-3
-    init_scale: float = 0.1
+    init_scale: float = 0.03
     item_bias: bool = False
     theta: int = 2
 

@@ -59,11 +59,11 @@ def run_in_process(
     Psi : ndarray of float32, shape (n_items, d)
     """
     Upsilon, Psi = initial(n_users, n_items, settings, seed)
-    completed, remaining = zip(*(_intake(stream, settings.theta) for stream in streams), strict=True)
-    stored = [before + after for before, after in zip(completed, remaining, strict=True)]
+    taken = [_intake(stream, settings.theta) for stream in streams]
+    stored = [completed + remaining for completed, remaining in taken]
     for epoch in range(1, epochs + 1):
         if epoch == 1:
-            passes: list[Sequence[_Chunk]] = [completed, remaining]
+            passes = [[completed for completed, _ in taken], [remaining for _, remaining in taken]]
         else:
             passes = [
                 [

@@ -16,7 +16,7 @@ import grpc
 
 from coterie.net.meter import Meter, RpcTotals
 
-__all__ = ["Channel", "Recorder", "SERVER_TIME_KEY", "connect"]
+__all__ = ["SERVER_TIME_KEY", "Channel", "Recorder", "connect"]
 
 SERVER_TIME_KEY = "coterie-server-us"
 """Trailing metadata: microseconds that the server itself spent on a call."""

@@ -157,9 +157,7 @@ class Party:
         while True:
             request = wire.PollRequest(run_id=self._run_id, cursor=cursor, hold_ms=int(_POLL_HOLD_S * 1000))
             try:
-                response: wire.PollResponse = await self.call(
-                    lambda request=request: self._stub.Poll(request, timeout=_POLL_HOLD_S + 10)
-                )
+                response = await self._poll(request)
             except Refusal:
                 raise
             except PeerError as error:
@@ -171,6 +169,12 @@ class Party:
             reachable = True
             cursor = response.revision
             yield list(response.tasks)
+
+    async def _poll(self, request: wire.PollRequest) -> wire.PollResponse:
+        response: wire.PollResponse = await self.call(
+            lambda: self._stub.Poll(request, timeout=_POLL_HOLD_S + 10)
+        )
+        return response
 
     async def fetch(
         self, kind: wire.FetchKind.ValueType, *, version: int = 0, held_sha256: bytes = b""

@@ -345,7 +345,7 @@ def owner_task(state: RunState, slot: int) -> Task | None:
         return None
     if owner.joined_epoch == state.epoch:
         return Task(TaskKind.INTAKE, epoch=state.epoch, flush=delivered(state))
-    return Task(TaskKind.EPOCH, epoch=state.epoch)
+    return Task(TaskKind.EPOCH, epoch=state.epoch, flush=delivered(state))
 
 
 def host_tasks(state: RunState, name: str) -> Iterator[Task]:

@@ -103,15 +103,20 @@ class LoggedUpdate(NamedTuple):
     gradient: bytes
 
 
+# The hot path of a run: one of each per update.  The driver takes the text as it is, which costs a third of a
+# compiled statement.  SQLite and PostgreSQL both know this form of "insert or update".
+_ADD_UPDATE = "INSERT INTO updates (run_id, version, gradient) VALUES (?, ?, ?)"
+_SET_PROGRESS = (
+    "INSERT INTO progress (run_id, slot, sequence, epoch, blocks, digest) VALUES (?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT (run_id, slot) DO UPDATE SET sequence = excluded.sequence, epoch = excluded.epoch, "
+    "blocks = excluded.blocks, digest = excluded.digest"
+)
+
+
 def log_update(connection: sa.Connection, run_id: str, slot: int, update: LoggedUpdate, at: Progress) -> None:
     """Write an applied update and its owner's progress; one transaction, so that they never disagree."""
-    connection.execute(
-        updates.insert(), {"run_id": run_id, "version": update.version, "gradient": update.gradient}
-    )
-    values = {"sequence": at.sequence, "epoch": at.epoch, "blocks": at.blocks, "digest": at.digest}
-    key = (progress.c.run_id == run_id) & (progress.c.slot == slot)
-    if not connection.execute(progress.update().where(key), values).rowcount:
-        connection.execute(progress.insert(), {"run_id": run_id, "slot": slot, **values})
+    connection.exec_driver_sql(_ADD_UPDATE, (run_id, *update))
+    connection.exec_driver_sql(_SET_PROGRESS, (run_id, slot, *at))
 
 
 def load_progress(connection: sa.Connection, run_id: str) -> dict[int, Progress]:

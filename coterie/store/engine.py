@@ -22,6 +22,8 @@ __all__ = ["Writer", "is_full", "open_sqlite"]
 
 T = TypeVar("T")
 
+_FULL_PAUSE_S = 1.0
+
 
 def open_sqlite(path: Path, schema: str) -> sa.Engine:
     """Open a store, creating or migrating it to the newest revision.
@@ -119,6 +121,16 @@ class Writer:
         done: asyncio.Future[T] = loop.create_future()
         self._pending.put(_Piece(work, loop, done))
         return await done
+
+    async def run_when_possible(self, work: Callable[[sa.Connection], T]) -> T:
+        """Run a piece of work that cannot be refused to anybody: while the store is full, try again."""
+        while True:
+            try:
+                return await self.run(work)
+            except StoreError as error:
+                if error.__cause__ is None or not is_full(error.__cause__):
+                    raise
+                await asyncio.sleep(_FULL_PAUSE_S)
 
     def close(self) -> None:
         """Finish what is pending and stop."""

@@ -26,7 +26,7 @@ tokens = sa.Table(
     "tokens",
     metadata,
     sa.Column("token_hash", sa.LargeBinary, primary_key=True),
-    sa.Column("party", sa.String, nullable=False, index=True),
+    sa.Column("party", sa.String, nullable=False),
     sa.Column("participants", sa.Integer, nullable=False),
     sa.Column("public_key_hash", sa.LargeBinary, nullable=False),
     sa.Column("fingerprint", sa.LargeBinary, nullable=False, unique=True),
@@ -38,7 +38,8 @@ bundles = sa.Table(
     "bundles",
     metadata,
     sa.Column("participant", sa.LargeBinary, primary_key=True),
-    sa.Column("party", sa.String, nullable=False, index=True),
+    sa.Column("party", sa.String, nullable=False),
+    sa.Column("token_hash", sa.LargeBinary, nullable=False, index=True),
     sa.Column("version", sa.Integer, nullable=False),
     sa.Column("message", sa.LargeBinary, nullable=False),
 )
@@ -77,7 +78,7 @@ class Redemption(NamedTuple):
     party: str
     """``role/name``."""
     participants: int
-    """How many participants the party may speak for."""
+    """How many participants may be published on the strength of this token."""
     public_key_hash: bytes
     """SHA-256 of the public key in the certificate request."""
     fingerprint: bytes
@@ -136,7 +137,7 @@ class ThirdPartyStore:
         """Return how a token was redeemed, None when it was not."""
 
         def read(connection: sa.Connection) -> Redemption | None:
-            return _redemption(connection, token_hash)
+            return _redemption(connection, tokens.c.token_hash == token_hash)
 
         return await self._read(read)
 
@@ -156,7 +157,7 @@ class ThirdPartyStore:
         """
 
         def write(connection: sa.Connection) -> bytes:
-            held = _redemption(connection, redemption.token_hash)
+            held = _redemption(connection, tokens.c.token_hash == redemption.token_hash)
             if held is not None and held.public_key_hash != redemption.public_key_hash:
                 raise Refusal(
                     ErrorReason.ERROR_REASON_BAD_TOKEN,
@@ -166,24 +167,43 @@ class ThirdPartyStore:
                 )
             if held is None:
                 connection.execute(tokens.insert(), redemption._asdict())
-            _publish(connection, redemption.party, published)
+            _publish(connection, held or redemption, published)
             return redemption.chain if held is None else held.chain
 
         return await self._write(write)
 
-    async def publish(self, party: str, published: Sequence[Published]) -> None:
+    async def publish(self, fingerprint: bytes, published: Sequence[Published]) -> None:
         """Add or replace bundles of a party, all or none.
 
         Publishing what is there already changes nothing.
+
+        Parameters
+        ----------
+        fingerprint : bytes
+            SHA-256 of the party's certificate, which names the token that allows it.
+        published : sequence of Published
+            The bundles.
 
         Raises
         ------
         Refusal
             INVALID_FIELD for a participant that comes twice, REVOKED, UNKNOWN_PARTICIPANT when another party
             published the participant, OLD_VERSION for a version that is lower, or the same with other
-            content, TOO_LARGE beyond what the party's token allowed.
+            content, TOO_LARGE beyond what the token allowed, WRONG_STATE for a certificate without a token.
         """
-        await self._write(lambda connection: _publish(connection, party, published))
+
+        def write(connection: sa.Connection) -> None:
+            token = _redemption(connection, tokens.c.fingerprint == fingerprint)
+            if token is None:
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_WRONG_STATE,
+                    "this certificate was not issued for a token",
+                    field="certificate",
+                    expected="a party that enrolled with a token",
+                )
+            _publish(connection, token, published)
+
+        await self._write(write)
 
     async def lookup(self, participants: Sequence[bytes]) -> Directory:
         """Return the bundles of participants (at most 1,000: one query)."""
@@ -272,8 +292,8 @@ class ThirdPartyStore:
             raise StoreError(f"the store cannot be read: {type(error).__name__}") from error
 
 
-def _redemption(connection: sa.Connection, token_hash: bytes) -> Redemption | None:
-    row = connection.execute(sa.select(tokens).where(tokens.c.token_hash == token_hash)).one_or_none()
+def _redemption(connection: sa.Connection, which: sa.ColumnElement[bool]) -> Redemption | None:
+    row = connection.execute(sa.select(tokens).where(which)).one_or_none()
     return None if row is None else Redemption(**row._mapping)
 
 
@@ -296,7 +316,7 @@ def _revoked_among(connection: sa.Connection, participants: Sequence[bytes]) -> 
     return frozenset(rows.scalars())
 
 
-def _publish(connection: sa.Connection, party: str, published: Sequence[Published]) -> None:
+def _publish(connection: sa.Connection, token: Redemption, published: Sequence[Published]) -> None:
     if len({bundle.participant for bundle in published}) != len(published):
         raise Refusal(
             ErrorReason.ERROR_REASON_INVALID_FIELD,
@@ -322,21 +342,24 @@ def _publish(connection: sa.Connection, party: str, published: Sequence[Publishe
         }
         for bundle in batch:
             row = held.get(bundle.participant)
-            added += row is None
-            if row is None or _replaces(bundle, party, row):
+            if row is None or _replaces(bundle, token.party, row):
                 changed.append(bundle)
+                added += row is None or row.token_hash != token.token_hash
     if not changed:
         return
-    _check_allowance(connection, party, added)
+    _check_allowance(connection, token, added)
     connection.execute(
         sa.delete(bundles).where(bundles.c.participant == sa.bindparam("key")),
         [{"key": bundle.participant} for bundle in changed],
     )
-    connection.execute(bundles.insert(), [{"party": party, **bundle._asdict()} for bundle in changed])
+    connection.execute(
+        bundles.insert(),
+        [{"party": token.party, "token_hash": token.token_hash, **bundle._asdict()} for bundle in changed],
+    )
     _next_revision(connection)
 
 
-def _replaces(bundle: Published, party: str, held: sa.Row[tuple[bytes, str, int, bytes]]) -> bool:
+def _replaces(bundle: Published, party: str, held: sa.Row[tuple[bytes, str, bytes, int, bytes]]) -> bool:
     """Whether a bundle is to be written over the held one; False when it is the held one."""
     if held.party != party:
         raise Refusal(
@@ -357,17 +380,14 @@ def _replaces(bundle: Published, party: str, held: sa.Row[tuple[bytes, str, int,
     return True
 
 
-def _check_allowance(connection: sa.Connection, party: str, added: int) -> None:
-    allowed = connection.execute(
-        sa.select(sa.func.max(tokens.c.participants)).where(tokens.c.party == party)
-    ).scalar()
+def _check_allowance(connection: sa.Connection, token: Redemption, added: int) -> None:
     held = connection.execute(
-        sa.select(sa.func.count()).select_from(bundles).where(bundles.c.party == party)
+        sa.select(sa.func.count()).select_from(bundles).where(bundles.c.token_hash == token.token_hash)
     ).scalar_one()
-    if added and held + added > (allowed or 0):
+    if added and held + added > token.participants:
         raise Refusal(
             ErrorReason.ERROR_REASON_TOO_LARGE,
-            f"{party} would speak for {held + added} participants",
+            f"{token.party} would speak for {held + added} participants",
             field="bundles",
-            expected=f"at most {allowed or 0}, as its token says",
+            expected=f"at most {token.participants}, as its token says",
         )

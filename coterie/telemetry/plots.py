@@ -139,6 +139,7 @@ def curves(
         axes = figure.add_subplot()
         _draw(axes, lines)
         _axes(axes, x_label, y_label, whole_x=whole_x)
+        _from_start(axes, [x for line in lines for x in line.x])
         if from_zero:
             axes.set_ylim(0, 1.12 * max(max(line.y) for line in lines) or 1)
         _legend(figure, axes)
@@ -164,7 +165,7 @@ def over_time(
     steps : sequence of Line
         Counts, each held until the next point; without any there is no second panel.
     marks : sequence of float
-        Times of events, as thin vertical lines through both panels.
+        Times of changes, as thin vertical lines through both panels.
     """
     with _figure(3.7 if steps else 2.95) as figure:
         if not steps:
@@ -180,14 +181,12 @@ def over_time(
             _axes(lower, x_label, step_label, whole_x=False)
             lower.set_ylim(0, max(max(line.y) for line in steps) * 1.2 or 1)
             lower.yaxis.set_major_locator(_whole_numbers(4))
-            if len(steps) > 1:
-                lower.legend(
-                    loc="upper right", ncols=2, frameon=False, fontsize=11.5, labelcolor=_PLACEHOLDERS["ink"]
-                )
+        _from_start(upper, [x for line in (*lines, *steps) for x in line.x])
         for axes in figure.axes:
             for mark in marks:
                 axes.axvline(mark, color=_PLACEHOLDERS["muted"], linewidth=0.8, linestyle=(0, (2, 3)))
-        _legend(figure, upper)
+        if len(lines) > 1 or len(steps) > 1:
+            _legend(figure, *figure.axes)
         return _plot(figure, name, title, description)
 
 
@@ -274,11 +273,12 @@ def histogram(
         )
         if limit is not None and limit <= 1.5 * edges[-1]:
             axes.axvline(limit, color=_PLACEHOLDERS["alert"], linewidth=1.4, linestyle="--")
-            axes.text(
-                limit,
-                0.98,
-                " limit",
-                transform=axes.get_xaxis_transform(),
+            axes.annotate(
+                "limit",
+                (limit, 0.98),
+                xycoords=axes.get_xaxis_transform(),
+                xytext=(5, 0),
+                textcoords="offset points",
                 va="top",
                 color=_PLACEHOLDERS["alert"],
             )
@@ -366,11 +366,18 @@ def _whole_numbers(most: int) -> MaxNLocator:
     return MaxNLocator(most, integer=True, steps=_STEPS)
 
 
-def _legend(figure: Figure, axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
+def _from_start(axes: Axes, places: Sequence[float]) -> None:
+    """Begin the axis at 0, the start of the run, also where the first point comes later."""
+    last = max(places, default=0.0) or 1.0
+    axes.set_xlim(min(0.0, *places, 0.0) - 0.03 * last, 1.03 * last)
+
+
+def _legend(figure: Figure, *panels: Axes) -> None:
+    found = [axes.get_legend_handles_labels() for axes in panels]
+    handles = [handle for some, _ in found for handle in some]
+    labels = [_shortened(label) for _, some in found for label in some]
     if len(handles) < 2:  # a single line is what the title says
         return
-    labels = [_shortened(label) for label in labels]
     figure.legend(
         handles,
         labels,
@@ -388,7 +395,8 @@ def _legend(figure: Figure, axes: Axes) -> None:
 
 
 def _shortened(label: str) -> str:
-    return label if len(label) <= 22 else f"{label[:21]}…"
+    """Cut a long label in the middle: services and RPCs differ at their ends."""
+    return label if len(label) <= 23 else f"{label[:11]}…{label[-11:]}"
 
 
 def _plot(figure: Figure, name: str, title: str, description: str) -> Plot:

@@ -55,7 +55,9 @@ def significant(value: object, digits: int = 3) -> str:
         return ABSENT
     if number == 0:
         return "0"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(number))))
+    # The exponent after rounding: 9.999 has one more digit before the point than its logarithm says.
+    exponent = int(f"{number:.{digits - 1}e}".partition("e")[2])
+    decimals = max(0, digits - 1 - exponent)
     return _minus(f"{number:,.{min(decimals, 9)}f}")
 
 

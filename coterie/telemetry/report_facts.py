@@ -24,6 +24,7 @@ __all__ = [
     "entries",
     "epoch_positions",
     "flatten",
+    "headline",
     "leading_metric",
     "metric",
     "metrics",
@@ -49,19 +50,21 @@ _NOTES = {
     "random": "no learning",
 }
 _REFERENCE_ORDER = ("saros", "popularity", "positive_share", "random")
-_METRICS = {
+_RANKED = {
     "ndcg": "NDCG",
-    "ndcg_printed": "NDCG as printed",
     "map": "MAP",
     "hit_ratio": "Hit ratio",
     "precision": "Precision",
     "recall": "Recall",
     "f1": "F1",
-    "rmse": "RMSE",
-    "mae": "MAE",
+    "ndcg_printed": "NDCG",
 }
-_RANKED = frozenset({"ndcg", "ndcg_printed", "map", "precision", "recall", "f1", "hit_ratio"})
-_ERRORS = frozenset({"rmse", "mae"})
+_ERRORS = {"rmse": "RMSE", "mae": "MAE"}
+_SUFFIXES = {"ndcg_printed": " as printed"}
+_ORDER = {stem: place for place, stem in enumerate([*_RANKED, *_ERRORS])}
+_VALIDATION = "validation_"
+_HEADLINE_AT_MOST = 6
+_HEADLINE = ("ndcg", "map", *_ERRORS)
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,8 @@ class Metric:
         Its name for a reader, such as ``NDCG@10``.
     population : str
         The items that are ranked, empty where that does not apply.
+    on_validation : bool
+        Whether it was measured on the part of the training data that chooses among versions.
     lower_is_better : bool
         Whether a smaller value wins (losses and errors).
     """
@@ -84,6 +89,7 @@ class Metric:
     label: str
     population: str
     lower_is_better: bool
+    on_validation: bool = False
 
     @property
     def is_loss(self) -> bool:
@@ -92,8 +98,9 @@ class Metric:
 
     @property
     def full_label(self) -> str:
-        """Name and population in one line."""
-        return f"{self.label}, {self.population}" if self.population else self.label
+        """Name, population and part of the data in one line."""
+        parts = (self.label, self.population, "on validation data" if self.on_validation else "")
+        return ", ".join(part for part in parts if part)
 
 
 @dataclass(frozen=True)
@@ -117,7 +124,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the result table; ``scores`` are in the order of `metrics`."""
+    """One line of the result table; ``scores`` are in the order of the metrics asked for."""
 
     name: str
     label: str
@@ -178,41 +185,66 @@ def metric(key: str) -> Metric:
     'NDCG@10, test items'
     """
     base, at, cutoff = key.partition("@")
-    stem = base.removesuffix("_test_items")
+    stem, validation = _stem(key), key.startswith(_VALIDATION)
     if base.endswith("_loss"):
-        return Metric(key, base.replace("_", " ").capitalize(), "", lower_is_better=True)
-    label = _METRICS.get(stem, stem.replace("_", " "))
+        label = base.replace("_", " ").capitalize()
+        return Metric(key, label, "", lower_is_better=True, on_validation=validation)
+    name = (_RANKED | _ERRORS).get(stem, stem.replace("_", " "))
+    label = f"{name}{at}{cutoff}{_SUFFIXES.get(stem, '')}"
     population = ""
-    if stem != base:
-        population = "test items"
+    if base.endswith("_items") and stem != base:
+        population = "validation items" if validation else "test items"
     elif stem in _RANKED:
         population = "all unseen items"
-    return Metric(key, f"{label}{at}{cutoff}", population, lower_is_better=stem in _ERRORS)
+    return Metric(key, label, population, lower_is_better=stem in _ERRORS, on_validation=validation)
 
 
 def metrics(report: Report) -> list[Metric]:
-    """Return the metrics of the run and its references: ranking metrics by population, losses last."""
+    """Return the metrics of the run and its references: by population, then losses, validation last."""
     keys = list(section(report, "metrics"))
     for _, reference in _references(report):
         keys += [key for key in section(reference, "metrics") if key not in keys]
     found = [metric(key) for key in keys]
-    populations = {"all unseen items": 0, "test items": 1}
-    return sorted(found, key=lambda one: (one.is_loss, populations.get(one.population, 2)))
+    populations = {"all unseen items": 0, "test items": 1, "validation items": 1}
+
+    def order(one: Metric) -> tuple[bool, bool, int, int]:
+        place = _ORDER.get(_stem(one.key), len(_ORDER))
+        return one.on_validation, one.is_loss, populations.get(one.population, len(populations)), place
+
+    return sorted(found, key=order)
+
+
+def headline(report: Report) -> list[Metric]:
+    """Return the metrics for the first table: all of a few, and of many only NDCG, MAP, errors and losses.
+
+    Metrics on validation data are for choosing, not for reporting, and never among them.
+    """
+    found = [one for one in metrics(report) if not one.on_validation]
+    if len(found) <= _HEADLINE_AT_MOST:
+        return found
+    chosen = [one for one in found if one.is_loss or _stem(one.key) in _HEADLINE]
+    return chosen or found[:_HEADLINE_AT_MOST]
+
+
+def _stem(key: str) -> str:
+    base = key.partition("@")[0]
+    if base.startswith(_VALIDATION):
+        return base.removeprefix(_VALIDATION).removesuffix("_items")
+    return base.removesuffix("_test_items")
 
 
 def leading_metric(report: Report) -> Metric | None:
     """Return the metric that stands for the run: NDCG over all unseen items where it was measured."""
-    found = [one for one in metrics(report) if not one.is_loss]
+    found = [one for one in metrics(report) if not one.is_loss and not one.on_validation]
     return next((one for one in found if one.key.startswith("ndcg@")), found[0] if found else None)
 
 
-def rows(report: Report) -> list[Row]:
-    """Return the result table: the run first, then its references.
+def rows(report: Report, columns: Sequence[Metric]) -> list[Row]:
+    """Return the scores of these metrics: the run first, then its references; systems without any are left out.
 
     The best score of each metric is marked where at least two systems have one; equal at the digits shown
     counts as equal.
     """
-    columns = metrics(report)
     named = [("", report), *_references(report)]
     tables = {name: section(entry, "metrics") for name, entry in named}
     best = {column.key: _best(column, list(tables.values())) for column in columns}

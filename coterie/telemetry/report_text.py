@@ -11,12 +11,13 @@ from rich.text import Text
 
 from coterie.telemetry.quantities import count, duration, finite, percent, volume
 from coterie.telemetry.report_facts import (
+    Metric,
     Report,
     Row,
     Score,
     costs,
     entries,
-    metrics,
+    headline,
     rows,
     section,
     system_label,
@@ -40,13 +41,14 @@ def tables(report: Report) -> list[RenderableType]:
         where there are results, then one line for each known fact.
     """
     found: list[RenderableType] = []
-    if lines := rows(report):
-        found.append(_results(report, lines))
+    columns = headline(report)
+    if lines := rows(report, columns):
+        found.append(_results(report, columns, lines))
     found += [_fact(name, value) for name, value in _facts(report)]
     return found
 
 
-def _results(report: Report, lines: Sequence[Row]) -> Table:
+def _results(report: Report, columns: Sequence[Metric], lines: Sequence[Row]) -> Table:
     # Names come from files and configuration: Text, never markup, so that brackets in them mean nothing.
     table = Table(
         title=Text(_title(report), style="bold"),
@@ -57,7 +59,7 @@ def _results(report: Report, lines: Sequence[Row]) -> Table:
         padding=(0, 1),
     )
     table.add_column("System", no_wrap=True)
-    for column in metrics(report):
+    for column in columns:
         heading = Text(column.label)
         if column.population:
             heading.append(f"\n{column.population}", style="dim")

@@ -19,7 +19,7 @@ def reason_name(reason: ErrorReason.ValueType) -> str:
     return ErrorReason.Name(reason).removeprefix(_PREFIX)
 
 
-class Refusal(PeerError):
+class Refusal(PeerError):  # noqa: N818 - the contract's word for it
     """A request that is refused, at the side that refuses and at the side that asked.
 
     Parameters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,7 @@ def from_wire(
         held == wanted
         and len(lengths) == len(shape)
         and all(n >= 0 and (want is None or n == want) for n, want in zip(lengths, shape, strict=True))
-        and len(tensor.data) == wanted.itemsize * int(np.prod(lengths, dtype=object))
+        and len(tensor.data) == wanted.itemsize * math.prod(lengths)
     )
     if not fits:
         name = held.name if held is not None else "no type"

@@ -237,6 +237,14 @@ def test_item_gradients_give_away_who_has_what_and_who_liked_it(published):
     assert found["unsolved"] == 0
 
 
+def test_where_records_left_no_trace_the_attacker_falls_back_on_popularity(published):
+    everything = an_interaction_history(1)
+    found = report([published[0]], everything, PLAN)["gradient_sign"]
+    assert found["coverage"] < 0.8
+    assert found["auc_with_popularity"] > found["auc"] + 0.02
+    assert found["auc_with_popularity"] > found["popularity_auc"] + 0.05
+
+
 def test_the_report_is_ready_for_json(published):
     assert json.loads(json.dumps(published[1])) == published[1]
 
@@ -245,8 +253,9 @@ def test_with_other_users_named_neither_attack_beats_popularity(tmp_path, truth)
     path = run_to(tmp_path / "cos.bin", truth, shuffled=True)
     found = report([path], truth, PLAN)
     popularity = found["requested_rows"]["popularity_auc"]
-    assert found["requested_rows"]["auc"] < popularity + 0.02
-    assert found["gradient_sign"]["auc"] < popularity + 0.02
+    for attack in ("requested_rows", "gradient_sign"):
+        assert found[attack]["auc"] < popularity + 0.02
+        assert found[attack]["auc_with_popularity"] < popularity + 0.02
     assert found["gradient_sign"]["coverage"] < 0.01
 
 

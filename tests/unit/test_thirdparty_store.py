@@ -68,26 +68,38 @@ async def test_of_two_that_race_for_a_token_one_wins(store):
     assert {answer.name for answer in answers if isinstance(answer, Refusal)} == {"BAD_TOKEN"}
 
 
+async def test_a_new_token_brings_an_allowance_of_its_own(store):
+    await store.enrol(redemption(participants=1), [published("a")])
+    again = redemption("second", participants=2)
+    await store.enrol(again, [published("b"), published("a", version=2)])
+    assert await outcome(store.publish(again.fingerprint, [published("c")])) == "TOO_LARGE"
+    assert await outcome(store.publish(redemption().fingerprint, [published("c")])) is None
+
+
+async def test_a_participant_of_another_party_is_refused(store):
+    await store.enrol(redemption(), [published("a")])
+    berta = redemption("other", party="client/berta")
+    assert await outcome(store.enrol(berta, [published("a", version=2)])) == "UNKNOWN_PARTICIPANT"
+
+
 async def test_the_allowance_of_the_token_bounds_the_participants_of_a_party(store):
     await store.enrol(redemption(participants=2), [published("a")])
-    await store.publish("client/anna", [published("b")])
+    await store.publish(redemption().fingerprint, [published("b")])
     with pytest.raises(Refusal) as refused:
-        await store.publish("client/anna", [published("c")])
+        await store.publish(redemption().fingerprint, [published("c")])
     assert refused.value.name == "TOO_LARGE"
-    await store.publish("client/anna", [published("a", version=2)])  # a replacement needs no room
+    await store.publish(redemption().fingerprint, [published("a", version=2)])  # a replacement needs no room
 
 
-async def test_a_party_without_a_token_publishes_nothing(store):
-    with pytest.raises(Refusal) as refused:
-        await store.publish("client/nobody", [published("a")])
-    assert refused.value.name == "TOO_LARGE"
+async def test_a_certificate_without_a_token_publishes_nothing(store):
+    assert await outcome(store.publish(digest("unknown certificate"), [published("a")])) == "WRONG_STATE"
 
 
 @pytest.mark.parametrize(("version", "content"), [(1, ""), (2, "changed")])
 async def test_a_version_that_is_not_above_the_held_one_is_refused(store, version, content):
     await store.enrol(redemption(), [published("a", version=2)])
     with pytest.raises(Refusal) as refused:
-        await store.publish("client/anna", [published("a", version, content)])
+        await store.publish(redemption().fingerprint, [published("a", version, content)])
     assert refused.value.name == "OLD_VERSION"
     assert (await store.lookup([digest("a")])).messages == {digest("a"): published("a", 2).message}
 
@@ -95,7 +107,7 @@ async def test_a_version_that_is_not_above_the_held_one_is_refused(store, versio
 async def test_publishing_the_same_again_changes_nothing(store):
     await store.enrol(redemption(), [published("a")])
     before = await store.lookup([digest("a")])
-    await store.publish("client/anna", [published("a")])
+    await store.publish(redemption().fingerprint, [published("a")])
     assert await store.lookup([digest("a")]) == before
 
 
@@ -109,7 +121,7 @@ async def test_a_revoked_participant_publishes_no_more(store):
     await store.enrol(redemption(), [published("a")])
     await store.revoke([digest("a")], [])
     with pytest.raises(Refusal) as refused:
-        await store.publish("client/anna", [published("a", version=2)])
+        await store.publish(redemption().fingerprint, [published("a", version=2)])
     assert refused.value.name == "REVOKED"
     assert (await store.lookup([digest("a")])).revoked == {digest("a")}
 
@@ -157,7 +169,9 @@ def test_the_store_follows_its_rules_in_any_order_of_requests(steps, tmp_path_fa
                 expected = "TOO_LARGE"
             else:
                 versions[name] = version
-            assert await outcome(store.publish("client/anna", [published(name, version)])) == expected
+            assert (
+                await outcome(store.publish(redemption().fingerprint, [published(name, version)])) == expected
+            )
             found = await store.lookup([digest(n) for n in "abcd"])
             assert found.messages == {digest(n): published(n, v).message for n, v in versions.items()}
             assert found.revoked == {digest(n) for n in revoked}

@@ -11,16 +11,21 @@ import numpy as np
 from coterie.privacy.attacks.exchanges import read_exchanges
 from coterie.privacy.attacks.gradient_sign import GradientSign
 from coterie.privacy.attacks.requested_rows import RequestedRows
-from coterie.privacy.attacks.scoring import Truth, flag_accuracies, mean_auc
+from coterie.privacy.attacks.scoring import Truth, flag_accuracies, mean_auc, with_popularity
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
 __all__ = ["AttackReport", "GradientSignReport", "RequestedRowsReport", "report"]
 
 
 class RequestedRowsReport(TypedDict):
-    """Which items did a user interact with, from the rows named in requests."""
+    """Which items did a user interact with, from the rows named in requests.
+
+    ``auc`` is by the transcript alone, ``auc_with_popularity`` with popularity between equals,
+    ``popularity_auc`` by popularity alone.
+    """
 
     auc: float | None
+    auc_with_popularity: float | None
     popularity_auc: float | None
     users: int
     pairs: int
@@ -36,6 +41,7 @@ class GradientSignReport(TypedDict):
     """
 
     auc: float | None
+    auc_with_popularity: float | None
     popularity_auc: float | None
     users: int
     pairs: int
@@ -67,7 +73,9 @@ def report(transcripts: Iterable[Path | str], truth: Truth, plan: RunPlan) -> At
     transcripts : iterable of Path
         Transcripts of the COS, oldest first.
     truth : Truth
-        The interactions trained on, by slot and by index in the catalogue; used to judge the guesses only.
+        What users interacted with, by slot and by index in the catalogue; used to judge the guesses only.
+        Records that never became part of a block leave no trace: without them the AUCs say how much is known
+        of what was trained on, with them how much of everything.
     plan : RunPlan
         The run's plan: its name, and whether the loss has a ridge.
 
@@ -89,6 +97,7 @@ def report(transcripts: Iterable[Path | str], truth: Truth, plan: RunPlan) -> At
     return AttackReport(
         requested_rows=RequestedRowsReport(
             auc=mean_auc(rows.scores, consumed)[0],
+            auc_with_popularity=mean_auc(with_popularity(rows.scores, truth.popularity()), consumed)[0],
             popularity_auc=popularity_auc,
             users=users,
             pairs=pairs,
@@ -110,6 +119,7 @@ def _sign_report(
     everywhere = flag_accuracies(truth, votes, np.ones_like(found))
     return GradientSignReport(
         auc=mean_auc(sign.scores, truth.consumed())[0],
+        auc_with_popularity=mean_auc(with_popularity(sign.scores, truth.popularity()), truth.consumed())[0],
         popularity_auc=popularity_auc,
         users=users,
         pairs=pairs,

@@ -14,14 +14,14 @@ import numpy.typing as npt
 
 from coterie.errors import DataError
 
-__all__ = ["FlagAccuracies", "Truth", "flag_accuracies", "mean_auc"]
+__all__ = ["FlagAccuracies", "Truth", "flag_accuracies", "mean_auc", "with_popularity"]
 
 Scores = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Truth:
-    """The interactions that were trained on: what the attacker wants to know.
+    """The interactions of the users: what the attacker wants to know.
 
     Attributes
     ----------
@@ -64,6 +64,17 @@ class Truth:
     def popularity(self) -> npt.NDArray[np.float64]:
         """Return how many users have each item, float64 (n_items,): all that popularity alone tells."""
         return np.asarray(self.consumed().sum(axis=0), dtype=np.float64)
+
+
+def with_popularity(
+    scores: npt.NDArray[np.float32], popularity: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Return scores, float64 (U, I), in which popularity decides between equals.
+
+    An attacker need not choose between the two.  Interactions that never became part of a block leave no
+    trace in any message, so scores alone may lie below popularity although every trained pair is known.
+    """
+    return scores + 1e-4 * popularity / max(float(popularity.max(initial=0)), 1.0)
 
 
 def mean_auc(scores: Scores, consumed: npt.NDArray[np.bool_]) -> tuple[float | None, int]:
@@ -136,7 +147,9 @@ def flag_accuracies(
     return FlagAccuracies(*(float(np.mean((guess == truth.positive)[chosen])) for guess in guesses))
 
 
-def _or_common(balance: npt.NDArray[np.generic], common: bool) -> npt.NDArray[np.bool_]:
+def _or_common(
+    balance: npt.NDArray[np.float32] | npt.NDArray[np.int64], common: bool
+) -> npt.NDArray[np.bool_]:
     return np.where(balance == 0, common, balance > 0)
 
 

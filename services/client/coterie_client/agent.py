@@ -9,12 +9,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from coterie.errors import DataError
+from coterie.evaluation.holdout import TRAIN
 from coterie.store import client as store
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import client_pb2 as wire
 from coterie.wire.v1.client_pb2_grpc import UserAgentServicer
 from coterie_client.history import Histories
-from coterie.evaluation.holdout import TRAIN
 
 __all__ = ["Agent"]
 

@@ -42,6 +42,10 @@ RECORDS_PER_BATCH = 1024
 _BATCHES_PER_MESSAGE = 64
 _STREAM_S = 600.0
 _AT_ONCE = 4
+_RETRY_S = 5.0
+_PAUSE_S = 1.0
+_LATER = frozenset({ErrorReason.ERROR_REASON_STORE_FULL, ErrorReason.ERROR_REASON_NOT_READY})
+"""Reasons for which the same batches may be taken later."""
 
 
 @dataclass
@@ -107,17 +111,19 @@ class Delivery:
         self._recipients: dict[bytes, Recipient] = {}
         self._channels: dict[tuple[str, str], Channel] = {}
         self._sessions: dict[tuple[int, bytes, bytes], SealingSession] = {}
-        self._retry = Retry(limit_s=120.0)
+        self._retry = Retry(limit_s=_RETRY_S)
+        self._sending: dict[bytes, asyncio.Task[None]] = {}
         self._lock = asyncio.Lock()
 
     def know(self, owners: Sequence[CatalogueOwner]) -> None:
-        """Learn the owners of a catalogue.
+        """Learn the owners of a catalogue; nobody waits any longer for an owner that is not in it.
 
         Raises
         ------
         VerificationError
             When an owner's bundle does not carry the directory's countersignature.
         """
+        present = set()
         for owner in owners:
             bundle = bundle_from_wire(owner.bundle)
             bundle.verify(self._directory_key, int(time.time()))
@@ -132,6 +138,9 @@ class Delivery:
                     bundle.participant_id, owner.name, bundle, self._channels[place]
                 )
                 self._histories.acknowledged_before(bundle.participant_id, f"data-owner/{owner.name}")
+            present.add(bundle.participant_id)
+        for participant in self._sending.keys() - present:
+            self._sending[participant].cancel()
 
     async def deliver(self, catalogue: Catalogued) -> int:
         """Send everything that waits to the owners of a catalogue; return the records acknowledged in all.
@@ -139,30 +148,34 @@ class Delivery:
         Raises
         ------
         PeerError
-            When an owner refuses, or cannot be reached for too long.
+            When an owner refuses.  One that cannot be reached, or is full, is waited for until `know` gets a catalogue
+            without it.
         """
         async with self._lock:
             await self._histories.queue(catalogue)
             turns = asyncio.Semaphore(_AT_ONCE)
 
-            async def send(owner: bytes) -> None:
-                async with turns:
-                    await self._send(self._recipients[owner], catalogue)
-
             async with asyncio.TaskGroup() as tasks:
                 for owner in catalogue.owners:
-                    tasks.create_task(send(owner))
+                    sending = self._send(self._recipients[owner], catalogue, turns)
+                    self._sending[owner] = tasks.create_task(sending)
         return sum(
             outbox.acknowledged
             for by_user in self._histories.outboxes.values()
             for outbox in by_user.values()
         )
 
-    async def _send(self, recipient: Recipient, catalogue: Catalogued) -> None:
-        try:
-            await self._retry(lambda: self._attempt(recipient, catalogue))
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, recipient.channel.peer) from error
+    async def _send(self, recipient: Recipient, catalogue: Catalogued, turns: asyncio.Semaphore) -> None:
+        while True:
+            try:
+                async with turns:
+                    return await self._retry(lambda: self._attempt(recipient, catalogue))
+            except grpc.aio.AioRpcError as error:
+                failure = from_rpc_error(error, recipient.channel.peer)
+                if isinstance(failure, Refusal) and failure.reason not in _LATER:
+                    raise failure from error
+            _log.warning("waiting for a data owner", owner=recipient.name, error=failure.message)
+            await asyncio.sleep(_PAUSE_S)
 
     async def _attempt(self, recipient: Recipient, catalogue: Catalogued) -> None:
         """Send until nothing waits; a broken stream starts again with what is not acknowledged."""

@@ -218,13 +218,14 @@ class Histories:
             )
         return held[2], held[3]
 
-    def holdout(self, catalogue: Catalogued) -> Holdout:
-        """Return what is to be measured for this host's users; items outside the catalogue are left out."""
+    def holdout(self, catalogue: Catalogued, *, at_most: int) -> Holdout:
+        """Return what is to be measured for this host's users on the first ``at_most`` items of the catalogue."""
         index, positive = self._by_row(catalogue)
-        known = index >= 0
+        n_items = min(len(catalogue.index), at_most)
+        known = (index >= 0) & (index < n_items)
         return Holdout(
             n_users=len(self.names),
-            n_items=len(catalogue.index),
+            n_items=n_items,
             user=np.array([one.user for one in self._interactions], np.int64)[known] - 1,
             item=index[known],
             positive=positive[known],

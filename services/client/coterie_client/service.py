@@ -77,7 +77,7 @@ class ClientProcess:
             settings.seed,
         )
         self._catalogue: Catalogued | None = None
-        self._delivered = -1
+        self._delivering = -1
         self._evaluated = 0
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -89,9 +89,9 @@ class ClientProcess:
         """Take up the histories, join, then do what the COS asks."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._revocations.run())
-            tasks.create_task(self._take_part())
+            tasks.create_task(self._take_part(tasks))
 
-    async def _take_part(self) -> None:
+    async def _take_part(self, running: asyncio.TaskGroup) -> None:
         if self._settings.histories is not None and not self._histories.names:
             names, interactions = read_histories(self._settings.histories)
             await self._histories.take(names, interactions)
@@ -107,7 +107,10 @@ class ClientProcess:
             for task in tasks:
                 match task.kind:
                     case wire.TaskKind.TASK_KIND_DELIVER:
-                        await self._deliver(task.version)
+                        if task.version > self._delivering:
+                            self._delivering = task.version
+                            # Beside everything else: an owner that is away holds up nothing but its own records.
+                            running.create_task(self._deliver())
                     case wire.TaskKind.TASK_KIND_EVALUATE:
                         await self._evaluate(task)
                     case wire.TaskKind.TASK_KIND_FINISH:
@@ -116,12 +119,10 @@ class ClientProcess:
 
     # --- delivery ----------------------------------------------------------------------------------------------
 
-    async def _deliver(self, version: int) -> None:
-        if version <= self._delivered:
-            return
+    async def _deliver(self) -> None:
         catalogue = await self._fetch_catalogue()
+        self._delivering = max(self._delivering, catalogue.version)
         records = await self._delivery.deliver(catalogue)
-        self._delivered = catalogue.version
         _log.info("delivered", catalogue=catalogue.version, records=records)
         await self._party.submit(
             wire.SubmitKind.SUBMIT_KIND_DELIVERED,
@@ -160,7 +161,9 @@ class ClientProcess:
         payload = wire.MetricSums(version=task.version)
         if len(self._identities) >= self._party.plan.min_users:
             users, items = await self._factors(task.version)
-            measured = await asyncio.to_thread(self._measure, users, items)
+            # None after a restart when everything was delivered before.
+            catalogue = self._catalogue or await self._fetch_catalogue()
+            measured = await asyncio.to_thread(self._measure, users, items, catalogue)
             names, table = sums(measured)
             payload.names.extend(names)
             payload.sums.CopyFrom(to_wire(table))
@@ -183,12 +186,11 @@ class ClientProcess:
         return users[order], items
 
     def _measure(
-        self, users: npt.NDArray[np.float32], items: npt.NDArray[np.float32]
+        self, users: npt.NDArray[np.float32], items: npt.NDArray[np.float32], catalogue: Catalogued
     ) -> dict[str, npt.NDArray[np.float64]]:
         with self._runtime.accounting.activity("evaluate", len(users)):
-            if self._catalogue is None:
-                raise PeerError("asked to evaluate before there was a catalogue")
-            holdout = self._histories.holdout(self._catalogue)
+            # Either may be newer than the other: items are only ever added at the end.
+            holdout = self._histories.holdout(catalogue, at_most=len(items))
             return holdout.measure(lambda chosen: score(users[chosen], items[: holdout.n_items]))
 
     def _write_per_user(self, point: int, measured: dict[str, npt.NDArray[np.float64]]) -> None:

@@ -8,7 +8,6 @@ applied twice and nothing acknowledged is lost.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 from collections import Counter
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import from_wire, increasing_ids
 from coterie.wire.v1.orchestrator_pb2 import Gradient, RunPlan
 
-__all__ = ["Frozen", "Model", "digest", "settings_of"]
+__all__ = ["Frozen", "Model", "settings_of"]
 
 _KEPT_SNAPSHOTS = 3
 
@@ -114,7 +113,9 @@ class Model:
             self._add(gradient, *self._decode(gradient))
             self.version = update.version
 
-    def check(self, owner: int, gradient: Gradient) -> tuple[npt.NDArray[np.float32], ...]:
+    def check(
+        self, owner: int, gradient: Gradient
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """Decode a gradient and check that it may be applied now.
 
         Raises
@@ -135,15 +136,17 @@ class Model:
                 field="gradient.first_block",
                 expected=f"blocks from {at.blocks} of epoch {at.epoch}, or the start of a later epoch",
             )
-        age = self.version - gradient.rows_version
-        if age < 0 or not np.isfinite(gradient.loss):
+        if not np.isfinite(gradient.loss):
             raise Refusal(
                 ErrorReason.ERROR_REASON_INVALID_FIELD,
-                "the gradient names a version that does not exist, or its loss is not a number",
-                field="gradient",
-                expected=f"rows of a version up to {self.version}, and a finite loss",
+                "the loss of the gradient is not a number",
+                field="gradient.loss",
+                expected="a finite loss",
             )
-        if age > self._plan.max_staleness:
+        age = self.version - gradient.rows_version
+        # Rows may hold another owner's update that was not durable when this process was killed: such a version does
+        # not exist after the restart, and the gradient is computed again as if its rows had been too old.
+        if not 0 <= age <= self._plan.max_staleness:
             self.staleness.refused += 1
             raise Refusal(
                 ErrorReason.ERROR_REASON_STALE,
@@ -154,9 +157,14 @@ class Model:
         return decoded
 
     async def apply(
-        self, owner: int, gradient: Gradient, decoded: tuple[npt.NDArray[np.float32], ...], at: store.Progress
+        self,
+        owner: int,
+        gradient: Gradient,
+        decoded: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]],
+        packed: bytes,
+        at: store.Progress,
     ) -> None:
-        """Apply a checked gradient; returns when it is durable."""
+        """Apply a checked gradient, which arrived as these bytes; returns when it is durable."""
         self.staleness.applied[self.version - gradient.rows_version] += 1
         self._add(gradient, *decoded)
         self.version += 1
@@ -164,7 +172,7 @@ class Model:
         self.blocks += gradient.blocks
         self.loss_sum += gradient.loss
         self.loss_blocks += gradient.blocks
-        update = store.LoggedUpdate(self.version, gradient.SerializeToString())
+        update = store.LoggedUpdate(self.version, packed)
         run_id = self._plan.run_id
         await self._writer.run(lambda connection: store.log_update(connection, run_id, owner, update, at))
         if self.version - self._snapshot >= self._every and self._snapshotting is None:
@@ -256,8 +264,3 @@ class Model:
         rate = np.float32(self._plan.rate)
         self.users[np.frombuffer(gradient.users.data, "<u4")] -= rate * users
         self.items[np.frombuffer(gradient.items.data, "<u4")] -= rate * items
-
-
-def digest(gradient: Gradient) -> bytes:
-    """Return the SHA-256 of a gradient's bytes, to tell a retry from a conflict."""
-    return hashlib.sha256(gradient.SerializeToString(deterministic=True)).digest()

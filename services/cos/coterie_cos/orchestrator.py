@@ -26,7 +26,7 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import increasing_ids, to_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorServicer
-from coterie_cos.model import Model, digest
+from coterie_cos.model import Model
 from coterie_cos.registry import ranges, slots_in
 from coterie_cos.run import Run, point_place
 
@@ -368,7 +368,8 @@ class Orchestrator(OrchestratorServicer):
     async def _apply(
         self, run: Run, owner: int, sequence: int, gradient: wire.Gradient, at: store.Progress
     ) -> None:
-        mark = digest(gradient)
+        packed = gradient.SerializeToString(deterministic=True)
+        mark = hashlib.sha256(packed).digest()
         if sequence == at.sequence:
             if mark != at.digest:
                 raise Refusal(
@@ -402,7 +403,7 @@ class Orchestrator(OrchestratorServicer):
             blocks=gradient.first_block + gradient.blocks,
             digest=mark,
         )
-        await run.model.apply(owner, gradient, decoded, following)
+        await run.model.apply(owner, gradient, decoded, packed, following)
 
     async def Recommend(self, request: wire.RecommendRequest, context: Any) -> wire.RecommendResponse:  # noqa: N802
         """Return the best items by the user's factors; what was seen is filtered at the client."""

@@ -220,7 +220,9 @@ class Run:
 
     async def poll(self, party: str, cursor: int, hold_s: float) -> wire.PollResponse:
         """Return the open tasks of a party; wait while nothing is newer than its cursor."""
-        deadline = time.monotonic() + min(hold_s, HOLD_S)
+        # A party that waits here must be heard again well before it counts as silent.
+        patience = self.request.party_timeout_ms / 1e3
+        deadline = time.monotonic() + min(hold_s, HOLD_S, patience / 3)
         while self._revision == cursor:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -427,7 +429,8 @@ class Run:
             while number <= len(self._events):
                 yield self._events[number - 1]
                 number += 1
-            if self.state.phase.ended:
+            # Not ``self.state``: the last events are on their way to the store when it says that the run has ended.
+            if self._published.phase.ended:
                 return
             try:
                 async with asyncio.timeout(_PROGRESS_S):

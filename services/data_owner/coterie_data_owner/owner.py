@@ -74,6 +74,7 @@ class Owner:
         self.durable: dict[bytes, int] = {}
         self.intake = asyncio.Lock()
         self.changed = asyncio.Event()
+        self.turn = asyncio.Lock()
         self.flushed = False
         self._builder = BlockBuilder()
         self._held: npt.NDArray[np.bool_] = np.zeros(0, bool)
@@ -117,7 +118,7 @@ class Owner:
         self._builder = BlockBuilder()
         self.blocks, self.durable = [], {}
         flushes = store.load_flushes(connection, self.id)
-        self.flushed = bool(flushes)
+        self.flushed = False
         for number, batch in store.load_batches(connection, self.id):
             while flushes and flushes[0] < number:
                 flushes.pop(0)
@@ -130,17 +131,20 @@ class Owner:
             self.add(batch)
         for _ in flushes:
             self.blocks += self._builder.flush()
+            self.flushed = True
 
     def add(self, batch: store.Batch) -> None:
         """Take a durable batch: its records complete blocks."""
         items, positive = decode_records(batch.records, batch.length)
         self.blocks += self._builder.extend(self._slots[batch.user], items, positive)
         self.durable[batch.user] = batch.first + batch.length - 1
+        # What comes after a flush may leave blocks open again.
+        self.flushed = False
 
     async def flush(self, writer: Writer) -> int:
         """Close trailing blocks, durably; return how many."""
         async with self.intake:
-            await writer.run(lambda connection: store.add_flush(connection, self.id))
+            await writer.run_when_possible(lambda connection: store.add_flush(connection, self.id))
             found = self._builder.flush()
             self.blocks += found
             self.flushed = True

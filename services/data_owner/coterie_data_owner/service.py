@@ -81,6 +81,7 @@ class DataOwnerProcess:
         )
         self._flush_due = False
         self._working: dict[tuple[int, wire.TaskKind.ValueType, int], asyncio.Task[None]] = {}
+        self._trainers: dict[int, Trainer] = {}
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the servicer."""
@@ -144,10 +145,15 @@ class DataOwnerProcess:
 
     async def _train(self, owner: Owner, task: wire.Task) -> None:
         trainer = Trainer(owner, self._party, self._writer, self._runtime.accounting, lambda: self._flush_due)
-        if task.kind == wire.TaskKind.TASK_KIND_INTAKE:
-            await trainer.intake(task.round.round)
-        else:
-            await trainer.epoch(task.round.round)
+        earlier, self._trainers[owner.slot] = self._trainers.get(owner.slot), trainer
+        if earlier is not None:
+            earlier.supersede()
+        # The COS takes one sequence of updates from an owner.
+        async with owner.turn:
+            if task.kind == wire.TaskKind.TASK_KIND_INTAKE:
+                await trainer.intake(task.round.round)
+            else:
+                await trainer.epoch(task.round.round)
         leave_after = self._settings.leave_after_epoch
         if leave_after is not None and task.round.round >= leave_after:
             await self._leave(task.round.round)

@@ -7,7 +7,6 @@ counts exactly once.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -72,12 +71,18 @@ class Trainer:
         self._flush_due = flush_due
         self._sequence = 0
         self._waiting: _Computed | None = None
+        self._superseded = False
+
+    def supersede(self) -> None:
+        """Stop at the next update: the run went on without this owner, which now has another task."""
+        self._superseded = True
+        self._owner.wake()
 
     async def intake(self, epoch: int) -> None:
         """Train on blocks as they complete, until everything is delivered and trained."""
         position = await self._resume(epoch)
         theta = self._party.plan.theta
-        while True:
+        while not self._superseded:
             # Cleared before looking, so that what happens in between is not missed.
             self._owner.changed.clear()
             if self._flush_due() and not self._owner.flushed:
@@ -92,22 +97,24 @@ class Trainer:
                 if self._owner.flushed:
                     break
                 await self._owner.changed.wait()
-        await self._report(epoch, position)
+        await self._finish(epoch, position)
 
     async def epoch(self, epoch: int) -> None:
         """Pass once over the stored blocks, in the seeded order of this epoch."""
         owner, plan = self._owner, self._party.plan
-        count = await self._writer.run(
+        if self._flush_due() and not owner.flushed:
+            # Something came after the epoch in which the owner joined: from a late host, or to an owner that was away.
+            await owner.flush(self._writer)
+        count = await self._writer.run_when_possible(
             lambda connection: store.begin_pass(connection, owner.id, plan.run_id, epoch, len(owner.blocks))
         )
         order = owner_order(plan.seed, owner.slot, epoch, count)
         position = await self._resume(epoch)
-        while position < count:
+        while position < count and not self._superseded:
             chunk = [owner.blocks[index] for index in order[position : position + plan.theta]]
             await self._update(epoch, position, chunk)
             position += len(chunk)
-        await self._send_waiting()
-        await self._report(epoch, position)
+        await self._finish(epoch, position)
 
     async def _resume(self, epoch: int) -> int:
         """Ask the COS where this owner stands; return the first block of the epoch that is not applied."""
@@ -178,6 +185,11 @@ class Trainer:
         """Compute a refused gradient again, on fresh rows."""
         self._waiting = None
         await self._update(stale.message.epoch, stale.message.first_block, stale.blocks)
+
+    async def _finish(self, epoch: int, blocks: int) -> None:
+        await self._send_waiting()
+        if not self._superseded:
+            await self._report(epoch, blocks)
 
     async def _report(self, epoch: int, blocks: int) -> None:
         run_id = self._party.plan.run_id

@@ -105,7 +105,7 @@ class KeyDirectory(KeyDirectoryServicer):
         check_count(len(request.bundles), PER_MESSAGE, "bundles")
         done = await asyncio.to_thread(self._countersign, request.bundles)
         with storing(self._store_holds):
-            await self._store.publish(str(current_peer()), [one.published for one in done])
+            await self._store.publish(current_peer().fingerprint, [one.published for one in done])
         return PublishBundlesResponse(countersignatures=[one.signature for one in done])
 
     async def Revoke(self, request: RevokeRequest, context: Any) -> RevokeResponse:  # noqa: N802 - contract

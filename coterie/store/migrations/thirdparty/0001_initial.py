@@ -13,7 +13,7 @@ def upgrade() -> None:
     op.create_table(
         "tokens",
         sa.Column("token_hash", sa.LargeBinary, primary_key=True),
-        sa.Column("party", sa.String, nullable=False, index=True),
+        sa.Column("party", sa.String, nullable=False),
         sa.Column("participants", sa.Integer, nullable=False),
         sa.Column("public_key_hash", sa.LargeBinary, nullable=False),
         sa.Column("fingerprint", sa.LargeBinary, nullable=False, unique=True),
@@ -23,7 +23,8 @@ def upgrade() -> None:
     op.create_table(
         "bundles",
         sa.Column("participant", sa.LargeBinary, primary_key=True),
-        sa.Column("party", sa.String, nullable=False, index=True),
+        sa.Column("party", sa.String, nullable=False),
+        sa.Column("token_hash", sa.LargeBinary, nullable=False, index=True),
         sa.Column("version", sa.Integer, nullable=False),
         sa.Column("message", sa.LargeBinary, nullable=False),
     )

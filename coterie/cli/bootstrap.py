@@ -1,0 +1,61 @@
+"""``coterie bootstrap``: lay out a federation across containers or machines before its first process starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coterie.cli.options import JsonOption, SetOption
+from coterie.cli.output import Output
+from coterie.errors import ConfigError
+
+__all__ = ["bootstrap"]
+
+
+def bootstrap(
+    file: Annotated[Path, typer.Argument(help="A run, as in examples/drift.toml.")],
+    into: Annotated[Path, typer.Option("--into", metavar="FOLDER", help="Where each party gets a folder.")],
+    address: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PARTY=HOST:PORT",
+            help="Where a party is reached, as in cos=10.0.0.5:7443; PARTY:7443 otherwise. May be repeated.",
+        ),
+    ] = None,
+    sets: SetOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Make authority, tokens, data and configuration of every party, and the operator's order.
+
+    Each folder belongs to one party alone: mount it, or copy it to the party's machine, and start
+    `coterie serve ROLE --config FOLDER/config.toml` there. What is laid out already stays as it is.
+    """
+    output = Output("bootstrap", as_json=json)
+    addresses = dict(_pair(text) for text in address or ())
+    from coterie.config.load import load
+    from coterie.config.run import RunSettings
+
+    settings = load(RunSettings, file, sets=sets or ()).settings
+
+    from coterie.launch import bootstrap as steps
+    from coterie.launch.experiment import new_run_id
+
+    order = steps.held_order(into)
+    if order is not None:
+        output.say(f"{into} holds the run {order.run_id} already; nothing is changed")
+    else:
+        order = steps.bootstrap(settings, into, new_run_id(settings.name), addresses=addresses)
+        output.say(
+            f"run {order.run_id}: {order.owners} data owners, {settings.federation.hosts} client hosts with "
+            f"{order.users} users; one folder for each below {into}"
+        )
+    output.finish({"run_id": order.run_id, "folder": into, "owners": order.owners, "users": order.users})
+
+
+def _pair(text: str) -> tuple[str, str]:
+    party, equals, place = text.partition("=")
+    if not equals or ":" not in place:
+        raise ConfigError(f"--address {text!r}: expected PARTY=HOST:PORT, as in cos=10.0.0.5:7443")
+    return party, place

@@ -1,0 +1,201 @@
+"""A federation laid out before its first process starts: one folder for each party, to be mounted or copied to it.
+
+A folder holds the configuration, the authority's certificate, a one-time token and the party's own data, and nothing
+of anybody else.  All paths in it are relative, so it works wherever it ends up.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coterie.config.run import RunSettings
+from coterie.crypto.keyfile import write_private_file
+from coterie.errors import ConfigError, PreflightError
+from coterie.launch.authority import TOKENS, make_authority, make_token
+from coterie.launch.children import toml
+from coterie.launch.feed import load, make_feed
+from coterie.launch.order import Order
+from coterie.launch.outcome import about
+from coterie.launch.parties import DIRECTORY, JOIN_S, Place, lay_out
+from coterie.launch.reference import references
+
+__all__ = ["ENROL_PORT", "METRICS", "PORT", "bootstrap", "held_order"]
+
+PORT = 7443
+"""Where every service listens."""
+
+ENROL_PORT = 7444
+"""Where the third party takes enrolments."""
+
+METRICS = "127.0.0.1:9464"
+"""Where every service answers a health probe; nobody else reaches it."""
+
+_CONFIG = "config.toml"
+_ORDER = "order.json"
+_OPERATOR = "operator"
+_TOKEN_HOURS = 24.0
+
+
+def held_order(root: Path) -> Order | None:
+    """Return the order of a federation that is laid out already, None when there is none."""
+    path = root / _OPERATOR / _ORDER
+    return Order.load(path) if path.exists() else None
+
+
+def bootstrap(
+    settings: RunSettings, root: Path, run_id: str, *, addresses: Mapping[str, str] | None = None
+) -> Order:
+    """Lay out a federation: ``thirdparty``, ``cos``, ``owner-N``, ``host-N`` and ``operator`` below a folder.
+
+    The order is written last: where it is, everything is.  A bootstrap that was interrupted is run again.
+
+    Parameters
+    ----------
+    settings : RunSettings
+        The run; one seed, without churn and attacks, which need a launcher on one machine.
+    root : Path
+        Where the folders are or will be.
+    run_id : str
+        Id of the run, a DNS label.
+    addresses : mapping, optional
+        ``host:port`` by folder, where it is not ``FOLDER:7443`` with the folder as host name.  The third
+        party's enrolment is ``enrol``.
+
+    Returns
+    -------
+    Order
+        As the operator finds it.
+
+    Raises
+    ------
+    ConfigError
+        The settings ask for what only one machine can do, or an address is of no party.
+    PreflightError
+        A folder cannot be written.
+    DataError
+        The data set cannot be read or divided.
+    """
+    _require_one_federation(settings)
+    layout = _Layout(root, dict(addresses or {}))
+    try:
+        return _lay_out(settings, layout, run_id)
+    except OSError as error:
+        raise PreflightError(
+            f"cannot write {error.filename}: {error.strerror}",
+            hint="every party needs a folder that this process may write: in a compose file, a volume",
+        ) from error
+
+
+def _require_one_federation(settings: RunSettings) -> None:
+    refused = {
+        f"seeds = {list(settings.seeds)}": len(settings.seeds) > 1,
+        f"federation.churn.owners = {settings.federation.churn.owners}": settings.federation.churn.owners > 0,
+        "federation.attacks = true": settings.federation.attacks,
+    }
+    for setting, asked in refused.items():
+        if asked:
+            raise ConfigError(
+                f"{setting}: a federation across machines is one run of one seed",
+                hint="`coterie run` does this on one machine",
+            )
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Folders below a root and addresses by host name, the folder's own unless another is given."""
+
+    root: Path
+    addresses: dict[str, str]
+
+    def __call__(self, role: str, name: str, position: int) -> Place:
+        folder = {"data-owner": f"owner-{position}", "thirdparty": "thirdparty"}.get(role, name)
+        return Place(self.root / folder, f"0.0.0.0:{PORT}", self.at(folder))
+
+    def at(self, folder: str, port: int = PORT, key: str | None = None) -> str:
+        return self.addresses.get(key or folder, f"{folder}:{port}")
+
+    def require_known(self, folders: set[str]) -> None:
+        unknown = sorted(set(self.addresses) - folders - {"enrol"})
+        if unknown:
+            raise ConfigError(
+                f"an address is given for {unknown[0]!r}; there are {', '.join(sorted(folders))}"
+            )
+
+
+def _lay_out(settings: RunSettings, layout: _Layout, run_id: str) -> Order:
+    seed = settings.seeds[0]
+    thirdparty = layout("thirdparty", DIRECTORY, 0)
+    state = thirdparty.folder / "state"
+    for folder in (thirdparty.folder, layout.root / _OPERATOR):
+        folder.mkdir(parents=True, exist_ok=True)
+    make_authority(state)
+    (state / TOKENS).unlink(missing_ok=True)  # tokens of an interrupted bootstrap
+
+    feed = make_feed(settings, load(settings), seed)
+    laid = lay_out(settings, feed, layout, run_id=run_id, seed=seed)
+    places = {thirdparty.folder.name, *(party.place.folder.name for party in laid.parties)}
+    layout.require_known(places)
+
+    service = {"state": "state", "metrics": METRICS, "transcript": settings.federation.transcripts}
+    _configure(
+        thirdparty.folder,
+        {
+            "name": DIRECTORY,
+            "listen": thirdparty.listen,
+            "enrol_listen": f"0.0.0.0:{ENROL_PORT}",
+            **service,
+        },
+    )
+    enrol = {
+        "address": layout.at("thirdparty", ENROL_PORT, "enrol"),
+        "name": DIRECTORY,
+        "ca_file": "ca.pem",
+        "token_file": "token",
+        "timeout_s": JOIN_S,
+    }
+    for party in laid.parties:
+        _admit(state, party.role, party.name, party.participants, party.place.folder)
+        _configure(
+            party.place.folder,
+            {
+                "name": party.name,
+                "listen": party.place.listen,
+                **service,
+                **party.values,
+                "thirdparty": {"address": thirdparty.address, "name": DIRECTORY},
+                "enrol": enrol,
+            },
+        )
+
+    operator = layout.root / _OPERATOR
+    _admit(state, "operator", _OPERATOR, 0, operator)
+    cos = {"address": layout.at("cos"), "name": "cos"}
+    paths = {"state": "state", "order": _ORDER, "output": "report"}
+    _configure(operator, {"name": _OPERATOR, **paths, "cos": cos, "enrol": enrol})
+    order = Order(
+        run_id=run_id,
+        seed=seed,
+        settings=settings,
+        owners=laid.owners,
+        users=laid.users,
+        dataset=about(feed.dataset),
+        split_sha256=feed.split.sha256(feed.dataset),
+        reference=references(feed, settings.drift, seed) if settings.reference else {},
+    )
+    order.save(operator / _ORDER)
+    return order
+
+
+def _admit(authority: Path, role: str, name: str, participants: int, folder: Path) -> None:
+    """Give a party what it needs to enrol."""
+    make_token(authority, role, name, participants, folder / "token", hours=_TOKEN_HOURS)
+    write_private_file(folder / "ca.pem", (authority / "ca.pem").read_bytes())
+
+
+def _configure(folder: Path, values: dict[str, Any]) -> None:
+    (folder / _CONFIG).write_text(toml(values))
+    os.chmod(folder / _CONFIG, 0o600)

@@ -1,0 +1,93 @@
+"""An order: what ``coterie bootstrap`` hands to the operator of a federation across machines.
+
+It holds the run's settings and whatever of the data an operator may know: its name and size, the digest of its split,
+and the mean metrics of the reference rows.  It holds no interaction.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from coterie.config.run import RunSettings
+from coterie.crypto.keyfile import write_private_file
+from coterie.errors import ConfigError, PreflightError
+from coterie.launch.parties import run_plan, start_request
+from coterie.launch.reference import Reference
+from coterie.wire.v1 import operator_pb2 as wire
+
+__all__ = ["Order"]
+
+
+@dataclass(frozen=True)
+class Order:
+    """One run, ready to be started.
+
+    Parameters
+    ----------
+    run_id : str
+        Id of the run, which the configuration of every party names.
+    seed : int
+        Seed of the learning.
+    settings : RunSettings
+        The run.
+    owners, users : int
+        Whom the COS waits for.
+    dataset : dict
+        Name and size of the data set.
+    split_sha256 : str
+        Digest of the split.
+    reference : dict
+        Rows beside the federation's, by name; empty when the run wants none.
+    """
+
+    run_id: str
+    seed: int
+    settings: RunSettings
+    owners: int
+    users: int
+    dataset: dict[str, Any]
+    split_sha256: str
+    reference: dict[str, Reference]
+
+    def request(self) -> wire.StartRunRequest:
+        """Return what to ask of the COS."""
+        plan = run_plan(self.settings, run_id=self.run_id, seed=self.seed)
+        return start_request(self.settings, plan, owners=self.owners, users=self.users)
+
+    def save(self, path: Path) -> None:
+        """Write the order; a reader finds all of it or nothing."""
+        fields = {
+            **vars(self),
+            "settings": self.settings.model_dump(mode="json", exclude_none=True),
+            "reference": {name: dataclasses.asdict(row) for name, row in self.reference.items()},
+        }
+        write_private_file(path, json.dumps(fields, indent=1).encode())
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read what `save` wrote.
+
+        Raises
+        ------
+        PreflightError
+            The file cannot be read.
+        ConfigError
+            It is no order.
+        """
+        try:
+            fields = json.loads(path.read_text())
+            rows = {name: Reference(**row) for name, row in fields.pop("reference").items()}
+            settings = RunSettings.model_validate(fields.pop("settings"))
+            return cls(**fields, settings=settings, reference=rows)
+        except OSError as error:
+            raise PreflightError(
+                f"cannot read the order {path}: {error.strerror}", hint="`coterie bootstrap` writes it"
+            ) from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{path} is no order of this version: {error}", hint="write it again with `coterie bootstrap`"
+            ) from error

@@ -1,0 +1,192 @@
+"""What is left of a run: the content of ``report.json``, from what the COS knows and what was measured beside it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coterie.config.run import RunSettings
+from coterie.data import Dataset
+from coterie.launch.reference import Reference
+
+__all__ = ["Outcome", "about", "from_cos", "together", "write"]
+
+Outcome = dict[str, Any]
+"""A report, JSON-ready (docs/report.md)."""
+
+_PACKAGES = ("coterie", "grpcio", "protobuf", "numpy", "cryptography", "SQLAlchemy")
+
+
+def about(dataset: Dataset) -> dict[str, Any]:
+    """Return name and size of a data set, as the report states them."""
+    return {
+        "name": dataset.name,
+        "users": len(dataset.users),
+        "items": len(dataset.items),
+        "interactions": len(dataset),
+    }
+
+
+# --- what the COS knows, as the report shows it ----------------------------------------------------------------
+
+
+def from_cos(known: Mapping[str, Any]) -> Outcome:
+    """Return the part of a single run's outcome that the COS knows.
+
+    Parameters
+    ----------
+    known : mapping
+        The answer to ``GetReport``.
+    """
+    return {
+        "history": _history(known),
+        "staleness": known["staleness"],
+        "owners_timeline": _timeline(known),
+        "events": _events(known),
+        "updates": known["version"],
+    }
+
+
+def _history(known: Mapping[str, Any]) -> list[dict[str, Any]]:
+    start = known["phases"][0]["time_ms"] if known["phases"] else 0
+    entries = []
+    for one in known["history"]:
+        metrics = dict(one["metrics"])
+        entries.append(
+            {
+                "epoch": one["epoch"],
+                "version": one["version"],
+                "time_s": round((one["time_ms"] - start) / 1e3, 3),
+                "train_loss": metrics.pop("train_loss", None),
+                "owners": one["owners"],
+                "withheld": one["withheld"],
+                "users": max((n for name, n in one["users"].items() if name != "train_loss"), default=0),
+                "metrics": metrics,
+            }
+        )
+    return entries
+
+
+def _timeline(known: Mapping[str, Any]) -> list[dict[str, Any]]:
+    start = known["phases"][0]["time_ms"] if known["phases"] else 0
+    return [
+        {
+            "time_s": round((one["time_ms"] - start) / 1e3, 3),
+            "version": one["version"],
+            "owners": one["owners"],
+            "hosts": one["hosts"],
+        }
+        for one in known["phases"]
+    ]
+
+
+def _events(known: Mapping[str, Any]) -> list[dict[str, Any]]:
+    start = known["phases"][0]["time_ms"] if known["phases"] else 0
+    texts = [(one["time_ms"], f"{one['party']} {one['change']}") for one in known["parties"]]
+    texts += [(one["time_ms"], f"{one['phase']}, epoch {one['epoch']}") for one in known["phases"]]
+    return [{"time_s": round((at - start) / 1e3, 3), "text": text} for at, text in sorted(texts)]
+
+
+# --- all seeds together ----------------------------------------------------------------------------------------
+
+
+def together(
+    settings: RunSettings, dataset: Mapping[str, Any], run_id: str, singles: Sequence[Outcome]
+) -> Outcome:
+    """Return the report of a run from the outcomes of its seeds.
+
+    Parameters
+    ----------
+    settings : RunSettings
+        The run.
+    dataset : mapping
+        The data set, as `about` describes it.
+    run_id : str
+        Id of the run.
+    singles : sequence of dict
+        One outcome for each seed, with ``seed`` and ``split_sha256``; ``reference`` holds rows by name.
+    """
+    first = singles[0]
+    report: Outcome = {
+        "run_id": run_id,
+        "system": settings.system,
+        "form": settings.drift.form,
+        "secure_sum": settings.secure_sum,
+        "dataset": {**dataset, "split_sha256": first["split_sha256"]},
+        "seeds": list(settings.seeds),
+        "settings": settings.model_dump(mode="json", exclude={"output"}),
+        "metrics": _mean_std([single["history"][-1]["metrics"] for single in singles]),
+        "reference": {},
+        "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
+        "machine": {
+            "python": platform.python_version(),
+            "system": f"{platform.system()} {platform.release()}",
+            "processor": platform.machine(),
+            "cores": os.cpu_count(),
+        },
+    }
+    if all("reference" in single for single in singles):
+        report["reference"] = {
+            name: {
+                "metrics": _mean_std([single["reference"][name].metrics for single in singles]),
+                "history": _reference_history([single["reference"][name] for single in singles]),
+            }
+            for name in first["reference"]
+        }
+    for key in (
+        "history",
+        "staleness",
+        "owners_timeline",
+        "events",
+        "updates",
+        "start_seconds",
+        "traffic",
+        "cpu_seconds",
+        "counts",
+        "peak_rss_mb",
+        "visibility",
+        "attacks",
+    ):
+        # What is not averaged is the first seed's; the others stand in their own folders.
+        if key in first:
+            report[key] = first[key]
+    if len(singles) > 1:
+        report["per_seed"] = [
+            {key: single[key] for key in ("seed", "split_sha256", "history", "updates", "cpu_seconds")}
+            for single in singles
+        ]
+    return report
+
+
+def _mean_std(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float | None]]:
+    values: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        for name, value in row.items():
+            values[name].append(value)
+    return {
+        name: {
+            "mean": float(np.mean(found)),
+            "std": float(np.std(found, ddof=1)) if len(found) > 1 else None,
+        }
+        for name, found in values.items()
+    }
+
+
+def _reference_history(rows: Sequence[Reference]) -> list[dict[str, Any]]:
+    return rows[0].history
+
+
+def write(report: Outcome, folder: Path) -> None:
+    """Write ``report.json`` and ``report.html`` into a folder."""
+    (folder / "report.json").write_text(json.dumps(report, indent=1, default=float))
+    from coterie.telemetry import report_html
+
+    report_html.write(report, folder / "report.html")

@@ -1,0 +1,198 @@
+"""Who takes part in a federation and how each is configured, on this machine or across many.
+
+The launcher of ``coterie run`` and ``coterie bootstrap`` both lay out a federation with `lay_out`; they differ only in
+where each party's files go and how parties reach each other, which a `Layout` says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coterie.config.run import RunSettings
+from coterie.launch.feed import Feed
+from coterie.wire.v1 import operator_pb2 as wire
+from coterie.wire.v1.orchestrator_pb2 import RunPlan
+
+__all__ = [
+    "DIRECTORY",
+    "JOIN_S",
+    "Laid",
+    "Layout",
+    "PartyPlan",
+    "Place",
+    "lay_out",
+    "run_plan",
+    "start_request",
+]
+
+DIRECTORY = "directory"
+"""Name of the third party."""
+
+JOIN_S = 60.0
+"""How long a process tries to enrol, seconds: the third party may still be starting."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one party runs.
+
+    Parameters
+    ----------
+    folder : Path
+        Where its files are written.
+    listen : str
+        Address that it listens on, ``host:port``.
+    reached_at : str or None
+        Address that the others use; None when it is the same.
+    """
+
+    folder: Path
+    listen: str
+    reached_at: str | None = None
+
+    @property
+    def address(self) -> str:
+        """Address that the others use."""
+        return self.reached_at or self.listen
+
+
+Layout = Callable[[str, str, int], Place]
+"""From role, name and position within the role to a place."""
+
+
+@dataclass(frozen=True)
+class PartyPlan:
+    """One party as it will be configured.
+
+    Parameters
+    ----------
+    role, name : str
+        Who.
+    place : Place
+        Where.
+    participants : int
+        For how many participants it speaks.
+    values : dict
+        Its configuration, without what all parties have; relative paths start from its folder.
+    late : bool
+        Whether it joins only after some epochs (churn).
+    """
+
+    role: str
+    name: str
+    place: Place
+    participants: int
+    values: dict[str, Any] = field(default_factory=dict)
+    late: bool = False
+
+
+@dataclass(frozen=True)
+class Laid:
+    """A federation laid out, without its third party: COS, data owners, client hosts."""
+
+    parties: tuple[PartyPlan, ...]
+    users: int
+
+    @property
+    def owners(self) -> int:
+        """Data owners that are there from the beginning."""
+        return sum(
+            party.participants for party in self.parties if party.role == "data-owner" and not party.late
+        )
+
+
+def lay_out(settings: RunSettings, feed: Feed, layout: Layout, *, run_id: str, seed: int) -> Laid:
+    """Write the data of each party into its folder and say how it is configured.
+
+    Parameters
+    ----------
+    settings : RunSettings
+        The run.
+    feed : Feed
+        The data, divided.
+    layout : callable
+        Where each party runs.
+    run_id : str
+        Id of the run.
+    seed : int
+        Seed of the order in which users deliver.
+    """
+    cos = layout("cos", "cos", 0)
+    common = {"run": run_id, "cos": {"address": cos.address, "name": "cos"}}
+    parties = [PartyPlan("cos", "cos", cos, 0), *_owners(settings, feed, layout, common)]
+    total = 0
+    for host in range(settings.federation.hosts):
+        name = f"host-{host}"
+        place = layout("client", name, host)
+        users = feed.write_histories(host, place.folder / "histories.csv")
+        if users:
+            total += users
+            values = {**common, "histories": "histories.csv", "seed": seed}
+            parties.append(PartyPlan("client", name, place, users, values))
+    return Laid(tuple(parties), total)
+
+
+def _owners(settings: RunSettings, feed: Feed, layout: Layout, common: dict[str, Any]) -> list[PartyPlan]:
+    names = feed.partition.names
+    options, epochs = settings.federation, settings.drift.epochs
+    count = min(options.owner_processes or len(names), len(names))
+    plans = []
+    for position, group in enumerate(np.array_split(np.arange(len(names)), count)):
+        name = names[group[0]] if len(group) == 1 else f"owners-{position}"
+        place = layout("data-owner", name, position)
+        owners = []
+        for owner in group.tolist():
+            items = f"items-{names[owner]}.csv"
+            feed.write_items(owner, place.folder / items)
+            owners.append({"name": names[owner], "items": items})
+        values = {**common, "advertise": place.reached_at, "owners": owners}
+        late = position >= count - options.churn.owners
+        if late:
+            values["leave_after_epoch"] = max(1, math.floor(epochs * options.churn.leave_at))
+        plans.append(PartyPlan("data-owner", name, place, len(owners), values, late))
+    return plans
+
+
+def run_plan(settings: RunSettings, *, run_id: str, seed: int) -> RunPlan:
+    """Return the plan that every participant gets."""
+    drift = settings.drift
+    return RunPlan(
+        run_id=run_id,
+        system=settings.system,
+        form=drift.form,
+        secure_sum=settings.secure_sum,
+        dim=drift.dim,
+        rate=drift.rate,
+        ridge=drift.ridge,
+        theta=drift.theta,
+        item_bias=drift.item_bias,
+        seed=seed,
+        max_staleness=drift.max_staleness,
+        epochs=drift.epochs,
+        min_users=settings.federation.min_users,
+    )
+
+
+def start_request(settings: RunSettings, plan: RunPlan, *, owners: int, users: int) -> wire.StartRunRequest:
+    """Return what the operator asks of the COS: the plan, whom to wait for, and for how long.
+
+    Parameters
+    ----------
+    owners, users : int
+        Data owners and users to wait for before interactions are taken.
+    """
+    federation = settings.federation
+    return wire.StartRunRequest(
+        plan=plan,
+        expect_owners=owners,
+        expect_users=users,
+        phase_timeout_ms=int(federation.phase_timeout_s * 1000),
+        party_timeout_ms=int(federation.party_timeout_s * 1000),
+        evaluate_every=federation.evaluate_every,
+    )

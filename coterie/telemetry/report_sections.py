@@ -1,0 +1,598 @@
+"""The sections of a report's page that explain how a run learned and what it cost.
+
+Each takes the report and returns what is to be shown; a section without content is false.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from coterie.telemetry import plots
+from coterie.telemetry.accounting import SECURITY
+from coterie.telemetry.quantities import (
+    ABSENT,
+    count,
+    duration,
+    finite,
+    measure,
+    percent,
+    significant,
+    volume,
+)
+from coterie.telemetry.report_facts import (
+    Metric,
+    Report,
+    costs,
+    entries,
+    epoch_positions,
+    headline,
+    leading_metric,
+    metric,
+    metrics,
+    rows,
+    section,
+    system_label,
+)
+
+__all__ = ["Fact", "Section", "Table", "sections"]
+
+_HISTORY_ROWS = 200
+_BARS = 12
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of texts; the first column heads its rows."""
+
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+    numeric: bool = True
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A single figure with its name, and in ``note`` what it is measured against."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+@dataclass
+class Section:
+    """A part of the page; empty ones are not shown."""
+
+    name: str
+    short: str
+    title: str
+    lead: str = ""
+    figures: list[plots.Plot] = field(default_factory=list)
+    more_figures: list[plots.Plot] = field(default_factory=list)
+    facts: list[Fact] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    folded: list[Table] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.figures or self.facts or self.tables or self.folded)
+
+
+def sections(report: Report) -> list[Section]:
+    """Return the sections that have something to show, in the order of the page."""
+    builders = (_learning, _traffic, _work, _staleness, _theta, _events)
+    return [found for found in (build(report) for build in builders) if found]
+
+
+# How the run learned
+
+
+def _learning(report: Report) -> Section:
+    found = Section("learning", "Learning", "How it learned")
+    run = epoch_positions(entries(report, "history"))
+    if not run:
+        return found
+    reference = section(section(report, "reference"), "saros")
+    saros = epoch_positions(entries(reference, "history"))
+    label, saros_label = system_label(str(report.get("system") or "run")), system_label("saros")
+    found.lead = "One point for each evaluation; an epoch is one pass over the blocks."
+    seeds = report.get("seeds")
+    if isinstance(seeds, list | tuple) and len(seeds) > 1:
+        found.lead += f" The curves, and all that follows, are of the first seed, {seeds[0]}."
+
+    first = headline(report)
+    for number, column in enumerate(metrics(report)):
+        lines = [
+            plots.Line(label, *_series(run, column.key), colour="s1", marker=True),
+            plots.Line(saros_label, *_series(saros, column.key), colour="s2", style="--", marker=True),
+        ]
+        lines = [line for line in lines if line.x]
+        if column.is_loss or column.on_validation or not lines:
+            continue
+        levels = _levels(report, column)
+        (found.figures if column in first else found.more_figures).append(
+            plots.curves(
+                f"curve-{number}",
+                f"{column.full_label}, by epoch",
+                _ends(lines) + " " + _ends(levels, verb="stays at"),
+                [*lines, *levels],
+                x_label="Epoch",
+                y_label=column.label,
+            )
+        )
+    losses = [
+        # One colour for a system, one pattern for each line.
+        plots.Line(f"{label}, test", *_series(run, "test_loss"), colour="s1"),
+        plots.Line(f"{label}, train", *_series(run, "train_loss"), colour="s1", style=":"),
+        plots.Line(f"{saros_label}, test", *_series(saros, "test_loss"), colour="s2", style="--"),
+        plots.Line(f"{saros_label}, train", *_series(saros, "train_loss"), colour="s2", style="-."),
+    ]
+    losses = [line for line in losses if line.x]
+    if losses:
+        found.figures.append(
+            plots.curves(
+                "loss",
+                "Training and test loss, by epoch",
+                _ends(losses),
+                losses,
+                x_label="Epoch",
+                y_label="Loss",
+            )
+        )
+    if (leading := leading_metric(report)) is not None:
+        found.figures += _timed(report, leading, label)
+    found.folded = [_history(run)]
+    return found
+
+
+def _value(entry: Report, key: str) -> float | None:
+    if key == "train_loss":
+        return finite(entry.get(key))
+    return finite(section(entry, "metrics").get(key))
+
+
+def _series(placed: Sequence[tuple[float, Report]], key: str) -> tuple[list[float], list[float]]:
+    points = [(x, y) for x, y in ((x, _value(entry, key)) for x, entry in placed) if y is not None]
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def _levels(report: Report, column: Metric) -> list[plots.Line]:
+    """Return references that do not learn, as levels; three dash patterns tell the usual three apart."""
+    styles: tuple[plots.Style, ...] = ("-", "-.", ":")
+    flat = [
+        row
+        for row in rows(report, [column])
+        if not row.is_run
+        and row.scores[0].mean is not None
+        and not entries(section(section(report, "reference"), row.name), "history")
+    ]
+    return [
+        plots.Line(row.label, [], [row.scores[0].mean or 0.0], colour="muted", style=styles[n % 3])
+        for n, row in enumerate(flat)
+    ]
+
+
+def _ends(lines: Sequence[plots.Line], *, verb: str = "ends at") -> str:
+    return "; ".join(f"{line.label} {verb} {measure(line.y[-1])}" for line in lines) + "." if lines else ""
+
+
+def _timed(report: Report, leading: Metric, label: str) -> list[plots.Plot]:
+    history = entries(report, "history")
+    timed = [(t, y) for t, y in ((finite(one.get("time_s")), _value(one, leading.key)) for one in history)]
+    points = sorted((t, y) for t, y in timed if t is not None and y is not None)
+    if not points:
+        return []
+    steps = _alive(report)
+    changes = sorted({at for line in steps for at in line.x[1:]})
+    last = max(points[-1][0], *(line.x[-1] for line in steps), 0.0)
+    unit, unit_name = (60.0, "minutes") if last > 600 else (1.0, "seconds")
+    line = plots.Line(label, [t / unit for t, _ in points], [y for _, y in points], colour="s1", marker=True)
+    scaled = [
+        # A count holds until the end of what is shown.
+        plots.Line(one.label, [x / unit for x in (*one.x, last)], [*one.y, one.y[-1]], one.colour, one.style)
+        for one in steps
+    ]
+    title, said = f"{leading.label} over time", _ends([line])
+    step_label = "Alive" if len(steps) > 1 else steps[0].label if steps else ""
+    if steps:
+        title += " and who took part"
+        said += " " + " ".join(
+            f"{one.label}: between {count(min(one.y))} and {count(max(one.y))} alive." for one in steps
+        )
+    return [
+        plots.over_time(
+            "over-time",
+            title,
+            said,
+            [line],
+            scaled,
+            x_label=f"Time, {unit_name}",
+            y_label=leading.label,
+            step_label=step_label,
+            marks=[at / unit for at in changes],
+        )
+    ]
+
+
+def _alive(report: Report) -> list[plots.Line]:
+    """Return owners and hosts alive over time, each only where it changes."""
+    timeline = entries(report, "owners_timeline") or entries(report, "history")
+    # Everybody joins before the first update; that is no change during the run.
+    before = [n for n, one in enumerate(timeline) if finite(one.get("version")) == 0]
+    timeline = timeline[before[-1] if before else 0 :]
+    found: list[plots.Line] = []
+    colours: tuple[tuple[str, plots.Role, plots.Style], ...] = (("owners", "s3", "-"), ("hosts", "s4", "--"))
+    for key, colour, style in colours:
+        known = [(finite(one.get("time_s")), finite(one.get(key))) for one in timeline]
+        points = sorted((t, n) for t, n in known if t is not None and n is not None)
+        steps = [point for n, point in enumerate(points) if n == 0 or point[1] != points[n - 1][1]]
+        if len(steps) > 1:
+            found.append(
+                plots.Line(key.capitalize(), [t for t, _ in steps], [n for _, n in steps], colour, style)
+            )
+    return found
+
+
+def _history(run: Sequence[tuple[float, Report]]) -> Table:
+    keys = list(dict.fromkeys(key for _, entry in run for key in section(entry, "metrics")))
+    every = math.ceil(len(run) / _HISTORY_ROWS)
+    shown = [one for n, one in enumerate(reversed(run)) if n % every == 0][::-1]
+    return Table(
+        "Every evaluation" if every == 1 else f"One evaluation in {every}, and the last",
+        ["Epoch", "Time", "Version", "Owners", "Train loss", *(metric(key).full_label for key in keys)],
+        [
+            [
+                f"{x:.2f}".rstrip("0").rstrip("."),
+                duration(entry.get("time_s")),
+                count(entry.get("version")),
+                count(entry.get("owners")),
+                measure(entry.get("train_loss")),
+                *(measure(_value(entry, key)) for key in keys),
+            ]
+            for x, entry in shown
+        ],
+    )
+
+
+# What it cost
+
+
+def _traffic(report: Report) -> Section:
+    found = Section("traffic", "Traffic", "What crossed the network")
+    records = {
+        name: row
+        for name, row in section(report, "traffic").items()
+        if isinstance(row, Mapping) and finite(row.get("calls")) != 0  # never called
+    }
+    if not records:
+        return found
+    found.lead = "Message bytes as counted at the calling side; the framing of HTTP/2 and TLS comes on top."
+    sizes = {
+        name: (finite(row.get("bytes_out")) or 0.0, finite(row.get("bytes_in")) or 0.0)
+        for name, row in records.items()
+    }
+    order = sorted(sizes, key=lambda name: -sum(sizes[name]))
+    shown = {name: sizes[name] for name in order[:_BARS] if sum(sizes[name])}
+    if rest := [sizes[name] for name in order[_BARS:]]:
+        shown[f"{len(rest)} others"] = (sum(out for out, _ in rest), sum(into for _, into in rest))
+    total = costs(report)
+    if shown:
+        heaviest = next(iter(shown))
+        share = sum(shown[heaviest]) / (total.bytes_total or 1)
+        found.figures.append(
+            plots.stacked_bars(
+                "traffic-bytes",
+                "Bytes by RPC",
+                f"{heaviest} moved most: {volume(sum(shown[heaviest]))}, {percent(share)} of all bytes.",
+                list(shown),
+                [
+                    plots.Bars("sent by callers", [out for out, _ in shown.values()], "s1"),
+                    plots.Bars("received by callers", [into for _, into in shown.values()], "s3"),
+                ],
+                write=volume,
+            )
+        )
+        found.facts = [
+            Fact("All messages", volume(total.bytes_total)),
+            Fact("Sent by callers", volume(total.bytes_out)),
+            Fact("Received by callers", volume(total.bytes_in)),
+            Fact(
+                "Calls",
+                count(total.calls),
+                f"{count(total.errors)} failed" if total.errors else "none failed",
+            ),
+        ]
+        interactions = finite(section(report, "dataset").get("interactions"))
+        if interactions and total.bytes_total is not None:
+            each = volume(total.bytes_total / interactions)
+            found.facts.append(Fact("For each interaction in the data set", each))
+    found.tables = [
+        Table(
+            "Calls by RPC",
+            [
+                "RPC",
+                "Calls",
+                "Errors",
+                "Sent",
+                "Received",
+                "p50",
+                "p99",
+                "Server p50",
+                "Network p50",
+            ],
+            [
+                [
+                    name,
+                    count(records[name].get("calls")),
+                    count(records[name].get("errors")),
+                    volume(records[name].get("bytes_out")),
+                    volume(records[name].get("bytes_in")),
+                    *(
+                        significant(records[name].get(key))
+                        for key in ("p50_ms", "p99_ms", "server_p50_ms", "network_p50_ms")
+                    ),
+                ]
+                for name in order
+            ],
+            note="p50 and p99: half and 99% of the calls took no longer, times in milliseconds. The last two "
+            "columns give the median of the server's own time and of the rest: network, queues and encoding.",
+        )
+    ]
+    return found
+
+
+def _work(report: Report) -> Section:
+    found = Section("work", "CPU and memory", "Where the work went")
+    services = {name: row for name, row in section(report, "cpu_seconds").items() if isinstance(row, Mapping)}
+    memory = {name: finite(value) for name, value in section(report, "peak_rss_mb").items()}
+    peaks = {name: value for name, value in memory.items() if value is not None}
+    total = costs(report)
+    activities = _activities(services.values())
+    if services:
+        found.figures.append(_cpu_plot(services, activities))
+    if total.security_share is not None:
+        found.facts.append(
+            Fact(
+                "Share of CPU time spent on security",
+                percent(total.security_share),
+                f"{duration(total.security_seconds)} of {duration(total.cpu_seconds)}. Sealing, opening, "
+                "key agreement and signatures are counted; TLS runs inside gRPC and cannot be told apart.",
+            )
+        )
+    if peaks:
+        highest = max(peaks, key=lambda name: peaks[name])
+        found.figures.append(
+            plots.stacked_bars(
+                "memory",
+                "Peak memory by service",
+                f"{highest} took most: {_mebibytes(peaks[highest])}.",
+                list(peaks),
+                [plots.Bars("peak", list(peaks.values()), "s6")],
+                write=_mebibytes,
+            )
+        )
+    if services or peaks:
+        names = list(dict.fromkeys([*services, *peaks]))
+        found.tables.append(
+            Table(
+                "By service",
+                [
+                    "Service",
+                    *(["CPU time", "Security", "Share of security"] if services else []),
+                    *(["Peak memory"] if peaks else []),
+                ],
+                [
+                    [
+                        name,
+                        *(_cpu_cells(services.get(name, {})) if services else []),
+                        *([_mebibytes(peaks.get(name))] if peaks else []),
+                    ]
+                    for name in names
+                ],
+            )
+        )
+    if activities:
+        found.tables.append(
+            Table(
+                "By activity, over all services",
+                ["Activity", "CPU time", "Share of all", "Protects data"],
+                [
+                    [
+                        name,
+                        duration(seconds),
+                        percent(seconds / total.cpu_seconds if total.cpu_seconds else None),
+                        "yes" if name in SECURITY else "no",
+                    ]
+                    for name, seconds in activities.items()
+                ],
+            )
+        )
+    return found
+
+
+def _activities(services: Iterable[Report]) -> dict[str, float]:
+    """Return seconds by activity over all services, the longest first."""
+    found: dict[str, float] = {}
+    for row in services:
+        for name, value in section(row, "activities").items():
+            found[name] = found.get(name, 0.0) + (finite(value) or 0.0)
+    return dict(sorted(found.items(), key=lambda one: -one[1]))
+
+
+def _cpu_plot(services: Mapping[str, Report], activities: Mapping[str, float]) -> plots.Plot:
+    """Stack security, the five longest other activities, process start and what no activity claims."""
+    colours: tuple[plots.Role, ...] = ("s1", "s3", "s2", "s4", "s5")
+    named = [name for name in activities if name not in SECURITY and activities[name] > 0][: len(colours)]
+    security = [finite(row.get("security")) or 0.0 for row in services.values()]
+    start = [finite(row.get("start")) or 0.0 for row in services.values()]
+    parts = [plots.Bars("security", security, "alert")]
+    for name, colour in zip(named, colours, strict=False):
+        values = [finite(section(row, "activities").get(name)) or 0.0 for row in services.values()]
+        parts.append(plots.Bars(name, values, colour))
+    if any(start):
+        parts.append(plots.Bars("process start", start, "s6"))
+    claimed = [sum(part.values[n] for part in parts) for n in range(len(services))]
+    totals = [finite(row.get("total")) or 0.0 for row in services.values()]
+    rest = [max(0.0, total - known) for total, known in zip(totals, claimed, strict=True)]
+    parts.append(plots.Bars("everything else", rest, "rule"))
+    longest = max(zip(totals, services, strict=True))
+    return plots.stacked_bars(
+        "cpu",
+        "CPU time by service and activity",
+        f"{longest[1]} worked longest: {duration(longest[0])}.",
+        list(services),
+        [part for part in parts if any(part.values)],
+        write=duration,
+    )
+
+
+def _cpu_cells(row: Report) -> list[str]:
+    total, security = finite(row.get("total")), finite(row.get("security"))
+    share = security / total if total and security is not None else None
+    return [duration(total), duration(security), percent(share)]
+
+
+def _mebibytes(value: object) -> str:
+    number = finite(value)
+    if number is None:
+        return ABSENT
+    return f"{significant(number / 1024)} GiB" if number >= 1000 else f"{significant(number)} MiB"
+
+
+def _staleness(report: Report) -> Section:
+    found = Section("staleness", "Staleness", "How old the gradients were")
+    record = section(report, "staleness")
+    ages = {
+        age: amount
+        for age, amount in ((_whole(age), finite(n)) for age, n in section(record, "histogram").items())
+        if age is not None and amount
+    }
+    limit, refused = finite(record.get("max_staleness")), finite(record.get("refused"))
+    if not ages and refused is None:
+        return found
+    found.lead = (
+        "Owners work on rows that they fetched some versions ago. The age of a gradient is the number of "
+        "versions that the model moved on in the meantime."
+    )
+    accepted = sum(ages.values())
+    if ages:
+        edges, counts = _bins(ages)
+        median, late = _quantile(ages, 0.5), _quantile(ages, 0.99)
+        found.figures.append(
+            plots.histogram(
+                "ages",
+                "Age of applied gradients",
+                f"Half of the gradients were at most {count(median)} versions old, 99% at most "
+                f"{count(late)}.",
+                edges,
+                counts,
+                x_label="Versions behind",
+                y_label="Updates",
+                limit=limit,
+            )
+        )
+        found.facts += [
+            Fact("Median age", f"{count(median)} versions"),
+            Fact("99% were no older than", f"{count(late)} versions"),
+            Fact("Oldest applied", f"{count(max(ages))} versions"),
+        ]
+    if refused is not None:
+        share = f"{percent(refused / (accepted + refused))} of all" if refused else ""
+        found.facts.append(Fact("Refused as too old", count(refused), share))
+    if limit is not None:
+        found.facts.append(Fact("Limit", f"{count(limit)} versions"))
+    return found
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def _bins(ages: Mapping[int, float]) -> tuple[list[float], list[float]]:
+    """Gather ages in at most about 40 bins of equal whole width."""
+    width = max(1, math.ceil((max(ages) + 1) / 40))
+    bins = max(ages) // width + 1
+    counts = [0.0] * bins
+    for age, amount in ages.items():
+        counts[age // width] += amount
+    # Bars stand around their whole number where each bin holds one.
+    shift = 0.5 if width == 1 else 0.0
+    return [n * width - shift for n in range(bins + 1)], counts
+
+
+def _quantile(ages: Mapping[int, float], share: float) -> int:
+    wanted, passed = share * sum(ages.values()), 0.0
+    for age in sorted(ages):
+        passed += ages[age]
+        if passed >= wanted:
+            return age
+    return max(ages)
+
+
+def _theta(report: Report) -> Section:
+    found = Section("theta", "Theta", "How much the threshold Theta matters")
+    study = [one for one in entries(report, "theta_study") if finite(one.get("theta")) is not None]
+    study.sort(key=lambda one: finite(one.get("theta")) or 0.0)
+    if not study:
+        return found
+    found.lead = "Theta is the number of saved blocks at which an owner asks for an update."
+    keys = list(dict.fromkeys(key for one in study for key in section(one, "metrics")))
+    known = [metric(key) for key in keys]
+    leading = next((one for one in known if one.key.startswith("ndcg@")), known[0] if known else None)
+
+    def series(title: str, values: Sequence[float | None], name: str) -> None:
+        points = [
+            (finite(one.get("theta")) or 0.0, value)
+            for one, value in zip(study, values, strict=True)
+            if value is not None
+        ]
+        if len(points) > 1:
+            line = plots.Line(title, [x for x, _ in points], [y for _, y in points], "s1", marker=True)
+            (first, begun), (last, ended) = points[0], points[-1]
+            found.figures.append(
+                plots.curves(
+                    f"theta-{name}",
+                    f"{title}, by Theta",
+                    f"From {significant(begun)} at Theta {first:g} to {significant(ended)} at {last:g}.",
+                    [line],
+                    x_label="Theta",
+                    y_label=title,
+                    from_zero=True,
+                )
+            )
+
+    if leading is not None:
+        series(leading.label, [_value(one, leading.key) for one in study], "quality")
+    series("RPCs", [finite(one.get("rpcs")) for one in study], "rpcs")
+    found.tables = [
+        Table(
+            "One run for each Theta",
+            ["Theta", *(one.full_label for one in known), "RPCs", "CPU time"],
+            [
+                [
+                    f"{finite(one.get('theta')):g}",
+                    *(measure(_value(one, key)) for key in keys),
+                    count(one.get("rpcs")),
+                    duration(one.get("cpu_seconds")),
+                ]
+                for one in study
+            ],
+        )
+    ]
+    return found
+
+
+def _events(report: Report) -> Section:
+    found = Section("events", "Events", "What happened during the run")
+    events = [one for one in entries(report, "events") if one.get("text")]
+    if events:
+        table = Table(
+            "Events, by time since the start",
+            ["Time", "Event"],
+            [[duration(one.get("time_s")), str(one["text"])] for one in events],
+            numeric=False,
+        )
+        (found.tables if len(events) <= 20 else found.folded).append(table)
+    return found

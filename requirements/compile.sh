@@ -1,0 +1,21 @@
+#!/bin/bash
+# Lock the dependencies: exact versions and hashes of everything that an image or a developer installs.
+#
+#   requirements/compile.sh [pip-compile options, such as --upgrade]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# No index, no header: both differ from machine to machine.  The project itself is what the locks are for.
+lock() {
+  local out=requirements/$1.txt
+  shift
+  pip-compile --quiet --generate-hashes --strip-extras --no-header --no-emit-index-url --no-emit-trusted-host \
+    --no-emit-find-links --no-allow-unsafe --unsafe-package coterie --output-file "$out" "$@"
+  sed -i '/^# The following packages are considered to be unsafe/,$d' "$out"
+}
+
+# The others take the versions that the tests ran with.
+lock dev "$@" --extra dev pyproject.toml
+lock base "$@" --constraint requirements/dev.txt pyproject.toml
+lock operator "$@" --constraint requirements/dev.txt --extra data --extra report pyproject.toml
+lock build "$@" --constraint requirements/dev.txt --only-build-deps --build-deps-for wheel pyproject.toml

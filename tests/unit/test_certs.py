@@ -1,0 +1,94 @@
+"""``coterie certs``: the authority, tokens and what a certificate says."""
+
+import json
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from coterie.cli.certs import app
+from coterie.crypto.authority import Authority, make_csr, new_tls_key, token_hash
+from coterie.errors import CertificateError
+from coterie.store.authority import load_secrets
+from coterie.store.tokens import TokenFile
+
+
+def run(*arguments):
+    """Run a command with --json; return its result, or raise what it raised."""
+    outcome = CliRunner().invoke(app, [*(str(argument) for argument in arguments), "--json"])
+    if outcome.exception is not None:
+        raise outcome.exception
+    return json.loads(outcome.stdout)["result"]
+
+
+def mode(path):
+    return path.stat().st_mode & 0o777
+
+
+def test_init_makes_an_authority_whose_secrets_nobody_else_can_read(tmp_path):
+    state = tmp_path / "state"
+    result = run("init", state)
+    secrets = load_secrets(state)
+    assert result["ca"] == str(state / "ca.pem")
+    assert result["directory_key"] == secrets.directory_key.hex()
+    assert run("show", state / "ca.pem")["fingerprint"] == result["fingerprint"]
+    assert {path.name for path in state.iterdir() if mode(path) & 0o077} <= {"ca.pem"}
+    assert mode(state) == 0o700
+
+
+def test_init_never_replaces_an_authority(tmp_path):
+    run("init", tmp_path)
+    before = (tmp_path / "ca.pem").read_bytes()
+    with pytest.raises(CertificateError, match="holds an authority already"):
+        run("init", tmp_path)
+    assert (tmp_path / "ca.pem").read_bytes() == before
+
+
+def test_a_token_is_private_and_only_its_hash_is_recorded(tmp_path):
+    file = tmp_path / "anna.token"
+    options = ["--role", "client", "--name", "anna", "--participants", 7, "--hours", 2, "--out", file]
+    before = time.time()
+    result = run("token", "--state", tmp_path, *options)
+    secret = file.read_text().strip()
+    assert mode(file) == mode(tmp_path / "tokens.jsonl") == 0o600
+    assert secret not in (tmp_path / "tokens.jsonl").read_text()
+    record = TokenFile(tmp_path / "tokens.jsonl").find(token_hash(secret))
+    assert (record.role, record.name, record.max_participants) == ("client", "anna", 7)
+    assert before + 7199 <= record.expiry == result["expiry"] <= time.time() + 7200
+
+
+@pytest.mark.parametrize(("role", "name"), [("klient", "anna"), ("client", "Anna!")])
+def test_a_token_for_no_role_or_no_label_is_refused_and_leaves_nothing(tmp_path, role, name):
+    with pytest.raises(CertificateError):
+        run("token", "--state", tmp_path, "--role", role, "--name", name, "--out", tmp_path / "t")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_token_file_is_never_overwritten(tmp_path):
+    (tmp_path / "t").write_text("precious")
+    with pytest.raises(CertificateError, match="there already"):
+        run("token", "--state", tmp_path, "--role", "cos", "--name", "cos", "--out", tmp_path / "t")
+    assert (tmp_path / "t").read_text() == "precious"
+    assert not (tmp_path / "tokens.jsonl").exists()
+
+
+def test_show_says_whose_a_certificate_is(tmp_path):
+    certificate = Authority.create("test", 10).issue(make_csr(new_tls_key()), "data-owner", "comedy", 3)
+    (tmp_path / "chain.pem").write_bytes(certificate)
+    for path in (tmp_path, tmp_path / "chain.pem"):
+        shown = run("show", path)
+        assert (shown["role"], shown["name"], shown["valid"]) == ("data-owner", "comedy", True)
+
+
+def test_show_refuses_what_is_no_certificate(tmp_path):
+    (tmp_path / "letter.pem").write_text("dear sir")
+    with pytest.raises(CertificateError, match="no certificate in PEM"):
+        run("show", tmp_path / "letter.pem")
+    with pytest.raises(CertificateError, match="cannot read"):
+        run("show", tmp_path / "absent.pem")
+
+
+@pytest.mark.parametrize("fingerprint", ["abc", "zz" * 32, "ab" * 31])
+def test_revoke_refuses_a_malformed_fingerprint_before_it_calls_anybody(tmp_path, fingerprint):
+    with pytest.raises(CertificateError, match="64 hexadecimal digits"):
+        run("revoke", "--tls", tmp_path, "--address", "127.0.0.1:1", "--certificate", fingerprint)

@@ -1,0 +1,93 @@
+import io
+import math
+import re
+import runpy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from coterie.telemetry.quantities import ABSENT
+from coterie.telemetry.report_text import tables
+
+SAMPLE: Callable[[], dict[str, Any]] = runpy.run_path(str(Path(__file__).parents[1] / "sample_report.py"))[
+    "sample_report"
+]
+
+
+def printed(report: Mapping[str, Any], *, width: int = 80, styled: bool = False) -> str:
+    console = Console(
+        file=io.StringIO(), width=width, force_terminal=styled, color_system="standard" if styled else None
+    )
+    for renderable in tables(report):
+        console.print(renderable)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_run_stands_first_and_every_reference_below_it() -> None:
+    lines = printed(SAMPLE()).splitlines()
+    first_words = [line.split()[0] for line in lines if line.strip()]
+    rows = [word for word in first_words if word in {"SAROS", "Popularity", "Positive", "Random"}]
+    assert rows == ["SAROS", "Popularity", "Positive", "Random"]
+    assert first_words.index("DRIFT") < first_words.index("SAROS")
+
+
+def test_five_metrics_fit_in_eighty_columns_unshortened() -> None:
+    text = printed(SAMPLE())
+    assert "…" not in text
+    for mean in ("0.2144", "0.1219", "0.8792", "0.8371", "0.4621"):
+        assert mean in text
+    for std in ("± 0.0019", "± 0.0014", "± 0.0008", "± 0.0010", "± 0.0021"):
+        assert std in text
+
+
+def test_the_best_of_each_column_is_bold() -> None:
+    text = printed(SAMPLE(), styled=True)
+    assert re.search(r"\x1b\[1m *0\.9003", text)
+    assert not re.search(r"\x1b\[1m *0\.8792", text)
+
+
+def test_the_facts_take_one_line_each() -> None:
+    lines = printed(SAMPLE()).splitlines()
+    assert "Messages: 597 MB in 42,285 calls, 3 failed" in lines
+    assert "CPU time: 1 min 32 s over 7 services" in lines
+    assert "Security: 1.41% of the CPU time" in lines
+    assert "Duration: 3 min 27 s" in lines
+
+
+def test_brackets_in_a_name_are_no_markup() -> None:
+    report = SAMPLE()
+    report["dataset"]["name"] = "[red]set[/red]"
+    report["system"] = "[bold]x"
+    assert "[bold]x on [red]set[/red]" in printed(report)
+
+
+def test_an_empty_report_prints_nothing() -> None:
+    assert tables({}) == []
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLE()))
+def test_any_section_may_be_missing(name: str) -> None:
+    report = SAMPLE()
+    del report[name]
+    assert ("Duration" in printed(report)) == (name != "duration_s")
+
+
+@pytest.mark.parametrize("nothing", [None, math.nan], ids=repr)
+def test_a_score_that_was_not_measured_is_a_dash(nothing: float | None) -> None:
+    report = {
+        "system": "drift",
+        "metrics": {"ndcg@10": {"mean": 0.25, "std": nothing}, "map@10": {"mean": nothing, "std": 0.1}},
+    }
+    row = next(line for line in printed(report).splitlines() if "0.2500" in line)
+    assert row.split() == ["DRIFT", "0.2500", ABSENT]
+    assert "±" not in printed(report)
+
+
+def test_one_seed_alone_claims_no_spread_and_no_best() -> None:
+    text = printed({"seeds": [7], "metrics": {"rmse": {"mean": 0.93, "std": None}}})
+    assert "seeds" not in text
+    assert "Best" not in text
