@@ -99,8 +99,9 @@ class Metric:
     @property
     def full_label(self) -> str:
         """Name, population and part of the data in one line."""
-        parts = (self.label, self.population, "on validation data" if self.on_validation else "")
-        return ", ".join(part for part in parts if part)
+        part = "on validation data" if self.on_validation and self.population != "validation items" else ""
+        parts = (self.label, self.population, part)
+        return ", ".join(text for text in parts if text)
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,7 @@ def _result_note(report: Report) -> str:
         sentences.append(f"Means over {count(users[0])} users.")
     if share := _random_over_test_items(report):
         sentences.append(
-            f"Over test items only what a user later took up is ranked: a random order already reaches {share} "
+            f"Over test items only what a user later interacted with is ranked: a random order already reaches {share} "
             "there. The ranking of all unseen items is the harder and more telling one."
         )
     return " ".join(sentences)

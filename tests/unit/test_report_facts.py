@@ -30,7 +30,7 @@ def scores(**means: float | None) -> dict[str, dict[str, float | None]]:
         ("map_test_items@10", "MAP@10, test items", False),
         ("ndcg_printed@10", "NDCG@10 as printed, all unseen items", False),
         ("validation_map@10", "MAP@10, all unseen items, on validation data", False),
-        ("validation_ndcg_printed_items@5", "NDCG@5 as printed, validation items, on validation data", False),
+        ("validation_ndcg_printed_items@5", "NDCG@5 as printed, validation items", False),
         ("validation_loss", "Validation loss, on validation data", True),
         ("rmse", "RMSE", True),
         ("test_loss", "Test loss", True),
