@@ -15,10 +15,13 @@ from typing import Any, NoReturn
 
 import typer
 
-from coterie.cli import config_commands, data
+from coterie.cli import certs, config_commands, data
 from coterie.cli.bootstrap import bootstrap
 from coterie.cli.operate import operate
 from coterie.cli.output import Failure, Status, failure_of, print_failure
+from coterie.cli.preflight import preflight
+from coterie.cli.recommend import receipt, recommend
+from coterie.cli.evaluate import evaluate
 from coterie.cli.run import run
 from coterie.cli.serve import serve
 from coterie.cli.version import version
@@ -34,9 +37,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(run)
+app.command()(evaluate)
+app.command()(preflight)
+app.command()(recommend)
+app.command()(receipt)
 app.command()(serve)
 app.command()(bootstrap)
 app.command()(operate)
+app.add_typer(certs.app, name="certs")
 app.add_typer(config_commands.app, name="config")
 app.add_typer(data.app, name="data")
 app.command()(version)

@@ -86,9 +86,16 @@ class Child:
         settings = {"name": self.name, "state": self.state, **values}
         (self.folder / "config.toml").write_text(toml(settings))
 
-    def start(self) -> None:
-        """Start the process; again after it has ended."""
+    def start(self, *sets: str) -> None:
+        """Start the process; again after it has ended.
+
+        Parameters
+        ----------
+        *sets : str
+            ``key=value``, stronger than the configuration.
+        """
         command = [sys.executable, "-P", "-m", "coterie", "serve", self.role]
+        command += [f"--set={text}" for text in sets]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, "--config", str(self.folder / "config.toml")],

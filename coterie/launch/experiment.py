@@ -18,6 +18,7 @@ from coterie.errors import RunError
 from coterie.evaluation.holdout import TRAIN
 from coterie.launch.federation import Federation
 from coterie.launch.feed import Feed, load, make_feed
+from coterie.launch.local_run import save_settings
 from coterie.launch.outcome import Outcome, about, from_cos, together, write
 from coterie.launch.reference import references
 from coterie.net.enrolment import saved_bundles
@@ -61,6 +62,7 @@ async def run(settings: RunSettings, run_id: str, watcher: Watcher) -> tuple[Out
     begun = time.perf_counter()
     folder = (settings.output / run_id).absolute()
     dataset = await asyncio.to_thread(load, settings)
+    save_settings(settings, folder)
     singles: list[Outcome] = []
     for seed in settings.seeds:
         feed = make_feed(settings, dataset, seed)

@@ -91,7 +91,8 @@ def merge(accounts: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, Traf
             totals.bytes_in += entry["bytes_in"]
             totals.total_ms += entry["total_ms"]
             totals.server_ms += entry["server_ms"]
-    return {name: totals.summary() for name, totals in sorted(merged.items())}
+    # A stub asks for the totals of every RPC that it could call.
+    return {name: totals.summary() for name, totals in sorted(merged.items()) if totals.calls}
 
 
 class Meter:

@@ -21,7 +21,14 @@ from coterie.privacy.transcript import Entry, decode, message_class, read_transc
 from coterie.wire.v1.common_pb2 import DType, Tensor
 from coterie.wire.v1.orchestrator_pb2 import Catalogue, FetchResponse, SubmitKind, SubmitRequest
 
-__all__ = ["FIELD_KINDS", "PROTOCOL_MESSAGES", "UNCLASSIFIED", "kinds_in", "observed_kinds"]
+__all__ = [
+    "FIELD_KINDS",
+    "PROTOCOL_MESSAGES",
+    "UNCLASSIFIED",
+    "kinds_in",
+    "observed_kinds",
+    "reachable_kinds",
+]
 
 UNCLASSIFIED = "unclassified"
 
@@ -170,6 +177,9 @@ FIELD_KINDS: Mapping[str, str] = MappingProxyType(
 )
 """Kind of datum by ``Message.field``.  A field that holds a message and is not listed is looked into."""
 
+_CARRIERS = (FetchResponse, SubmitRequest)
+"""Messages that carry others in chunks."""
+
 _SUBMITTED = {
     SubmitKind.SUBMIT_KIND_DELIVERED: "record_count",
     SubmitKind.SUBMIT_KIND_EPOCH_DONE: "block_count",
@@ -210,8 +220,8 @@ def _observed_by(party: str, paths: tuple[Path | str, ...]) -> set[str]:
     for path in paths:
         for entry in read_transcript(path):
             cls = message_class(entry)
-            # Parsing is skipped where it can show nothing new: most messages are of a few kinds.
-            if cls is None or _reachable(cls.DESCRIPTOR) <= seen:
+            if cls is None or (cls not in _CARRIERS and reachable_kinds(cls.DESCRIPTOR) <= seen):
+                # Nothing new can show: most messages are of a few kinds, and parsing them is most of the work.
                 continue
             message = decode(entry)
             seen.update(kinds_in(message))
@@ -317,13 +327,10 @@ def _kind_of(descriptor: FieldDescriptor) -> str | None:
 
 
 @cache
-def _reachable(descriptor: Descriptor) -> frozenset[str]:
-    """Return all kinds that a message may show."""
-    if descriptor.name in (FetchResponse.DESCRIPTOR.name, SubmitRequest.DESCRIPTOR.name):
-        # What their payloads are is not in the fields: they are always parsed.
-        return frozenset({"(payload)"})
+def reachable_kinds(descriptor: Descriptor) -> frozenset[str]:
+    """Return all kinds that the fields of a message may show; what a chunk carries is not among them."""
     kinds: set[str] = set()
     for field in descriptor.fields:
         kind = _kind_of(field)
-        kinds |= _reachable(field.message_type) if kind is None else {kind}
+        kinds |= reachable_kinds(field.message_type) if kind is None else {kind}
     return frozenset(kinds)

@@ -1,0 +1,60 @@
+"""``python -m bench [--only NAME] [--json FILE] [--data PATH]``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bench import federation, sealed
+from bench.rows import Row, machine
+
+SUITES: dict[str, Callable[[Path | None], Iterator[Row]]] = {
+    "sealed": lambda _: sealed.rows(),
+    "drift.epoch": federation.epoch_rows,
+    "drift.growth": lambda _: federation.growth_rows(),
+}
+
+
+def main() -> int:
+    """Run the benchmarks that are asked for."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--only", metavar="NAME", help=f"one of {', '.join(SUITES)}")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write machine and rows as JSON")
+    parser.add_argument(
+        "--data", metavar="PATH", type=Path, help="a data set for drift.epoch; synthetic otherwise"
+    )
+    arguments = parser.parse_args()
+    if arguments.only is not None and arguments.only not in SUITES:
+        parser.error(f"no benchmark {arguments.only!r}; there are: {', '.join(SUITES)}")
+
+    console = Console(stderr=True)
+    rows: list[Row] = []
+    for name, suite in SUITES.items():
+        if arguments.only in (None, name):
+            for row in suite(arguments.data):
+                console.print(f"[dim]{row.name}[/dim] {row.ours:.4g} {row.unit}")
+                rows.append(row)
+    table = Table(title=", ".join(f"{key} {value}" for key, value in machine().items()))
+    for column in ("name", "ours", "theirs", "unit", "ratio", "note"):
+        table.add_column(column, justify="right" if column in ("ours", "theirs", "ratio") else "left")
+    for row in rows:
+        theirs = "" if row.theirs is None else f"{row.theirs:.4g}"
+        ratio = "" if row.ratio is None else f"{row.ratio:.3g}"
+        table.add_row(row.name, f"{row.ours:.4g}", theirs, row.unit, ratio, row.note)
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    if arguments.json is not None:
+        arguments.json.write_text(
+            json.dumps({"machine": machine(), "rows": [asdict(row) for row in rows]}, indent=1)
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

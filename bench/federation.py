@@ -1,0 +1,172 @@
+"""A DRIFT epoch through all processes against the same mathematics in one process; growth; the security share."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bench.rows import Row, lower
+from coterie.config.run import RunSettings
+from coterie.data import Dataset, SyntheticSpec, generate
+from coterie.evaluation.holdout import TRAIN
+from coterie.launch.federation import Federation
+from coterie.launch.feed import Feed, load, make_feed
+from coterie.launch.reference import learning_settings
+from coterie.learning.blocks import Stream
+from coterie.learning.drift_reference import run_in_process
+from coterie.wire.v1 import operator_pb2 as wire
+
+_TICK = os.sysconf("SC_CLK_TCK")
+THETAS = (2, 8, 32, 128)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """CPU seconds of all service processes together."""
+
+    start: float
+    epoch_1: float
+    epoch_2: float
+    security: float
+    agreement: float
+    exchanges: int
+
+
+def _process_seconds(federation: Federation) -> float:
+    total = 0
+    for child in federation.children.values():
+        if child.process is not None:
+            fields = Path(f"/proc/{child.process.pid}/stat").read_text().rpartition(") ")[2].split()
+            total += int(fields[11]) + int(fields[12])
+    return total / _TICK
+
+
+def settings_for(data: Path | None, theta: int, **federation: int) -> RunSettings:
+    """Return the settings of a measured run: two epochs, few processes, no reference."""
+    return RunSettings.model_validate(
+        {
+            "data": {"path": data},
+            "reference": False,
+            "drift": {"theta": theta, "epochs": 2},
+            "federation": {"owners": 0, "owner_processes": 2, "hosts": 1, **federation},
+        }
+    )
+
+
+async def spent(settings: RunSettings, feed: Feed) -> Spent:
+    """Run a federation and read the processes' CPU clocks at the phases' ends."""
+    marks: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        async with Federation(settings, feed, Path(folder), run_id="bench", seed=0) as federation:
+            await federation.start()
+            async for event in federation.watch():
+                if event.HasField("phase"):
+                    name = wire.RunPhase.Name(event.phase.phase).removeprefix("RUN_PHASE_")
+                    marks.setdefault(f"{name}-{event.phase.epoch}", _process_seconds(federation))
+            report = await federation.report()
+        accounts = federation.accounts()
+
+    def activity(*names: str) -> float:
+        return sum(
+            account["cpu_seconds"]["activities"].get(name, 0.0)
+            for account in accounts.values()
+            for name in names
+        )
+
+    return Spent(
+        start=marks["INTAKE-1"],
+        epoch_1=marks["EPOCH-2"] - marks["INTAKE-1"],
+        epoch_2=marks["EVALUATE-2"] - marks["EPOCH-2"],
+        security=activity("seal", "open"),
+        agreement=activity("key agreement"),
+        exchanges=report["version"],
+    )
+
+
+def streams(feed: Feed) -> list[Stream]:
+    """Return each owner's interactions, user by user in the order of time."""
+    data, train = feed.dataset, feed.split.part == TRAIN
+    found = []
+    for owner in range(len(feed.partition.names)):
+        index = np.nonzero(train & feed.partition.member[data.item, owner])[0]
+        at = data.time[index] if data.time is not None else index
+        index = index[np.lexsort((index, at, data.user[index]))]
+        found.append(Stream(data.user[index], data.item[index], feed.positive[index]))
+    return found
+
+
+def in_process(settings: RunSettings, feed: Feed) -> list[float]:
+    """Return the CPU seconds of each epoch of the same mathematics in this process."""
+    data, marks = feed.dataset, [time.process_time()]
+    run_in_process(
+        streams(feed),
+        len(data.users),
+        len(data.items),
+        learning_settings(settings.drift),
+        epochs=settings.drift.epochs,
+        seed=0,
+        on_epoch=lambda *_: marks.append(time.process_time()),
+    )
+    return [after - before for before, after in itertools.pairwise(marks)]
+
+
+def _dataset(data: Path | None) -> Dataset:
+    if data is not None:
+        return load(settings_for(data, 2))
+    return generate(SyntheticSpec(users=900, items=1600, interactions=100_000, genres=18, seed=0))
+
+
+def epoch_rows(data: Path | None) -> Iterator[Row]:
+    """Measure one epoch at each Theta."""
+    dataset = _dataset(data)
+    for theta in THETAS:
+        settings = settings_for(data, theta)
+        feed = make_feed(settings, dataset, 0)
+        alone = np.median([in_process(settings, feed) for _ in range(5)], axis=0)
+        together = asyncio.run(spent(settings, feed))
+        note = f"{dataset.name}, {together.exchanges} updates in 2 epochs, process start {together.start:.1f} s apart"
+        agreed = together.epoch_1 - together.agreement
+        yield lower(
+            f"drift.epoch.theta_{theta}", together.epoch_2, float(alone[1]), "CPU s", f"a pass; {note}"
+        )
+        yield lower(
+            f"drift.intake.theta_{theta}",
+            agreed,
+            float(alone[0]),
+            "CPU s",
+            f"first epoch with delivery; key agreement {together.agreement:.2f} s apart; {note}",
+        )
+        if theta == 2:
+            share = together.security / (together.epoch_1 + together.epoch_2)
+            yield lower(
+                "drift.security_share",
+                100 * share,
+                1.52,
+                "% of CPU",
+                f"sealing and opening, of two epochs ({together.security:.3f} s); the paper's 1.52%; target < 2%",
+            )
+
+
+def growth_rows() -> Iterator[Row]:
+    """Measure how the cost of an epoch grows between 10 k and 100 k interactions."""
+    sizes = (10_000, 30_000, 100_000)
+    costs = []
+    for size in sizes:
+        spec = SyntheticSpec(users=size // 100, items=800, interactions=size, genres=6, seed=0)
+        settings = settings_for(None, 8, owners=3, owner_processes=3)
+        feed = make_feed(settings, generate(spec), 0)
+        found = [asyncio.run(spent(settings, feed)) for _ in range(3)]
+        costs.append(float(np.median([one.epoch_1 for one in found])))
+    exponent = float(np.polyfit(np.log(sizes), np.log(costs), 1)[0])
+    shown = ", ".join(f"{size // 1000} k: {cost:.2f} s" for size, cost in zip(sizes, costs, strict=True))
+    yield lower(
+        "drift.growth", exponent, 1.1, "exponent", f"CPU of an epoch by interactions ({shown}); target 1.1"
+    )

@@ -1,0 +1,64 @@
+"""What a benchmark reports, and how two things are timed against each other."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line: ours against theirs; a ratio above 1 means that ours is better."""
+
+    name: str
+    ours: float
+    theirs: float | None
+    unit: str
+    ratio: float | None
+    note: str = ""
+
+
+def higher(name: str, ours: float, theirs: float | None, unit: str, note: str = "") -> Row:
+    """Return a row of a quantity of which more is better."""
+    return Row(name, ours, theirs, unit, ours / theirs if theirs else None, note)
+
+
+def lower(name: str, ours: float, theirs: float | None, unit: str, note: str = "") -> Row:
+    """Return a row of a quantity of which less is better."""
+    return Row(name, ours, theirs, unit, theirs / ours if theirs and ours else None, note)
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    """Return the CPU time of one call."""
+    before = time.process_time()
+    work()
+    return time.process_time() - before
+
+
+def in_turn(ours: Callable[[], object], theirs: Callable[[], object], rounds: int = 5) -> tuple[float, float]:
+    """Return the median CPU seconds of two things, measured alternately."""
+    ours(), theirs()
+    pairs = [(cpu_seconds(ours), cpu_seconds(theirs)) for _ in range(rounds)]
+    return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)
+
+
+def machine() -> dict[str, object]:
+    """Describe the machine, without its name."""
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.split(":", 1)[1].strip()
+                break
+    return {
+        "processor": model,
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }

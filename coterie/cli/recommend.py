@@ -1,0 +1,124 @@
+"""``coterie recommend`` and ``coterie receipt``: ask a user's host, of a local run that runs or has ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coterie.cli.options import JsonOption
+from coterie.cli.output import Output
+
+if TYPE_CHECKING:
+    from coterie.launch.local_run import LocalRun
+
+__all__ = ["receipt", "recommend"]
+
+_RUNS = Path("runs")
+
+UserOption = Annotated[str, typer.Option("--user", help="The user, as the data set names it.")]
+RunOption = Annotated[
+    Path | None,
+    typer.Option("--run", metavar="FOLDER", help="Folder of a run; the newest in ./runs when absent."),
+]
+
+
+def recommend(
+    user: UserOption,
+    k: Annotated[int, typer.Option("--k", min=1, max=1000, help="How many items.")] = 10,
+    run: RunOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Recommend items that a user has not seen.
+
+    Asks the host that keeps the user's history, over mutual TLS. When the run has ended, its third party, COS and
+    that host are started again from their stores for the time of the question.
+    """
+    import asyncio
+
+    from rich.table import Table
+    from rich.text import Text
+
+    from coterie.launch import local_run
+    from coterie.telemetry.logs import configure
+
+    configure("error", service="launcher")
+    found = asyncio.run(local_run.recommend(_chosen(run), user, k))
+    output = Output("recommend", as_json=json)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    titled = any(one.title for one in found.suggestions)
+    table.add_column("rank", justify="right")
+    table.add_column("item")
+    if titled:
+        table.add_column("title")
+    table.add_column("score", justify="right")
+    for one in found.suggestions:
+        title = [Text(one.title or "")] if titled else []
+        table.add_row(str(one.rank), Text(one.item), *title, f"{one.score:.4f}")
+    output.say(
+        f"user {user} of run {found.run}, by {found.host} and version {found.version} of the model", table
+    )
+    output.finish(
+        {
+            "run": found.run,
+            "user": found.user,
+            "host": found.host,
+            "version": found.version,
+            "items": found.suggestions,
+        }
+    )
+
+
+def receipt(user: UserOption, run: RunOption = None, json: JsonOption = False) -> None:
+    """Print what has left a user's host: to whom, what, how much, under which protection.
+
+    What the host sent for all its users together is in everybody's receipt.
+    """
+    import asyncio
+
+    from rich.table import Table
+    from rich.text import Text
+
+    from coterie.launch import local_run
+    from coterie.telemetry.logs import configure
+    from coterie.telemetry.quantities import volume
+
+    configure("error", service="launcher")
+    disclosures = asyncio.run(local_run.receipt(_chosen(run), user))
+    output = Output("receipt", as_json=json)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("to", "what", "protection"):
+        table.add_column(name)
+    for name in ("values", "bytes", "first", "last"):
+        table.add_column(name, justify="right")
+    for one in disclosures:
+        table.add_row(
+            Text(one.recipient),
+            Text(one.kind),
+            Text(one.protection),
+            str(one.count),
+            volume(one.bytes),
+            _time(one.first_ms),
+            _time(one.last_ms),
+        )
+    output.say(table)
+    fields = ("recipient", "kind", "protection", "count", "bytes", "first_ms", "last_ms")
+    output.finish(
+        {
+            "user": user,
+            "disclosures": [{name: getattr(one, name) for name in fields} for one in disclosures],
+        }
+    )
+
+
+def _chosen(folder: Path | None) -> LocalRun:
+    from coterie.launch.local_run import LocalRun, newest
+
+    return newest(_RUNS) if folder is None else LocalRun.at(folder)
+
+
+def _time(milliseconds: int) -> str:
+    import datetime
+
+    return f"{datetime.datetime.fromtimestamp(milliseconds / 1e3, datetime.UTC):%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,425 @@
+"""The folder that ``coterie run`` leaves, and asking a user's host in it as the user's own application would.
+
+While the run's services are there they are asked.  Afterwards third party, COS and the user's host are started
+again from their stores, on ports of their own, and stopped when the answer is there.  Nothing is trained: a run
+that has ended stays as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import tomllib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import sqlalchemy as sa
+from cryptography import x509
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from coterie.config.run import RunSettings
+from coterie.crypto.authority import logical_name
+from coterie.errors import CertificateError, DataError, PeerError, PreflightError, RunError, nearest
+from coterie.launch.children import Child, free_port
+from coterie.launch.feed import load
+from coterie.launch.parties import DIRECTORY
+from coterie.net.channel import Channel, connect
+from coterie.net.credentials import TlsFiles
+from coterie.net.meter import Meter
+from coterie.net.retry import Retry
+from coterie.net.status import from_rpc_error
+from coterie.rounds.asynchronous import Phase, RunState
+from coterie.store import cos as cos_store
+from coterie.store.client import load_users
+from coterie.wire.v1 import client_pb2 as wire
+from coterie.wire.v1.client_pb2_grpc import UserAgentStub
+
+__all__ = ["LocalRun", "Recommendation", "Suggestion", "newest", "receipt", "recommend", "save_settings"]
+
+_SETTINGS = "settings.json"
+_HOST = "127.0.0.1"
+_PROBE_S = 2.0
+_READY_S = 60.0
+_ANSWER_S = 30.0
+_PAUSE_S = 0.1
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """One recommended item; ``title`` is None where the data set has none."""
+
+    rank: int
+    item: str
+    title: str | None
+    score: float
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What a user's host answered: suggestions, best first, by one version of the model."""
+
+    run: str
+    user: str
+    host: str
+    version: int
+    suggestions: tuple[Suggestion, ...]
+
+
+def save_settings(settings: RunSettings, folder: Path) -> None:
+    """Write the settings of a run beside its stores, with the data set's path made absolute.
+
+    Raises
+    ------
+    PreflightError
+        The folder cannot be written.
+    """
+    path = settings.data.path
+    if path is not None:
+        settings = settings.model_copy(
+            update={"data": settings.data.model_copy(update={"path": path.absolute()})}
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _SETTINGS).write_text(settings.model_dump_json(indent=1, exclude_none=True))
+    except OSError as error:
+        raise PreflightError(
+            f"cannot write into {folder}: {error.strerror}", hint="`output` names another folder"
+        ) from error
+
+
+def newest(root: Path) -> LocalRun:
+    """Return the run below a folder that was started last.
+
+    Raises
+    ------
+    RunError
+        There is none.
+    """
+    found = [file.parent.parent for file in root.glob("*/thirdparty/config.toml")]
+    found += [file.parent.parent for file in root.glob("*/seed-*/thirdparty/config.toml")]
+    if not found:
+        raise RunError(
+            f"there is no run in {root}",
+            hint="`coterie run examples/drift.toml` makes one; --run names a folder elsewhere",
+        )
+
+    def started(folder: Path) -> tuple[float, str]:
+        return (folder / "thirdparty" / "config.toml").stat().st_mtime, folder.name
+
+    last = max(found, key=started)
+    # Of several seeds the first stands for the run.
+    return LocalRun.at(last.parent if last.name.startswith("seed-") else last)
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """The federation of one run on this machine, as its folder shows it.
+
+    Parameters
+    ----------
+    folder : Path
+        Holds ``thirdparty``, ``cos``, ``host-N`` and ``operator``.
+    """
+
+    folder: Path
+
+    @classmethod
+    def at(cls, folder: Path) -> LocalRun:
+        """Return the run in a folder; of a run with several seeds the first.
+
+        Raises
+        ------
+        RunError
+            The folder holds none.
+        """
+        folder = folder.absolute()
+        seeds = sorted(folder.glob("seed-*"), key=lambda path: (len(path.name), path.name))
+        for candidate in (folder, *seeds):
+            if all((candidate / name / "config.toml").is_file() for name in ("thirdparty", "cos")):
+                return cls(candidate)
+        raise RunError(
+            f"{folder} holds no run of this machine" if folder.is_dir() else f"there is no folder {folder}",
+            hint="expected a folder such as runs/ID, as `coterie run` leaves it",
+        )
+
+    @property
+    def run_id(self) -> str:
+        """Id of the run."""
+        return self.folder.parent.name if self.folder.name.startswith("seed-") else self.folder.name
+
+    def phase(self) -> Phase | None:
+        """Return where the run stands by the store of its COS; None before it was started.
+
+        Raises
+        ------
+        RunError
+            The store cannot be read.
+        """
+        path = self.folder / "cos" / "state" / "cos.db"
+        rows = _read(path, lambda connection: list(connection.execute(sa.select(cos_store.runs.c.state))))
+        return RunState.from_json(rows[0].state).phase if rows else None
+
+    def users(self) -> dict[str, str]:
+        """Return the host of each user by the user's name.
+
+        Raises
+        ------
+        RunError
+            A host's store cannot be read.
+        """
+        found = {}
+        for config in sorted(self.folder.glob("host-*/config.toml")):
+            path = config.parent / "state" / "client.db"
+            found.update(dict.fromkeys(_read(path, load_users), config.parent.name))
+        return found
+
+    def host_of(self, user: str) -> str:
+        """Return the host that keeps a user's history.
+
+        Raises
+        ------
+        DataError
+            No host of the run has the user.
+        """
+        users = self.users()
+        host = users.get(user)
+        if host is None:
+            near = nearest(user, users)
+            raise DataError(
+                f"no host of run {self.run_id} has a user {user!r}; {len(users)} users take part",
+                hint=f"did you mean {near!r}?" if near else f"users are named as in the data set, {_some(users)}",
+            )
+        return host
+
+    def titles(self) -> dict[str, str]:
+        """Return the titles of items by key; none where the data set has none or is not there any more."""
+        path = next((f / _SETTINGS for f in (self.folder, self.folder.parent) if (f / _SETTINGS).is_file()), None)
+        if path is None:
+            return {}
+        try:
+            dataset = load(RunSettings.model_validate_json(path.read_text()))
+        except (DataError, OSError, ValueError):
+            return {}
+        if dataset.item_titles is None:
+            return {}
+        return {key: title for key, title in zip(dataset.items, dataset.item_titles, strict=True) if title}
+
+    def operator(self) -> TlsFiles:
+        """Return the operator's certificate.
+
+        Raises
+        ------
+        CertificateError
+            There is none, or it has expired.
+        """
+        tls = TlsFiles(self.folder / "operator" / "tls")
+        if not tls.complete():
+            raise CertificateError(
+                f"{tls.folder} holds no operator's certificate", hint="the run did not get as far as starting"
+            )
+        end = x509.load_pem_x509_certificate(tls.chain.read_bytes()).not_valid_after_utc
+        if time.time() >= end.timestamp():
+            raise CertificateError(
+                f"the certificates of run {self.run_id} expired at {end:%Y-%m-%d %H:%M} UTC",
+                hint="its stores stay readable, but its services trust each other no more: run it again",
+            )
+        return tls
+
+
+async def recommend(run: LocalRun, user: str, k: int) -> Recommendation:
+    """Ask a user's host for the ``k`` best items that the user has not seen.
+
+    Raises
+    ------
+    DataError
+        No host has the user.
+    RunError
+        The run has not ended and is not running, or a service ends.
+    PeerError
+        The host refuses, or cannot be reached in time.
+    """
+    host = run.host_of(user)
+    titles = await asyncio.to_thread(run.titles)
+    async with _asked(run, host) as channel:
+        stub: Any = channel.stub(UserAgentStub)
+        response: wire.UserRecommendResponse = await _answer(
+            channel, lambda: stub.Recommend(wire.UserRecommendRequest(user=user, k=k))
+        )
+    suggestions = tuple(
+        Suggestion(rank, item, titles.get(item), score)
+        for rank, (item, score) in enumerate(zip(response.items, response.scores, strict=True), start=1)
+    )
+    return Recommendation(run.run_id, user, host, response.version, suggestions)
+
+
+async def receipt(run: LocalRun, user: str) -> Sequence[wire.Disclosure]:
+    """Ask a user's host what has left it about the user.
+
+    Raises
+    ------
+    DataError, RunError, PeerError
+        As in `recommend`.
+    """
+    async with _asked(run, run.host_of(user)) as channel:
+        stub: Any = channel.stub(UserAgentStub)
+        response: wire.DisclosureReceiptResponse = await _answer(
+            channel, lambda: stub.DisclosureReceipt(wire.DisclosureReceiptRequest(user=user))
+        )
+    return response.disclosures
+
+
+# --- reaching the services -------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _asked(run: LocalRun, host: str) -> AsyncIterator[Channel]:
+    """Yield a channel to a host that is ready to be asked."""
+    tls = run.operator()
+    children = {
+        role: Child(role, name, run.folder / folder)
+        for role, name, folder in (
+            ("thirdparty", DIRECTORY, "thirdparty"),
+            ("cos", "cos", "cos"),
+            ("client", host, host),
+        )
+    }
+    configured = {role: _configured_address(child) for role, child in children.items()}
+    there = await asyncio.gather(
+        *(_answers(tls, child, configured[role]) for role, child in children.items())
+    )
+    if all(there):
+        async with _connected(tls, children["client"], configured["client"]) as channel:
+            await _ready(channel, ())
+            yield channel
+        return
+    if any(there):
+        away = [child.party for child, here in zip(children.values(), there, strict=True) if not here]
+        raise PeerError(
+            f"run {run.run_id} is running, but {', '.join(away)} cannot be reached",
+            hint="try again in a moment; its log says more when it has stopped",
+        )
+    phase = run.phase()
+    if phase is not Phase.DONE:
+        raise RunError(
+            f"run {run.run_id} is neither running nor finished: it stopped in phase "
+            f"{phase.value if phase else Phase.GATHER.value!r}",
+            hint="--run names another run",
+        )
+    async with _started_again(children) as address, _connected(tls, children["client"], address) as channel:
+        await _ready(channel, tuple(children.values()))
+        yield channel
+
+
+@asynccontextmanager
+async def _started_again(children: dict[str, Child]) -> AsyncIterator[str]:
+    """Start third party, COS and a host; yield the host's address."""
+    # Ports of their own: those of the run may belong to somebody else by now.
+    address = {name: f"{_HOST}:{free_port()}" for name in ("thirdparty", "enrol", "cos", "client")}
+    directory, cos = f"thirdparty.address={address['thirdparty']}", f"cos.address={address['cos']}"
+    sets = {
+        "thirdparty": (f"enrol_listen={address['enrol']}",),
+        "cos": (directory,),
+        "client": (directory, cos),
+    }
+    try:
+        for role, child in children.items():
+            child.start(
+                f"listen={address[role]}",
+                f"state={child.state}",  # the folder may have been moved
+                "transcript=false",  # what is asked now is no part of the run
+                *sets[role],
+            )
+        yield address["client"]
+    finally:
+        for child in reversed(children.values()):
+            await child.stop()
+
+
+@asynccontextmanager
+async def _connected(tls: TlsFiles, child: Child, address: str) -> AsyncIterator[Channel]:
+    channel = connect(
+        address,
+        tls.channel_credentials(),
+        tls_name=logical_name(child.role, child.name),
+        peer=child.party,
+        meter=Meter(),
+    )
+    try:
+        yield channel
+    finally:
+        await channel.close()
+
+
+async def _answers(tls: TlsFiles, child: Child, address: str) -> bool:
+    """Whether this very service answers at an address: its certificate must carry its name."""
+    async with _connected(tls, child, address) as channel:
+        try:
+            await _health(channel)
+        except grpc.aio.AioRpcError:
+            return False
+    return True
+
+
+async def _ready(channel: Channel, children: Sequence[Child]) -> None:
+    """Wait until a service is healthy, while the children that it needs live."""
+    deadline = time.monotonic() + _READY_S
+    while True:
+        for child in children:
+            child.require_alive()
+        try:
+            if await _health(channel) == health_pb2.HealthCheckResponse.SERVING:
+                return
+        except grpc.aio.AioRpcError as error:
+            if time.monotonic() > deadline:
+                raise from_rpc_error(error, channel.peer) from error
+        if time.monotonic() > deadline:
+            raise PeerError(f"{channel.peer} was not ready within {_READY_S:g} s", hint="see its log")
+        await asyncio.sleep(_PAUSE_S)
+
+
+async def _health(channel: Channel) -> int:
+    stub: Any = channel.stub(health_pb2_grpc.HealthStub)
+    response = await stub.Check(health_pb2.HealthCheckRequest(), timeout=_PROBE_S)
+    return int(response.status)
+
+
+async def _answer(channel: Channel, attempt: Callable[[], Awaitable[T]]) -> T:
+    try:
+        return await Retry(limit_s=_ANSWER_S)(attempt)
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc_error(error, channel.peer) from error
+
+
+def _configured_address(child: Child) -> str:
+    path = child.folder / "config.toml"
+    try:
+        return str(tomllib.loads(path.read_text())["listen"])
+    except (OSError, ValueError, KeyError) as error:
+        raise RunError(f"{path} does not say where {child.party} listens: {error}") from error
+
+
+# --- reading stores --------------------------------------------------------------------------------------------
+
+
+def _read(path: Path, query: Callable[[sa.Connection], T]) -> T:
+    if not path.is_file():  # connecting would make it
+        raise RunError(f"{path} is not there", hint="the run did not get as far as starting")
+    engine = sa.create_engine(f"sqlite:///{path}", poolclass=sa.pool.NullPool)
+    try:
+        with engine.connect() as connection:
+            return query(connection)
+    except sa.exc.DatabaseError as error:
+        raise RunError(f"cannot read the store {path}: {error.orig}") from error
+    finally:
+        engine.dispose()
+
+
+def _some(names: dict[str, str]) -> str:
+    shown = list(names)[:3]
+    return f"as {', '.join(map(repr, shown))}" if shown else "and there are none"
