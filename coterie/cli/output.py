@@ -68,10 +68,22 @@ class Output:
             # Text is printed as it is: brackets in a file name are no markup.
             self.console.print(item, markup=False)
 
-    def finish(self, result: Mapping[str, Any]) -> None:
-        """Print the result for programs; call it once, at the end.  Nothing without ``--json``."""
-        if self.as_json:
-            _print_json({"ok": True, "command": self.command, "result": plain(result)})
+    def finish(self, result: Mapping[str, Any], failure: Failure | None = None) -> None:
+        """Print the result for programs; call it once, at the end.  Nothing without ``--json``.
+
+        Parameters
+        ----------
+        result : mapping
+            What was asked for.
+        failure : Failure, optional
+            Why the command fails although it has a result, such as checks of which some failed.
+        """
+        if not self.as_json:
+            return
+        envelope: dict[str, Any] = {"ok": failure is None, "command": self.command}
+        if failure is not None:
+            envelope["error"] = dataclasses.asdict(failure)
+        _print_json({**envelope, "result": plain(result)})
 
 
 @dataclasses.dataclass(frozen=True)

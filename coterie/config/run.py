@@ -16,6 +16,7 @@ __all__ = [
     "FederationSettings",
     "RunSettings",
     "SplitSettings",
+    "StudySettings",
     "SyntheticSettings",
 ]
 
@@ -103,7 +104,17 @@ class FederationSettings(Model):
     attacks: bool = Field(
         False, description="Run the attacks on the recorded transcript and put their accuracy in the report."
     )
-    churn: ChurnSettings = Field(default_factory=lambda: ChurnSettings(), description="Late and early owners.")
+    churn: ChurnSettings = Field(
+        default_factory=lambda: ChurnSettings(), description="Late and early owners."
+    )
+
+
+class StudySettings(Model):
+    """Further federations beside the run, for a section of their own in the report."""
+
+    theta: tuple[int, ...] = Field(
+        (), description="Values of Theta to compare, each a federation of its own."
+    )
 
 
 class RunSettings(Model):
@@ -113,11 +124,14 @@ class RunSettings(Model):
     system: Literal["drift"] = Field("drift", description="Learning system.")
     secure_sum: Literal["clear"] = Field("clear", description="How contributions are summed.")
     seeds: tuple[int, ...] = Field((0,), min_length=1, description="One federation is run for each seed.")
-    reference: bool = Field(True, description="Also train the centralised reference (SAROS) and trivial rows.")
+    reference: bool = Field(
+        True, description="Also train the centralised reference (SAROS) and trivial rows."
+    )
     output: Path = Field(Path("runs"), description="Folder in which the run leaves its own.")
     data: DataSettings = Field(default_factory=lambda: DataSettings(), description="Data set.")
     split: SplitSettings = Field(default_factory=lambda: SplitSettings(), description="Split.")
     drift: DriftOptions = Field(default_factory=lambda: DriftOptions(), description="The system's settings.")
+    study: StudySettings = Field(default_factory=lambda: StudySettings(), description="Studies.")
     federation: FederationSettings = Field(
         default_factory=lambda: FederationSettings(), description="The parties."
     )

@@ -6,7 +6,7 @@ import asyncio
 import datetime
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,12 @@ async def run(settings: RunSettings, run_id: str, watcher: Watcher) -> tuple[Out
         single = folder / f"seed-{seed}" if len(settings.seeds) > 1 else folder
         singles.append(await _one(settings, feed, single, run_id, seed, watcher))
     report = together(settings, about(dataset), run_id, singles)
+    if settings.study.theta:
+        feed = make_feed(settings, dataset, settings.seeds[0])
+        report["theta_study"] = [
+            await _with_theta(settings, feed, folder / f"theta-{theta}", run_id, theta, watcher)
+            for theta in settings.study.theta
+        ]
     report["started"] = started.isoformat(timespec="seconds")
     report["duration_s"] = round(time.perf_counter() - begun, 1)
     write(report, folder)
@@ -102,17 +108,52 @@ async def _one(
     recorded = {
         party: list(child.state.glob("transcript*.bin")) for party, child in federation.children.items()
     }
-    if any(recorded.values()):
-        seen = await asyncio.to_thread(visibility.observed, recorded)
-        outcome["visibility"] = {
-            party: {kind: "seen" if yes else "not seen" for kind, yes in kinds.items()}
-            for party, kinds in seen.items()
-        }
+    outcome["visibility"] = await asyncio.to_thread(_visibility, settings, recorded)
     if settings.federation.attacks:
         outcome["attacks"] = await asyncio.to_thread(_attack, federation, feed, recorded["cos/cos"])
     if settings.reference:
         outcome["reference"] = await asyncio.to_thread(references, feed, settings.drift, seed)
     return outcome
+
+
+def _visibility(settings: RunSettings, recorded: Mapping[str, Sequence[Path]]) -> dict[str, dict[str, str]]:
+    """Say which party saw which kind of datum, from the transcripts; without them, which it may see."""
+    if any(recorded.values()):
+        seen = visibility.observed(recorded)
+        return {
+            party: {kind: "seen" if yes else "not seen" for kind, yes in kinds.items()}
+            for party, kinds in seen.items()
+        }
+    declared = visibility.matrix(settings.system, settings.drift.form, settings.secure_sum)
+    return {
+        party: {
+            kind: "may see" if access.allowed else "may not see"
+            for kind, access in declared[party.partition("/")[0]].items()
+        }
+        for party in recorded
+    }
+
+
+async def _with_theta(
+    settings: RunSettings, feed: Feed, folder: Path, run_id: str, theta: int, watcher: Watcher
+) -> dict[str, Any]:
+    """Run the same federation with another Theta: what changes is quality, calls and CPU time."""
+    quiet = settings.federation.model_copy(update={"transcripts": False, "attacks": False})
+    other = settings.model_copy(
+        update={
+            "reference": False,
+            "federation": quiet,
+            "drift": settings.drift.model_copy(update={"theta": theta}),
+        }
+    )
+    outcome = await _one(other, feed, folder, run_id, settings.seeds[0], watcher)
+    cpu = outcome["cpu_seconds"].values()
+    return {
+        "theta": theta,
+        "metrics": outcome["history"][-1]["metrics"],
+        "rpcs": sum(rpc["calls"] for rpc in outcome["traffic"].values()),
+        "cpu_seconds": round(sum(one["total"] - one["start"] for one in cpu), 3),
+    }
 
 
 # --- attacks ---------------------------------------------------------------------------------------------------

@@ -193,13 +193,17 @@ class LocalRun:
             near = nearest(user, users)
             raise DataError(
                 f"no host of run {self.run_id} has a user {user!r}; {len(users)} users take part",
-                hint=f"did you mean {near!r}?" if near else f"users are named as in the data set, {_some(users)}",
+                hint=f"did you mean {near!r}?"
+                if near
+                else f"users are named as in the data set, {_some(users)}",
             )
         return host
 
     def titles(self) -> dict[str, str]:
         """Return the titles of items by key; none where the data set has none or is not there any more."""
-        path = next((f / _SETTINGS for f in (self.folder, self.folder.parent) if (f / _SETTINGS).is_file()), None)
+        path = next(
+            (f / _SETTINGS for f in (self.folder, self.folder.parent) if (f / _SETTINGS).is_file()), None
+        )
         if path is None:
             return {}
         try:

@@ -17,6 +17,7 @@ from typing import TypeVar
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
+from coterie.errors import StoreError
 from coterie.privacy.transcript import Entry, decode, message_class, read_transcript, role_of
 from coterie.wire.v1.common_pb2 import DType, Tensor
 from coterie.wire.v1.orchestrator_pb2 import Catalogue, FetchResponse, SubmitKind, SubmitRequest
@@ -223,7 +224,12 @@ def _observed_by(party: str, paths: tuple[Path | str, ...]) -> set[str]:
             if cls is None or (cls not in _CARRIERS and reachable_kinds(cls.DESCRIPTOR) <= seen):
                 # Nothing new can show: most messages are of a few kinds, and parsing them is most of the work.
                 continue
-            message = decode(entry)
+            try:
+                message = decode(entry)
+            except StoreError:
+                # Recorded before it was refused as malformed: what it held cannot be told.
+                seen.add(UNCLASSIFIED)
+                continue
             seen.update(kinds_in(message))
             if isinstance(message, FetchResponse):
                 fetched.add(entry, message)

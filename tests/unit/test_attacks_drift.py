@@ -338,7 +338,19 @@ def test_a_request_that_cannot_be_read_teaches_nothing(tmp_path):
         writer.record(
             rpc="Exchange", peer="data-owner/x", direction="received", payload=broken.SerializeToString()
         )
+        writer.record(rpc="Exchange", peer="data-owner/x", direction="received", payload=b"\xff\xff")
     assert list(read_exchanges([tmp_path / "cos.bin"], "run-1")) == []
+
+
+def test_a_request_for_rows_that_do_not_exist_teaches_nothing(tmp_path, truth):
+    request = ExchangeRequest(run_id="run-1", owner=0, sequence=1)
+    request.users.CopyFrom(to_wire(np.array([USERS], np.uint32)))
+    request.items.CopyFrom(to_wire(np.array([0], np.uint32)))
+    with TranscriptWriter(tmp_path / "cos.bin", "cos/cos") as writer:
+        writer.record(
+            rpc="Exchange", peer="data-owner/x", direction="received", payload=request.SerializeToString()
+        )
+    assert report([tmp_path / "cos.bin"], truth, PLAN)["requested_rows"]["exchanges"] == 0
 
 
 def seen(coefficients: npt.NDArray[np.float64], ridge: float, seed: int = 0) -> SeenGradient:

@@ -296,6 +296,15 @@ def test_a_payload_that_is_nothing_known_is_unclassified(tmp_path):
     assert observed({CLIENT: recorded(tmp_path / "t", CLIENT, calls)})[CLIENT]["unclassified"]
 
 
+def test_a_malformed_message_is_unclassified_and_the_others_still_count(tmp_path):
+    with TranscriptWriter(tmp_path / "t", COS) as writer:
+        writer.record(rpc="Exchange", peer=OWNER, direction="received", payload=b"\xff\xff")
+        request = RegisterRequest(items=["a"]).SerializeToString()
+        writer.record(rpc="Register", peer=OWNER, direction="received", payload=request)
+    seen = observed({COS: [tmp_path / "t"]})[COS]
+    assert {kind for kind, held in seen.items() if held} == {"unclassified", "item_key"}
+
+
 # --- canaries
 
 

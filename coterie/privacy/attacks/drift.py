@@ -8,7 +8,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from coterie.privacy.attacks.exchanges import read_exchanges
+from coterie.privacy.attacks.exchanges import Exchange, read_exchanges
 from coterie.privacy.attacks.gradient_sign import GradientSign
 from coterie.privacy.attacks.requested_rows import RequestedRows
 from coterie.privacy.attacks.scoring import Truth, flag_accuracies, mean_auc, with_popularity
@@ -87,6 +87,9 @@ def report(transcripts: Iterable[Path | str], truth: Truth, plan: RunPlan) -> At
     rows = RequestedRows(truth.n_users, truth.n_items)
     sign = GradientSign(truth.n_users, truth.n_items, ridge=plan.ridge > 0)
     for exchange in read_exchanges(transcripts, plan.run_id):
+        if not _within(exchange, truth):
+            # Names ids that do not exist: the COS refused it.
+            continue
         rows.add(exchange)
         if exchange.carried:
             sign.add(exchange.gradient)
@@ -104,6 +107,19 @@ def report(transcripts: Iterable[Path | str], truth: Truth, plan: RunPlan) -> At
             exchanges=rows.exchanges,
         ),
         gradient_sign=_sign_report(sign, truth, popularity_auc, users, pairs),
+    )
+
+
+def _within(exchange: Exchange, truth: Truth) -> bool:
+    seen = exchange.gradient
+    users, items = [exchange.users], [exchange.items]
+    if seen is not None:
+        users.append(seen.users)
+        items.append(seen.items)
+    return all(
+        int(ids.max(initial=0)) < limit
+        for named, limit in ((users, truth.n_users), (items, truth.n_items))
+        for ids in named
     )
 
 

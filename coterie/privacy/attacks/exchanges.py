@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.message import DecodeError
 
 from coterie.privacy.transcript import Entry, read_transcript
 from coterie.wire.refusal import Refusal
@@ -110,12 +111,12 @@ def read_exchanges(paths: Iterable[Path | str], run_id: str) -> Iterator[Exchang
             if entry.direction == "sent":
                 reading.answered(entry.peer, ExchangeResponse.FromString(entry.payload))
                 continue
-            request = ExchangeRequest.FromString(entry.payload)
-            if request.run_id != run_id:
-                continue
             try:
+                request = ExchangeRequest.FromString(entry.payload)
+                if request.run_id != run_id:
+                    continue
                 exchange = reading.asked(entry, request)
-            except Refusal:
+            except (DecodeError, Refusal):
                 # What the COS could not read it refused, and learned nothing from.
                 continue
             if exchange is not None:

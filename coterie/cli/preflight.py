@@ -1,0 +1,78 @@
+"""``coterie preflight``: whether a run or a service can start, and what to do where it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coterie.cli.options import JsonOption, SetOption
+from coterie.cli.output import Output, failure_of
+from coterie.errors import PreflightError
+
+if TYPE_CHECKING:
+    from coterie.launch.preflight import Finding
+
+__all__ = ["preflight"]
+
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+def preflight(
+    file: Annotated[Path, typer.Argument(help="A run, or with --role the configuration of a service.")],
+    role: Annotated[
+        str | None, typer.Option(help="Role of the service: cos, data-owner, client or thirdparty.")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, max=60.0, help="How long to wait for each peer, seconds.")
+    ] = 5.0,
+    sets: SetOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Check that a run or a service can start here, without starting or changing anything.
+
+    Ends with status 11 when a check fails; warnings do not stop anything.
+    """
+    from coterie.config.load import load, load_service
+    from coterie.config.run import RunSettings
+    from coterie.launch import preflight as checks
+
+    if role is None:
+        findings = checks.check_run(load(RunSettings, file, sets=sets or ()).settings)
+    else:
+        import asyncio
+
+        settings = load_service(role, file, sets=sets or ()).settings
+        findings = asyncio.run(checks.check_service(role, settings, timeout_s=timeout))
+
+    output = Output("preflight", as_json=json)
+    output.say(_table(findings))
+    result = {"file": file, "checks": role or "run", "findings": findings}
+    failed = [finding.check for finding in findings if finding.status == "fail"]
+    if not failed:
+        output.finish(result)
+        return
+    error = PreflightError(
+        f"{len(failed)} of {len(findings)} checks failed: {', '.join(failed)}",
+        hint="the table says how to put each right" if not json else "each finding says how to put it right",
+    )
+    if json:
+        # The findings are what was asked for: they stand beside the error, in the one envelope.
+        output.finish(result, failure_of(error))
+        raise typer.Exit(error.exit_code)
+    raise error
+
+
+def _table(findings: Sequence[Finding]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("check", "", "found", box=None, header_style="bold", pad_edge=False)
+    for finding in findings:
+        found = Text(finding.problem or finding.note)
+        if finding.fix:
+            found.append(f"\n{finding.fix}", style="dim")
+        table.add_row(finding.check, Text(finding.status, style=_STYLES[finding.status]), found)
+    return table
