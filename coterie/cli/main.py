@@ -17,11 +17,11 @@ import typer
 
 from coterie.cli import certs, config_commands, data
 from coterie.cli.bootstrap import bootstrap
+from coterie.cli.evaluate import evaluate
 from coterie.cli.operate import operate
 from coterie.cli.output import Failure, Status, failure_of, print_failure
 from coterie.cli.preflight import preflight
 from coterie.cli.recommend import receipt, recommend
-from coterie.cli.evaluate import evaluate
 from coterie.cli.run import run
 from coterie.cli.serve import serve
 from coterie.cli.version import version

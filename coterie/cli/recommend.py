@@ -89,7 +89,7 @@ def receipt(user: UserOption, run: RunOption = None, json: JsonOption = False) -
     output = Output("receipt", as_json=json)
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("to", "what", "protection"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for name in ("values", "bytes", "first", "last"):
         table.add_column(name, justify="right")
     for one in disclosures:

@@ -410,13 +410,19 @@ class OpeningSession:
         The peer's: ``TO_OWNER`` at the owner, ``TO_USER`` at the user.
     """
 
-    __slots__ = ("_agreement", "_context", "_current", "_direction")
+    __slots__ = ("_agreement", "_context", "_current", "_direction", "_prepared")
 
     def __init__(self, agreement: Agreement, direction: Direction) -> None:
         self._agreement = agreement
         self._direction = direction
         self._context = agreement.context(direction)
         self._current: tuple[bytes, AESGCM] | None = None
+        self._prepared: tuple[bytes, AESGCM] | None = None
+
+    def prepare(self, session_id: bytes) -> None:
+        """Derive the key of a session ahead of its first batch; it displaces nothing until a batch opens."""
+        if self._current is None or self._current[0] != session_id:
+            self._prepared = (session_id, self._agreement.key(self._direction, session_id))
 
     def open(self, header: bytes, ciphertext: bytes) -> bytes:
         """Return the payload of an authentic batch.
@@ -440,13 +446,10 @@ class OpeningSession:
                 f"expected {self._agreement.prekey_id.hex()}",
                 hint="fetch the owner's prekey again",
             )
-        current = self._current
-        known = current is not None and current[0] == parsed.session_id
-        aead = (
-            current[1]
-            if current is not None and known
-            else self._agreement.key(self._direction, parsed.session_id)
-        )
+        held = (each for each in (self._current, self._prepared) if each is not None)
+        aead = next((key for session, key in held if session == parsed.session_id), None)
+        if aead is None:
+            aead = self._agreement.key(self._direction, parsed.session_id)
         try:
             payload = aead.decrypt(
                 parsed.counter.to_bytes(_NONCE_SIZE, "big"), ciphertext, header + self._context
@@ -456,8 +459,7 @@ class OpeningSession:
                 Reason.NOT_AUTHENTIC,
                 "a sealed batch does not open: altered, or of another user, owner, run or direction",
             ) from None
-        if not known:
-            self._current = (parsed.session_id, aead)
+        self._current, self._prepared = (parsed.session_id, aead), None
         return payload
 
     def __repr__(self) -> str:

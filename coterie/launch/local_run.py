@@ -311,8 +311,7 @@ async def _asked(run: LocalRun, host: str) -> AsyncIterator[Channel]:
     phase = run.phase()
     if phase is not Phase.DONE:
         raise RunError(
-            f"run {run.run_id} is neither running nor finished: it stopped in phase "
-            f"{phase.value if phase else Phase.GATHER.value!r}",
+            f"run {run.run_id} is neither running nor finished: it stopped in phase {(phase or Phase.GATHER).value}",
             hint="--run names another run",
         )
     async with _started_again(children) as address, _connected(tls, children["client"], address) as channel:

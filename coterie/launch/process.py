@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -179,6 +180,30 @@ async def _serve(service: Service, settings: ServiceSettings) -> None:
         settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise PreflightError(f"cannot use the state folder {settings.state}: {error.strerror}") from error
+    with _alone_in(settings.state):
+        await _serve_from(service, settings)
+
+
+@contextlib.contextmanager
+def _alone_in(state: Path) -> Iterator[None]:
+    """Keep a second process out of a state folder; the claim ends with this process, however it ends."""
+    try:
+        descriptor = os.open(state / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise PreflightError(f"cannot use the state folder {state}: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise PreflightError(
+                f"another process uses the state folder {state}", hint="stop it first, or name another folder"
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+async def _serve_from(service: Service, settings: ServiceSettings) -> None:
     tls = TlsFiles(settings.state / "tls")
     await _enrol(service, settings, tls)
     transcript = (

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coterie.crypto.identity import Bundle
+from coterie.crypto.identity import Bundle, Prekey
 from coterie.crypto.sealed import (
     Agreement,
     Decision,
@@ -116,25 +116,34 @@ class Intake(DataOwnerServicer):
     def _open_all(
         self, owner: Owner, batches: Sequence[wire.SealedBatch], bundles: Mapping[bytes, Bundle]
     ) -> list[bytes | ErrorReason.ValueType]:
-        for batch in batches:
-            bundle = bundles.get(batch.user)
-            if bundle is not None:
-                self._agree(owner, bundle, batch.header)
+        self._agree(owner, batches, bundles)
         with self._accounting.activity("open", len(batches)):
-            return [self._open(owner, batch, batch.user in bundles) for batch in batches]
+            opened = [self._open(owner, batch, batch.user in bundles) for batch in batches]
+        with self._accounting.activity("check records", len(batches)):
+            return [
+                self._checked(owner, batch, payload) for batch, payload in zip(batches, opened, strict=True)
+            ]
 
-    def _agree(self, owner: Owner, bundle: Bundle, header: bytes) -> None:
-        try:
-            prekey = owner.prekeys.find(Header.parse(header).prekey_id)
-        except VerificationError:
-            return
-        if prekey is None:
-            return
-        key = (owner.id, bundle.participant_id, prekey.public.prekey_id)
-        if key not in self._sessions:
-            with self._accounting.activity("key agreement"):
-                agreement = Agreement.of_owner(prekey, owner.id, bundle)
-                self._sessions[key] = OpeningSession(agreement, Direction.TO_OWNER)
+    def _agree(
+        self, owner: Owner, batches: Sequence[wire.SealedBatch], bundles: Mapping[bytes, Bundle]
+    ) -> None:
+        """Make the sessions that are missing, so that opening is all that remains."""
+        missing: dict[tuple[bytes, bytes, bytes], tuple[Prekey, Bundle, bytes]] = {}
+        for batch in batches:
+            try:
+                header = Header.parse(batch.header)
+            except VerificationError:
+                continue
+            prekey, bundle = owner.prekeys.find(header.prekey_id), bundles.get(batch.user)
+            key = (owner.id, batch.user, header.prekey_id)
+            if prekey is not None and bundle is not None and key not in self._sessions:
+                missing[key] = (prekey, bundle, header.session_id)
+        if missing:
+            with self._accounting.activity("key agreement", len(missing)):
+                for key, (prekey, bundle, session_id) in missing.items():
+                    session = OpeningSession(Agreement.of_owner(prekey, owner.id, bundle), Direction.TO_OWNER)
+                    session.prepare(session_id)
+                    self._sessions[key] = session
 
     def _open(self, owner: Owner, batch: wire.SealedBatch, known: bool) -> bytes | ErrorReason.ValueType:
         if not known:
@@ -149,8 +158,7 @@ class Intake(DataOwnerServicer):
                 return ErrorReason.ERROR_REASON_UNKNOWN_PREKEY
             if not 1 <= header.count <= _MAX_RECORDS:
                 return ErrorReason.ERROR_REASON_INVALID_FIELD
-            payload = session.open(batch.header, batch.ciphertext)
-            items, _ = decode_records(payload, header.count)
+            return session.open(batch.header, batch.ciphertext)
         except VerificationError as error:
             malformed = error.reason in (Reason.MALFORMED, Reason.BAD_VERSION)
             return (
@@ -158,6 +166,15 @@ class Intake(DataOwnerServicer):
                 if malformed
                 else ErrorReason.ERROR_REASON_NOT_AUTHENTIC
             )
+
+    @staticmethod
+    def _checked(
+        owner: Owner, batch: wire.SealedBatch, payload: bytes | ErrorReason.ValueType
+    ) -> bytes | ErrorReason.ValueType:
+        if not isinstance(payload, bytes):
+            return payload
+        try:
+            items, _ = decode_records(payload, Header.parse(batch.header).count)
         except CoterieError:
             return ErrorReason.ERROR_REASON_INVALID_FIELD
         return payload if owner.knows_items(items) else ErrorReason.ERROR_REASON_UNKNOWN_ITEM

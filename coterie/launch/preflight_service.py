@@ -1,0 +1,231 @@
+"""Whether ``coterie serve`` can run a service here."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import socket
+from collections.abc import Iterable, Iterator
+from importlib import resources
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from coterie.config.base import ServiceSettings
+from coterie.config.services import ClientSettings, DataOwnerSettings, ThirdPartySettings
+from coterie.launch.finding import Finding, Status, passed
+from coterie.launch.preflight_trust import check_authority, check_certificate, check_peers
+from coterie.net.credentials import TlsFiles
+
+__all__ = ["check_service", "existing"]
+
+_MB = 1 << 20
+_OTHERS = 0o077
+_LEAST_DISK = 100 * _MB
+_LITTLE_DISK = 1024 * _MB
+_STORES = {
+    "cos": ("cos.db", "cos"),
+    "data-owner": ("data_owner.db", "data_owner"),
+    "client": ("client.db", "client"),
+    "thirdparty": ("directory.db", "thirdparty"),
+}
+"""File and migrations of each role's store."""
+
+
+async def check_service(role: str, settings: ServiceSettings, *, timeout_s: float = 5.0) -> list[Finding]:
+    """Check that ``coterie serve`` can run a service here.
+
+    Parameters
+    ----------
+    role : str
+        Role of the service.
+    settings : ServiceSettings
+        Its configuration.
+    timeout_s : float
+        How long to wait for each peer, seconds.
+    """
+    tls = TlsFiles(settings.state / "tls")
+    findings = [
+        *_ports(settings),
+        *_state(settings.state),
+        _store(role, settings.state),
+        *_inputs(settings),
+    ]
+    if isinstance(settings, ThirdPartySettings):
+        findings += check_authority(settings)
+    else:
+        findings += check_certificate(role, settings, tls)
+    findings += [finding async for finding in check_peers(settings, tls, timeout_s)]
+    return findings
+
+
+def _ports(settings: ServiceSettings) -> Iterator[Finding]:
+    wanted = {"listen": settings.listen, "metrics": settings.metrics}
+    if isinstance(settings, ThirdPartySettings):
+        wanted["enrol_listen"] = settings.enrol_listen
+    taken: dict[str, str] = {}
+    for key, address in wanted.items():
+        if address is None:
+            continue
+        check = f"port {key}"
+        if address in taken:
+            yield Finding(check, "fail", f"{address} is also {taken[address]}", f"give {key} another port")
+            continue
+        taken[address] = key
+        problem = _binds(address)
+        if problem is None:
+            yield passed(check, address)
+        else:
+            yield Finding(
+                check,
+                "fail",
+                f"cannot listen on {address}: {problem}",
+                f"stop what listens there, or set {key}",
+            )
+    if isinstance(settings, DataOwnerSettings):
+        yield _advertised(settings)
+
+
+def _advertised(settings: DataOwnerSettings) -> Finding:
+    address = settings.advertise or settings.listen
+    host = address.rpartition(":")[0].strip("[]")
+    if host in ("0.0.0.0", "::", ""):  # noqa: S104 - compared, not bound
+        return Finding(
+            "advertise",
+            "fail",
+            f"clients would be told to connect to {address}",
+            "set `advertise` to the address at which clients reach this process",
+        )
+    return passed("advertise", address)
+
+
+def _binds(address: str) -> str | None:
+    """Return why nobody can listen at an address now; None when somebody can."""
+    host, _, port = address.rpartition(":")
+    try:
+        found = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, protocol, _, place = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            # As gRPC does: connections that are closing do not count.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except (OSError, OverflowError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return None
+
+
+def _state(folder: Path) -> Iterator[Finding]:
+    holder = existing(folder)
+    if not holder.is_dir():
+        yield Finding("state", "fail", f"{holder} is no folder", "let `state` name a folder")
+    elif not os.access(holder, os.R_OK | os.W_OK | os.X_OK):
+        yield Finding(
+            "state",
+            "fail",
+            f"{holder} cannot be written",
+            "give the folder to the user that runs the service",
+        )
+    elif not folder.exists():
+        yield passed("state", f"{folder} will be made, mode 0700")
+    elif (mode := folder.stat().st_mode & 0o777) & _OTHERS:
+        yield Finding(
+            "state",
+            "warn",
+            f"{folder} has mode {mode:04o}: others on this machine may look into it",
+            f"chmod 700 {folder}",
+        )
+    else:
+        yield passed("state", f"{folder}, private")
+    free = shutil.disk_usage(holder).free
+    text = f"{free // _MB:,} MiB free below {holder}"
+    if free < _LITTLE_DISK:
+        status: Status = "fail" if free < _LEAST_DISK else "warn"
+        yield Finding("disk", status, text, "free space: a store that is full refuses everything")
+    else:
+        yield passed("disk", text)
+
+
+def _store(role: str, state: Path) -> Finding:
+    name, schema = _STORES[role]
+    path = state / name
+    if not path.exists():
+        return passed("store", f"{name} will be made")
+    # Not `open_sqlite`: that one migrates.
+    engine = sa.create_engine(f"sqlite:///{path}", poolclass=sa.pool.NullPool)
+    try:
+        with engine.connect() as connection:
+            connection.execute(sa.text("SELECT count(*) FROM sqlite_master")).scalar()
+            from alembic.runtime.migration import MigrationContext
+
+            held = MigrationContext.configure(connection).get_current_revision()
+    except sa.exc.DatabaseError as error:
+        return Finding("store", "fail", f"{path} does not open: {error.orig}", "restore it from a backup")
+    finally:
+        engine.dispose()
+    known, newest = _revisions(schema)
+    if held == newest:
+        return passed("store", f"{name}, schema {held}")
+    if held is None or held in known:
+        return Finding(
+            "store",
+            "warn",
+            f"{name} has schema {held or 'none'}, the newest is {newest}",
+            "the service migrates it when it starts: make a backup first",
+        )
+    return Finding(
+        "store",
+        "fail",
+        f"{name} has schema {held}, which this version does not know; the newest here is {newest}",
+        "install the version of coterie that wrote it, or a later one; or is it another role's store?",
+    )
+
+
+def _revisions(schema: str) -> tuple[set[str], str | None]:
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+    folder = resources.files("coterie.store") / "migrations"
+    config = Config()
+    config.set_main_option("script_location", str(folder))
+    config.set_main_option("version_locations", str(folder / schema))
+    config.set_main_option("path_separator", "newline")
+    scripts = ScriptDirectory.from_config(config)
+    return {script.revision for script in scripts.walk_revisions()}, scripts.get_current_head()
+
+
+def _inputs(settings: ServiceSettings) -> Iterator[Finding]:
+    match settings:
+        case DataOwnerSettings():
+            for owner in settings.owners:
+                yield _table(f"items of {owner.name}", owner.items, ("item",))
+        case ClientSettings(histories=Path() as path):
+            yield _table("histories", path, ("user", "item", "positive", "time", "part"))
+
+
+def _table(check: str, path: Path, columns: Iterable[str]) -> Finding:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            held = next(csv.reader(file), [])
+    except (OSError, UnicodeDecodeError) as error:
+        problem = getattr(error, "strerror", None) or str(error)
+        return Finding(check, "fail", f"cannot read {path}: {problem}", "put the file there")
+    missing = [name for name in columns if name not in held]
+    if missing:
+        return Finding(
+            check,
+            "fail",
+            f"{path} has no column {', '.join(missing)}; found {', '.join(held) or 'nothing'}",
+            f"expected the columns {', '.join(columns)}",
+        )
+    return passed(check, str(path))
+
+
+def existing(path: Path) -> Path:
+    """Return the path, or the nearest one above it that exists."""
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path

@@ -1,0 +1,201 @@
+"""Asking a user's host after and during a run: `coterie recommend` and `coterie receipt` on real services."""
+
+import asyncio
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coterie.errors import RunError
+from coterie.evaluation.holdout import TRAIN
+from coterie.launch import local_run
+from coterie.launch.children import Child
+from coterie.launch.local_run import LocalRun
+
+LIMIT_S = 120.0
+"""How long a command may take; a machine under load needs some of it."""
+
+SETTINGS = """
+name = "small"
+seeds = [0]
+reference = false
+
+[data.synthetic]
+users = 24
+items = 40
+interactions = 900
+genres = 3
+
+[drift]
+dim = 8
+epochs = 1
+
+[federation]
+owners = 2
+owner_processes = 1
+hosts = 2
+min_users = 5
+"""
+
+
+def coterie(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")}
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "coterie", *words],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
+def answer(*words: str, cwd: Path) -> dict[str, Any]:
+    """Run a command that succeeds; return its result."""
+    done = coterie(*words, "--json", cwd=cwd)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)["result"]
+    return result
+
+
+def refusal(*words: str, cwd: Path) -> dict[str, Any]:
+    """Run a command that fails; return its error."""
+    done = coterie(*words, "--json", cwd=cwd)
+    error: dict[str, Any] = json.loads(done.stdout)["error"]
+    assert done.returncode == error["exit_code"]
+    return error
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run: the folder in which `runs` is."""
+    folder = tmp_path_factory.mktemp("recommend")
+    (folder / "small.toml").write_text(SETTINGS)
+    done = coterie("run", "small.toml", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture
+def run(finished: Path) -> LocalRun:
+    return local_run.newest(finished / "runs")
+
+
+def history(run: LocalRun, user: str) -> set[str]:
+    """Return the items that a user has seen in training."""
+    with (run.folder / run.host_of(user) / "histories.csv").open(newline="") as file:
+        return {
+            row["item"] for row in csv.DictReader(file) if row["user"] == user and row["part"] == str(TRAIN)
+        }
+
+
+def one_user_of_each_host(run: LocalRun) -> dict[str, str]:
+    return {host: user for user, host in run.users().items()}
+
+
+def test_a_finished_run_recommends_to_a_user_of_either_host(finished: Path, run: LocalRun) -> None:
+    users = one_user_of_each_host(run)
+    assert len(users) == 2
+    for host, user in users.items():
+        found = answer("recommend", "--user", user, "--k", "5", cwd=finished)
+        assert (found["run"], found["host"], found["user"]) == (run.run_id, host, user)
+        items = [one["item"] for one in found["items"]]
+        assert len(set(items)) == 5
+        assert [one["rank"] for one in found["items"]] == [1, 2, 3, 4, 5]
+        scores = [one["score"] for one in found["items"]]
+        assert scores == sorted(scores, reverse=True)
+        assert not set(items) & history(run, user)
+        report = json.loads((run.folder / "report.json").read_text())
+        assert found["version"] == report["updates"]
+
+
+def test_asking_stops_what_it_started_and_leaves_the_run_as_it_was(finished: Path, run: LocalRun) -> None:
+    before = (run.folder / "report.json").read_bytes()
+    user = next(iter(run.users()))
+    first = answer("recommend", "--user", user, cwd=finished)
+    assert answer("recommend", "--user", user, "--run", str(run.folder), cwd=finished) == first
+    assert (run.folder / "report.json").read_bytes() == before
+    # Whoever still served from a state folder would keep the next one out.
+    for name in ("thirdparty", "cos", first["host"]):
+        last = (run.folder / name / "log.jsonl").read_text().strip().splitlines()[-1]
+        assert json.loads(last)["event"] == "stopped"
+
+
+def test_the_table_names_rank_item_title_and_score(finished: Path, run: LocalRun) -> None:
+    done = coterie("recommend", "--user", next(iter(run.users())), "--k", "3", cwd=finished)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    titled = "title" in lines[1]
+    assert lines[1].split() == ["rank", "item", *(["title"] if titled else []), "score"]
+    assert [line.split()[0] for line in lines[2:]] == ["1", "2", "3"]
+    assert titled == bool(run.titles())
+
+
+def test_a_receipt_counts_every_record_that_left_for_an_owner(finished: Path, run: LocalRun) -> None:
+    user = next(iter(run.users()))
+    lines = answer("receipt", "--user", user, cwd=finished)["disclosures"]
+    kinds = {line["kind"] for line in lines}
+    assert {"interaction", "registration", "metric sum"} <= kinds
+    sent = [line for line in lines if line["kind"] == "interaction"]
+    assert all(line["protection"] == "sealed to the owner" for line in sent)
+    assert all(line["recipient"].startswith("data-owner/") for line in sent)
+    # An item that two owners hold goes to both.
+    assert len(history(run, user)) <= sum(line["count"] for line in sent) <= 2 * len(history(run, user))
+
+
+def test_services_that_run_are_asked_and_not_started_again(run: LocalRun) -> None:
+    user, host = next(iter(run.users().items()))
+    children = [
+        Child("thirdparty", "directory", run.folder / "thirdparty"),
+        Child("cos", "cos", run.folder / "cos"),
+        Child("client", host, run.folder / host),
+    ]
+
+    async def ask() -> local_run.Recommendation:
+        try:
+            for child in children:
+                child.start()
+            deadline = time.monotonic() + LIMIT_S
+            while True:
+                started = [child.log.read_text().count('"listening"') for child in children]
+                try:
+                    found = await local_run.recommend(run, user, 4)
+                except local_run.PeerError:
+                    # Some answer and some do not yet.
+                    assert time.monotonic() < deadline
+                    await asyncio.sleep(0.2)
+                    continue
+                except RunError as error:
+                    assert "another process uses the state folder" in str(error)
+                    assert time.monotonic() < deadline
+                    continue
+                assert [child.log.read_text().count('"listening"') for child in children] == started
+                return found
+        finally:
+            for child in reversed(children):
+                await child.stop()
+
+    assert len(asyncio.run(ask()).suggestions) == 4
+
+
+def test_an_unknown_user_is_named_with_the_nearest_one(finished: Path, run: LocalRun) -> None:
+    user = next(iter(run.users()))
+    error = refusal("recommend", "--user", f"{user}x", cwd=finished)
+    assert error["code"] == "data"
+    assert f"'{user}x'" in error["message"]
+    assert "did you mean" in error["hint"]
+
+
+def test_a_folder_without_runs_and_one_that_is_none_are_refused(tmp_path: Path) -> None:
+    assert "no run in runs" in refusal("recommend", "--user", "u1", cwd=tmp_path)["message"]
+    error = refusal("receipt", "--user", "u1", "--run", str(tmp_path), cwd=tmp_path)
+    assert error["code"] == "run"
+    assert "holds no run" in error["message"]
