@@ -11,11 +11,13 @@ lock() {
   shift
   pip-compile --quiet --generate-hashes --strip-extras --no-header --no-emit-index-url --no-emit-trusted-host \
     --no-emit-find-links --no-allow-unsafe --unsafe-package coterie --output-file "$out" "$@"
-  sed -i '/^# The following packages are considered to be unsafe/,$d' "$out"
+  # What follows the last pin are remarks about the project itself, which no lock can name.
+  sed -i -e '/^# The following packages are considered to be unsafe/,$d' \
+    -e '/^# WARNING: The following packages were not pinned/,$d' "$out"
 }
 
 # The others take the versions that the tests ran with.
-lock dev "$@" --extra dev pyproject.toml
-lock base "$@" --constraint requirements/dev.txt pyproject.toml
-lock operator "$@" --constraint requirements/dev.txt --extra data --extra report pyproject.toml
-lock build "$@" --constraint requirements/dev.txt --only-build-deps --build-deps-for wheel pyproject.toml
+lock dev "$@" --extra dev --extra fast pyproject.toml
+lock base "$@" --constraint requirements/dev.txt --extra fast pyproject.toml
+lock operator "$@" --constraint requirements/dev.txt --extra data --extra fast --extra report pyproject.toml
+lock build "$@" --constraint requirements/dev.txt --only-build-deps --build-deps-for wheel --build-deps-for editable pyproject.toml

@@ -51,7 +51,8 @@ class ServiceSettings(Model):
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="Lowest level logged.")
     reflection: bool = Field(False, description="Offer gRPC server reflection to operators.")
     transcript: bool = Field(
-        False, description="Record everything received in the state folder. Holds private data: off by default."
+        False,
+        description="Record everything received in the state folder. Holds private data: off by default.",
     )
     enrol: EnrolSettings | None = Field(
         None, description="How to enrol when the state folder holds no certificate."

@@ -40,11 +40,11 @@ def _suggestion(model: type[BaseModel], path: Keys) -> str:
     beside = list(holder.model_fields) if holder else []
     near = nearest(str(last), beside)
     if near is None:
-        elsewhere = {key.name.rpartition(".")[2]: key.name for key in keys(model)}
-        found = nearest(str(last), elsewhere)
+        elsewhere = [(key.name.rpartition(".")[2], key.name) for key in keys(model)]
+        found = nearest(str(last), [word for word, _ in elsewhere])
         if found is None:
             return f"the keys here are {', '.join(beside)}"
-        return f"did you mean {elsewhere[found]}?"
+        return f"did you mean {' or '.join(name for word, name in elsewhere if word == found)}?"
     return f"did you mean {dotted([*above, near])}?"
 
 

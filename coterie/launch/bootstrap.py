@@ -6,7 +6,6 @@ of anybody else.  All paths in it are relative, so it works wherever it ends up.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,4 +197,4 @@ def _admit(authority: Path, role: str, name: str, participants: int, folder: Pat
 
 def _configure(folder: Path, values: dict[str, Any]) -> None:
     (folder / _CONFIG).write_text(toml(values))
-    os.chmod(folder / _CONFIG, 0o600)
+    (folder / _CONFIG).chmod(0o600)

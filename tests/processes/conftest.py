@@ -92,9 +92,15 @@ class Running(Federation):
         laid = super()._configure()
         for party, child in self.children.items():
             self.metrics[party] = f"127.0.0.1:{free_port()}"
-            keys = {"metrics": self.metrics[party], **self._keys.get(child.role, {}), **self._keys.get(party, {})}
+            keys = {
+                "metrics": self.metrics[party],
+                **self._keys.get(child.role, {}),
+                **self._keys.get(party, {}),
+            }
             config = child.folder / "config.toml"
-            config.write_text("".join(f"{key} = {value!r}\n" for key, value in keys.items()) + config.read_text())
+            config.write_text(
+                "".join(f"{key} = {value!r}\n" for key, value in keys.items()) + config.read_text()
+            )
         self.cos.state.mkdir(mode=0o700)
         open_sqlite(self.cos.state / "cos.db", "cos").dispose()
         with contextlib.closing(sqlite3.connect(self.cos.state / "cos.db")) as connection:
@@ -143,9 +149,9 @@ class Running(Federation):
         """Wait until the run has come to a phase, and at least to an epoch."""
         number = wire.RunPhase.Value(f"RUN_PHASE_{phase.upper()}")
         await self.until(
-            lambda event: event.HasField("phase")
-            and event.phase.phase == number
-            and event.phase.epoch >= epoch
+            lambda event: (
+                event.HasField("phase") and event.phase.phase == number and event.phase.epoch >= epoch
+            )
         )
 
     async def change(self, party: str, change: str, wait_s: float = WAIT_S) -> None:
@@ -226,8 +232,13 @@ class Running(Federation):
         ids = {place: participant for participant, place in self.users().items()}
         for party in {party for party, _ in ids}:
             store = self.children[party].state / "client.db"
-            history = {row: (item, bool(flag)) for row, item, flag in rows(store, "SELECT row, item, positive FROM history")}
-            for user, owner, first, packed in rows(store, "SELECT user, owner, first, rows FROM outbox ORDER BY entry"):
+            history = {
+                row: (item, bool(flag))
+                for row, item, flag in rows(store, "SELECT row, item, positive FROM history")
+            }
+            for user, owner, first, packed in rows(
+                store, "SELECT user, owner, first, rows FROM outbox ORDER BY entry"
+            ):
                 outbox = found[owner, ids[party, user]]
                 assert first == len(outbox) + 1, "an outbox with a gap"
                 outbox += [history[row] for row in np.frombuffer(packed, "<u4").tolist()]
@@ -439,7 +450,15 @@ def gone(pids: Iterable[int], within_s: float) -> bool:
 @pytest.fixture(scope="session")
 def processes() -> Any:
     """Return functions on processes by their id: ``descendants``, ``is_running``, ``gone``."""
-    return type("Processes", (), {"descendants": staticmethod(descendants), "is_running": staticmethod(is_running), "gone": staticmethod(gone)})
+    return type(
+        "Processes",
+        (),
+        {
+            "descendants": staticmethod(descendants),
+            "is_running": staticmethod(is_running),
+            "gone": staticmethod(gone),
+        },
+    )
 
 
 __all__ = ["Child", "Running"]

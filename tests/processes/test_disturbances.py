@@ -95,7 +95,7 @@ async def test_a_silent_owner_counts_as_lost_and_nothing_twice_when_it_returns(s
 
     assert running.ended_well()
     assert report["phase"] == "done"
-    assert {party for party in (first, silent)} == set(running.parties("data-owner"))
+    assert {first, silent} == set(running.parties("data-owner"))
     assert running.counted_once(away=True)
 
 

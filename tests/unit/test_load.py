@@ -172,7 +172,7 @@ def test_variables_that_are_no_configuration_are_left_alone() -> None:
 
 def test_a_variable_that_names_a_table_counts_only_with_an_inline_table() -> None:
     assert run(environ={"COTERIE_DATA": "folder/of/sets"}).settings == RunSettings()
-    assert run(environ={"COTERIE_DATA": "{format = 'csv'}"}).settings.data.format == "csv"
+    assert run(environ={"COTERIE_DATA": "{layout = 'csv'}"}).settings.data.layout == "csv"
 
 
 def test_an_empty_variable_counts_as_unset() -> None:
@@ -260,7 +260,7 @@ def test_all_problems_are_listed_at_once(tmp_path: Path) -> None:
     message = refusal(path, sets=["drift.dmi=3"], environ={"COTERIE_SPLIT__KIND": "alphabetic"})
     assert "6 things to put right" in message
     for expected in (
-        "theta = 2 (file): no such key; did you mean drift.theta?",
+        "theta = 2 (file): no such key; did you mean drift.theta or study.theta?",
         "seeds = [] (file): expected array of integers, at least 1 long",
         "federation.hosts = 0 (file): expected integer, at least 1",
         "federation.churn (file): join_at 0.9 must be below leave_at 0.6",

@@ -1,0 +1,58 @@
+# Everything goes through the virtual environment in .venv; each target makes it when it is missing.
+#
+#   make run                     train DRIFT between real services on this machine (coterie run examples/drift.toml)
+#   make test                    every test; ARGS are given to pytest:    make test ARGS="tests/unit -x"
+#   make lint                    style, types, import rules, stubs and generated documents current
+#   make bench                   ratios within one run:                   make bench ARGS="--only sealed --json FILE"
+#   make tables DATA=FOLDER      the tables of the papers on real data (slow)
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: help setup run test lint format proto docs bench tables lock clean
+
+help:
+	@sed -n 's/^#  *\(make .*\)/\1/p' Makefile
+
+setup: $(VENV)/.ready
+
+# The lock gives the versions that the tests ran with; the packages' hashes are checked.
+$(VENV)/.ready: pyproject.toml requirements/dev.txt requirements/build.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25'
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements/build.txt -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+run: setup
+	$(BIN)/coterie run examples/drift.toml $(ARGS)
+
+test: setup
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python proto/generate.py --check
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: setup
+	$(BIN)/python proto/generate.py
+
+docs: setup
+	$(BIN)/python -m coterie.config.reference --write docs/configuration.md
+
+bench: setup
+	$(BIN)/python -m bench $(ARGS)
+
+lock: setup
+	PATH="$(CURDIR)/$(BIN):$$PATH" requirements/compile.sh $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
