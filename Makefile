@@ -1,14 +1,21 @@
 # Everything goes through the virtual environment in .venv; each target makes it when it is missing.
 #
+#   make setup                   the virtual environment with locked versions
 #   make run                     train DRIFT between real services on this machine (coterie run examples/drift.toml)
 #   make test                    every test; ARGS are given to pytest:    make test ARGS="tests/unit -x"
-#   make lint                    style, types, import rules, stubs and generated documents current
+#   make lint                    style, types, import rules, stubs current
+#   make format                  put style right where that can be done by itself
+#   make proto                   stubs and proto/fields.lock from the contract
+#   make docs                    write docs/configuration.md again from the models
 #   make bench                   ratios within one run:                   make bench ARGS="--only sealed --json FILE"
 #   make tables DATA=FOLDER      the tables of the papers on real data (slow)
+#   make lock                    locked versions again;                   ARGS are given to requirements/compile.sh
+#   make clean                   remove the environment and everything that is built
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+DATA ?=
 
 .PHONY: help setup run test lint format proto docs bench tables lock clean
 
@@ -50,6 +57,9 @@ docs: setup
 
 bench: setup
 	$(BIN)/python -m bench $(ARGS)
+
+tables: setup
+	$(BIN)/coterie evaluate --table drift $(if $(DATA),--data $(DATA)) $(ARGS)
 
 lock: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" requirements/compile.sh $(ARGS)
