@@ -78,5 +78,7 @@ def references(feed: Feed, options: DriftOptions, seed: int) -> dict[str, Refere
     }
     rows = {"saros": Reference(history[-1]["metrics"], history)}
     for name, table in trivial.items():
-        rows[name] = Reference(headline(holdout.measure(table.__getitem__)), [])
+        measured = headline(holdout.measure(table.__getitem__))
+        # These scores order items; they are no logits, so the loss says nothing about them.
+        rows[name] = Reference({key: x for key, x in measured.items() if not key.endswith("_loss")}, [])
     return rows

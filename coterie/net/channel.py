@@ -7,6 +7,7 @@ the trailing metadata and hand received bytes to the transcript.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -71,17 +72,19 @@ class _Call:
     @asynccontextmanager
     async def timed(self, call: Any) -> AsyncIterator[None]:
         started = time.perf_counter()
-        failed = True
+        failed, server_ms = True, None
         try:
             yield
             failed = False
+            for key, value in await call.trailing_metadata() or ():
+                if key == SERVER_TIME_KEY:
+                    server_ms = int(value) / 1e3
+        except (asyncio.CancelledError, GeneratorExit):
+            # Ended by ourselves, as every waiting call is when a process stops.
+            failed = False
+            raise
         finally:
             total_ms = (time.perf_counter() - started) * 1e3
-            server_ms = None
-            if not failed:
-                for key, value in await call.trailing_metadata() or ():
-                    if key == SERVER_TIME_KEY:
-                        server_ms = int(value) / 1e3
             self._totals.finished(total_ms=total_ms, server_ms=server_ms, failed=failed)
 
 

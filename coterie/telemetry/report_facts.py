@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from coterie.telemetry.accounting import SECURITY
 from coterie.telemetry.quantities import finite, measure
 
 __all__ = [
@@ -144,6 +145,8 @@ class Costs:
     bytes_in: float | None
     cpu_seconds: float | None
     security_seconds: float | None
+    protections: Mapping[str, float]
+    """CPU seconds by what protects data (`SECURITY`), in its order; what took none is left out."""
 
     @property
     def bytes_total(self) -> float | None:
@@ -158,6 +161,12 @@ class Costs:
         if not self.cpu_seconds or self.security_seconds is None:
             return None
         return self.security_seconds / self.cpu_seconds
+
+    @property
+    def protection_shares(self) -> dict[str, float]:
+        """Share of the CPU time spent on each protection."""
+        total = self.cpu_seconds
+        return {name: seconds / total for name, seconds in self.protections.items()} if total else {}
 
 
 def section(report: Report, name: str) -> dict[str, Any]:
@@ -274,6 +283,10 @@ def costs(report: Report) -> Costs:
         values = [value for value in (finite(row.get(key)) for row in table) if value is not None]
         return sum(values) if values else None
 
+    protections = dict.fromkeys(SECURITY.values(), 0.0)
+    for row in services:
+        for activity, protection in SECURITY.items():
+            protections[protection] += finite(section(row, "activities").get(activity)) or 0.0
     calls, errors = total(traffic, "calls"), total(traffic, "errors")
     return Costs(
         calls=None if calls is None else round(calls),
@@ -282,6 +295,7 @@ def costs(report: Report) -> Costs:
         bytes_in=total(traffic, "bytes_in"),
         cpu_seconds=total(services, "total"),
         security_seconds=total(services, "security"),
+        protections={name: seconds for name, seconds in protections.items() if seconds},
     )
 
 

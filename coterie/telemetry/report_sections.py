@@ -301,7 +301,7 @@ def _traffic(report: Report) -> Section:
             Fact(
                 "Calls",
                 count(total.calls),
-                f"{count(total.errors)} failed" if total.errors else "none failed",
+                f"{count(total.errors)} refused or repeated" if total.errors else "none failed",
             ),
         ]
         interactions = finite(section(report, "dataset").get("interactions"))
@@ -361,6 +361,10 @@ def _work(report: Report) -> Section:
                 "key agreement and signatures are counted; TLS runs inside gRPC and cannot be told apart.",
             )
         )
+        found.facts += [
+            Fact(f"Share spent on {name}", percent(share), duration(total.protections[name]))
+            for name, share in total.protection_shares.items()
+        ]
     if peaks:
         highest = max(peaks, key=lambda name: peaks[name])
         found.figures.append(

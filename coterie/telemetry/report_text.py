@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from coterie.telemetry.quantities import count, duration, finite, percent, volume
+from coterie.telemetry.quantities import count, duration, finite, measure, percent, volume
 from coterie.telemetry.report_facts import (
     Metric,
     Report,
@@ -97,19 +97,38 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     found = []
     if total.bytes_total is not None:
         sent = f"{volume(total.bytes_total)} in {count(total.calls)} calls"
-        found.append(("Messages", f"{sent}, {count(total.errors)} failed" if total.errors else sent))
+        found.append(("Messages", f"{sent}, {count(total.errors)} refused or repeated" if total.errors else sent))
     if total.cpu_seconds is not None:
         services = len(section(report, "cpu_seconds"))
         found.append(("CPU time", f"{duration(total.cpu_seconds)} over {count(services)} services"))
     if total.security_share is not None:
         found.append(("Security", f"{percent(total.security_share)} of the CPU time"))
+        if shares := total.protection_shares:
+            parts = ", ".join(f"{name} {percent(share)}" for name, share in shares.items())
+            found.append(("  of it", parts))
     refused = finite(section(report, "staleness").get("refused"))
     if refused:
         found.append(("Stale gradients", f"{count(refused)} refused"))
+    found += _attack_facts(report)
     if entries(report, "events"):
         found.append(("Events", count(len(entries(report, "events")))))
     if finite(report.get("duration_s")) is not None:
         found.append(("Duration", duration(report["duration_s"])))
+    return found
+
+
+def _attack_facts(report: Report) -> list[tuple[str, str]]:
+    found = []
+    for name, row in section(report, "attacks").items():
+        known = section({"of": row}, "of")
+        auc = finite(known.get("auc_with_popularity", known.get("auc")))
+        if auc is None:
+            continue
+        alone = finite(known.get("popularity_auc"))
+        beside = f" (popularity alone {measure(alone)})" if alone is not None else ""
+        flags = finite(known.get("flag_accuracy"))
+        signs = f", {percent(flags)} of the signs right" if flags is not None else ""
+        found.append((f"Attack, {name.replace('_', ' ')}", f"AUC {measure(auc)}{beside}{signs}"))
     return found
 
 

@@ -52,9 +52,11 @@ def test_the_best_of_each_column_is_bold() -> None:
 
 def test_the_facts_take_one_line_each() -> None:
     lines = printed(SAMPLE()).splitlines()
-    assert "Messages: 597 MB in 42,285 calls, 3 failed" in lines
+    assert "Messages: 597 MB in 42,285 calls, 3 refused or repeated" in lines
     assert "CPU time: 1 min 32 s over 7 services" in lines
     assert "Security: 1.41% of the CPU time" in lines
+    assert "  of it: sealing and opening 0.85%, key agreement 0.42%, signatures 0.14%" in lines
+    assert "Attack, requested rows: AUC 0.9989 (popularity alone 0.8712)" in lines
     assert "Duration: 3 min 27 s" in lines
 
 
