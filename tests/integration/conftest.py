@@ -1,5 +1,7 @@
-"""A real third party for tests: a child process on loopback, with tokens, parties that enrol, and channels to it."""
+"""Real services for tests: child processes on loopback with mutual TLS, parties that enrol, and channels to them."""
 
+import asyncio
+import json
 import os
 import signal
 import socket
@@ -9,30 +11,64 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
+from google.protobuf import message_factory
 
 from coterie.config.base import EnrolSettings, ServiceSettings
-from coterie.crypto.authority import logical_name, new_token
+from coterie.crypto.authority import (
+    Authority,
+    load_tls_key,
+    logical_name,
+    make_csr,
+    new_tls_key,
+    new_token,
+    save_tls_key,
+)
 from coterie.crypto.identity import Bundle, Identity
 from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import enrol, identities
 from coterie.net.meter import Meter
+from coterie.net.party import Party
+from coterie.net.retry import Retry
+from coterie.net.status import from_rpc_error
 from coterie.store.tokens import append_token
+from coterie.wire.refusal import Refusal
+from coterie.wire.v1 import client_pb2, data_owner_pb2, operator_pb2, orchestrator_pb2, thirdparty_pb2
+from coterie.wire.v1.operator_pb2_grpc import OperatorStub
+from coterie.wire.v1.orchestrator_pb2 import RunPlan
 from coterie.wire.v1.thirdparty_pb2_grpc import EnrolmentStub, KeyDirectoryStub
 
 START_S = 30.0
 """How long a service may take to become healthy; a machine under load needs some of it."""
 
+HOST = "127.0.0.1"
+
 
 def free_port() -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((HOST, 0))
         return probe.getsockname()[1]
+
+
+def toml(value: object) -> str:
+    """Return a value as TOML, tables inline."""
+    match value:
+        case bool() | int() | float():
+            return json.dumps(value)
+        case Mapping():
+            return "{" + ", ".join(f"{key} = {toml(held)}" for key, held in value.items()) + "}"
+        case list() | tuple():
+            return "[" + ", ".join(map(toml, value)) + "]"
+        case _:
+            return json.dumps(str(value))
 
 
 @dataclass(frozen=True)
@@ -56,25 +92,39 @@ class Enrolled:
 
 
 class ServiceProcess:
-    """One service as a child process of the test."""
+    """One service as a child process of the test, and the channels that the test opens to it."""
 
-    def __init__(self, role: str, config: Path, metrics: str) -> None:
-        self.role = role
-        self.config = config
-        self.metrics = metrics
-        self.log = config.with_suffix(".log")
+    def __init__(self, role: str, name: str, folder: Path, keys: Mapping[str, object]) -> None:
+        self.role, self.name, self.folder = role, name, folder
+        self.state = folder / name
+        self.address = f"{HOST}:{free_port()}"
+        self.metrics = f"{HOST}:{free_port()}"
+        self.config = folder / f"{name}.toml"
+        self.log = self.config.with_suffix(".log")
+        self.channels: list[Channel] = []
         self._child: subprocess.Popen[bytes] | None = None
+        places = {"name": name, "state": self.state, "listen": self.address, "metrics": self.metrics}
+        self.configure({**places, **keys})
+
+    def configure(self, keys: Mapping[str, object]) -> None:
+        self.keys = dict(keys)
+        self.config.write_text("".join(f"{key} = {toml(value)}\n" for key, value in keys.items()))
 
     @property
     def running(self) -> bool:
         return self._child is not None and self._child.poll() is None
 
-    def start(self) -> None:
+    @property
+    def party(self) -> str:
+        return f"{self.role}/{self.name}"
+
+    def start(self, *, healthy: bool = True) -> None:
         command = [sys.executable, "-P", "-m", "coterie", "serve", self.role, "--config", str(self.config)]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")}
         with self.log.open("ab") as log:
             self._child = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-        self.wait_for_health(True)
+        if healthy:
+            self.wait_for_health(True)
 
     def wait_for_health(self, expected: bool) -> None:
         deadline = time.monotonic() + START_S
@@ -85,12 +135,25 @@ class ServiceProcess:
                 pytest.fail(f"{self.role} did not become {expected=}:\n{self.log.read_text()}")
             time.sleep(0.05)
 
+    def wait_for_end(self) -> int:
+        """Return the exit status of a service that ends by itself."""
+        return self._child.wait(timeout=START_S)
+
     def healthy(self) -> bool:
+        return self._page() == 200
+
+    def answers(self) -> bool:
+        """Whether the process listens, healthy or not."""
+        return self._page() in (200, 503)
+
+    def _page(self) -> int:
         try:
             with urllib.request.urlopen(f"http://{self.metrics}/healthz", timeout=2) as answer:
-                return answer.status == 200
+                return answer.status
+        except urllib.error.HTTPError as error:
+            return error.code
         except (urllib.error.URLError, ConnectionError, TimeoutError):
-            return False
+            return 0
 
     def signal(self, number: signal.Signals) -> int:
         """Send a signal to this child and return its exit status; -9 for a kill."""
@@ -103,30 +166,51 @@ class ServiceProcess:
     def kill(self) -> int:
         return self.signal(signal.SIGKILL)
 
+    # --- what a test does as somebody who calls ----------------------------------------------------------------
+
+    def channel(self, party: Enrolled | TlsFiles) -> Channel:
+        """Open a channel to the mutual TLS listener; closed when the test ends."""
+        tls = party.tls if isinstance(party, Enrolled) else party
+        return self._keep(self.address, tls.channel_credentials())
+
+    def _keep(self, address: str, credentials: grpc.ChannelCredentials) -> Channel:
+        channel = connect(
+            address,
+            credentials,
+            tls_name=logical_name(self.role, self.name),
+            peer=self.party,
+            meter=Meter(),
+        )
+        self.channels.append(channel)
+        return channel
+
+    async def release(self) -> None:
+        """Close the channels that were opened to this service."""
+        while self.channels:
+            await self.channels.pop().close()
+
+    def handshake(self, tls: TlsFiles) -> None:
+        """Make a TLS connection to the mutual TLS listener with the standard library; raises what TLS raises."""
+        host, _, port = self.address.rpartition(":")
+        context = ssl.create_default_context(cafile=str(tls.authority))
+        context.load_cert_chain(tls.chain, tls.key)
+        context.set_alpn_protocols(["h2"])
+        with (
+            socket.create_connection((host, int(port)), timeout=5) as plain,
+            context.wrap_socket(plain, server_hostname=logical_name(self.role, self.name)) as secured,
+        ):
+            # With TLS 1.3 the server's refusal of a client certificate arrives with the first read.
+            secured.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+            if not secured.recv(1):
+                raise ConnectionResetError("closed by the server")
+
 
 class ThirdParty(ServiceProcess):
     """A third party, what its operator does, and parties that talk to it."""
 
-    name = "directory"
-
     def __init__(self, folder: Path, **settings: object) -> None:
-        self.folder = folder
-        self.state = folder / "thirdparty"
-        self.address = f"127.0.0.1:{free_port()}"
-        self.enrol_address = f"127.0.0.1:{free_port()}"
-        metrics = f"127.0.0.1:{free_port()}"
-        keys = {
-            "name": self.name,
-            "state": str(self.state),
-            "listen": self.address,
-            "enrol_listen": self.enrol_address,
-            "metrics": metrics,
-            **settings,
-        }
-        config = folder / "thirdparty.toml"
-        config.write_text("".join(f"{key} = {value!r}\n" for key, value in keys.items()))
-        super().__init__("thirdparty", config, metrics)
-        self.channels: list[Channel] = []
+        self.enrol_address = f"{HOST}:{free_port()}"
+        super().__init__("thirdparty", "directory", folder, {"enrol_listen": self.enrol_address, **settings})
 
     @property
     def ca_file(self) -> Path:
@@ -140,20 +224,24 @@ class ThirdParty(ServiceProcess):
         path.write_text(f"{secret}\n")
         return path
 
+    def enrol_section(self, token: Path, timeout_s: float = 10.0) -> dict[str, object]:
+        """Return how a party enrols here, as in its configuration."""
+        return {
+            "address": self.enrol_address,
+            "name": self.name,
+            "ca_file": self.ca_file,
+            "token_file": token,
+            "timeout_s": timeout_s,
+        }
+
     def settings(
         self, name: str, token: Path, *, state: Path | None = None, timeout_s: float = 10.0
     ) -> ServiceSettings:
         """Return the settings of a party that enrols here, with a state folder of its own."""
         folder = state or self.folder / f"{name}-{time.monotonic_ns()}"
         folder.mkdir(exist_ok=True, mode=0o700)
-        point = EnrolSettings(
-            address=self.enrol_address,
-            name=self.name,
-            ca_file=self.ca_file,
-            token_file=token,
-            timeout_s=timeout_s,
-        )
-        return ServiceSettings(name=name, state=folder, listen="127.0.0.1:1", enrol=point)
+        point = EnrolSettings.model_validate(self.enrol_section(token, timeout_s))
+        return ServiceSettings(name=name, state=folder, listen=f"{HOST}:1", enrol=point)
 
     async def enrol_with(self, role: str, settings: ServiceSettings, participants: int = 0) -> Enrolled:
         """Enrol a party with given settings."""
@@ -169,10 +257,24 @@ class ThirdParty(ServiceProcess):
         token = self.token(role, name, participants=participants if allowed is None else allowed)
         return await self.enrol_with(role, self.settings(name, token), participants)
 
-    def channel(self, party: Enrolled | TlsFiles) -> Channel:
-        """Open a channel to the mutual TLS listener; closed when the test ends."""
-        tls = party.tls if isinstance(party, Enrolled) else party
-        return self._keep(self.address, tls.channel_credentials())
+    def issue(
+        self,
+        folder: Path,
+        role: str,
+        name: str,
+        *,
+        now: datetime | None = None,
+        authority: Authority | None = None,
+    ) -> TlsFiles:
+        """Write the TLS folder of a party with a certificate for one day from ``now``, without enrolment."""
+        tls = TlsFiles(folder)
+        folder.mkdir(parents=True)
+        save_tls_key(tls.key, new_tls_key())
+        by = authority or Authority.load(self.state)
+        certificate = by.issue(make_csr(load_tls_key(tls.key)), role, name, 1, now=now)
+        tls.chain.write_bytes(certificate + by.certificate_pem)
+        tls.authority.write_bytes(self.ca_file.read_bytes())
+        return tls
 
     def anonymous_channel(self, address: str) -> Channel:
         """Open a channel without a client certificate."""
@@ -184,36 +286,170 @@ class ThirdParty(ServiceProcess):
     def enrolment(self) -> EnrolmentStub:
         return self.anonymous_channel(self.enrol_address).stub(EnrolmentStub)
 
-    def _keep(self, address: str, credentials: grpc.ChannelCredentials) -> Channel:
-        channel = connect(
-            address,
-            credentials,
-            tls_name=logical_name("thirdparty", self.name),
-            peer=f"thirdparty/{self.name}",
-            meter=Meter(),
+
+class Member(ServiceProcess):
+    """A COS, data owner or client host that enrols at a third party."""
+
+    def __init__(
+        self,
+        role: str,
+        name: str,
+        third_party: ThirdParty,
+        folder: Path,
+        *,
+        participants: int = 0,
+        **keys: object,
+    ) -> None:
+        self.third_party = third_party
+        token = third_party.token(role, name, participants=participants)
+        directory = {"address": third_party.address, "name": third_party.name}
+        enrolling = third_party.enrol_section(token, START_S)
+        super().__init__(role, name, folder, {"thirdparty": directory, "enrol": enrolling, **keys})
+
+
+def plan(run_id: str, **changes: Any) -> RunPlan:
+    """Return the plan of a small run."""
+    usual = {
+        "system": "drift",
+        "form": "published",
+        "secure_sum": "clear",
+        "dim": 4,
+        "rate": 0.25,
+        "ridge": 0.0,
+        "theta": 2,
+        "seed": 7,
+        "max_staleness": 3,
+        "epochs": 2,
+        "min_users": 1,
+    }
+    return RunPlan(run_id=run_id, **{**usual, **changes})
+
+
+class Operating:
+    """What an operator does at a COS."""
+
+    def __init__(self, cos: Member, tls: TlsFiles) -> None:
+        self.cos = cos
+        self.stub: Any = cos.channel(tls).stub(OperatorStub)
+
+    async def start(
+        self, run_id: str, *, owners: int = 1, users: int = 1, minutes: float = 60.0, **changes: Any
+    ) -> None:
+        """Start a run that waits for parties; it does not lose them in ``minutes``."""
+        milliseconds = int(minutes * 60_000)
+        await self.stub.StartRun(
+            operator_pb2.StartRunRequest(
+                plan=plan(run_id, **changes),
+                expect_owners=owners,
+                expect_users=users,
+                phase_timeout_ms=milliseconds,
+                party_timeout_ms=milliseconds,
+            )
         )
-        self.channels.append(channel)
-        return channel
 
-    def handshake(self, tls: TlsFiles) -> None:
-        """Make a TLS connection to the mutual TLS listener with the standard library; raises what TLS raises."""
-        host, _, port = self.address.rpartition(":")
-        context = ssl.create_default_context(cafile=str(self.ca_file))
-        context.load_cert_chain(tls.chain, tls.key)
-        context.set_alpn_protocols(["h2"])
-        with (
-            socket.create_connection((host, int(port)), timeout=5) as plain,
-            context.wrap_socket(plain, server_hostname=logical_name("thirdparty", self.name)) as secured,
-        ):
-            # With TLS 1.3 the server's refusal of a client certificate arrives with the first read.
-            secured.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
-            if not secured.recv(1):
-                raise ConnectionResetError("closed by the server")
+    async def state(self, run_id: str) -> operator_pb2.RunState:
+        return (await self.stub.GetRun(operator_pb2.GetRunRequest(run_id=run_id))).run
 
 
-async def _release(service: ThirdParty) -> None:
-    while service.channels:
-        await service.channels.pop().close()
+def party_at(cos: Member, enrolled: Enrolled, run_id: str) -> Party:
+    """Return a party's side of the COS that does not try again."""
+    return Party(cos.channel(enrolled), run_id, enrolled.fingerprint, Retry(limit_s=0.0))
+
+
+async def each(*messages: Any) -> AsyncIterator[Any]:
+    """Yield messages as a request stream."""
+    for message in messages:
+        yield message
+
+
+# --- Refusals ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Refused:
+    """How a call was refused: everything that the caller gets to see."""
+
+    code: grpc.StatusCode
+    reason: str
+    field: str
+    expected: str
+    text: str
+
+    def says_nothing_of(self, *private: object) -> bool:
+        """Whether no private value stands in the answer, neither as it is nor in hexadecimal."""
+        forms = []
+        for one in private:
+            forms += [one.hex(), one.decode("latin-1")] if isinstance(one, bytes) else [str(one)]
+        return not any(form in self.text for form in forms)
+
+
+async def answers(call: Awaitable[Any] | AsyncIterator[Any]) -> list[Any]:
+    """Return everything that a call answers."""
+    return [one async for one in call] if isinstance(call, AsyncIterator) else [await call]
+
+
+async def refused(call: Awaitable[Any] | AsyncIterator[Any]) -> Refused:
+    """Await a call that must be refused."""
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await answers(call)
+    error = failed.value
+    refusal = from_rpc_error(error, "peer")
+    assert isinstance(refusal, Refusal), refusal
+    metadata = [
+        v.decode("latin-1") if isinstance(v, bytes) else v for _, v in error.trailing_metadata() or ()
+    ]
+    text = " ".join([error.details() or "", *metadata, str(refusal)])
+    return Refused(error.code(), refusal.name, refusal.field, refusal.expected, text)
+
+
+async def code_of(call: Awaitable[Any]) -> grpc.StatusCode:
+    """Await a call that must fail below our own refusals; return the gRPC code."""
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await call
+    assert not isinstance(from_rpc_error(failed.value, "peer"), Refusal)
+    return failed.value.code()
+
+
+METHODS = {
+    f"/{service.full_name}/{method.name}": method
+    for module in (client_pb2, data_owner_pb2, operator_pb2, orchestrator_pb2, thirdparty_pb2)
+    for service in module.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+"""Every RPC of the contract by its full name."""
+
+
+async def call_with_nothing(channel: Channel, name: str) -> str:
+    """Call an RPC with an empty request; return the reason of the refusal, or OK."""
+    return outcome(await failure_with_nothing(channel, name))
+
+
+async def failure_with_nothing(channel: Channel, name: str) -> grpc.aio.AioRpcError | None:
+    method = METHODS[name]
+    request = message_factory.GetMessageClass(method.input_type)()
+    response = message_factory.GetMessageClass(method.output_type)
+    streams = ("stream" if method.client_streaming else "unary") + (
+        "_stream" if method.server_streaming else "_unary"
+    )
+    call = getattr(channel, streams)(name, type(request).SerializeToString, response.FromString)
+    try:
+        await answers(call(each(request) if method.client_streaming else request, timeout=START_S))
+    except grpc.aio.AioRpcError as failure:
+        return failure
+    return None
+
+
+def outcome(failure: grpc.aio.AioRpcError | None) -> str:
+    """Return the reason of a refusal, or OK."""
+    if failure is None:
+        return "OK"
+    refusal = from_rpc_error(failure, "peer")
+    assert isinstance(refusal, Refusal), refusal
+    assert (failure.code() == grpc.StatusCode.PERMISSION_DENIED) == (refusal.name == "WRONG_ROLE")
+    return refusal.name
+
+
+# --- Fixtures ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -229,7 +465,7 @@ async def start_third_party(tmp_path_factory):
 
     yield start
     for service in started:
-        await _release(service)
+        await service.release()
         if service.running:
             service.stop()
 
@@ -246,4 +482,72 @@ def shared_third_party(tmp_path_factory):
 async def third_party(shared_third_party):
     """A running third party, the same for all tests that leave it running: enrol under a name of your own."""
     yield shared_third_party
-    await _release(shared_third_party)
+    await shared_third_party.release()
+
+
+@pytest.fixture(scope="session")
+def shared_cos(shared_third_party, tmp_path_factory):
+    service = Member("cos", "shared-cos", shared_third_party, tmp_path_factory.mktemp("cos"))
+    service.start()
+    yield service
+    service.stop()
+
+
+@pytest.fixture
+async def cos(shared_cos):
+    """A running COS, the same for all tests that leave it running: start a run of your own."""
+    yield shared_cos
+    await shared_cos.release()
+
+
+@pytest.fixture(scope="session")
+def certificates(shared_third_party, tmp_path_factory):
+    """TLS files by role, for callers that nobody has to know by name."""
+    folder = tmp_path_factory.mktemp("certificates")
+    roles = ("cos", "data-owner", "client", "thirdparty", "operator")
+    return {role: shared_third_party.issue(folder / role, role, f"some-{role}") for role in roles}
+
+
+@pytest.fixture
+def operator(cos, certificates):
+    """An operator at the shared COS."""
+    return Operating(cos, certificates["operator"])
+
+
+@pytest.fixture
+async def start_member(tmp_path_factory):
+    """Return a function that starts a COS, data owner or client host of the test's own; all are stopped."""
+    started: list[Member] = []
+
+    def start(role: str, name: str, third_party: ThirdParty, *, healthy: bool = True, **keys: Any) -> Member:
+        service = Member(role, name, third_party, tmp_path_factory.mktemp(name), **keys)
+        started.append(service)
+        service.start(healthy=healthy)
+        return service
+
+    yield start
+    for service in reversed(started):
+        await service.release()
+        if service.running:
+            await asyncio.to_thread(service.stop)
+
+
+@pytest.fixture(scope="session")
+def calls():
+    """What every module needs to make calls and to look at their failure, by name."""
+    return type(
+        "Calls",
+        (),
+        {
+            "METHODS": METHODS,
+            "Member": Member,
+            "Operating": Operating,
+            "answers": staticmethod(answers),
+            "code_of": staticmethod(code_of),
+            "each": staticmethod(each),
+            "party_at": staticmethod(party_at),
+            "plan": staticmethod(plan),
+            "refused": staticmethod(refused),
+            "with_nothing": staticmethod(call_with_nothing),
+        },
+    )
