@@ -20,12 +20,15 @@ from coterie.evaluation.holdout import TRAIN
 from coterie.launch.federation import Federation
 from coterie.launch.feed import Feed, load, make_feed
 from coterie.launch.reference import learning_settings
-from coterie.learning.blocks import Stream
+from coterie.learning.blocks import BlockBuilder, Stream
+from coterie.learning.drift import apply, fetch, gradients, initial, wanted
 from coterie.learning.drift_reference import run_in_process
 from coterie.wire.v1 import operator_pb2 as wire
 
 _TICK = os.sysconf("SC_CLK_TCK")
 THETAS = (2, 8, 32, 128)
+_ALL = 1_000_000
+"""More users than a host has: it then measures nothing, as the same mathematics in one process does not."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +53,13 @@ def _process_seconds(federation: Federation) -> float:
 
 
 def settings_for(data: Path | None, theta: int, **federation: int) -> RunSettings:
-    """Return the settings of a measured run: two epochs, few processes, no reference."""
+    """Return the settings of a measured run: two epochs, few processes, no reference, nothing evaluated."""
     return RunSettings.model_validate(
         {
             "data": {"path": data},
             "reference": False,
             "drift": {"theta": theta, "epochs": 2},
-            "federation": {"owners": 0, "owner_processes": 2, "hosts": 1, **federation},
+            "federation": {"owners": 0, "owner_processes": 2, "hosts": 1, "min_users": _ALL, **federation},
         }
     )
 
@@ -118,6 +121,28 @@ def in_process(settings: RunSettings, feed: Feed) -> list[float]:
     return [after - before for before, after in itertools.pairwise(marks)]
 
 
+def block_by_block(settings: RunSettings, feed: Feed) -> float:
+    """Return the CPU seconds of one pass in this process where each block's gradient is computed for itself."""
+    data, learning = feed.dataset, learning_settings(settings.drift)
+    stored = []
+    for stream in streams(feed):
+        builder = BlockBuilder()
+        interactions = zip(stream.user.tolist(), stream.item.tolist(), stream.positive.tolist(), strict=True)
+        blocks = [block for one in interactions if (block := builder.add(*one)) is not None]
+        stored.append(blocks + builder.flush())
+    Upsilon, Psi = initial(len(data.users), len(data.items), learning, 0)
+    begun = time.process_time()
+    for blocks in stored:
+        for at in range(0, len(blocks), learning.theta):
+            updates = [
+                gradients([block], fetch(Upsilon, Psi, *wanted([block])), learning.ridge)
+                for block in blocks[at : at + learning.theta]
+            ]
+            for update in updates:
+                apply(Upsilon, Psi, update, learning.rate)
+    return time.process_time() - begun
+
+
 def _dataset(data: Path | None) -> Dataset:
     if data is not None:
         return load(settings_for(data, 2))
@@ -133,6 +158,14 @@ def epoch_rows(data: Path | None) -> Iterator[Row]:
         alone = np.median([in_process(settings, feed) for _ in range(5)], axis=0)
         together = asyncio.run(spent(settings, feed))
         note = f"{dataset.name}, {together.exchanges} updates in 2 epochs, process start {together.start:.1f} s apart"
+        plain = block_by_block(settings, feed)
+        yield lower(
+            f"drift.epoch.theta_{theta}.by_block",
+            together.epoch_2,
+            plain,
+            "CPU s",
+            "the same pass, in one process block by block",
+        )
         agreed = together.epoch_1 - together.agreement
         yield lower(
             f"drift.epoch.theta_{theta}", together.epoch_2, float(alone[1]), "CPU s", f"a pass; {note}"

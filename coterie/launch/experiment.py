@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
-from coterie.config.run import RunSettings
+from coterie.config.run import FederationSettings, RunSettings
 from coterie.errors import RunError
 from coterie.evaluation.holdout import TRAIN
 from coterie.launch.federation import Federation
@@ -30,7 +30,7 @@ from coterie.store import cos as cos_store
 from coterie.store.client import load_users
 from coterie.wire.v1 import operator_pb2 as wire
 
-__all__ = ["Outcome", "new_run_id", "run"]
+__all__ = ["Outcome", "new_run_id", "run", "unrecorded"]
 
 Watcher = Callable[[int, wire.WatchRunResponse], None]
 """Called with the seed and each event."""
@@ -79,6 +79,11 @@ async def run(settings: RunSettings, run_id: str, watcher: Watcher) -> tuple[Out
     report["duration_s"] = round(time.perf_counter() - begun, 1)
     write(report, folder)
     return report, folder
+
+
+def unrecorded(settings: RunSettings) -> FederationSettings:
+    """Return the run's federation without transcripts and attacks: one of many that are compared."""
+    return settings.federation.model_copy(update={"transcripts": False, "attacks": False})
 
 
 async def _one(
@@ -138,11 +143,10 @@ async def _with_theta(
     settings: RunSettings, feed: Feed, folder: Path, run_id: str, theta: int, watcher: Watcher
 ) -> dict[str, Any]:
     """Run the same federation with another Theta: what changes is quality, calls and CPU time."""
-    quiet = settings.federation.model_copy(update={"transcripts": False, "attacks": False})
     other = settings.model_copy(
         update={
             "reference": False,
-            "federation": quiet,
+            "federation": unrecorded(settings),
             "drift": settings.drift.model_copy(update={"theta": theta}),
         }
     )

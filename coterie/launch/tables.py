@@ -53,7 +53,11 @@ def drift_table(
     for rate in rates:
         for seed in seeds:
             one = settings.model_copy(
-                update={"seeds": (seed,), "drift": settings.drift.model_copy(update={"rate": rate})}
+                update={
+                    "seeds": (seed,),
+                    "drift": settings.drift.model_copy(update={"rate": rate}),
+                    "federation": experiment.unrecorded(settings),
+                }
             )
             run_id = experiment.new_run_id(settings.name)
             report, folder = asyncio.run(experiment.run(one, run_id, lambda _seed, _event: None))

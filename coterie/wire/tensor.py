@@ -69,7 +69,6 @@ def from_wire(
         WRONG_SHAPE for another type, rank, length or number of bytes; NOT_FINITE for NaN or infinite values.
     """
     wanted = np.dtype(dtype).newbyteorder("<")
-    described = f"{wanted.name} {tuple('any' if n is None else n for n in shape)}"
     held = _DTYPES.get(tensor.dtype)
     lengths = tuple(tensor.shape)
     fits = (
@@ -84,7 +83,7 @@ def from_wire(
             ErrorReason.ERROR_REASON_WRONG_SHAPE,
             f"{field} is {name} {lengths} in {len(tensor.data)} bytes",
             field=field,
-            expected=described,
+            expected=f"{wanted.name} {tuple('any' if n is None else n for n in shape)}",
         )
     array = np.frombuffer(tensor.data, dtype=wanted).reshape(lengths)
     if wanted.kind == "f" and not np.isfinite(array).all():
@@ -110,7 +109,7 @@ def increasing_ids(tensor: Tensor, limit: int, *, field: str) -> npt.NDArray[np.
         WRONG_SHAPE, or INVALID_FIELD when ids repeat, fall, or reach ``limit``.
     """
     ids = from_wire(tensor, np.uint32, (None,), field=field)
-    if ids.size and (int(ids[-1]) >= limit or (np.diff(ids.astype(np.int64)) <= 0).any()):
+    if ids.size and (int(ids[-1]) >= limit or (ids[1:] <= ids[:-1]).any()):
         raise Refusal(
             ErrorReason.ERROR_REASON_INVALID_FIELD,
             f"{field} is not strictly increasing, or names an id that does not exist",
