@@ -129,7 +129,7 @@ def load_entries(connection: sa.Connection) -> Iterator[OutboxEntry]:
 
 
 def add_sent(connection: sa.Connection, things: Sequence[Sent]) -> None:
-    """Add to what has left; ``acknowledged`` replaces the number held for sealed records and adds for the rest."""
+    """Add to what has left; ``acknowledged`` is what it changes by, below 0 where an owner has lost records."""
     if not things:
         return
     statement = sa.text(

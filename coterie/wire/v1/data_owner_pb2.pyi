@@ -86,7 +86,9 @@ class SubmitInteractionsResponse(google.protobuf.message.Message):
     """Batches that were durable before: acknowledged again, counted once."""
     @property
     def durable(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Last durable sequence number of each batch's user, in the order of the batches."""
+        """Last durable sequence number of each batch's user, in the order of the batches; 0 for a batch that was refused
+        for anything but its numbers: how much an owner holds is told to the user alone.
+        """
 
     @property
     def refused(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RefusedBatch]:

@@ -268,7 +268,15 @@ class Delivery:
     ) -> None:
         now = time.time_ns() // 1_000_000
         sent = []
-        for batch, durable in zip(batches, response.durable, strict=True):
+        # An owner says what it holds of a user only in answer to a batch that opens.
+        silent = {
+            refused.index
+            for refused in response.refused
+            if refused.reason != ErrorReason.ERROR_REASON_SEQUENCE_MISMATCH
+        }
+        for index, (batch, durable) in enumerate(zip(batches, response.durable, strict=True)):
+            if index in silent:
+                continue
             if durable > len(batch.outbox.rows):
                 raise PeerError(
                     f"OUTBOX_BEHIND: {recipient.name} holds {durable} records of a user whose outbox has "
@@ -277,12 +285,11 @@ class Delivery:
                 )
             gained = durable - batch.outbox.acknowledged
             # An owner that was restored from a backup holds less than it once acknowledged: send the rest again.
+            # The store follows it down, so that a host that restarts in between does not take it for delivered.
             batch.outbox.acknowledged = durable
             size = len(batch.message.header) + len(batch.message.ciphertext)
             sent.append(
-                store.Sent(
-                    batch.user, f"data-owner/{recipient.name}", "interaction", max(gained, 0), size, now
-                )
+                store.Sent(batch.user, f"data-owner/{recipient.name}", "interaction", gained, size, now)
             )
         await self._writer.run(lambda connection: store.add_sent(connection, sent))
         for refused in response.refused:

@@ -20,7 +20,7 @@ from coterie.crypto.sealed import (
 from coterie.crypto.verification import Reason, VerificationError
 from coterie.errors import CoterieError, StoreError
 from coterie.store import data_owner as store
-from coterie.store.engine import Writer
+from coterie.store.engine import Writer, is_full
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import data_owner_pb2 as wire
@@ -188,39 +188,45 @@ class Intake(DataOwnerServicer):
         response = wire.SubmitInteractionsResponse()
         durable: dict[bytes, int] = {}
         accepted: list[store.Batch] = []
+        known: list[bytes | None] = []
         for index, (batch, payload) in enumerate(zip(batches, payloads, strict=True)):
-            at = durable.get(batch.user, owner.durable.get(batch.user, 0))
-            refused = ErrorReason.ERROR_REASON_UNSPECIFIED
+            # How much an owner holds of a user is for the user to know, whom only a batch that opens can come from.
+            known.append(batch.user if isinstance(payload, bytes) else None)
             if not isinstance(payload, bytes):
-                refused = payload
-            else:
-                header = Header.parse(batch.header)
-                match _judge(at, header):
-                    case Decision.ACCEPT:
-                        accepted.append(store.Batch(batch.user, header.first_sequence, header.count, payload))
-                        durable[batch.user] = header.last_sequence
-                    case Decision.DUPLICATE:
-                        response.duplicates += 1
-                    case Decision.MISMATCH:
-                        refused = ErrorReason.ERROR_REASON_SEQUENCE_MISMATCH
-            if refused:
-                response.refused.append(wire.RefusedBatch(index=index, reason=refused, expected=at + 1))
+                response.refused.append(wire.RefusedBatch(index=index, reason=payload))
+                continue
+            at = durable.get(batch.user, owner.durable.get(batch.user, 0))
+            header = Header.parse(batch.header)
+            match _judge(at, header):
+                case Decision.ACCEPT:
+                    accepted.append(store.Batch(batch.user, header.first_sequence, header.count, payload))
+                    durable[batch.user] = header.last_sequence
+                case Decision.DUPLICATE:
+                    response.duplicates += 1
+                case Decision.MISMATCH:
+                    mismatch = ErrorReason.ERROR_REASON_SEQUENCE_MISMATCH
+                    response.refused.append(wire.RefusedBatch(index=index, reason=mismatch, expected=at + 1))
         if accepted:
-            try:
-                await self._writer.run(lambda connection: store.add_batches(connection, owner.id, accepted))
-            except StoreError as error:
-                raise Refusal(
-                    ErrorReason.ERROR_REASON_STORE_FULL,
-                    "the owner's store cannot take more; nothing of this message was kept",
-                    field="batches",
-                    expected="the same message again, later",
-                ) from error
-            with self._accounting.activity("blocks", sum(batch.length for batch in accepted)):
-                for taken in accepted:
-                    owner.add(taken)
-            owner.wake()
-        response.durable.extend(owner.durable.get(batch.user, 0) for batch in batches)
+            await self._keep(owner, accepted)
+        response.durable.extend(owner.durable.get(user, 0) if user is not None else 0 for user in known)
         return response
+
+    async def _keep(self, owner: Owner, accepted: Sequence[store.Batch]) -> None:
+        """Make batches durable, and then blocks of them."""
+        try:
+            await self._writer.run(lambda connection: store.add_batches(connection, owner.id, accepted))
+        except StoreError as error:
+            full = error.__cause__ is not None and is_full(error.__cause__)
+            raise Refusal(
+                ErrorReason.ERROR_REASON_STORE_FULL if full else ErrorReason.ERROR_REASON_NOT_READY,
+                f"{error.message}; nothing of this message was kept",
+                field="batches",
+                expected="the same message again, later",
+            ) from error
+        with self._accounting.activity("blocks", sum(batch.length for batch in accepted)):
+            for taken in accepted:
+                owner.add(taken)
+        owner.wake()
 
     async def OwnerInfo(self, request: wire.OwnerInfoRequest, context: Any) -> wire.OwnerInfoResponse:  # noqa: N802
         """Tell clients how many items an owner holds, and what to seal for."""
