@@ -16,7 +16,7 @@ __all__ = ["evaluate"]
 def evaluate(
     table: Annotated[str, typer.Option("--table", help="Which table: drift.")],
     file: Annotated[Path, typer.Argument(help="A run whose settings hold for every cell.")] = Path(
-        "examples/drift.toml"
+        "examples/drift-genres.toml"
     ),
     data: Annotated[Path | None, typer.Option("--data", help="A data set; synthetic when absent.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One seed instead of three.")] = False,
@@ -74,6 +74,9 @@ def _print(output: Output, made: dict[str, Any]) -> None:
     for name in ("system", "rate", "epoch", *shown):
         best.add_column(name, justify="left" if name == "system" else "right")
     for system, row in summary["best"].items():
+        if not row:
+            best.add_row(system, "", "", "no validation data to choose by")
+            continue
         best.add_row(system, str(row["rate"]), str(row["epoch"]), *_cells(row["metrics"], shown))
     for name, metrics in summary["trivial"].items():
         best.add_row(name, "", "", *_cells(metrics, shown))

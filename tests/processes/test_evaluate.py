@@ -1,0 +1,70 @@
+"""A paper's table, made by the command as its user calls it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SETTINGS = """
+name = "tiny"
+
+[data.synthetic]
+users = 40
+items = 40
+interactions = 750
+genres = 2
+
+[drift]
+dim = 4
+theta = 16
+epochs = 2
+
+[federation]
+owners = 2
+owner_processes = 1
+hosts = 1
+attacks = true
+transcripts = true
+"""
+
+
+def test_the_table_holds_a_federation_and_its_reference_for_every_rate(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(SETTINGS)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "coterie",
+            "evaluate",
+            "tiny.toml",
+            "--table",
+            "drift",
+            "--quick",
+            "--json",
+        ],
+        cwd=tmp_path,
+        env={key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)["result"]
+    table = json.loads((tmp_path / result["path"]).read_text())
+    assert result["table"] == table
+    assert {(one["system"], one["rate"], one["seed"]) for one in table["cells"]} == {
+        (system, rate, 0) for system in ("drift", "saros") for rate in (0.1, 0.2, 0.5)
+    }
+    assert all([entry["epoch"] for entry in one["history"]] == [1, 2] for one in table["cells"])
+    assert set(table["summary"]["trivial"]) == {"random", "popularity", "positive_share"}
+    # The same blocks, and another step size: nothing is equal by accident.
+    losses = {one["history"][-1]["train_loss"] for one in table["cells"]}
+    assert len(losses) == len(table["cells"])
+    for title in ("After epoch 1 on synthetic", "At the rate and epoch chosen by validation"):
+        assert title in done.stderr
+    runs = list((tmp_path / "runs").glob("tiny-*"))
+    assert len(runs) == 3
+    assert not list((tmp_path / "runs").glob("*/*/state/transcript*.bin"))
