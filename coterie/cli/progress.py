@@ -84,10 +84,10 @@ class Progress:
 
     def _count(self, counters: wire.ProgressEvent) -> None:
         now = time.monotonic()
-        at, blocks = self._before
-        if now > at and counters.blocks >= blocks:
-            self._speed = (counters.blocks - blocks) / (now - at)
-        self._before = (now, counters.blocks)
+        at, interactions = self._before
+        if now > at and counters.interactions >= interactions:
+            self._speed = (counters.interactions - interactions) / (now - at)
+        self._before = (now, counters.interactions)
         self._counters = counters
 
     def _quality(self) -> str:
@@ -109,7 +109,7 @@ class Progress:
                 "alive",
                 f"{state.owners_alive} data owners, {state.hosts_alive} client hosts, {state.users} users",
             ),
-            ("model", f"version {state.version}, {counters.blocks} blocks, {self._speed:.0f} blocks/s"),
+            ("model", f"version {state.version:,}, {self._speed:,.0f} interactions/s"),
             ("quality", self._quality()),
             ("COS traffic", f"{volume(counters.bytes_in)} in, {volume(counters.bytes_out)} out"),
         ]

@@ -55,8 +55,13 @@ def from_cos(known: Mapping[str, Any]) -> Outcome:
     }
 
 
+def _start(known: Mapping[str, Any]) -> int:
+    """Return when the first thing happened that the COS knows of, milliseconds."""
+    return min((one["time_ms"] for one in (*known["phases"], *known["parties"])), default=0)
+
+
 def _history(known: Mapping[str, Any]) -> list[dict[str, Any]]:
-    start = known["phases"][0]["time_ms"] if known["phases"] else 0
+    start = _start(known)
     entries = []
     for one in known["history"]:
         metrics = dict(one["metrics"])
@@ -76,7 +81,7 @@ def _history(known: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _timeline(known: Mapping[str, Any]) -> list[dict[str, Any]]:
-    start = known["phases"][0]["time_ms"] if known["phases"] else 0
+    start = _start(known)
     return [
         {
             "time_s": round((one["time_ms"] - start) / 1e3, 3),
@@ -88,10 +93,21 @@ def _timeline(known: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+_PHASES = {
+    "gather": "parties gather",
+    "intake": "epoch 1: interactions arrive, owners train",
+    "flush": "everything is delivered: owners finish trailing blocks",
+    "epoch": "epoch {}: owners pass over their blocks",
+    "evaluate": "clients evaluate",
+    "done": "done",
+    "failed": "failed",
+}
+
+
 def _events(known: Mapping[str, Any]) -> list[dict[str, Any]]:
-    start = known["phases"][0]["time_ms"] if known["phases"] else 0
     texts = [(one["time_ms"], f"{one['party']} {one['change']}") for one in known["parties"]]
-    texts += [(one["time_ms"], f"{one['phase']}, epoch {one['epoch']}") for one in known["phases"]]
+    texts += [(one["time_ms"], _PHASES[one["phase"]].format(one["epoch"])) for one in known["phases"]]
+    start = _start(known)
     return [{"time_s": round((at - start) / 1e3, 3), "text": text} for at, text in sorted(texts)]
 
 

@@ -107,7 +107,7 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     "MetricsEvent": dict.fromkeys(("names", "means", "users"), "metric_mean")
     | dict.fromkeys(("epoch", "version", "owners", "withheld"), "run_state"),
     "PartyEvent": {"party": "endpoint", "change": "run_state"},
-    "ProgressEvent": {"blocks": "block_count", "loss": "metric_mean"}
+    "ProgressEvent": {"blocks": "block_count", "interactions": "block_count", "loss": "metric_mean"}
     | dict.fromkeys(("updates", "bytes_in", "bytes_out", "stale"), "run_state"),
     "GetReportResponse": {"json": "run_state"},
     # orchestrator.proto
@@ -138,6 +138,7 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
         "epoch": "protocol",
         "first_block": "block_count",
         "blocks": "block_count",
+        "interactions": "block_count",
         "loss": "block_loss",
         "users": "requested_rows",
         "items": "requested_rows",

@@ -49,7 +49,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "item_gradient": "the gradient of an item's row over an owner's blocks",
         "requested_rows": "users and items named together in one exchange",
         "block_loss": "the loss of an owner's blocks",
-        "block_count": "how many blocks an owner has applied",
+        "block_count": "how many blocks an owner has applied, of how many interactions",
         "recommendation": "the items recommended to a user, their scores, how many were asked for",
         "disclosure": "the receipt of what has left a user's device",
         "item_key": "the external key of an item",

@@ -498,16 +498,20 @@ def _staleness(report: Report) -> Section:
             )
         )
         found.facts += [
-            Fact("Median age", f"{count(median)} versions"),
-            Fact("99% were no older than", f"{count(late)} versions"),
-            Fact("Oldest applied", f"{count(max(ages))} versions"),
+            Fact("Median age", _versions(median)),
+            Fact("99% were no older than", _versions(late)),
+            Fact("Oldest applied", _versions(max(ages))),
         ]
     if refused is not None:
         share = f"{percent(refused / (accepted + refused))} of all" if refused else ""
         found.facts.append(Fact("Refused as too old", count(refused), share))
     if limit is not None:
-        found.facts.append(Fact("Limit", f"{count(limit)} versions"))
+        found.facts.append(Fact("Limit", _versions(limit)))
     return found
+
+
+def _versions(number: float) -> str:
+    return f"{count(number)} version{'' if number == 1 else 's'}"
 
 
 def _whole(text: str) -> int | None:

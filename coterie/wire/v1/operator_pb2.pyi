@@ -461,6 +461,7 @@ class ProgressEvent(google.protobuf.message.Message):
     BYTES_IN_FIELD_NUMBER: builtins.int
     BYTES_OUT_FIELD_NUMBER: builtins.int
     STALE_FIELD_NUMBER: builtins.int
+    INTERACTIONS_FIELD_NUMBER: builtins.int
     blocks: builtins.int
     """Blocks applied."""
     updates: builtins.int
@@ -473,6 +474,8 @@ class ProgressEvent(google.protobuf.message.Message):
     """Bytes sent by the COS."""
     stale: builtins.int
     """Updates refused for staleness."""
+    interactions: builtins.int
+    """Interactions in the applied blocks."""
     def __init__(
         self,
         *,
@@ -482,8 +485,9 @@ class ProgressEvent(google.protobuf.message.Message):
         bytes_in: builtins.int = ...,
         bytes_out: builtins.int = ...,
         stale: builtins.int = ...,
+        interactions: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "bytes_in", b"bytes_in", "bytes_out", b"bytes_out", "loss", b"loss", "stale", b"stale", "updates", b"updates"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "bytes_in", b"bytes_in", "bytes_out", b"bytes_out", "interactions", b"interactions", "loss", b"loss", "stale", b"stale", "updates", b"updates"]) -> None: ...
 
 Global___ProgressEvent: typing_extensions.TypeAlias = ProgressEvent
 

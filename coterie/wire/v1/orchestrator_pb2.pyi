@@ -817,6 +817,7 @@ class Gradient(google.protobuf.message.Message):
     ITEMS_FIELD_NUMBER: builtins.int
     USER_GRADIENT_FIELD_NUMBER: builtins.int
     ITEM_GRADIENT_FIELD_NUMBER: builtins.int
+    INTERACTIONS_FIELD_NUMBER: builtins.int
     rows_version: builtins.int
     """Version of the rows on which it was computed."""
     epoch: builtins.int
@@ -827,6 +828,8 @@ class Gradient(google.protobuf.message.Message):
     """Number of blocks."""
     loss: builtins.float
     """Sum over the blocks of the block's mean loss."""
+    interactions: builtins.int
+    """Interactions in the blocks; the COS shows how fast they are learned from."""
     @property
     def users(self) -> coterie.wire.v1.common_pb2.Tensor:
         """uint32 (m,), strictly increasing slots."""
@@ -855,9 +858,10 @@ class Gradient(google.protobuf.message.Message):
         items: coterie.wire.v1.common_pb2.Tensor | None = ...,
         user_gradient: coterie.wire.v1.common_pb2.Tensor | None = ...,
         item_gradient: coterie.wire.v1.common_pb2.Tensor | None = ...,
+        interactions: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["item_gradient", b"item_gradient", "items", b"items", "user_gradient", b"user_gradient", "users", b"users"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "epoch", b"epoch", "first_block", b"first_block", "item_gradient", b"item_gradient", "items", b"items", "loss", b"loss", "rows_version", b"rows_version", "user_gradient", b"user_gradient", "users", b"users"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "epoch", b"epoch", "first_block", b"first_block", "interactions", b"interactions", "item_gradient", b"item_gradient", "items", b"items", "loss", b"loss", "rows_version", b"rows_version", "user_gradient", b"user_gradient", "users", b"users"]) -> None: ...
 
 Global___Gradient: typing_extensions.TypeAlias = Gradient
 

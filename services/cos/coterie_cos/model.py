@@ -83,6 +83,7 @@ class Model:
         self.progress: dict[int, store.Progress] = {}
         self.staleness = Staleness()
         self.blocks = 0
+        self.interactions = 0
         self.loss_sum = 0.0
         self.loss_blocks = 0
         self._frozen: dict[int, Frozen] = {}
@@ -170,6 +171,7 @@ class Model:
         self.version += 1
         self.progress[owner] = at
         self.blocks += gradient.blocks
+        self.interactions += gradient.interactions
         self.loss_sum += gradient.loss
         self.loss_blocks += gradient.blocks
         update = store.LoggedUpdate(self.version, packed)

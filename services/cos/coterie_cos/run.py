@@ -444,6 +444,7 @@ class Run:
         model = self.model
         return operator.ProgressEvent(
             blocks=model.blocks,
+            interactions=model.interactions,
             updates=model.version,
             loss=model.loss_sum / model.loss_blocks if model.loss_blocks else 0.0,
             bytes_in=received,

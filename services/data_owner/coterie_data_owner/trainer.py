@@ -134,6 +134,7 @@ class Trainer:
                 epoch=epoch,
                 first_block=position,
                 blocks=len(chunk),
+                interactions=sum(len(block.negatives) + len(block.positives) for block in chunk),
                 loss=update.loss,
                 users=to_wire(update.users.astype(np.uint32)),
                 items=to_wire(update.items.astype(np.uint32)),

@@ -1,0 +1,104 @@
+"""What is left of a run: the COS's account as the report shows it, and several seeds together."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coterie.config.run import RunSettings
+from coterie.launch.outcome import Outcome, from_cos, together, write
+from coterie.launch.reference import Reference
+
+KEYS = {
+    "run_id", "system", "form", "secure_sum", "dataset", "seeds", "metrics", "reference", "traffic",
+    "cpu_seconds", "peak_rss_mb", "visibility", "versions",
+}  # fmt: skip
+
+
+def known(ndcg: float = 0.25) -> dict[str, Any]:
+    """Return an account of the COS: an owner joined before the first phase was recorded."""
+    phases = [
+        (1_100, "gather", 0, 0),
+        (1_200, "intake", 1, 0),
+        (1_900, "epoch", 2, 40),
+        (2_500, "done", 2, 80),
+    ]
+    return {
+        "version": 80,
+        "staleness": {"max_staleness": 9, "refused": 1, "histogram": {"0": 79}},
+        "parties": [{"time_ms": 1_000, "party": "data-owner/a", "change": "joined"}],
+        "phases": [
+            {"time_ms": at, "phase": phase, "epoch": epoch, "version": version, "owners": 2, "hosts": 1}
+            for at, phase, epoch, version in phases
+        ],
+        "history": [
+            {
+                "epoch": epoch,
+                "version": version,
+                "time_ms": at,
+                "owners": 2,
+                "withheld": 0,
+                "users": {"ndcg@10": 30, "train_loss": 999},
+                "metrics": {"ndcg@10": value, "train_loss": 0.5},
+            }
+            for epoch, version, at, value in ((1, 40, 1_850, 0.1), (2, 80, 2_450, ndcg))
+        ],
+    }
+
+
+def single(seed: int, ndcg: float) -> Outcome:
+    """Return the outcome of one seed."""
+    return {
+        "seed": seed,
+        "split_sha256": f"split of {seed}",
+        **from_cos(known(ndcg)),
+        "traffic": {"Exchange": {"calls": 80}},
+        "cpu_seconds": {"cos/cos": {"total": 1.0}},
+        "peak_rss_mb": {"cos/cos": 100.0},
+        "visibility": {"cos/cos": {"interaction": "not seen"}},
+        "reference": {"saros": Reference({"ndcg@10": ndcg / 2}, [{"epoch": 1}])},
+    }
+
+
+def report(*singles: Outcome) -> Outcome:
+    seeds = tuple(one["seed"] for one in singles)
+    dataset = {"name": "set", "users": 30, "items": 5, "interactions": 90}
+    return together(RunSettings(seeds=seeds), dataset, "run-1", singles)
+
+
+def test_events_count_from_the_first_thing_that_happened() -> None:
+    events = from_cos(known())["events"]
+    assert [one["time_s"] for one in events] == [0.0, 0.1, 0.2, 0.9, 1.5]
+    assert events[0]["text"] == "data-owner/a joined"
+    assert events[3]["text"] == "epoch 2: owners pass over their blocks"
+
+
+def test_the_history_keeps_the_training_loss_apart_and_counts_the_users_who_were_measured() -> None:
+    history = from_cos(known())["history"]
+    assert [one["metrics"] for one in history] == [{"ndcg@10": 0.1}, {"ndcg@10": 0.25}]
+    assert [one["train_loss"] for one in history] == [0.5, 0.5]
+    assert {one["users"] for one in history} == {30}
+    assert history[-1]["time_s"] == 1.45
+
+
+def test_an_account_without_any_event_has_none() -> None:
+    empty = {**known(), "parties": [], "phases": [], "history": []}
+    assert from_cos(empty)["events"] == from_cos(empty)["owners_timeline"] == []
+
+
+def test_several_seeds_have_mean_and_standard_deviation_and_one_has_no_spread() -> None:
+    assert report(single(0, 0.2))["metrics"]["ndcg@10"] == {"mean": 0.2, "std": None}
+    both = report(single(0, 0.2), single(1, 0.4))
+    assert both["metrics"]["ndcg@10"] == {"mean": pytest.approx(0.3), "std": pytest.approx(0.1414, abs=1e-4)}
+    assert both["reference"]["saros"]["metrics"]["ndcg@10"]["mean"] == pytest.approx(0.15)
+    assert [one["seed"] for one in both["per_seed"]] == [0, 1]
+
+
+def test_a_report_has_the_documented_keys_and_names_the_split(tmp_path: Path) -> None:
+    made = report(single(3, 0.2))
+    assert made.keys() >= KEYS
+    assert made["dataset"]["split_sha256"] == "split of 3"
+    write(made, tmp_path)
+    assert json.loads((tmp_path / "report.json").read_text())["metrics"] == made["metrics"]
+    assert "DRIFT" in (tmp_path / "report.html").read_text()
