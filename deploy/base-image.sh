@@ -10,8 +10,8 @@ set -euo pipefail
 readonly TAG=${1:-python:3.11-slim-bookworm}
 readonly PACKAGES=(
   base-files base-passwd bash coreutils dash debianutils diffutils dpkg findutils grep gzip hostname libc-bin
-  mawk mount ncurses-base netbase passwd perl-base procps sed tar tzdata util-linux
-  openssl ca-certificates python3 python3-venv
+  mawk mount ncurses-base netbase passwd perl-base procps sed tar tzdata usr-is-merged util-linux
+  openssl ca-certificates libstdc++6 python3 python3-venv
 )
 
 work=$(mktemp -d)

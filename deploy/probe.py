@@ -1,0 +1,121 @@
+"""Ask a service on this machine for its gRPC health: status 0 when it is SERVING, 1 when not, with the reason.
+
+    probe.py [STATE [HOST:PORT]]          (default: state 127.0.0.1:7443)
+
+The question is a real call of ``grpc.health.v1.Health/Check`` over mutual TLS with the service's own certificate, so an
+answer also means that the event loop runs, the port is open and the certificate holds.  The standard library alone
+suffices for one call of HTTP/2, and starts ten times as fast as gRPC.
+"""
+
+import os
+import socket
+import ssl
+import sys
+
+TIMEOUT_S = 3.0
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _GOAWAY = 0, 1, 3, 4, 7
+_ACK = _END_STREAM = 1
+_END_HEADERS = 4
+_EMPTY_MESSAGE = bytes(5)
+_SERVING = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
+
+
+class NotServing(Exception):
+    """The service is not healthy; the text says why."""
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+def _header(name: str, value: str) -> bytes:
+    """Write one header as HPACK's literal without indexing; both texts are shorter than 127 bytes."""
+    return b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+
+
+def _request() -> bytes:
+    headers = {
+        ":method": "POST",
+        ":scheme": "https",
+        ":path": "/grpc.health.v1.Health/Check",
+        ":authority": "localhost",
+        "content-type": "application/grpc",
+        "te": "trailers",
+    }
+    block = b"".join(_header(name, value) for name, value in headers.items())
+    return (
+        _PREFACE
+        + _frame(_SETTINGS, 0, 0)
+        + _frame(_HEADERS, _END_HEADERS, 1, block)
+        + _frame(_DATA, _END_STREAM, 1, _EMPTY_MESSAGE)
+    )
+
+
+def _connect(state: str, address: str) -> ssl.SSLSocket:
+    folder = os.path.join(state, "tls")
+    chain = os.path.join(folder, "chain.pem")
+    context = ssl.create_default_context(cafile=os.path.join(folder, "ca.pem"))
+    context.check_hostname = False  # the certificate itself is compared below
+    context.load_cert_chain(chain, os.path.join(folder, "key.pem"))
+    context.set_alpn_protocols(["h2"])
+    host, _, port = address.rpartition(":")
+    plain = socket.create_connection((host.strip("[]"), int(port)), TIMEOUT_S)
+    connection = context.wrap_socket(plain)
+    with open(chain) as file:
+        own = file.read().partition("-----END CERTIFICATE-----")
+    if connection.getpeercert(binary_form=True) != ssl.PEM_cert_to_DER_cert(own[0] + own[1]):
+        raise NotServing(f"{address} shows another certificate than {chain}")
+    return connection
+
+
+def _answer(connection: ssl.SSLSocket) -> bytes:
+    """Read frames until the message has come; return it without its length."""
+    held = b""
+    while True:
+        part = connection.recv(16384)
+        if not part:
+            raise NotServing("the connection was closed without an answer")
+        held += part
+        while len(held) >= 9:
+            length, kind, flags = int.from_bytes(held[:3], "big"), held[3], held[4]
+            if len(held) < 9 + length:
+                break
+            payload, held = held[9 : 9 + length], held[9 + length :]
+            if kind == _DATA and len(payload) >= 5:
+                return payload[5:]
+            if kind == _SETTINGS and not flags & _ACK:
+                connection.sendall(_frame(_SETTINGS, _ACK, 0))
+            elif kind in (_RST_STREAM, _GOAWAY) or (kind == _HEADERS and flags & _END_STREAM):
+                raise NotServing("the call was refused")
+
+
+def check(state: str, address: str) -> None:
+    """Return when the service is SERVING.
+
+    Raises
+    ------
+    NotServing
+        It answers something else, or refuses.
+    OSError
+        It cannot be reached, or there is no certificate yet.
+    """
+    with _connect(state, address) as connection:
+        connection.sendall(_request())
+        if _answer(connection) != _SERVING:
+            raise NotServing("NOT_SERVING")
+
+
+def main() -> None:
+    """Probe and end the process."""
+    state, address = (*sys.argv[1:], *("state", "127.0.0.1:7443")[len(sys.argv) - 1 :])[:2]
+    try:
+        check(state, address)
+    except (NotServing, OSError, ValueError) as error:
+        sys.exit(f"not serving: {error}")
+    print("SERVING")
+
+
+if __name__ == "__main__":
+    main()
