@@ -15,7 +15,7 @@ __all__ = ["bootstrap"]
 
 
 def bootstrap(
-    file: Annotated[Path, typer.Argument(help="A run, as in examples/drift.toml.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A run, as in examples/drift.toml.")],
     into: Annotated[Path, typer.Option("--into", metavar="FOLDER", help="Where each party gets a folder.")],
     address: Annotated[
         list[str] | None,
@@ -27,10 +27,11 @@ def bootstrap(
     sets: SetOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make authority, tokens, data and configuration of every party, and the operator's order.
+    """Lay out a federation for containers or several machines.
 
-    Each folder belongs to one party alone: mount it, or copy it to the party's machine, and start
-    `coterie serve ROLE --config FOLDER/config.toml` there. What is laid out already stays as it is.
+    Makes the authority, and a folder for each party with its token, data and configuration, and the operator's
+    order. A folder belongs to one party alone: mount it, or copy it to the party's machine, and start `coterie serve
+    ROLE --config FOLDER/config.toml` there. What is laid out already stays as it is.
     """
     output = Output("bootstrap", as_json=json)
     addresses = dict(_pair(text) for text in address or ())

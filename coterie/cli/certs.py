@@ -4,38 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from coterie.cli.exits import exits
 from coterie.cli.options import JsonOption
 from coterie.cli.output import Output
-from coterie.errors import CertificateError, ConfigError
+from coterie.errors import CertificateError, ConfigError, PeerError
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from coterie.net.credentials import TlsFiles
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    help="Make an authority and enrolment tokens; show and revoke certificates.", no_args_is_help=True
-)
+app = typer.Typer(help="Make an authority and tokens; show and revoke certificates.", no_args_is_help=True)
 
 _TOKENS = "tokens.jsonl"
+_SHOWN = ("chain.pem", "tls/chain.pem", "state/tls/chain.pem", "ca.pem")
+"""Where a folder may hold the certificate to show, the first found."""
 _DIGEST_BYTES = 32
 
-StateArgument = Annotated[Path, typer.Argument(help="State folder of the third party.")]
-NameOption = Annotated[str, typer.Option("--thirdparty", help="Name of the third party.")]
+M = TypeVar("M", bound="BaseModel")
+
+StateArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="State folder of the third party.")]
+NameOption = Annotated[str, typer.Option("--thirdparty", metavar="NAME", help="Name of the third party.")]
 
 
-@app.command()
+@app.command(epilog=exits(CertificateError))
 def init(
     state: StateArgument,
-    name: Annotated[str, typer.Option(help="Name of the authority, for people.")] = "Coterie authority",
+    name: Annotated[
+        str, typer.Option(metavar="TEXT", help="Name of the authority, for people.")
+    ] = "Coterie authority",
     as_json: JsonOption = False,
 ) -> None:
-    """Make a certificate authority and the directory's key; the third party does so itself at its first start."""
+    """Make a certificate authority and the directory's key.
+
+    The third party does so itself at its first start when its state folder has none.
+    """
     from coterie.store.authority import create_secrets
 
     secrets = create_secrets(state, name)
@@ -49,21 +60,31 @@ def init(
     )
 
 
-@app.command()
+@app.command(epilog=exits(CertificateError))
 def token(
-    state: Annotated[Path, typer.Option(help="State folder of the third party.")],
-    role: Annotated[str, typer.Option(help="Role: cos, data-owner, client, thirdparty or operator.")],
-    name: Annotated[str, typer.Option(help="Name of the party, a DNS label; unique within its role.")],
+    state: Annotated[Path, typer.Option(metavar="FOLDER", help="State folder of the third party.")],
+    role: Annotated[
+        str, typer.Option(metavar="ROLE", help="cos, data-owner, client, thirdparty or operator.")
+    ],
+    name: Annotated[
+        str, typer.Option(metavar="NAME", help="Name of the party, a DNS label; unique within its role.")
+    ],
     participants: Annotated[
-        int, typer.Option(min=0, help="For how many participants (users, owners) it may speak.")
+        int, typer.Option(metavar="N", min=0, help="For how many participants (users, owners) it may speak.")
     ] = 0,
-    hours: Annotated[float, typer.Option(min=0.01, help="How long the token may be redeemed.")] = 24.0,
+    hours: Annotated[
+        float, typer.Option(metavar="HOURS", min=0.01, help="How long the token may be redeemed.")
+    ] = 24.0,
     out: Annotated[
-        Path | None, typer.Option(help="File for the token, mode 0600; ROLE-NAME.token when absent.")
+        Path | None,
+        typer.Option(metavar="FILE", help="File for the token, mode 0600; ROLE-NAME.token when absent."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a one-time enrolment token; the third party keeps its hash only, the file is for the party."""
+    """Make a one-time enrolment token.
+
+    The third party keeps its hash only; the file is for the party, which finds it by `enrol.token_file`.
+    """
     from coterie.crypto.authority import new_token
     from coterie.crypto.keyfile import write_private_file
     from coterie.store.tokens import append_token
@@ -85,9 +106,12 @@ def token(
     output.finish({"file": file, "role": role, "name": name, "participants": participants, "expiry": expiry})
 
 
-@app.command()
+@app.command(epilog=exits(CertificateError))
 def show(
-    path: Annotated[Path, typer.Argument(help="A certificate (PEM), or a folder that holds chain.pem.")],
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="PATH", help="A certificate (PEM), or the folder of a party or authority."),
+    ],
     as_json: JsonOption = False,
 ) -> None:
     """Print role, name, validity and fingerprint of a certificate."""
@@ -95,7 +119,9 @@ def show(
 
     from coterie.crypto.authority import PeerIdentity
 
-    file = next((path / name for name in ("chain.pem", "tls/chain.pem") if (path / name).is_file()), path)
+    file = next((path / name for name in _SHOWN if (path / name).is_file()), path)
+    if file.is_dir():
+        raise CertificateError(f"{file} holds no certificate; expected one of {', '.join(_SHOWN)}")
     try:
         pem = file.read_bytes()
         certificate = x509.load_pem_x509_certificate(pem)
@@ -131,34 +157,52 @@ def show(
     )
 
 
-@app.command()
+@app.command(epilog=exits(ConfigError, CertificateError, PeerError))
 def enrol(
-    state: Annotated[Path, typer.Option(help="Folder to enrol into; its folder tls serves `--tls`.")],
-    role: Annotated[str, typer.Option(help="Role that the token was made for.")],
-    name: Annotated[str, typer.Option(help="Name that the token was made for.")],
-    address: Annotated[str, typer.Option(help="Where the third party takes enrolments, host:port.")],
-    ca: Annotated[Path, typer.Option(help="The authority's certificate, ca.pem.")],
-    token_file: Annotated[Path, typer.Option("--token", help="The token.")],
+    state: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Folder to enrol into; its folder tls serves --tls.")
+    ],
+    role: Annotated[str, typer.Option(metavar="ROLE", help="Role that the token was made for.")],
+    name: Annotated[str, typer.Option(metavar="NAME", help="Name that the token was made for.")],
+    address: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where the third party takes enrolments.")
+    ],
+    ca: Annotated[Path, typer.Option(metavar="FILE", help="The authority's certificate, ca.pem.")],
+    token_file: Annotated[Path, typer.Option("--token", metavar="FILE", help="The token.")],
     thirdparty: NameOption = "directory",
-    timeout: Annotated[float, typer.Option(min=0.1, help="How long to keep trying, seconds.")] = 30.0,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, help="How long to keep trying.")
+    ] = 30.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Exchange a token for a certificate; services do so themselves, an operator does it here."""
-    from pydantic import ValidationError
+    """Exchange a token for a certificate.
 
+    Services do so themselves when they start; an operator does it here.
+    """
     from coterie.config.base import EnrolSettings, ServiceSettings
     from coterie.net.credentials import TlsFiles
     from coterie.net.enrolment import enrol as enrol_party
+    from coterie.telemetry.logs import configure
 
-    try:
-        point = EnrolSettings(
-            address=address, name=thirdparty, ca_file=ca, token_file=token_file, timeout_s=timeout
-        )
+    given = {"address": "--address", "name": "--thirdparty"}
+    point = _checked(
+        EnrolSettings,
+        given,
+        {
+            "address": address,
+            "name": thirdparty,
+            "ca_file": ca,
+            "token_file": token_file,
+            "timeout_s": timeout,
+        },
+    )
+    settings = _checked(
+        ServiceSettings,
+        {"name": "--name"},
         # Nothing listens here: only services do.
-        settings = ServiceSettings(name=name, state=state, listen="127.0.0.1:0", enrol=point)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"--{first['loc'][0]} {first['input']!r}: {first['msg']}") from error
+        {"name": name, "state": state, "listen": "127.0.0.1:0", "enrol": point},
+    )
+    configure("warning", service=f"{role}/{name}")
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     tls = TlsFiles(state / "tls")
     asyncio.run(enrol_party(role, settings, tls, ()))
@@ -170,33 +214,36 @@ def enrol(
     )
 
 
-@app.command()
+@app.command(epilog=exits(ConfigError, CertificateError, PeerError))
 def revoke(
-    tls: Annotated[Path, typer.Option(help="TLS folder of an operator: key.pem, chain.pem, ca.pem.")],
-    address: Annotated[str, typer.Option(help="Where the third party listens, host:port.")],
+    tls: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="TLS folder of an operator: key.pem, chain.pem, ca.pem.")
+    ],
+    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the third party listens.")],
     thirdparty: NameOption = "directory",
     certificate: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="FILE|FINGERPRINT", help="A certificate, or its SHA-256; may be given many times."
-        ),
+        typer.Option(metavar="FILE|FINGERPRINT", help="A certificate, or its SHA-256. May be repeated."),
     ] = None,
     participant: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="ID", help="A participant's id, 64 hexadecimal digits; may be given many times."
-        ),
+        typer.Option(metavar="ID", help="A participant's id, 64 hexadecimal digits. May be repeated."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Revoke certificates and participants, for good and at once."""
+    from coterie.config.base import Peer
     from coterie.net.credentials import TlsFiles
+
+    peer = _checked(
+        Peer, {"address": "--address", "name": "--thirdparty"}, {"address": address, "name": thirdparty}
+    )
 
     certificates = [_certificate_digest(text) for text in certificate or ()]
     participants = [_digest(text, "a participant's id") for text in participant or ()]
     if not certificates and not participants:
         raise typer.BadParameter("nothing to revoke: give --certificate or --participant")
-    revision = asyncio.run(_revoke(TlsFiles(tls), address, thirdparty, participants, certificates))
+    revision = asyncio.run(_revoke(TlsFiles(tls), peer.address, peer.name, participants, certificates))
     output = Output("certs revoke", as_json=as_json)
     output.say(
         f"revoked {len(certificates)} certificates and {len(participants)} participants "
@@ -239,6 +286,21 @@ async def _revoke(
         raise from_rpc_error(error, channel.peer) from error
     finally:
         await channel.close()
+
+
+def _checked(model: type[M], options: Mapping[str, str], values: Mapping[str, Any]) -> M:
+    """Make settings; a value that does not fit is named by the option that gave it."""
+    from pydantic import ValidationError
+
+    from coterie.config.keys import expectation_at
+
+    try:
+        return model(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        option = options.get(str(first["loc"][0]), str(first["loc"][0]))
+        expected = expectation_at(model, first["loc"]) or first["msg"]
+        raise ConfigError(f"{option} {first['input']!r}: expected {expected}") from error
 
 
 def _fingerprint(pem: bytes) -> str:

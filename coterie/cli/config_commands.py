@@ -7,38 +7,52 @@ from typing import Annotated
 
 import typer
 
+from coterie.cli.exits import exits
 from coterie.cli.options import JsonOption, SetOption
 from coterie.cli.output import Output
+from coterie.errors import ConfigError
 
 __all__ = ["app"]
 
 app = typer.Typer(help="Show the configuration that holds, and describe every key.", no_args_is_help=True)
 
 
-@app.command()
+@app.command(epilog=exits(ConfigError))
 def show(
     file: Annotated[
-        Path | None, typer.Argument(help="The file; without one, defaults and layers above.")
+        Path | None, typer.Argument(metavar="FILE", help="The file; without one, defaults and layers above.")
     ] = None,
-    role: Annotated[str | None, typer.Option(help="It configures the service of this role.")] = None,
+    role: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROLE",
+            help="It configures a service: cos, data-owner, client or thirdparty; or an operator.",
+        ),
+    ] = None,
     run: Annotated[bool, typer.Option("--run", help="It configures a run (as without --role).")] = False,
     sets: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print every value that holds and where it came from: default, file, environment or --set."""
+    """Print every value that holds and where it came from.
+
+    That is: the default, the file, the environment or --set; later wins.
+    """
     from rich.markup import escape
     from rich.table import Table
 
     from coterie.config.base import ServiceSettings
     from coterie.config.keys import toml_text
     from coterie.config.load import Loaded, load, load_service
+    from coterie.config.operate import OperateSettings
     from coterie.config.run import RunSettings
 
     if role is not None and run:
         raise typer.BadParameter("--role and --run exclude each other", param_hint="--run")
-    loaded: Loaded[RunSettings] | Loaded[ServiceSettings]
+    loaded: Loaded[RunSettings] | Loaded[OperateSettings] | Loaded[ServiceSettings]
     if role is None:
         loaded = load(RunSettings, file, sets=sets or ())
+    elif role == "operator":
+        loaded = load(OperateSettings, file, sets=sets or (), relative_to=file.parent if file else None)
     else:
         loaded = load_service(role, file, sets=sets or ())
 
@@ -61,7 +75,7 @@ def show(
     )
 
 
-@app.command()
+@app.command(epilog=exits())
 def reference(as_json: JsonOption = False) -> None:
     """Print the reference of every key, in Markdown."""
     from coterie.config.reference import markdown

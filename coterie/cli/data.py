@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from coterie.cli.exits import exits
 from coterie.cli.options import JsonOption
 from coterie.cli.output import Output
 from coterie.errors import DataError
@@ -24,21 +25,31 @@ _RATINGS, _ITEMS = "ratings.csv", "movies.csv"
 """Files of the layout ``ml-latest``, which carries times, titles and genres in plain CSV."""
 
 
-@app.command()
+@app.command(epilog=exits(DataError))
 def describe(
-    path: Annotated[Path, typer.Argument(help="A file, or the folder of a known data set.")],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A file, or the folder of a known data set.")],
     layout: Annotated[
-        str | None, typer.Option("--format", help="Its layout; recognised by its files when absent.")
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="LAYOUT",
+            help="ml-100k, ml-1m, ml-latest, recbole, csv, tsv or parquet.",
+        ),
     ] = None,
     column: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="OURS=THEIRS", help="CSV, TSV, Parquet: the column for user, item, rating, time."
+            metavar="OURS=THEIRS",
+            help="CSV, TSV, Parquet: the column for user, item, rating or time. May be repeated.",
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the size, sparsity and time span of a data set, and what is missing in it."""
+    """Print how large a data set is and what is missing in it.
+
+    Users, items, interactions, sparsity, time span, ratings and genres; what cannot be done without what is missing;
+    what reading it changed.
+    """
     from coterie.data import describe as summarise
     from coterie.data import read
 
@@ -48,18 +59,23 @@ def describe(
     output.finish(summary)
 
 
-@app.command()
+@app.command(epilog=exits(DataError))
 def generate(
-    out: Annotated[Path, typer.Argument(help="Folder to write ratings.csv and movies.csv into.")],
-    users: Annotated[int, typer.Option(min=1, help="Number of users.")] = 300,
-    items: Annotated[int, typer.Option(min=1, help="Number of items.")] = 400,
-    interactions: Annotated[int, typer.Option(min=1, help="Number of interactions.")] = 24_000,
-    genres: Annotated[int, typer.Option(min=1, help="Number of genres.")] = 6,
-    seed: Annotated[int, typer.Option(min=0, help="Seed; the same seed gives the same files.")] = 0,
+    out: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write ratings.csv and movies.csv.")],
+    users: Annotated[int, typer.Option(metavar="N", min=1, help="Number of users.")] = 300,
+    items: Annotated[int, typer.Option(metavar="N", min=1, help="Number of items.")] = 400,
+    interactions: Annotated[int, typer.Option(metavar="N", min=1, help="Number of interactions.")] = 24_000,
+    genres: Annotated[int, typer.Option(metavar="N", min=1, help="Number of genres.")] = 6,
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Seed; the same seed gives the same files.")
+    ] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a synthetic data set as CSV, in the layout of the MovieLens releases."""
+    """Write a synthetic data set as CSV.
+
+    In the layout of the MovieLens releases (ml-latest); with genres, times and a latent structure to learn.
+    """
     from coterie.data import SyntheticSpec
     from coterie.data import generate as synthesise
 
@@ -75,13 +91,16 @@ def generate(
     output.finish({"path": out, "files": files, "layout": "ml-latest", "spec": spec})
 
 
-@app.command()
+@app.command(epilog=exits(DataError))
 def fetch(
-    name: Annotated[str, typer.Argument(help="Name of the data set, such as ml-100k.")],
-    target: Annotated[Path, typer.Argument(help="Folder to put it into.")] = Path("data"),
+    name: Annotated[str, typer.Argument(metavar="NAME", help="ml-100k, ml-1m or ml-latest-small.")],
+    target: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to put its folder.")] = Path("data"),
     as_json: JsonOption = False,
 ) -> None:
-    """Download a data set from its publisher and check it; without a network, say how to place it by hand."""
+    """Download a data set from its publisher and check it.
+
+    Without a network it says where the publisher keeps the set and how to place it by hand.
+    """
     from coterie.data.fetch import fetch as download
 
     folder = download(name, target)

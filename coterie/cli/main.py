@@ -18,6 +18,7 @@ import typer
 from coterie.cli import certs, config_commands, data
 from coterie.cli.bootstrap import bootstrap
 from coterie.cli.evaluate import evaluate
+from coterie.cli.exits import exits
 from coterie.cli.operate import operate
 from coterie.cli.output import Failure, Status, failure_of, print_failure
 from coterie.cli.preflight import preflight
@@ -25,29 +26,46 @@ from coterie.cli.recommend import receipt, recommend
 from coterie.cli.run import run
 from coterie.cli.serve import serve
 from coterie.cli.version import version
+from coterie.errors import (
+    CertificateError,
+    ConfigError,
+    DataError,
+    PeerError,
+    PreflightError,
+    RunError,
+    StoreError,
+)
 
 __all__ = ["app", "invoke", "main"]
 
 app = typer.Typer(
     name="coterie",
     help="A federated recommender that runs as a real distributed system.",
-    epilog="Exit statuses are described in docs/exit-codes/, configuration in docs/configuration.md.",
+    epilog="Each command has --help too. docs/exit-codes/ describes how commands end, docs/configuration.md what "
+    "files of a run and of a service may say.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,  # plain help fits in 80 columns and in a pipe
     pretty_exceptions_enable=False,
 )
-app.command()(run)
-app.command()(evaluate)
-app.command()(preflight)
-app.command()(recommend)
-app.command()(receipt)
-app.command()(serve)
-app.command()(bootstrap)
-app.command()(operate)
+
+_RUNNING = exits(ConfigError, PreflightError, DataError, PeerError, RunError, interrupted=True)
+_ASKING = exits(DataError, CertificateError, PeerError, RunError, interrupted=True)
+_SERVING = exits(ConfigError, PreflightError, DataError, CertificateError, StoreError, PeerError, RunError)
+_OPERATING = exits(ConfigError, PreflightError, CertificateError, PeerError, RunError, interrupted=True)
+
+app.command(epilog=_RUNNING)(run)
+app.command(epilog=_RUNNING)(evaluate)
+app.command(epilog=exits(ConfigError, PreflightError))(preflight)
+app.command(epilog=_ASKING)(recommend)
+app.command(epilog=_ASKING)(receipt)
+app.command(epilog=_SERVING)(serve)
+app.command(epilog=exits(ConfigError, PreflightError, DataError))(bootstrap)
+app.command(epilog=_OPERATING)(operate)
 app.add_typer(certs.app, name="certs")
 app.add_typer(config_commands.app, name="config")
 app.add_typer(data.app, name="data")
-app.command()(version)
+app.command(epilog=exits())(version)
 
 _UsageError: Any = typer.BadParameter.__base__
 """What the parser raises for a wrong command line; typer does not export it itself."""

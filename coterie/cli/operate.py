@@ -23,9 +23,10 @@ def operate(
     sets: SetOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Start the run that `coterie bootstrap` prepared, watch it to its end and report.
+    """Start the run that `coterie bootstrap` prepared, and report.
 
-    Leaves report.json and report.html in the folder that the configuration names.
+    Enrols the operator, starts the run at the orchestration server, watches it to its end, and leaves report.json
+    and report.html in the folder that the configuration names. Stopped and started again, it watches the same run.
     """
     output = Output("operate", as_json=json)
     from coterie.config.load import load

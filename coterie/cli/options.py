@@ -13,7 +13,5 @@ JsonOption = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Set a key, as in federation.hosts=3; may be given many times."
-    ),
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a key, as in federation.hosts=3. May be repeated."),
 ]

@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import json
 import math
+import os
 import sys
 from collections.abc import Mapping, Sequence, Set
 from functools import cached_property
@@ -58,7 +59,7 @@ class Output:
         from rich.console import Console
 
         console = Console(stderr=self.as_json, highlight=False, soft_wrap=True)
-        if not console.is_terminal:
+        if not console.is_terminal and not os.environ.get("COLUMNS"):
             console.width = _PIPED_WIDTH
         return console
 

@@ -21,27 +21,37 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 def preflight(
-    file: Annotated[Path, typer.Argument(help="A run, or with --role the configuration of a service.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A run, or with --role the configuration of a service.")
+    ],
     role: Annotated[
-        str | None, typer.Option(help="Role of the service: cos, data-owner, client or thirdparty.")
+        str | None,
+        typer.Option(metavar="ROLE", help="Check a service: cos, data-owner, client or thirdparty."),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="PATH", help="A data set, as for `coterie run`.")
     ] = None,
     timeout: Annotated[
-        float, typer.Option(min=0.1, max=60.0, help="How long to wait for each peer, seconds.")
+        float, typer.Option(metavar="SECONDS", min=0.1, max=60.0, help="How long to wait for each peer.")
     ] = 5.0,
     sets: SetOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Check that a run or a service can start here, without starting or changing anything.
+    """Check that a run or a service can start here.
 
-    Ends with status 11 when a check fails; warnings do not stop anything.
+    Nothing is started or changed. Packages, data, memory, disk, ports, stores, certificates and peers are looked at;
+    each failure is shown with what to do about it. Warnings do not stop anything.
     """
     from coterie.config.load import load, load_service
     from coterie.config.run import RunSettings
     from coterie.launch import preflight as checks
 
     if role is None:
-        findings = checks.check_run(load(RunSettings, file, sets=sets or ()).settings)
+        given = [*(sets or ()), *([f"data.path={str(data)!r}"] if data is not None else [])]
+        findings = checks.check_run(load(RunSettings, file, sets=given).settings)
     else:
+        if data is not None:
+            raise typer.BadParameter("a service has no data set", param_hint="--data")
         import asyncio
 
         settings = load_service(role, file, sets=sets or ()).settings

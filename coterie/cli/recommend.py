@@ -17,7 +17,9 @@ __all__ = ["receipt", "recommend"]
 
 _RUNS = Path("runs")
 
-UserOption = Annotated[str, typer.Option("--user", help="The user, as the data set names it.")]
+UserOption = Annotated[
+    str, typer.Option("--user", metavar="NAME", help="The user, as the data set names it.")
+]
 RunOption = Annotated[
     Path | None,
     typer.Option("--run", metavar="FOLDER", help="Folder of a run; the newest in ./runs when absent."),
@@ -26,7 +28,7 @@ RunOption = Annotated[
 
 def recommend(
     user: UserOption,
-    k: Annotated[int, typer.Option("--k", min=1, max=1000, help="How many items.")] = 10,
+    k: Annotated[int, typer.Option("--k", metavar="N", min=1, max=1000, help="How many items.")] = 10,
     run: RunOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -71,9 +73,9 @@ def recommend(
 
 
 def receipt(user: UserOption, run: RunOption = None, json: JsonOption = False) -> None:
-    """Print what has left a user's host: to whom, what, how much, under which protection.
+    """Print what has left a user's host, to whom, how protected.
 
-    What the host sent for all its users together is in everybody's receipt.
+    What the host sent for all its users together is in everybody's receipt. Times are UTC.
     """
     import asyncio
 
@@ -90,8 +92,9 @@ def receipt(user: UserOption, run: RunOption = None, json: JsonOption = False) -
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("to", "what", "protection"):
         table.add_column(name, overflow="fold")
-    for name in ("values", "bytes", "first", "last"):
+    for name in ("values", "bytes"):
         table.add_column(name, justify="right")
+    table.add_column("when, UTC", no_wrap=True)
     for one in disclosures:
         table.add_row(
             Text(one.recipient),
@@ -99,8 +102,7 @@ def receipt(user: UserOption, run: RunOption = None, json: JsonOption = False) -
             Text(one.protection),
             str(one.count),
             volume(one.bytes),
-            _time(one.first_ms),
-            _time(one.last_ms),
+            _times(one.first_ms, one.last_ms),
         )
     output.say(table)
     fields = ("recipient", "kind", "protection", "count", "bytes", "first_ms", "last_ms")
@@ -118,7 +120,12 @@ def _chosen(folder: Path | None) -> LocalRun:
     return newest(_RUNS) if folder is None else LocalRun.at(folder)
 
 
-def _time(milliseconds: int) -> str:
+def _times(first_ms: int, last_ms: int) -> str:
+    """Write a span to the minute, and its end only where that is another."""
     import datetime
 
-    return f"{datetime.datetime.fromtimestamp(milliseconds / 1e3, datetime.UTC):%Y-%m-%d %H:%M:%S}"
+    first, last = (datetime.datetime.fromtimestamp(ms / 1e3, datetime.UTC) for ms in (first_ms, last_ms))
+    begin, end = f"{first:%Y-%m-%d %H:%M}", f"{last:%Y-%m-%d %H:%M}"
+    if begin == end:
+        return begin
+    return f"{begin} to\n{end if first.date() != last.date() else f'{last:%H:%M}'}"

@@ -17,16 +17,17 @@ __all__ = ["run"]
 
 
 def run(
-    file: Annotated[Path, typer.Argument(help="A run, as in examples/drift.toml.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A run, as in examples/drift.toml.")],
     data: Annotated[
-        Path | None, typer.Option("--data", help="A data set; the synthetic one when absent.")
+        Path | None, typer.Option("--data", metavar="PATH", help="A data set; the synthetic one when absent.")
     ] = None,
     sets: SetOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Train a federation on this machine: every service a process of its own.
+    """Train a federation on this machine and leave its report.
 
-    Leaves report.json and report.html in runs/ID.
+    Every service is a process of its own, on loopback, with mutual TLS. report.json, report.html, logs and stores
+    are left in runs/ID; `output` in FILE names another folder.
     """
     output = Output("run", as_json=json)
     from coterie.config.load import load

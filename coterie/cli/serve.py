@@ -19,7 +19,7 @@ _GROUP = "coterie.services"
 
 
 def serve(
-    role: Annotated[str, typer.Argument(help="Role: cos, data-owner, client or thirdparty.")],
+    role: Annotated[str, typer.Argument(metavar="ROLE", help="cos, data-owner, client or thirdparty.")],
     config: Annotated[
         Path | None,
         typer.Option(
@@ -30,8 +30,8 @@ def serve(
 ) -> None:
     """Run a service until SIGTERM or SIGINT.
 
-    The file, then the environment (COTERIE_...), then --set; later wins. `coterie config reference` lists the
-    keys.
+    Its values come from the file, then the environment (COTERIE_...), then --set; later wins. `coterie config
+    reference` lists the keys. SIGTERM lets it finish or hand back what is in flight, within 10 seconds.
     """
     from coterie.config.load import load_service
 

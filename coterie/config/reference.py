@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from coterie.config.base import ServiceSettings
 from coterie.config.keys import Key, keys
 from coterie.config.load import ROLES
+from coterie.config.operate import OperateSettings
 from coterie.config.run import RunSettings
 from coterie.config.services import settings_model
 
@@ -24,7 +25,7 @@ _INTRODUCTION = """\
 
 <!-- Written by `python -m coterie.config.reference --write docs/configuration.md`: edit the models. -->
 
-A run and every service process read one TOML file each. `coterie config show` prints the values that hold
+A run, every service process and an operator read one TOML file each. `coterie config show` prints the values that hold
 and where each came from; `coterie config reference` prints this page.
 
 ## Where values come from
@@ -47,9 +48,9 @@ like a misspelt key is an error.
 Everything that is wrong is reported at once, with the key, its value, what was expected and the nearest
 right key; the command then ends with status [10](exit-codes/10-19.md).
 
-Relative paths in the file of a service start from the folder of that file; everywhere else (the file of a
-run, the environment, `--set`) they start from the current directory. Secrets are never values: a key that
-ends in `_file` names the file that holds one.
+Relative paths in the file of a service or an operator start from the folder of that file; everywhere else
+(the file of a run, the environment, `--set`) they start from the current directory. Secrets are never values:
+a key that ends in `_file` names the file that holds one.
 """
 
 
@@ -64,6 +65,7 @@ def markdown() -> str:
     for role in ROLES:
         about = f"`coterie serve {role} --config FILE`; besides the keys of every service"
         sections.append(_section(f"Service `{role}`", about, settings_model(role), leave_out=shared))
+    sections.append(_section("An operator", "`coterie operate --config FILE`", OperateSettings))
     return "\n".join(sections)
 
 

@@ -73,14 +73,11 @@ class ClientSettings(ServiceSettings):
         None,
         description="CSV with columns `user,item,positive,time,part`, taken into the private store once.",
     )
-    agent_listen: Address | None = Field(
-        None, description="Address of the user agent; the listening address when absent."
-    )
     seed: int = Field(0, ge=0, description="Seed of the order in which users deliver (experiments).")
     per_user_metrics: bool = Field(
-        False, description="Write each user's metrics beside the report of this host; they never leave it."
+        False,
+        description="Write each user's metrics to `metrics.csv` in the state folder; they never leave it.",
     )
-    compute_threads: int = Field(1, ge=1, le=64, description="Threads for evaluation.")
 
 
 _MODELS: dict[str, type[ServiceSettings]] = {

@@ -27,6 +27,7 @@ from coterie.errors import CertificateError, DataError, PeerError, PreflightErro
 from coterie.launch.children import Child, free_port
 from coterie.launch.feed import load
 from coterie.launch.parties import DIRECTORY
+from coterie.launch.process import in_use
 from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
 from coterie.net.meter import Meter
@@ -42,7 +43,7 @@ __all__ = ["LocalRun", "Recommendation", "Suggestion", "newest", "receipt", "rec
 
 _SETTINGS = "settings.json"
 _HOST = "127.0.0.1"
-_PROBE_S = 2.0
+_PROBE_S = 10.0
 _READY_S = 60.0
 _ANSWER_S = 30.0
 _PAUSE_S = 0.1
@@ -293,19 +294,16 @@ async def _asked(run: LocalRun, host: str) -> AsyncIterator[Channel]:
             ("client", host, host),
         )
     }
-    configured = {role: _configured_address(child) for role, child in children.items()}
-    there = await asyncio.gather(
-        *(_answers(tls, child, configured[role]) for role, child in children.items())
-    )
-    if all(there):
-        async with _connected(tls, children["client"], configured["client"]) as channel:
+    away = [child.party for child in children.values() if not in_use(child.state)]
+    if not away:
+        address = _configured_address(children["client"])
+        async with _connected(tls, children["client"], address) as channel:
             await _ready(channel, ())
             yield channel
         return
-    if any(there):
-        away = [child.party for child, here in zip(children.values(), there, strict=True) if not here]
+    if len(away) < len(children):
         raise PeerError(
-            f"run {run.run_id} is running, but {', '.join(away)} cannot be reached",
+            f"run {run.run_id} is running, but not {', '.join(away)}",
             hint="try again in a moment; its log says more when it has stopped",
         )
     phase = run.phase()
@@ -357,16 +355,6 @@ async def _connected(tls: TlsFiles, child: Child, address: str) -> AsyncIterator
         yield channel
     finally:
         await channel.close()
-
-
-async def _answers(tls: TlsFiles, child: Child, address: str) -> bool:
-    """Whether this very service answers at an address: its certificate must carry its name."""
-    async with _connected(tls, child, address) as channel:
-        try:
-            await _health(channel)
-        except grpc.aio.AioRpcError:
-            return False
-    return True
 
 
 async def _ready(channel: Channel, children: Sequence[Child]) -> None:

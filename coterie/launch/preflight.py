@@ -5,7 +5,6 @@ Nothing is changed: a store is not migrated, a token is not redeemed, a port is 
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from importlib import metadata, util
@@ -17,7 +16,7 @@ from coterie.errors import CoterieError
 from coterie.launch.children import free_port
 from coterie.launch.feed import Feed, load, make_feed
 from coterie.launch.finding import Finding, Status, failed, passed
-from coterie.launch.preflight_service import check_service, existing
+from coterie.launch.preflight_service import check_service, existing, unwritable
 
 __all__ = ["Finding", "check_run", "check_service"]
 
@@ -94,7 +93,9 @@ def _split(settings: RunSettings, feed: Feed) -> Finding:
     users = [int((feed.host == host).sum()) for host in range(hosts)]
     floor = settings.federation.min_users
     below = sum(count < floor for count in users)
-    sizes = f"{len(owners)} data owners, {min(users)} to {max(users)} users on each of {hosts} hosts"
+    few, many = min(users), max(users)
+    each = f"{few}" if few == many else f"{few} to {many}"
+    sizes = f"{len(owners)} data owners, {each} users on each of {hosts} hosts"
     if below:
         return Finding(
             "split",
@@ -160,8 +161,11 @@ def _output(folder: Path) -> Finding:
     holder = existing(folder)
     if not holder.is_dir():
         return Finding("output", "fail", f"{holder} is no folder", "let `output` name a folder")
-    if not os.access(holder, os.W_OK | os.X_OK):
-        return Finding("output", "fail", f"{holder} cannot be written", "let `output` name another folder")
+    problem = unwritable(holder)
+    if problem is not None:
+        return Finding(
+            "output", "fail", f"{holder} cannot be written: {problem}", "let `output` name another folder"
+        )
     return passed("output", str(folder))
 
 

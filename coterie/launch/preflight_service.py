@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
-import os
 import shutil
 import socket
+import tempfile
 from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
@@ -18,7 +18,7 @@ from coterie.launch.finding import Finding, Status, passed
 from coterie.launch.preflight_trust import check_authority, check_certificate, check_peers
 from coterie.net.credentials import TlsFiles
 
-__all__ = ["check_service", "existing"]
+__all__ = ["check_service", "existing", "unwritable"]
 
 _MB = 1 << 20
 _OTHERS = 0o077
@@ -121,11 +121,11 @@ def _state(folder: Path) -> Iterator[Finding]:
     holder = existing(folder)
     if not holder.is_dir():
         yield Finding("state", "fail", f"{holder} is no folder", "let `state` name a folder")
-    elif not os.access(holder, os.R_OK | os.W_OK | os.X_OK):
+    elif (problem := unwritable(holder)) is not None:
         yield Finding(
             "state",
             "fail",
-            f"{holder} cannot be written",
+            f"{holder} cannot be written: {problem}",
             "give the folder to the user that runs the service",
         )
     elif not folder.exists():
@@ -229,3 +229,13 @@ def existing(path: Path) -> Path:
     while not path.exists():
         path = path.parent
     return path
+
+
+def unwritable(folder: Path) -> str | None:
+    """Return why nothing can be written into a folder, None when something can; leaves nothing there."""
+    try:
+        # Not `os.access`: for root it says yes also on a file system that takes nothing.
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -267,6 +268,8 @@ async def _reaches(address: str, timeout_s: float) -> str | None:
             _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
     except TimeoutError:
         return f"no answer within {timeout_s:g} s"
+    except socket.gaierror as error:  # its numbers are not those of `os.strerror`
+        return error.strerror or str(error)
     except (OSError, OverflowError) as error:
         number = getattr(error, "errno", None)
         return os.strerror(number) if number else str(error)

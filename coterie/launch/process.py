@@ -30,7 +30,7 @@ from coterie.telemetry.accounting import Accounting
 from coterie.telemetry.exporter import Exporter
 from coterie.telemetry.logs import configure
 
-__all__ = ["GRACE_S", "PARENT_VARIABLE", "Runtime", "Service", "ServiceProcess", "serve"]
+__all__ = ["GRACE_S", "PARENT_VARIABLE", "Runtime", "Service", "ServiceProcess", "in_use", "serve"]
 
 _log = structlog.get_logger("coterie.process")
 
@@ -201,6 +201,21 @@ def _alone_in(state: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def in_use(state: Path) -> bool:
+    """Whether a service runs on a state folder of this machine now; the truth also where it is too busy to answer."""
+    try:
+        descriptor = os.open(state / "lock", os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 async def _serve_from(service: Service, settings: ServiceSettings) -> None:

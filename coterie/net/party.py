@@ -81,8 +81,13 @@ class Party:
         self.plan = wire.RunPlan()
         self.slots: list[int] = []
 
-    async def register(self, members: Sequence[Member]) -> None:
+    async def register(self, members: Sequence[Member]) -> int:
         """Join the run with these participants; again after a restart, with the same slots.
+
+        Returns
+        -------
+        int
+            Bytes sent about the participants.
 
         Raises
         ------
@@ -108,9 +113,10 @@ class Party:
             raise PeerError(f"{self._channel.peer} announced a plan that does not have the hash it gave")
         self.plan = response.plan
         self.slots = [slot for part in response.slots for slot in range(part.first, part.first + part.count)]
+        return sum(message.ByteSize() for message in messages)
 
-    async def wait_and_register(self, members: Sequence[Member], pause_s: float = 0.5) -> None:
-        """Join the run once the operator has started it and the COS can be reached."""
+    async def wait_and_register(self, members: Sequence[Member], pause_s: float = 0.5) -> int:
+        """Join the run once the operator has started it and the COS can be reached; returns as `register`."""
         announced = False
         while True:
             try:

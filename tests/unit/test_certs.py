@@ -1,6 +1,9 @@
 """``coterie certs``: the authority, tokens and what a certificate says."""
 
 import json
+import socket
+import subprocess
+import sys
 import time
 
 import pytest
@@ -8,7 +11,7 @@ from typer.testing import CliRunner
 
 from coterie.cli.certs import app
 from coterie.crypto.authority import Authority, make_csr, new_tls_key, token_hash
-from coterie.errors import CertificateError
+from coterie.errors import CertificateError, ConfigError
 from coterie.store.authority import load_secrets
 from coterie.store.tokens import TokenFile
 
@@ -92,3 +95,54 @@ def test_show_refuses_what_is_no_certificate(tmp_path):
 def test_revoke_refuses_a_malformed_fingerprint_before_it_calls_anybody(tmp_path, fingerprint):
     with pytest.raises(CertificateError, match="64 hexadecimal digits"):
         run("revoke", "--tls", tmp_path, "--address", "127.0.0.1:1", "--certificate", fingerprint)
+
+
+def test_show_finds_the_certificate_of_a_folder_and_says_where_it_looked(tmp_path):
+    made = run("init", tmp_path / "authority")
+    assert run("show", tmp_path / "authority")["fingerprint"] == made["fingerprint"]
+    with pytest.raises(
+        CertificateError, match=r"holds no certificate; expected one of chain.pem, tls/chain.pem"
+    ):
+        run("show", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [("--address", "127.0.0.1", "host:port"), ("--thirdparty", "The Directory", "lower-case")],
+)
+def test_an_option_that_does_not_fit_is_named_with_what_was_expected(tmp_path, option, value, expected):
+    given = {"--address": "127.0.0.1:1", option: value}
+    words = [word for pair in given.items() for word in pair]
+    party = ["--state", tmp_path, "--role", "operator", "--name", "olga"]
+    calls = (
+        ["revoke", "--tls", tmp_path, "--certificate", "00" * 32],
+        ["enrol", *party, "--ca", tmp_path / "ca.pem", "--token", tmp_path / "token"],
+    )
+    for call in calls:
+        with pytest.raises(ConfigError, match=rf"^{option} '{value}': expected .*{expected}"):
+            run(*call, *words)
+
+
+def test_enrolling_prints_nothing_but_the_envelope_on_standard_output(tmp_path):
+    run("init", tmp_path)
+    token = tmp_path / "token"
+    run("token", "--state", tmp_path, "--role", "operator", "--name", "olga", "--out", token)
+    with socket.socket() as taken:  # bound and not listening: whoever connects is refused
+        taken.bind(("127.0.0.1", 0))
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        words = ["certs", "enrol", "--state", tmp_path / "operator", "--role", "operator", "--name", "olga"]
+        words += [
+            "--address",
+            where,
+            "--ca",
+            tmp_path / "ca.pem",
+            "--token",
+            token,
+            "--timeout",
+            "0.1",
+            "--json",
+        ]
+        command = [sys.executable, "-P", "-m", "coterie", *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    (line,) = done.stdout.splitlines()
+    assert json.loads(line)["error"]["exit_code"] == done.returncode == 50

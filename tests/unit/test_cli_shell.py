@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -20,7 +22,7 @@ from typer.testing import CliRunner
 from coterie import data
 from coterie.cli import main, output, serve
 from coterie.cli.main import app, invoke
-from coterie.errors import CoterieError, PreflightError, RunError
+from coterie.errors import ConfigError, CoterieError, PreflightError, RunError
 
 SERVICE = """
 name = "cos"
@@ -129,6 +131,47 @@ def test_a_number_that_json_lacks_becomes_null(value: Any) -> None:
 def test_a_value_without_a_json_form_is_refused() -> None:
     with pytest.raises(TypeError, match="object has no JSON form"):
         output.plain({"a": object()})
+
+
+def commands(group: Any = None, words: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every command, and every group of them, with the words that call it."""
+    group = typer.main.get_command(app) if group is None else group
+    for name, command in group.commands.items():
+        called = f"{words} {name}".strip()
+        yield called, command
+        if hasattr(command, "commands"):
+            yield from commands(command, called)
+
+
+LEAVES = [words for words, command in commands() if not hasattr(command, "commands")]
+
+
+@pytest.mark.parametrize("words", ["", *(words for words, _ in commands())])
+def test_help_fits_in_80_columns_and_cuts_no_summary(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    printed = CliRunner().invoke(app, [*words.split(), "--help"]).stdout
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "..." not in printed.replace("COTERIE_...", "").replace("[ARGS]...", "")
+
+
+@pytest.mark.parametrize("words", LEAVES)
+def test_help_of_a_command_says_with_which_documented_statuses_it_ends(words: str) -> None:
+    printed = " ".join(CliRunner().invoke(app, [*words.split(), "--help"]).stdout.split())
+    _, found, said = printed.partition("Exit status: 0 when done, 2 for a wrong command line")
+    assert found, printed
+    numbers = {int(number) for number in re.findall(r"(?<![\w.-])\d+(?= (?:for|when) )", said)}
+    documented = {error.exit_code for error in CoterieError.__subclasses__()} | set(output.Status)
+    assert numbers <= documented
+    if " {FILE}" in printed or "--config" in printed:
+        assert ConfigError.exit_code in numbers
+
+
+@pytest.mark.parametrize(("columns", "width"), [("", 120), ("72", 72)])
+def test_what_is_piped_is_as_wide_as_asked_for(
+    columns: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert output.Output("any").console.width == width
 
 
 # Errors
@@ -270,6 +313,18 @@ def test_config_show_of_a_role_takes_paths_from_the_folder_of_the_file(
     result = envelope(capsys)["result"]
     assert result["configures"] == "cos"
     assert result["values"]["state"]["value"] == str(tmp_path / "state")
+
+
+def test_config_show_of_an_operator_shows_what_bootstrap_wrote(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "operator.toml"
+    cos = '[cos]\naddress = "10.0.0.5:7443"\nname = "cos"\n'
+    file.write_text(f'state = "state"\norder = "order.json"\noutput = "report"\n{cos}')
+    assert invoke(["config", "show", str(file), "--role", "operator", "--json"]) == 0
+    values = envelope(capsys)["result"]["values"]
+    assert values["order"] == {"value": str(tmp_path / "order.json"), "origin": "file"}
+    assert values["name"]["origin"] == "default"
 
 
 def test_config_show_refuses_a_role_together_with_run(capsys: pytest.CaptureFixture[str]) -> None:

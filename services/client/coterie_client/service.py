@@ -99,8 +99,8 @@ class ClientProcess:
             Member(identity, bundle, wire.ParticipantKind.PARTICIPANT_KIND_USER)
             for identity, bundle in zip(self._identities, self._bundles, strict=True)
         ]
-        await self._party.wait_and_register(members)
-        await self._note_sent("cos", "registration", len(members), 0)
+        size = await self._party.wait_and_register(members)
+        await self._note_sent("cos", "registration", len(members), size)
         _log.info("joined", users=len(members))
         self._runtime.holds("run")
         async for tasks in self._party.tasks():
@@ -124,11 +124,10 @@ class ClientProcess:
         self._delivering = max(self._delivering, catalogue.version)
         records = await self._delivery.deliver(catalogue)
         _log.info("delivered", catalogue=catalogue.version, records=records)
-        await self._party.submit(
-            wire.SubmitKind.SUBMIT_KIND_DELIVERED,
-            RoundRef(run_id=self._party.plan.run_id),
-            wire.DeliveryStatus(catalogue_version=catalogue.version, records=records),
-        )
+        status = wire.DeliveryStatus(catalogue_version=catalogue.version, records=records)
+        round_ = RoundRef(run_id=self._party.plan.run_id)
+        await self._party.submit(wire.SubmitKind.SUBMIT_KIND_DELIVERED, round_, status)
+        await self._note_sent("cos", "record count", 1, status.ByteSize())
 
     async def _fetch_catalogue(self) -> Catalogued:
         _, payload = await self._party.fetch(wire.FetchKind.FETCH_KIND_CATALOGUE)
@@ -214,16 +213,19 @@ class ClientProcess:
         catalogue = self._catalogue or await self._fetch_catalogue()
         seen = self._histories.seen(user, catalogue)
         # Asking for as many more as were seen leaves k whatever the COS returns; it learns how many, not which.
-        response = await self._party.recommend(self._party.slots[user - 1], k + len(seen))
+        slot, asked = self._party.slots[user - 1], k + len(seen)
+        response = await self._party.recommend(slot, asked)
+        request = wire.RecommendRequest(run_id=self._party.plan.run_id, slot=slot, k=asked)
+        await self._note_sent("cos", "recommendation request", 1, request.ByteSize(), user)
         items = from_wire(response.items, np.uint32, (None,), field="items")
         scores = from_wire(response.scores, np.float32, (len(items),), field="scores")
         keys = list(catalogue.index)
         best = [(keys[i], float(s)) for i, s in zip(items, scores, strict=True) if int(i) not in seen][:k]
         return [key for key, _ in best], [value for _, value in best], response.version
 
-    async def _note_sent(self, recipient: str, kind: str, count: int, size: int) -> None:
+    async def _note_sent(self, recipient: str, kind: str, count: int, size: int, user: int = 0) -> None:
         now = time.time_ns() // 1_000_000
-        thing = store.Sent(0, recipient, kind, count, size, now)
+        thing = store.Sent(user, recipient, kind, count, size, now)
         await self._writer.run(lambda connection: store.add_sent(connection, [thing]))
 
     async def close(self) -> None:
