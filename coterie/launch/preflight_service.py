@@ -112,7 +112,7 @@ def _binds(address: str) -> str | None:
             # As gRPC does: connections that are closing do not count.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(place)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:  # the last: a name that is no host's
         return getattr(error, "strerror", None) or str(error)
     return None
 

@@ -270,7 +270,7 @@ async def _reaches(address: str, timeout_s: float) -> str | None:
         return f"no answer within {timeout_s:g} s"
     except socket.gaierror as error:  # its numbers are not those of `os.strerror`
         return error.strerror or str(error)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:  # the last: a name that is no host's
         number = getattr(error, "errno", None)
         return os.strerror(number) if number else str(error)
     writer.close()
