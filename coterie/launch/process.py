@@ -26,6 +26,7 @@ from coterie.net.credentials import TlsFiles
 from coterie.net.meter import Meter
 from coterie.net.server import Guard, make_server
 from coterie.privacy.transcript import TranscriptWriter
+from coterie.store.engine import Writer
 from coterie.telemetry.accounting import Accounting
 from coterie.telemetry.exporter import Exporter
 from coterie.telemetry.logs import configure
@@ -37,6 +38,8 @@ _log = structlog.get_logger("coterie.process")
 GRACE_S = 10.0
 """Longest time to finish or hand back what is in flight after SIGTERM, seconds."""
 
+
+_STORE_S = 0.5
 
 PARENT_VARIABLE = "COTERIE_PARENT"
 """Environment variable with the process id of a launcher; its children stop when it is gone."""
@@ -97,6 +100,15 @@ class Runtime:
         if self._conditions.get(condition) != value:
             self._conditions[condition] = value
             _log.info("condition", condition=condition, holds=value)
+
+    async def watch_store(self, writer: Writer) -> None:
+        """Keep the condition ``store`` in step with whether the store takes writes: a volume may be full."""
+        while True:
+            if writer.failed:
+                self.holds("store", False)
+                await writer.probe()
+            self.holds("store", not writer.failed)
+            await asyncio.sleep(_STORE_S)
 
     @property
     def serving(self) -> bool:
@@ -288,7 +300,11 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
     exporter.stop()
     if transcript is not None:
         transcript.close()
-    (settings.state / "account.json").write_text(json.dumps(runtime.account(), indent=1))
+    try:
+        (settings.state / "account.json").write_text(json.dumps(runtime.account(), indent=1))
+    except OSError as error:
+        # An account is no reason to end badly: the volume may be full.
+        _log.warning("no account written", error=error.strerror)
     _log.info("stopped")
     if runtime.failed is not None:
         raise runtime.failed

@@ -6,6 +6,7 @@ An acknowledgement sent after ``Writer.run`` returns is durable: the transaction
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import sqlite3
 import threading
@@ -105,6 +106,9 @@ class Writer:
         self._engine = engine
         self._group = group
         self._pending: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
+        # Open from the beginning: the last connection to a file takes its write-ahead log away, and the next one needs
+        # room to make another, which a full volume does not have even for somebody who only wants to read.
+        self._connection: sa.Connection | None = engine.connect()
         self._thread = threading.Thread(target=self._write, name="store-writer", daemon=True)
         self._thread.start()
         self.failed = False
@@ -132,14 +136,19 @@ class Writer:
                     raise
                 await asyncio.sleep(_FULL_PAUSE_S)
 
+    async def probe(self) -> None:
+        """Write nothing new, to find out whether the store takes writes; ``failed`` says so afterwards."""
+        with contextlib.suppress(StoreError):
+            await self.run(_write_nothing_new)
+
     def close(self) -> None:
         """Finish what is pending and stop."""
         self._pending.put(None)
         self._thread.join(timeout=10)
 
     def _write(self) -> None:
-        # The connection is the thread's own for its whole life.
-        connection: sa.Connection | None = None
+        # From here on the connection is the thread's own.
+        connection, self._connection = self._connection, None
         while True:
             first = self._pending.get()
             if first is None:
@@ -161,7 +170,7 @@ class Writer:
             except Exception as error:
                 connection = None
                 for piece in pieces:
-                    piece.fail(error)
+                    self._failed(piece, error)
             if closing:
                 break
         if connection is not None:
@@ -201,6 +210,12 @@ class Writer:
             piece.fail(wrapped)
         else:
             piece.fail(error)
+
+
+def _write_nothing_new(connection: sa.Connection) -> None:
+    # Writes the page that holds the number, whatever the number was.
+    number = connection.exec_driver_sql("PRAGMA user_version").scalar()
+    connection.exec_driver_sql(f"PRAGMA user_version = {number}")
 
 
 class _Piece:

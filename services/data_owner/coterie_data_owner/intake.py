@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from coterie.crypto.sealed import (
     decode_records,
 )
 from coterie.crypto.verification import Reason, VerificationError
-from coterie.errors import CoterieError, StoreError
+from coterie.errors import CertificateError, CoterieError, StoreError
 from coterie.store import data_owner as store
 from coterie.store.engine import Writer, is_full
 from coterie.telemetry.accounting import Accounting
@@ -231,7 +232,16 @@ class Intake(DataOwnerServicer):
     async def OwnerInfo(self, request: wire.OwnerInfoRequest, context: Any) -> wire.OwnerInfoResponse:  # noqa: N802
         """Tell clients how many items an owner holds, and what to seal for."""
         owner = self._owner(request.run_id, request.owner)
-        public = owner.prekeys.current().public
+        try:
+            public = owner.prekeys.current().public
+        except CertificateError as error:
+            full = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.ENOSPC
+            raise Refusal(
+                ErrorReason.ERROR_REASON_STORE_FULL if full else ErrorReason.ERROR_REASON_NOT_READY,
+                "the owner cannot keep a new prekey",
+                field="owner",
+                expected="the same question again, later",
+            ) from error
         return wire.OwnerInfoResponse(
             items=len(owner.items),
             prekey=wire.Prekey(

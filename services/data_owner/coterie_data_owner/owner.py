@@ -15,10 +15,12 @@ from coterie.crypto.sealed import decode_records
 from coterie.errors import DataError, StoreError
 from coterie.learning.drift import Block, BlockBuilder
 from coterie.store import data_owner as store
-from coterie.store.engine import Writer
+from coterie.store.engine import Writer, is_full
 from coterie_data_owner.prekeys import Prekeys
 
 __all__ = ["Owner", "read_items"]
+
+_FULL_PAUSE_S = 1.0
 
 
 def read_items(path: Path) -> list[str]:
@@ -143,11 +145,19 @@ class Owner:
 
     async def flush(self, writer: Writer) -> int:
         """Close trailing blocks, durably; return how many."""
-        async with self.intake:
-            await writer.run_when_possible(lambda connection: store.add_flush(connection, self.id))
-            found = self._builder.flush()
-            self.blocks += found
-            self.flushed = True
+        while True:
+            try:
+                async with self.intake:
+                    await writer.run(lambda connection: store.add_flush(connection, self.id))
+                    found = self._builder.flush()
+                    self.blocks += found
+                    self.flushed = True
+                break
+            except StoreError as error:
+                if error.__cause__ is None or not is_full(error.__cause__):
+                    raise
+                # Not within the lock: users who deliver meanwhile are refused, and not kept waiting.
+                await asyncio.sleep(_FULL_PAUSE_S)
         self.wake()
         return len(found)
 
