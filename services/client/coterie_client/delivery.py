@@ -116,10 +116,12 @@ class Delivery:
         self._sessions: dict[tuple[int, bytes, bytes], SealingSession] = {}
         self._retry = Retry(limit_s=_RETRY_S)
         self._sending: dict[bytes, asyncio.Task[None]] = {}
+        self._present: set[bytes] = set()
+        self._newest = 0
         self._lock = asyncio.Lock()
 
-    def know(self, owners: Sequence[CatalogueOwner]) -> None:
-        """Learn the owners of a catalogue; nobody waits any longer for an owner that is not in it.
+    def know(self, version: int, owners: Sequence[CatalogueOwner]) -> None:
+        """Learn the owners of a catalogue; nobody waits any longer for an owner that is not in the newest one.
 
         Raises
         ------
@@ -142,6 +144,9 @@ class Delivery:
                 )
                 self._histories.acknowledged_before(bundle.participant_id, f"data-owner/{owner.name}")
             present.add(bundle.participant_id)
+        if version < self._newest:
+            return
+        self._newest, self._present = version, present
         for participant in self._sending.keys() - present:
             self._sending[participant].cancel()
 
@@ -159,7 +164,8 @@ class Delivery:
             turns = asyncio.Semaphore(_AT_ONCE)
 
             async with asyncio.TaskGroup() as tasks:
-                for owner in catalogue.owners:
+                # The catalogue may have grown old while another delivery was under way.
+                for owner in filter(self._present.__contains__, catalogue.owners):
                     sending = self._send(self._recipients[owner], catalogue, turns)
                     self._sending[owner] = tasks.create_task(sending)
         return sum(
