@@ -34,6 +34,8 @@ _log = structlog.get_logger("coterie.party")
 T = TypeVar("T")
 
 _POLL_HOLD_S = 20.0
+_REACH_S = 2.0
+"""How long a poll is tried before the COS counts as out of reach, seconds."""
 _BATCH = 500
 _ITEM_BATCH = 10_000
 _MAX_FETCH = 1 << 30
@@ -69,15 +71,25 @@ class Party:
         SHA-256 of the caller's certificate; participants delegate to it.
     retry : Retry
         For calls that may be repeated, which all of these may.
+    on_reach : callable, optional
+        Told after each poll whether the COS could be reached: a condition of health.
     """
 
-    def __init__(self, channel: Channel, run_id: str, fingerprint: bytes, retry: Retry) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        run_id: str,
+        fingerprint: bytes,
+        retry: Retry,
+        on_reach: Callable[[bool], None] | None = None,
+    ) -> None:
         self._channel = channel
         # Generated stubs are typed for gRPC's own channel; ours takes and returns the same messages.
         self._stub: Any = channel.stub(OrchestratorStub)
         self._run_id = run_id
         self._fingerprint = fingerprint
         self._retry = retry
+        self._on_reach = on_reach or (lambda _: None)
         self.plan = wire.RunPlan()
         self.slots: list[int] = []
 
@@ -164,21 +176,24 @@ class Party:
             request = wire.PollRequest(run_id=self._run_id, cursor=cursor, hold_ms=int(_POLL_HOLD_S * 1000))
             try:
                 response = await self._poll(request)
-            except Refusal:
-                raise
             except PeerError as error:
+                # A COS that does not know yet whom it may trust is as far away as one that does not answer.
+                if isinstance(error, Refusal) and error.reason != ErrorReason.ERROR_REASON_NOT_READY:
+                    raise
                 if reachable:
                     _log.warning("cannot reach the COS", error=error.message)
                 reachable = False
+                self._on_reach(reachable)
                 await asyncio.sleep(1.0)
                 continue
             reachable = True
+            self._on_reach(reachable)
             cursor = response.revision
             yield list(response.tasks)
 
     async def _poll(self, request: wire.PollRequest) -> wire.PollResponse:
         response: wire.PollResponse = await self.call(
-            lambda: self._stub.Poll(request, timeout=_POLL_HOLD_S + 10)
+            lambda: self._stub.Poll(request, timeout=_POLL_HOLD_S + 10), Retry(limit_s=_REACH_S)
         )
         return response
 
@@ -255,9 +270,9 @@ class Party:
         response: wire.RecommendResponse = await self.call(lambda: self._stub.Recommend(request))
         return response
 
-    async def call(self, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def call(self, attempt: Callable[[], Awaitable[T]], retry: Retry | None = None) -> T:
         """Make a call with retries; a failure is raised as the refusal that the COS sent, or as a PeerError."""
         try:
-            return await self._retry(attempt)
+            return await (retry or self._retry)(attempt)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, self._channel.peer) from error

@@ -66,6 +66,7 @@ class ClientProcess:
             settings.run,
             runtime.tls.identity().fingerprint,
             Retry(limit_s=_RETRY_S),
+            lambda reached: runtime.holds("run", reached),
         )
         self._delivery = Delivery(
             runtime,
@@ -89,6 +90,7 @@ class ClientProcess:
         """Take up the histories, join, then do what the COS asks."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._revocations.run())
+            tasks.create_task(self._runtime.watch_store(self._writer))
             tasks.create_task(self._take_part(tasks))
 
     async def _take_part(self, running: asyncio.TaskGroup) -> None:
@@ -132,7 +134,7 @@ class ClientProcess:
     async def _fetch_catalogue(self) -> Catalogued:
         _, payload = await self._party.fetch(wire.FetchKind.FETCH_KIND_CATALOGUE)
         message = wire.Catalogue.FromString(payload or b"")
-        self._delivery.know(message.owners)
+        self._delivery.know(message.version, message.owners)
         member = np.zeros((len(message.items), len(message.owners)), bool)
         item = np.repeat(np.arange(len(message.items)), np.array(message.owner_counts, np.int64))
         member[item, np.array(message.owner_positions, np.int64)] = True

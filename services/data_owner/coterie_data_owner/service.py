@@ -69,6 +69,7 @@ class DataOwnerProcess:
             settings.run,
             runtime.tls.identity().fingerprint,
             Retry(limit_s=_RETRY_S),
+            lambda reached: runtime.holds("run", reached),
         )
         directory_key = (settings.state / "directory.key").read_bytes()
         self._users = Users(self._party, Directory(thirdparty, directory_key), self._revocations.is_revoked)
@@ -91,6 +92,7 @@ class DataOwnerProcess:
         """Join, then do what the COS asks until the run has ended."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._revocations.run())
+            tasks.create_task(self._runtime.watch_store(self._writer))
             tasks.create_task(self._take_part(tasks))
 
     async def _take_part(self, tasks: asyncio.TaskGroup) -> None:
@@ -139,9 +141,16 @@ class DataOwnerProcess:
             if owner.slot not in slots:
                 continue
             key = (owner.slot, task.kind, task.round.round)
-            if key not in self._working:
+            if key not in self._working and not self._leaves_before(owner, task.round.round):
                 self._working[key] = tasks.create_task(self._train(owner, task))
             owner.wake()
+
+    def _leaves_before(self, owner: Owner, epoch: int) -> bool:
+        """Whether an owner has its last epoch under way, and this is another: the COS may ask for it at once."""
+        last = self._settings.leave_after_epoch
+        return last is not None and any(
+            slot == owner.slot and last <= begun < epoch for slot, _, begun in self._working
+        )
 
     async def _train(self, owner: Owner, task: wire.Task) -> None:
         trainer = Trainer(owner, self._party, self._writer, self._runtime.accounting, lambda: self._flush_due)
