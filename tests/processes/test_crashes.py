@@ -1,4 +1,4 @@
-"""Every service is killed in turn, during intake, an epoch and an evaluation: nothing is lost or counted twice."""
+"""Services are killed during intake, an epoch and an evaluation: nothing is lost and nothing counts twice."""
 
 import asyncio
 import signal
@@ -10,88 +10,114 @@ METRICS = ("ndcg_test_items@10", "map_test_items@10")
 
 TOLERANCE = 0.02
 
+EPOCHS = 8
+"""Enough to come to a plateau, where runs can be compared."""
+
+HOST = "client/host-0"
+
 
 @pytest.fixture(scope="module")
 def settings(small):
-    # One host, whose records for an owner take several messages; enough epochs to come to a plateau.
+    # One host, whose records for an owner take several messages.
     return small(
         data={"synthetic": {"users": 160, "interactions": 6000}},
-        drift={"epochs": 8},
+        drift={"epochs": EPOCHS},
         federation={"hosts": 1},
     )
 
 
+@pytest.fixture(scope="module")
+def make(settings, federation):
+    """Return a function that makes the federation: parties will join in one order.
+
+    Slots decide where factors start, so only runs with the same slots can be compared.
+    """
+
+    def held():
+        running = federation(settings, keys={"cos": {"snapshot_every": 100}})
+        running.hold += [f"data-owner/{running.feed.partition.names[1]}", HOST]
+        return running
+
+    return held
+
+
 async def begin(running):
-    """Let the parties join in one order: slots decide where factors start, so runs can be compared."""
+    """Let the parties join one after the other, and wait for the first records."""
     await running.start()
-    host, (first, second) = "client/host-0", running.parties("data-owner")
+    first, second = running.parties("data-owner")
     await running.change(first, "joined")
     running.release(second)
     await running.change(second, "joined")
-    running.release(host)
-
-
-def held(settings, federation):
-    running = federation(settings, keys={"cos": {"snapshot_every": 100}})
-    second = running.feed.partition.names[1]
-    running._hold = (f"data-owner/{second}", "client/host-0")
-    return running
+    running.release(HOST)
+    await running.comes_true(running.stores.stored, "a stored record")
 
 
 @pytest.fixture(scope="module")
-def undisturbed(settings, federation):
+def undisturbed(make):
     """Metrics of a run in which nothing happens."""
 
     async def run():
-        async with held(settings, federation) as running:
+        async with make() as running:
             await begin(running)
             report = await running.finish()
-        assert running.counted_once()
+        assert running.stores.counted_once()
         return report["history"][-1]["metrics"]
 
     return asyncio.run(run())
 
 
-def victims(running, role):
-    """Return whom to kill during intake, an epoch and the last evaluation."""
-    match role:
-        case "data-owner":
-            first, second = running.parties(role)
-            return (first, second), first, second
-        case _:
-            (party,) = running.parties(role)
-            return (party,), party, party
+async def evaluation_held_open(running):
+    """Wait for the last evaluation; a host that does not answer keeps it open."""
+    await running.phase("epoch", EPOCHS)
+    running.signal(HOST, signal.SIGSTOP)
+    await running.phase("evaluate")
+
+
+def require_the_same_result(running, report, undisturbed):
+    assert running.ended_well()
+    assert report["phase"] == "done"
+    assert running.stores.counted_once()
+    assert [one["epoch"] for one in report["history"]] == list(range(1, EPOCHS + 1))
+    metrics = report["history"][-1]["metrics"]
+    for name in METRICS:
+        assert metrics[name] == pytest.approx(undisturbed[name], rel=TOLERANCE), name
 
 
 @pytest.mark.parametrize("role", ["thirdparty", "cos", "data-owner", "client"])
 async def test_a_service_that_is_killed_and_restarted_loses_nothing_and_counts_nothing_twice(
-    role, settings, federation, undisturbed
+    role, make, undisturbed
 ):
-    async with held(settings, federation) as running:
+    async with make() as running:
         await begin(running)
-        at_intake, in_epoch, at_evaluation = victims(running, role)
-
-        await running.phase("intake")
-        for party in at_intake:
-            running.kill_and_restart(party)
+        parties = running.parties(role)
+        running.kill_and_restart(*parties)
 
         await running.phase("epoch", 3)
         await running.updates(20)
-        running.kill_and_restart(in_epoch)
+        running.kill_and_restart(parties[0])
 
-        await running.phase("epoch", settings.drift.epochs)
-        # A host that does not answer keeps the last evaluation open.
-        running.signal("client/host-0", signal.SIGSTOP)
-        await running.phase("evaluate")
-        running.kill_and_restart(at_evaluation)
+        await evaluation_held_open(running)
+        running.kill_and_restart(parties[-1])
+        await running.up(parties[-1])
         if role != "client":
-            running.signal("client/host-0", signal.SIGCONT)
+            running.signal(HOST, signal.SIGCONT)
         report = await running.finish()
 
-    assert running.ended_well()
-    assert report["phase"] == "done"
-    assert running.counted_once()
-    assert [one["epoch"] for one in report["history"]] == list(range(1, settings.drift.epochs + 1))
-    metrics = report["history"][-1]["metrics"]
-    for name in METRICS:
-        assert metrics[name] == pytest.approx(undisturbed[name], rel=TOLERANCE), name
+    require_the_same_result(running, report, undisturbed)
+
+
+async def test_a_federation_that_is_killed_as_a_whole_goes_on_where_it_was(make, undisturbed):
+    async with make() as running:
+        await begin(running)
+        running.kill_and_restart(*running.children)
+
+        await running.phase("epoch", 3)
+        await running.updates(20)
+        running.kill_and_restart(*running.children)
+
+        await evaluation_held_open(running)
+        running.kill_and_restart(*running.children)
+        await running.up(*running.children)
+        report = await running.finish()
+
+    require_the_same_result(running, report, undisturbed)

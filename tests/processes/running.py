@@ -1,0 +1,237 @@
+"""A whole federation as real processes: started in any order, followed by its events, stopped, killed, silenced."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coterie.config.run import RunSettings
+from coterie.errors import CoterieError
+from coterie.launch.children import free_port
+from coterie.launch.federation import Federation
+from coterie.launch.feed import Feed
+from coterie.launch.parties import Laid
+from coterie.store.engine import open_sqlite
+from coterie.wire.v1 import operator_pb2 as wire
+
+from .stores import KEEP_UPDATES, Stores
+
+WAIT_S = 60.0
+"""How long a test waits for anything; a machine under load needs some of it."""
+
+PAUSE_S = 0.02
+"""Between two looks at something that no event tells of."""
+
+
+class Running(Federation):
+    """A federation whose processes a test may hold back, stop, kill and start again.
+
+    Parameters
+    ----------
+    hold : iterable of str
+        Parties that wait for `release`.
+    keys : mapping
+        Configuration beside that of the launcher, by role or by party.
+    expect_users : int, optional
+        For how many users the run waits, when not for all.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        feed: Feed,
+        folder: Path,
+        *,
+        hold: Iterable[str] = (),
+        keys: Mapping[str, Mapping[str, object]] | None = None,
+        expect_users: int | None = None,
+    ) -> None:
+        super().__init__(settings, feed, folder, run_id="test", seed=0)
+        self.settings, self.feed, self.folder = settings, feed, folder
+        self.stores = Stores(self)
+        self.hold = list(hold)
+        self.expect_users = expect_users
+        self.events: list[wire.WatchRunResponse] = []
+        self.metrics: dict[str, str] = {}
+        self._keys = keys or {}
+        self._news = asyncio.Event()
+        self._following: asyncio.Task[None] | None = None
+        # A process that ends is this test's doing.
+        self.watched = False
+
+    # --- before ------------------------------------------------------------------------------------------------
+
+    def _configure(self) -> Laid:
+        laid = super()._configure()
+        for party, child in self.children.items():
+            self.metrics[party] = f"127.0.0.1:{free_port()}"
+            keys = {
+                "metrics": self.metrics[party],
+                **self._keys.get(child.role, {}),
+                **self._keys.get(party, {}),
+            }
+            config = child.folder / "config.toml"
+            # A JSON string, number or truth value is TOML as well.
+            lines = [f"{key} = {json.dumps(value)}\n" for key, value in keys.items()]
+            config.write_text("".join(lines) + config.read_text())
+        self.cos.state.mkdir(mode=0o700)
+        open_sqlite(self.cos.state / "cos.db", "cos").dispose()
+        with contextlib.closing(sqlite3.connect(self.cos.state / "cos.db")) as connection:
+            for statement in KEEP_UPDATES:
+                connection.execute(statement)
+            connection.commit()
+        self._late += [self.children[party] for party in self.hold]
+        return laid if self.expect_users is None else Laid(laid.parties, self.expect_users)
+
+    async def start(self) -> None:
+        """Start everybody who is not held back, and follow the run."""
+        await super().start()
+        # Who is held back waits for the test, and not for an epoch.
+        self._late = [child for child in self._late if child.party not in self.hold]
+        self._following = asyncio.create_task(self._follow())
+
+    def release(self, *parties: str) -> None:
+        """Start processes that were held back."""
+        for party in parties:
+            self.hold.remove(party)
+            self.children[party].start()
+
+    async def _follow(self) -> None:
+        try:
+            async for event in self.watch():
+                self.events.append(event)
+                self._news.set()
+        finally:
+            self._news.set()
+
+    # --- while it runs -----------------------------------------------------------------------------------------
+
+    async def until(self, wanted: Callable[[wire.WatchRunResponse], object], what: str) -> None:
+        """Wait for an event, or take it as come when it has."""
+        assert self._following is not None
+        looked_at = 0
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while True:
+                    self._news.clear()
+                    while looked_at < len(self.events):
+                        looked_at += 1
+                        if wanted(self.events[looked_at - 1]):
+                            return
+                    if self._following.done():
+                        self._following.result()
+                        pytest.fail(f"the run ended before {what}: {self.events[-1]}")
+                    await self._news.wait()
+        except TimeoutError:
+            pytest.fail(f"no {what} within {WAIT_S} s; the last event: {self.events[-1:]}")
+
+    async def phase(self, phase: str, epoch: int = 0) -> None:
+        """Wait until the run has come to a phase, and at least to an epoch."""
+        number = wire.RunPhase.Value(f"RUN_PHASE_{phase.upper()}")
+        await self.until(
+            lambda event: (
+                event.HasField("phase") and event.phase.phase == number and event.phase.epoch >= epoch
+            ),
+            f"phase {phase} of epoch {epoch}",
+        )
+
+    async def epochs(self, more: int) -> None:
+        """Wait until the run is so many epochs further."""
+        await self.phase("epoch", (await self.run_state()).epoch + more)
+
+    async def change(self, party: str, change: str, times: int = 1) -> None:
+        """Wait until a party has joined, left, was lost or has returned, for the first or another time."""
+
+        def enough(_: wire.WatchRunResponse) -> bool:
+            seen = [(event.party.party, event.party.change) for event in self.events]
+            return seen.count((party, change)) >= times
+
+        await self.until(enough, f"{party} {change} ({times})")
+
+    async def comes_true(self, condition: Callable[[], object], what: str) -> None:
+        """Wait for something that no event tells of."""
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while not condition():
+                    await asyncio.sleep(PAUSE_S)
+        except TimeoutError:
+            pytest.fail(f"not within {WAIT_S} s: {what}")
+
+    async def updates(self, more: int) -> None:
+        """Wait until so many more updates are applied."""
+        async with asyncio.timeout(WAIT_S):
+            wanted = (await self.run_state()).version + more
+            while (await self.run_state()).version < wanted:
+                await asyncio.sleep(PAUSE_S)
+
+    def signal(self, party: str, number: signal.Signals) -> None:
+        """Send a signal to one of the processes."""
+        process = self.children[party].process
+        assert process is not None
+        os.kill(process.pid, number)
+
+    def kill_and_restart(self, *parties: str) -> None:
+        """End processes as a crash would, all of them, and start them again with the same configuration."""
+        for party in parties:
+            self.children[party].kill()
+        for party in parties:
+            self.children[party].start()
+
+    async def up(self, *parties: str) -> None:
+        """Wait until processes have started; whoever is asked to stop before that just ends."""
+
+        def answers(party: str) -> bool:
+            with contextlib.suppress(OSError):
+                return bool(self.page(party))
+            return False
+
+        for party in parties:
+            await self.comes_true(lambda party=party: answers(party), f"{party} is up")
+
+    def page(self, party: str, path: str = "/metrics") -> str:
+        """Return a page of a process's second port."""
+        with urllib.request.urlopen(f"http://{self.metrics[party]}{path}", timeout=10) as page:
+            return page.read().decode()
+
+    # --- the end -----------------------------------------------------------------------------------------------
+
+    async def finish(self) -> dict[str, Any]:
+        """Wait for the end of the run, stop every process and return what the COS knew."""
+        assert self._following is not None
+        try:
+            async with asyncio.timeout(2 * WAIT_S):
+                await self._following
+        except TimeoutError:
+            pytest.fail(f"the run does not end; the last event: {self.events[-1]}")
+        report = await self.report()
+        await self.stop()
+        return report
+
+    async def stop(self) -> None:
+        """Stop every process, one that was silenced by a signal included."""
+        if self._following is not None:
+            self._following.cancel()
+            with contextlib.suppress(asyncio.CancelledError, CoterieError):
+                await self._following
+        for child in self.children.values():
+            if child.alive:
+                self.signal(child.party, signal.SIGCONT)
+        await super().stop()
+
+    def ended_well(self) -> bool:
+        """Whether every process that was started ended with status 0."""
+        ends = {party: child.process.returncode for party, child in self.children.items() if child.process}
+        assert not any(ends.values()), ends
+        return True
+
+    def parties(self, role: str) -> list[str]:
+        """Return the parties of a role."""
+        return [party for party, child in self.children.items() if child.role == role]
