@@ -7,10 +7,10 @@ answer also means that the event loop runs, the port is open and the certificate
 suffices for one call of HTTP/2, and starts ten times as fast as gRPC.
 """
 
-import os
 import socket
 import ssl
 import sys
+from pathlib import Path
 
 TIMEOUT_S = 3.0
 
@@ -22,7 +22,7 @@ _EMPTY_MESSAGE = bytes(5)
 _SERVING = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
 
 
-class NotServing(Exception):
+class NotServingError(Exception):
     """The service is not healthy; the text says why."""
 
 
@@ -53,20 +53,19 @@ def _request() -> bytes:
     )
 
 
-def _connect(state: str, address: str) -> ssl.SSLSocket:
-    folder = os.path.join(state, "tls")
-    chain = os.path.join(folder, "chain.pem")
-    context = ssl.create_default_context(cafile=os.path.join(folder, "ca.pem"))
+def _connect(state: Path, address: str) -> ssl.SSLSocket:
+    tls = state / "tls"
+    chain = tls / "chain.pem"
+    context = ssl.create_default_context(cafile=str(tls / "ca.pem"))
     context.check_hostname = False  # the certificate itself is compared below
-    context.load_cert_chain(chain, os.path.join(folder, "key.pem"))
+    context.load_cert_chain(chain, tls / "key.pem")
     context.set_alpn_protocols(["h2"])
     host, _, port = address.rpartition(":")
     plain = socket.create_connection((host.strip("[]"), int(port)), TIMEOUT_S)
     connection = context.wrap_socket(plain)
-    with open(chain) as file:
-        own = file.read().partition("-----END CERTIFICATE-----")
-    if connection.getpeercert(binary_form=True) != ssl.PEM_cert_to_DER_cert(own[0] + own[1]):
-        raise NotServing(f"{address} shows another certificate than {chain}")
+    own, end, _ = chain.read_text().partition("-----END CERTIFICATE-----")
+    if connection.getpeercert(binary_form=True) != ssl.PEM_cert_to_DER_cert(own + end):
+        raise NotServingError(f"{address} shows another certificate than {chain}")
     return connection
 
 
@@ -76,7 +75,7 @@ def _answer(connection: ssl.SSLSocket) -> bytes:
     while True:
         part = connection.recv(16384)
         if not part:
-            raise NotServing("the connection was closed without an answer")
+            raise NotServingError("the connection was closed without an answer")
         held += part
         while len(held) >= 9:
             length, kind, flags = int.from_bytes(held[:3], "big"), held[3], held[4]
@@ -88,15 +87,15 @@ def _answer(connection: ssl.SSLSocket) -> bytes:
             if kind == _SETTINGS and not flags & _ACK:
                 connection.sendall(_frame(_SETTINGS, _ACK, 0))
             elif kind in (_RST_STREAM, _GOAWAY) or (kind == _HEADERS and flags & _END_STREAM):
-                raise NotServing("the call was refused")
+                raise NotServingError("the call was refused")
 
 
-def check(state: str, address: str) -> None:
+def check(state: Path, address: str) -> None:
     """Return when the service is SERVING.
 
     Raises
     ------
-    NotServing
+    NotServingError
         It answers something else, or refuses.
     OSError
         It cannot be reached, or there is no certificate yet.
@@ -104,15 +103,16 @@ def check(state: str, address: str) -> None:
     with _connect(state, address) as connection:
         connection.sendall(_request())
         if _answer(connection) != _SERVING:
-            raise NotServing("NOT_SERVING")
+            raise NotServingError("NOT_SERVING")
 
 
 def main() -> None:
     """Probe and end the process."""
-    state, address = (*sys.argv[1:], *("state", "127.0.0.1:7443")[len(sys.argv) - 1 :])[:2]
+    state = sys.argv[1] if len(sys.argv) > 1 else "state"
+    address = sys.argv[2] if len(sys.argv) > 2 else "127.0.0.1:7443"
     try:
-        check(state, address)
-    except (NotServing, OSError, ValueError) as error:
+        check(Path(state), address)
+    except (NotServingError, OSError, ValueError) as error:
         sys.exit(f"not serving: {error}")
     print("SERVING")
 

@@ -1,0 +1,247 @@
+"""The compose file brings a federation up, and a crash in the middle of a training loses nothing."""
+
+import base64
+import csv
+import json
+import sqlite3
+from collections import Counter, defaultdict
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coterie.crypto.sealed import decode_records
+from coterie.evaluation.holdout import TRAIN
+from coterie.net.enrolment import saved_bundles
+
+pytestmark = pytest.mark.containers
+
+OWNERS = ("owner-0", "owner-1", "owner-2")
+HOSTS = ("host-0", "host-1")
+PARTIES = ("thirdparty", "cos", *OWNERS, *HOSTS)
+EPOCHS = 6
+
+_HELD = """
+import sqlite3
+store = sqlite3.connect("file:/party/state/data_owner.db?mode=ro", uri=True)
+print(*store.execute("SELECT count(*) FROM batches").fetchone())
+"""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A training with two crashes in it, as it ended."""
+
+    held_at_crash: int
+    running_at_second_crash: bool
+    folders: dict[str, Path]
+    report: dict
+    page: str
+
+
+@pytest.fixture(scope="module")
+def trained(stack, tmp_path_factory):
+    """Train; kill one owner while interactions arrive, another in an epoch; wait for the end; copy everything out."""
+    stack.compose("up", "--detach", "operator")
+    stack.until(lambda: "interactions arrive" in stack.logs("operator"), "interactions arrive")
+    # A host that holds still keeps the intake open until the crash is over.
+    stack.container("host-1").pause()
+    try:
+        held = int(stack.until(lambda: _held(stack, "owner-0"), "owner-0 holds interactions"))
+        stack.crash("owner-0")
+        stack.until(lambda: stack.came_back("owner-0"), "owner-0 is started again")
+    finally:
+        stack.container("host-1").unpause()
+    stack.until(lambda: "epoch 2/" in stack.logs("operator"), "the second epoch ends")
+    stack.crash("owner-1")
+    running = stack.state("operator")["Running"]
+    stack.until(lambda: not stack.state("operator")["Running"], "the run ends")
+    assert stack.state("operator")["ExitCode"] == 0, stack.logs("operator")
+
+    into = tmp_path_factory.mktemp("parties")
+    folders = {party: stack.copy(party, "/party", into / party) for party in (*PARTIES, "operator")}
+    report = stack.copy("operator", "/report", into)
+    return Trained(
+        held,
+        running,
+        folders,
+        json.loads((report / "report.json").read_text()),
+        (report / "report.html").read_text(),
+    )
+
+
+def _held(stack, owner):
+    status, output = stack.execute(owner, "python3", "-I", "-S", "-c", _HELD)
+    return 0 if status else int(output)
+
+
+def _rows(path, query):
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(query).fetchall()
+
+
+def _csv(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def stored(folders):
+    """Return what owners hold, in order of sequence: (item, flag) by (owner, user)."""
+    keys = [
+        key for (key,) in _rows(folders["cos"] / "state" / "cos.db", "SELECT key FROM items ORDER BY item")
+    ]
+    found = defaultdict(list)
+    for owner in OWNERS:
+        store = folders[owner] / "state" / "data_owner.db"
+        query = 'SELECT owner, user, "first", length, records FROM batches ORDER BY number'
+        for key, user, first, length, records in _rows(store, query):
+            assert first == len(found[key, user]) + 1, "a record that is counted twice, or never came"
+            items, flags = decode_records(records, length)
+            found[key, user] += [(keys[i], bool(flag)) for i, flag in zip(items, flags, strict=True)]
+    return dict(found)
+
+
+def sent(folders):
+    """Return what hosts have in their outboxes, in order of sequence: (item, flag) by (owner, user)."""
+    found = defaultdict(list)
+    for host in HOSTS:
+        state = folders[host] / "state"
+        ids = [bundle.participant_id for bundle in saved_bundles(state)]
+        history = {
+            row: (item, bool(flag))
+            for row, item, flag in _rows(state / "client.db", "SELECT row, item, positive FROM history")
+        }
+        query = "SELECT user, owner, rows FROM outbox ORDER BY entry"
+        for user, owner, packed in _rows(state / "client.db", query):
+            found[owner, ids[user - 1]] += [history[row] for row in np.frombuffer(packed, "<u4").tolist()]
+    return dict(found)
+
+
+def given(folders):
+    """Return what owners should hold by the files of `coterie bootstrap`: how often, by (owner, user, item, flag)."""
+    items = {}
+    for owner in OWNERS:
+        (bundle,) = saved_bundles(folders[owner] / "state")
+        (path,) = folders[owner].glob("items-*.csv")
+        items[bundle.participant_id] = {row["item"] for row in _csv(path)}
+    expected = Counter()
+    for host in HOSTS:
+        ids = [bundle.participant_id for bundle in saved_bundles(folders[host] / "state")]
+        numbers = {}
+        for row in _csv(folders[host] / "histories.csv"):
+            user = ids[numbers.setdefault(row["user"], len(numbers))]
+            if int(row["part"]) == TRAIN:
+                flag = row["positive"] == "1"
+                expected.update(
+                    (owner, user, row["item"], flag) for owner, held in items.items() if row["item"] in held
+                )
+    return expected
+
+
+# --- before anybody trains ---------------------------------------------------------------------------------------
+
+
+def test_every_party_runs_without_privileges_on_a_file_system_that_it_cannot_change(stack):
+    for party in PARTIES:
+        status, facts = stack.execute(party, "cat", "/proc/1/status")
+        assert status == 0
+        facts = dict(line.split(":\t", 1) for line in facts.splitlines() if ":\t" in line)
+        assert facts["Uid"].split() == ["10001"] * 4, party
+        assert {facts[name] for name in ("CapEff", "CapPrm", "CapBnd")} == {"0" * 16}, party
+        assert facts["NoNewPrivs"] == "1", party
+        status, said = stack.execute(party, "touch", "/opt/anything")
+        assert status != 0, party
+        assert "Read-only file system" in said, party
+
+
+def test_the_federation_has_one_network_without_a_way_in_or_out(stack):
+    (network,) = stack.client.networks.list(filters={"label": f"com.docker.compose.project={stack.project}"})
+    assert network.attrs["Internal"] is True
+    for party in PARTIES:
+        attached = stack.container(party).attrs
+        assert list(attached["NetworkSettings"]["Networks"]) == [network.name]
+        assert not attached["HostConfig"]["PortBindings"]
+
+
+def test_each_party_sees_only_its_own_volume(stack):
+    for party in PARTIES:
+        mounts = stack.container(party).attrs["Mounts"]
+        assert [(mount["Name"], mount["Destination"]) for mount in mounts] == [
+            (f"{stack.project}_{party}", "/party")
+        ]
+
+
+def test_health_waits_for_what_a_service_waits_for(stack):
+    assert stack.healthy("thirdparty")
+    assert stack.healthy("cos")
+    # Nobody has started a run: the owners have nothing to take part in, and say so.
+    for owner in OWNERS:
+        assert not stack.healthy(owner)
+
+
+# --- a training with crashes -------------------------------------------------------------------------------------
+
+
+def test_an_owner_that_crashes_is_started_again_by_the_engine_and_the_run_finishes(stack, trained):
+    assert trained.held_at_crash > 0
+    assert trained.running_at_second_crash
+    for owner in ("owner-0", "owner-1"):
+        assert stack.container(owner).attrs["RestartCount"] == 1
+        events = [json.loads(line) for line in stack.logs(owner).splitlines() if line.startswith("{")]
+        names = [event["event"] for event in events]
+        assert names.count("joined") == 2
+        # It went on with its own part: it passed over its blocks again after it had come back.
+        assert "pass done" in names[len(names) - names[::-1].index("joined") :]
+    assert [entry["epoch"] for entry in trained.report["history"]] == list(range(1, EPOCHS + 1))
+
+
+def test_nothing_acknowledged_is_lost_and_nothing_counts_twice(trained):
+    held = stored(trained.folders)
+    assert held == sent(trained.folders)
+    counted = Counter((*pair, *record) for pair, records in held.items() for record in records)
+    assert counted == given(trained.folders)
+    assert set(counted.values()) == {1}
+
+
+def test_every_service_is_healthy_after_the_run(stack, trained):
+    for party in PARTIES:
+        stack.until(lambda party=party: stack.healthy(party), f"{party} is healthy")
+
+
+def test_the_operator_prints_the_table_of_the_report_that_it_leaves(stack, trained):
+    printed = stack.logs("operator")
+    (row,) = (line for line in printed.splitlines() if line.strip().startswith("DRIFT  "))
+    for metric in ("ndcg@10", "ndcg_test_items@10"):
+        assert f"{trained.report['metrics'][metric]['mean']:.4f}" in row
+    assert trained.report["run_id"] in printed
+    assert trained.report["run_id"] in trained.page
+    assert trained.report["dataset"]["users"] == 120
+
+
+def test_no_log_and_no_description_of_a_container_holds_a_secret(stack, trained):
+    told = stack.compose("logs", "--no-color")
+    told += json.dumps([stack.container(party).attrs for party in (*PARTIES, "operator", "bootstrap")])
+    assert "PRIVATE KEY" not in told
+    secrets = list(_secrets(trained.folders))
+    assert {path.name for path, _ in secrets} >= {"token", "key.pem", "ca-key.pem", "identities.key"}
+    assert len(secrets) > trained.report["dataset"]["users"]
+    for path, forms in secrets:
+        assert not any(form in told for form in forms), path
+
+
+def _secrets(folders):
+    """Yield the secrets of all parties, each with the forms in which it could appear."""
+    for folder in folders.values():
+        for path in folder.rglob("*"):
+            if path.name == "token":
+                yield path, [path.read_text().strip()]
+            elif path.name.endswith("key.pem"):
+                yield path, [line for line in path.read_text().splitlines() if "-----" not in line]
+            elif path.name in ("identities.key", "directory-signing.key") or path.suffix == ".prekey":
+                # A line that names the format, then the private key; in a file of identities one after another.
+                _, _, keys = path.read_bytes().partition(b"\n")
+                count = len(keys) // 32 if path.name == "identities.key" else 1
+                for key in (keys[n * 32 : (n + 1) * 32] for n in range(count)):
+                    yield path, [key.hex(), base64.b64encode(key).decode()[:40]]

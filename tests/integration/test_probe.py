@@ -1,0 +1,76 @@
+"""The health probe of the images asks real services, and says no more than they do."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PROBE = Path(__file__).parents[2] / "deploy" / "probe.py"
+WAIT_S = 30.0
+
+
+def probe(state, address):
+    """Return exit status and what was said."""
+    # As in the image: without site-packages, so that nothing but the standard library is there.
+    command = [sys.executable, "-I", "-S", str(PROBE), str(state), address]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
+    return ended.returncode, (ended.stdout + ended.stderr).strip()
+
+
+def test_a_service_that_serves_is_found_serving(third_party):
+    assert probe(third_party.state, third_party.address) == (0, "SERVING")
+
+
+def test_a_service_that_waits_for_a_run_is_found_not_serving(third_party, cos, start_member, tmp_path):
+    items = tmp_path / "items.csv"
+    items.write_text("item\n1\n")
+    owner = start_member(
+        "data-owner",
+        "probed",
+        third_party,
+        healthy=False,
+        participants=1,
+        run="not-started",
+        cos={"address": cos.address, "name": cos.name},
+        owners=[{"name": "probed", "items": items}],
+    )
+    deadline = time.monotonic() + WAIT_S
+    while not owner.answers():
+        assert time.monotonic() < deadline, owner.log.read_text()
+        time.sleep(0.05)
+
+    status, said = probe(owner.state, owner.address)
+    while "Connection refused" in said and time.monotonic() < deadline:  # the pages open before the port
+        status, said = probe(owner.state, owner.address)
+
+    assert (status, said) == (1, "not serving: NOT_SERVING")
+
+
+def test_a_process_that_hangs_is_found_not_serving(start_third_party):
+    hanging = start_third_party()
+    hanging._child.send_signal(signal.SIGSTOP)
+    try:
+        status, said = probe(hanging.state, hanging.address)
+    finally:
+        hanging._child.send_signal(signal.SIGCONT)
+
+    assert status == 1
+    assert "timed out" in said
+
+
+def test_another_service_at_the_address_does_not_pass_for_this_one(third_party, cos):
+    status, said = probe(third_party.state, cos.address)
+
+    assert status == 1
+    assert "another certificate" in said
+
+
+@pytest.mark.parametrize("state", ["", "nothing-here"])
+def test_a_service_that_has_not_enrolled_is_found_not_serving(third_party, tmp_path, state):
+    status, said = probe(tmp_path / state, third_party.address)
+
+    assert status == 1
+    assert said.startswith("not serving: ")
