@@ -96,8 +96,25 @@ def from_wire(
     return array
 
 
-def increasing_ids(tensor: Tensor, limit: int, *, field: str) -> npt.NDArray[np.uint32]:
+def increasing_ids(
+    tensor: Tensor,
+    limit: int,
+    *,
+    field: str,
+    unknown: ErrorReason.ValueType = ErrorReason.ERROR_REASON_INVALID_FIELD,
+) -> npt.NDArray[np.uint32]:
     """Decode ids that must be strictly increasing and below a limit.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        As received.
+    limit : int
+        One above the largest id there is.
+    field : str
+        Name of the field, for the refusal.
+    unknown : ErrorReason
+        Reason for an id that reaches ``limit``.
 
     Returns
     -------
@@ -106,14 +123,20 @@ def increasing_ids(tensor: Tensor, limit: int, *, field: str) -> npt.NDArray[np.
     Raises
     ------
     Refusal
-        WRONG_SHAPE, or INVALID_FIELD when ids repeat, fall, or reach ``limit``.
+        WRONG_SHAPE; INVALID_FIELD when ids repeat or fall; ``unknown`` when one reaches ``limit``.
     """
     ids = from_wire(tensor, np.uint32, (None,), field=field)
-    if ids.size and (int(ids[-1]) >= limit or (ids[1:] <= ids[:-1]).any()):
+    if not ids.size:
+        return ids
+    if (ids[1:] <= ids[:-1]).any():
         raise Refusal(
             ErrorReason.ERROR_REASON_INVALID_FIELD,
-            f"{field} is not strictly increasing, or names an id that does not exist",
+            f"{field} is not strictly increasing",
             field=field,
             expected=f"strictly increasing ids below {limit}",
+        )
+    if int(ids[-1]) >= limit:
+        raise Refusal(
+            unknown, f"{field} names an id that does not exist", field=field, expected=f"ids below {limit}"
         )
     return ids

@@ -333,17 +333,23 @@ class Operating:
         self.stub: Any = cos.channel(tls).stub(OperatorStub)
 
     async def start(
-        self, run_id: str, *, owners: int = 1, users: int = 1, minutes: float = 60.0, **changes: Any
+        self,
+        run_id: str,
+        *,
+        owners: int = 1,
+        users: int = 1,
+        phase_s: float = 3600.0,
+        party_s: float = 3600.0,
+        **changes: Any,
     ) -> None:
-        """Start a run that waits for parties; it does not lose them in ``minutes``."""
-        milliseconds = int(minutes * 60_000)
+        """Start a run that waits for parties; by itself it neither ends nor loses anybody for an hour."""
         await self.stub.StartRun(
             operator_pb2.StartRunRequest(
                 plan=plan(run_id, **changes),
                 expect_owners=owners,
                 expect_users=users,
-                phase_timeout_ms=milliseconds,
-                party_timeout_ms=milliseconds,
+                phase_timeout_ms=int(phase_s * 1000),
+                party_timeout_ms=int(party_s * 1000),
             )
         )
 

@@ -29,8 +29,10 @@ from coterie.net.enrolment import saved_bundles
 from coterie.net.party import Member
 from coterie.wire.refusal import reason_name
 from coterie.wire.v1 import data_owner_pb2 as wire
+from coterie.wire.v1.common_pb2 import RoundRef
 from coterie.wire.v1.data_owner_pb2_grpc import DataOwnerStub
-from coterie.wire.v1.orchestrator_pb2 import ParticipantKind
+from coterie.wire.v1.operator_pb2 import StopRunRequest
+from coterie.wire.v1.orchestrator_pb2 import DeliveryStatus, FetchKind, ParticipantKind, SubmitKind
 from coterie.wire.v1.thirdparty_pb2 import RevokeRequest
 
 RUN = "intake"
@@ -741,7 +743,7 @@ def restore_store(service, backup):
 async def own_stand(start_member, third_party, cos, operator, calls, tmp_path):
     """An owner of the test's own, which it may stop."""
     run = f"backup-{time.monotonic_ns()}"
-    await operator.start(run, owners=1, users=10)
+    await operator.start(run, owners=1, users=2, epochs=10_000)
     host = await third_party.enrol("client", f"host-{run}", 2)
     await join(calls, cos, host, run)
     service = await asyncio.to_thread(
@@ -808,6 +810,41 @@ async def test_an_owner_restored_from_a_backup_says_what_it_has_and_gets_the_res
     assert stand.stored(other) == [(1, 9), (2, 8)]
 
 
+async def test_an_owner_restored_to_before_what_it_has_trained_goes_on_with_what_comes_back(
+    own_stand, operator, cos, calls, tmp_path
+):
+    stand, connect = own_stand
+    run, user = stand.service.keys["run"], stand.host.identities[0]
+
+    async def comes_to(reached):
+        async with asyncio.timeout(SOON_S):
+            while not reached(await operator.state(run)):
+                await asyncio.sleep(0.02)
+
+    def records(sender, first, last):
+        return [sender.batch(n, [n], positive=n % 2 == 0) for n in range(first, last + 1)]
+
+    sender = await connect(user)
+    await sender.send(*records(sender, 1, 2))
+    copy_store(stand.service, tmp_path / "backup.db")
+    # Four more blocks, and an update of at least two of them.
+    await sender.send(*records(sender, 3, 11))
+    await comes_to(lambda state: state.version >= 1)
+    stand.service.stop()
+    restore_store(stand.service, tmp_path / "backup.db")
+    await asyncio.to_thread(stand.service.start)
+
+    await deliver(calls, cos, stand.host, run)
+    await comes_to(lambda state: state.epoch >= 3)
+    sender = await connect(user)
+    assert refusals(await sender.send(*records(sender, 12, 12))) == [(0, "SEQUENCE_MISMATCH", 3)]
+    assert (await sender.send(*records(sender, 3, 12))).durable[-1] == 12
+    reached = (await operator.state(run)).epoch
+    await comes_to(lambda state: state.epoch >= reached + 2)
+    assert stand.stored(user) == [(n, n) for n in range(1, 13)]
+    assert stand.service.healthy()
+
+
 async def test_a_sender_restored_from_a_backup_is_told_that_the_owner_is_ahead(own_stand):
     stand, connect = own_stand
     user = stand.host.identities[0]
@@ -819,6 +856,50 @@ async def test_a_sender_restored_from_a_backup_is_told_that_the_owner_is_ahead(o
         response = await restored.send(restored.batch(3, [7]))
         assert (list(response.durable), response.duplicates) == ([4], 1)
         assert list((await restored.send(restored.batch(3, [7, 7, 7]))).durable) == [4]
+
+
+async def test_an_owner_whose_run_is_stopped_stops_training_and_stays(
+    own_stand, operator, cos, calls, certificates
+):
+    stand, connect = own_stand
+    run = stand.service.keys["run"]
+    sender = await connect(stand.host.identities[0])
+    # Blocks of a negative and a positive each.
+    for n in range(8):
+        assert (await sender.send(sender.batch(n + 1, [n], positive=bool(n % 2)))).durable == [n + 1]
+    await deliver(calls, cos, stand.host, run)
+    async with asyncio.timeout(SOON_S):
+        while (await operator.state(run)).epoch < 4:
+            await asyncio.sleep(0.02)
+    await operator.stub.StopRun(StopRunRequest(run_id=run, reason="enough"))
+    stopped = (await operator.state(run)).version
+    async with asyncio.timeout(SOON_S):
+        while "the run has ended" not in stand.service.log.read_text():
+            await asyncio.sleep(0.02)
+    # Whatever was under way has been answered by now: nothing was applied, and nobody gave up because of it.
+    await (
+        stand.service.channel(certificates["operator"])
+        .stub(DataOwnerStub)
+        .Flush(wire.FlushRequest(run_id=run))
+    )
+    assert (await operator.state(run)).version == stopped
+    assert stand.service.healthy()
+    assert "cannot go on" not in stand.service.log.read_text()
+    assert stand.service.stop() == 0
+
+
+async def deliver(calls, cos, host, run):
+    """Report as a host that everything is delivered."""
+    party = calls.party_at(cos, host, run)
+    await party.register(
+        [
+            Member(one, bundle, ParticipantKind.PARTICIPANT_KIND_USER)
+            for one, bundle in zip(host.identities, host.bundles, strict=True)
+        ]
+    )
+    version, _ = await party.fetch(FetchKind.FETCH_KIND_CATALOGUE)
+    status = DeliveryStatus(catalogue_version=version, records=8)
+    await party.submit(SubmitKind.SUBMIT_KIND_DELIVERED, RoundRef(run_id=run), status)
 
 
 async def test_an_owner_before_it_has_joined_refuses_and_is_not_healthy(

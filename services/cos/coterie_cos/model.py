@@ -28,6 +28,8 @@ from coterie.wire.v1.orchestrator_pb2 import Gradient, RunPlan
 __all__ = ["Frozen", "Model", "settings_of"]
 
 _KEPT_SNAPSHOTS = 3
+_NO_USER = ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT
+_NO_ITEM = ErrorReason.ERROR_REASON_UNKNOWN_ITEM
 
 
 def settings_of(plan: RunPlan) -> DriftSettings:
@@ -122,8 +124,8 @@ class Model:
         Raises
         ------
         Refusal
-            Wrong shapes or ids, values that are not finite, rows that are too old, or blocks that do not continue
-            the owner's progress.
+            Wrong shapes or ids, values that are not finite, a step in a fixed coordinate, rows that are too old, or
+            blocks that do not continue the owner's progress.
         """
         decoded = self._decode(gradient)
         at = self.progress.get(owner, store.Progress())
@@ -139,10 +141,17 @@ class Model:
             )
         if not np.isfinite(gradient.loss):
             raise Refusal(
-                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                ErrorReason.ERROR_REASON_NOT_FINITE,
                 "the loss of the gradient is not a number",
                 field="gradient.loss",
                 expected="a finite loss",
+            )
+        if self._plan.item_bias and decoded[0][:, -1].any():
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                "the gradient moves the last coordinate of a user",
+                field="gradient.user_gradient",
+                expected="zeros there: with an item bias it is fixed to 1",
             )
         age = self.version - gradient.rows_version
         # Rows may hold another owner's update that was not durable when this process was killed: such a version does
@@ -253,8 +262,8 @@ class Model:
 
     def _decode(self, gradient: Gradient) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         dim = self._plan.dim
-        users = increasing_ids(gradient.users, len(self.users), field="gradient.users")
-        items = increasing_ids(gradient.items, len(self.items), field="gradient.items")
+        users = increasing_ids(gradient.users, len(self.users), field="gradient.users", unknown=_NO_USER)
+        items = increasing_ids(gradient.items, len(self.items), field="gradient.items", unknown=_NO_ITEM)
         return (
             from_wire(gradient.user_gradient, np.float32, (len(users), dim), field="gradient.user_gradient"),
             from_wire(gradient.item_gradient, np.float32, (len(items), dim), field="gradient.item_gradient"),

@@ -27,7 +27,7 @@ from coterie.wire.tensor import increasing_ids, to_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorServicer
 from coterie_cos.model import Model
-from coterie_cos.registry import ranges, slots_in
+from coterie_cos.registry import ranges
 from coterie_cos.run import Run, point_place
 
 __all__ = ["Orchestrator"]
@@ -106,8 +106,10 @@ class Orchestrator(OrchestratorServicer):
             raise Refusal(ErrorReason.ERROR_REASON_INVALID_FIELD, "an empty registration", field="run_id")
         party = str(peer)
         if intent == wire.RegisterIntent.REGISTER_INTENT_LEAVE:
-            await run.left(party)
             slots = run.registry.slots_of(party)
+            if not slots:
+                raise _not_registered(party)
+            await run.left(party)
         elif intent == wire.RegisterIntent.REGISTER_INTENT_JOIN:
             slots = await self._join(run, party, participants, items)
         else:
@@ -178,6 +180,17 @@ class Orchestrator(OrchestratorServicer):
                 field="items_of",
                 expected="the position of a participant of this registration",
             )
+        if any(
+            not all(keys)
+            or participants[position][1].kind != wire.ParticipantKind.PARTICIPANT_KIND_DATA_OWNER
+            for position, keys in items.items()
+        ):
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                "an item without a key, or of a participant that is no data owner",
+                field="items",
+                expected="keys of items that data owners hold",
+            )
         registry = run.registry
         slots, rows = registry.add(party, participants)
         catalogue_changed = False
@@ -190,7 +203,7 @@ class Orchestrator(OrchestratorServicer):
             held = registry.held.get(slot)
             if held is None or not np.array_equal(held, indices) or not present:
                 catalogue_changed = True
-            registry.held[slot] = indices
+            registry.hold(slot, indices)
             new.append((fresh, first))
             holdings.append((slot, indices.tobytes()))
         run_id = run.plan.run_id
@@ -216,12 +229,7 @@ class Orchestrator(OrchestratorServicer):
     async def _known(self, run_id: str) -> tuple[Run, str]:
         run, party = self._find(run_id), str(current_peer())
         if not run.registry.slots_of(party):
-            raise Refusal(
-                ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
-                f"{party} is not registered for this run",
-                field="run_id",
-                expected="a registration first",
-            )
+            raise _not_registered(party)
         if run.heard(party):
             await run.returned(party)
         return run, party
@@ -301,16 +309,14 @@ class Orchestrator(OrchestratorServicer):
 
     async def _item(self, head: wire.SubmitRequest, payload: bytes) -> None:
         run, party = await self._known(head.round.run_id)
-        slots = slots_in(head.slots)
-        for slot in slots:
-            run.registry.own_slot(party, slot, owner=current_peer().role == "data-owner")
+        slots = run.registry.own_slots(party, head.slots, owner=current_peer().role == "data-owner")
         if head.kind == wire.SubmitKind.SUBMIT_KIND_METRICS:
             await self._file_metrics(run, party, head, payload)
         await run.submitted(party, head.kind, head.round, slots, payload)
 
     async def _file_metrics(self, run: Run, party: str, head: wire.SubmitRequest, payload: bytes) -> None:
         # Filed before it is counted: the evaluation closes when every host's sum is on file.
-        run.check_metrics(party, payload)
+        run.check_metrics(party, head.round.point, payload)
         run_id, place, kind = run.plan.run_id, point_place(head.round.point), int(head.kind)
         is_open = run.point_open(head.round.point)
 
@@ -344,8 +350,16 @@ class Orchestrator(OrchestratorServicer):
         run.registry.own_slot(party, request.owner, owner=True)
         model = run.model
         at = model.progress.get(request.owner, store.Progress())
-        users = increasing_ids(request.users, len(model.users), field="users")
-        items = increasing_ids(request.items, len(model.items), field="items")
+        users = increasing_ids(
+            request.users,
+            len(model.users),
+            field="users",
+            unknown=ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
+        )
+        items = increasing_ids(
+            request.items, len(model.items), field="items", unknown=ErrorReason.ERROR_REASON_UNKNOWN_ITEM
+        )
+        run.registry.check_items(request.owner, items, field="items")
         gradient = request.gradient if request.HasField("gradient") else None
         if (gradient is None) != (request.sequence == 0):
             raise Refusal(
@@ -388,6 +402,13 @@ class Orchestrator(OrchestratorServicer):
                 field="sequence",
                 expected=str(at.sequence + 1),
             )
+        if run.state.phase.ended:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_WRONG_STATE,
+                "the run has ended: its model stays as it is",
+                field="run_id",
+                expected="a run that goes on",
+            )
         if not 1 <= gradient.epoch <= run.state.epoch:
             raise Refusal(
                 ErrorReason.ERROR_REASON_UNKNOWN_ROUND,
@@ -397,6 +418,8 @@ class Orchestrator(OrchestratorServicer):
             )
         with self._accounting.activity("apply gradients", gradient.blocks):
             decoded = run.model.check(owner, gradient)
+            items = np.frombuffer(gradient.items.data, "<u4")
+            run.registry.check_items(owner, items, field="gradient.items")
         following = store.Progress(
             sequence=sequence,
             epoch=gradient.epoch,
@@ -438,6 +461,15 @@ def top_k(model: Model, slot: int, k: int) -> tuple[npt.NDArray[np.uint32], npt.
     found = np.argpartition(-scores, k - 1)[:k]
     found = found[np.argsort(-scores[found], kind="stable")]
     return found.astype(np.uint32), scores[found]
+
+
+def _not_registered(party: str) -> Refusal:
+    return Refusal(
+        ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
+        f"{party} is not registered for this run",
+        field="run_id",
+        expected="a registration first",
+    )
 
 
 def _progress(at: store.Progress) -> wire.OwnerProgress:

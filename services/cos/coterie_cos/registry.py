@@ -14,7 +14,7 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.common_pb2 import SlotRange
 from coterie.wire.v1.orchestrator_pb2 import Catalogue, CatalogueOwner, Participant, ParticipantKind
 
-__all__ = ["Registry", "ranges", "slots_in"]
+__all__ = ["Registry", "ranges"]
 
 
 def ranges(slots: Iterable[int]) -> list[SlotRange]:
@@ -26,11 +26,6 @@ def ranges(slots: Iterable[int]) -> list[SlotRange]:
         else:
             found.append(SlotRange(first=slot, count=1))
     return found
-
-
-def slots_in(found: Iterable[SlotRange]) -> list[int]:
-    """Return the slots of ranges, one by one."""
-    return [slot for part in found for slot in range(part.first, part.first + part.count)]
 
 
 _ID_BYTES = 32
@@ -64,6 +59,8 @@ class Registry:
         self.items: list[str] = []
         self._item_index: dict[str, int] = {}
         self.held: dict[int, npt.NDArray[np.uint32]] = {}
+        # The same as one flag per item, for a look-up at every exchange.
+        self._is_held: dict[int, npt.NDArray[np.bool_]] = {}
         self.catalogue_version = 0
 
     def restore(self, connection: sa.Connection, catalogue_version: int) -> None:
@@ -84,7 +81,7 @@ class Registry:
         for row in connection.execute(
             sa.select(store.holdings).where(store.holdings.c.run_id == self._run_id)
         ):
-            self.held[row.slot] = np.frombuffer(row.items, "<u4")
+            self.hold(row.slot, np.frombuffer(row.items, "<u4"))
         self.catalogue_version = catalogue_version
 
     def add(
@@ -152,6 +149,31 @@ class Registry:
             indices.append(index)
         return np.asarray(indices, np.uint32), self.items[first:], first
 
+    def hold(self, slot: int, indices: npt.NDArray[np.uint32]) -> None:
+        """Note that an owner holds these items, and no others."""
+        self.held[slot] = indices
+        self._is_held[slot] = np.zeros(len(self.items), bool)
+        self._is_held[slot][indices] = True
+
+    def check_items(self, slot: int, items: npt.NDArray[np.uint32], *, field: str) -> None:
+        """Check that strictly increasing item indices are all an owner's own.
+
+        Raises
+        ------
+        Refusal
+            UNKNOWN_ITEM when one is not.
+        """
+        if not len(items):
+            return
+        own = self._is_held.get(slot)
+        if own is None or int(items[-1]) >= len(own) or not own[items].all():
+            raise Refusal(
+                ErrorReason.ERROR_REASON_UNKNOWN_ITEM,
+                f"{field} names an item that this data owner does not hold",
+                field=field,
+                expected="items of its registration",
+            )
+
     def slots_of(self, party: str) -> list[int]:
         """Return the slots for which a party speaks, ascending."""
         return self._by_party.get(party, [])
@@ -174,6 +196,28 @@ class Registry:
             field="slot",
             expected="a slot from this party's registration",
         )
+
+    def own_slots(self, party: str, found: Iterable[SlotRange], *, owner: bool) -> list[int]:
+        """Return the slots of ranges one by one; all must be the party's.
+
+        Raises
+        ------
+        Refusal
+            UNKNOWN_PARTICIPANT as for `own_slot`, or when the ranges name more slots than there are.
+        """
+        parts = list(found)
+        # Before they are written out: a range of a few bytes can name four billion.
+        if sum(part.count for part in parts) > len(self.by_slot):
+            raise Refusal(
+                ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
+                "the ranges name more slots than the run has",
+                field="slots",
+                expected="slots from this party's registration, each once",
+            )
+        slots = [slot for part in parts for slot in range(part.first, part.first + part.count)]
+        for slot in slots:
+            self.own_slot(party, slot, owner=owner)
+        return slots
 
     def users(self) -> int:
         """Return how many users are registered."""

@@ -123,8 +123,9 @@ class Run:
                 self._remember(event)
         self._evaluated_at = max((p.version for p in self.state.points), default=self.model.version)
         now = time.monotonic()
-        for party in {owner.party for owner in self.state.owners.values()} | set(self.state.hosts):
-            self._parties[party] = _Presence(now)
+        present = {owner.party: owner.present for owner in self.state.owners.values()}
+        present |= {name: host.present for name, host in self.state.hosts.items()}
+        self._parties = {party: _Presence(now, lost=not there) for party, there in present.items()}
         if self.state.phase.ended:
             self.ended.set()
 
@@ -173,7 +174,10 @@ class Run:
 
     def heard(self, party: str) -> bool:
         """Note that a party is alive; return whether it counted as absent until now."""
-        presence = self._parties.setdefault(party, _Presence(0.0))
+        presence = self._parties.get(party)
+        if presence is None:
+            # It has left: a call of its own that was under way does not bring it back.
+            return False
         presence.heard = time.monotonic()
         returned, presence.lost = presence.lost, False
         return returned
@@ -181,7 +185,7 @@ class Run:
     async def joined(self, party: str, *, catalogue: bool) -> None:
         """Carry out the registration of a party's participants, which the registry has taken up."""
         known = party in self._parties
-        self.heard(party)
+        self._parties[party] = _Presence(time.monotonic())
         self.model.grow(len(self.registry.by_slot), len(self.registry.items))
         slots = self.registry.slots_of(party)
         owners = [slot for slot in slots if self.registry.by_slot[slot].is_owner]
@@ -288,6 +292,13 @@ class Run:
             await self.take(rounds.Delivered(party, status.catalogue_version))
         elif kind == wire.SubmitKind.SUBMIT_KIND_EPOCH_DONE:
             _parse(wire.EpochStatus, payload)
+            if not slots:
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_INVALID_FIELD,
+                    "a pass of no data owner",
+                    field="slots",
+                    expected="the slots of the owners that have done it",
+                )
             for slot in slots:
                 self.registry.own_slot(party, slot, owner=True)
                 if round_.round > self.state.epoch:
@@ -334,13 +345,14 @@ class Run:
         """Whether an evaluation still waits for sums."""
         return any(point.number == number for point in self.state.points)
 
-    def check_metrics(self, party: str, payload: bytes) -> None:
-        """Check a metric sum before it is filed.
+    def check_metrics(self, party: str, number: int, payload: bytes) -> None:
+        """Check a metric sum for an evaluation before it is filed.
 
         Raises
         ------
         Refusal
-            When the caller has no users, the sums are malformed, or over fewer users than the plan's floor.
+            When the caller has no users, the sums are malformed or of another version than the evaluation's, or over
+            fewer users than the plan's floor.
         """
         sums = _parse(wire.MetricSums, payload)
         if party not in self.state.hosts:
@@ -349,6 +361,21 @@ class Run:
             )
         if not sums.names:
             return
+        version = next((point.version for point in self.state.points if point.number == number), None)
+        if version is not None and sums.version != version:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                f"the sums are of version {sums.version}",
+                field="version",
+                expected=f"{version}, which evaluation {number} asks for",
+            )
+        if len(set(sums.names)) < len(sums.names):
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                "a metric is named twice",
+                field="names",
+                expected="each metric once",
+            )
         counted = from_wire(sums.sums, np.float64, (len(sums.names), 2), field="sums")[:, 1]
         users = self.state.hosts[party].users
         if users < self.plan.min_users or (counted < 0).any() or (counted > users).any():

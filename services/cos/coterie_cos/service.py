@@ -9,7 +9,8 @@ import grpc
 import sqlalchemy as sa
 
 from coterie.config.services import CosSettings
-from coterie.errors import StoreError
+from coterie.crypto.authority import validate_name
+from coterie.errors import CertificateError, StoreError
 from coterie.launch.process import Runtime
 from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import enrol
@@ -40,6 +41,7 @@ class CosProcess:
         self._engine = open_sqlite(settings.state / "cos.db", "cos")
         self._writer = Writer(self._engine)
         self._runs: dict[str, Run] = {}
+        self._starting = asyncio.Lock()
         self._revocations = RevocationWatch(
             runtime.connect(settings.thirdparty, "thirdparty"),
             runtime.guard,
@@ -76,6 +78,11 @@ class CosProcess:
         )
 
     async def _start(self, request: StartRunRequest) -> Run:
+        # One after the other: an operator that had no answer asks again while the first request is being written.
+        async with self._starting:
+            return await self._start_alone(request)
+
+    async def _start_alone(self, request: StartRunRequest) -> Run:
         plan = request.plan
         held = self._runs.get(plan.run_id)
         if held is not None:
@@ -94,21 +101,7 @@ class CosProcess:
                 field="plan",
                 expected="drift, published, clear",
             )
-        positive = {
-            "run_id": bool(plan.run_id),
-            "dim": 1 <= plan.dim <= 1024,
-            "rate": 0 < plan.rate < 1e3,
-            "ridge": 0 <= plan.ridge < 1e3,
-            "theta": 1 <= plan.theta <= 1024,
-            "epochs": 1 <= plan.epochs <= 10_000,
-        }
-        for name, fits in positive.items():
-            if not fits:
-                raise Refusal(
-                    ErrorReason.ERROR_REASON_INVALID_FIELD,
-                    f"plan.{name} is out of range",
-                    field=f"plan.{name}",
-                )
+        _check_request(request)
         run = self._new(request)
         row = {
             "run_id": plan.run_id,
@@ -144,6 +137,45 @@ class CosProcess:
         """Close the store."""
         self._writer.close()
         self._engine.dispose()
+
+
+def _check_request(request: StartRunRequest) -> None:
+    """Check that a run can be made as asked.
+
+    Raises
+    ------
+    Refusal
+        INVALID_FIELD names the first field that is out of its range.
+    """
+    plan = request.plan
+    least_dim = 2 if plan.item_bias else 1
+    ranges = {
+        # It names a folder, too.
+        "plan.run_id": (_is_label(plan.run_id), "a DNS label: 1 to 63 of a-z, 0-9 and inner '-'"),
+        "plan.dim": (least_dim <= plan.dim <= 1024, f"{least_dim} to 1024"),
+        "plan.rate": (0 < plan.rate < 1e3, "above 0 and below 1000"),
+        "plan.ridge": (0 <= plan.ridge < 1e3, "from 0 to below 1000"),
+        "plan.theta": (1 <= plan.theta <= 1024, "1 to 1024"),
+        "plan.epochs": (1 <= plan.epochs <= 10_000, "1 to 10000"),
+        "phase_timeout_ms": (request.phase_timeout_ms > 0, "at least 1"),
+        "party_timeout_ms": (request.party_timeout_ms > 0, "at least 1"),
+    }
+    for field, (fits, expected) in ranges.items():
+        if not fits:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                f"{field} is out of range",
+                field=field,
+                expected=expected,
+            )
+
+
+def _is_label(name: str) -> bool:
+    try:
+        validate_name(name)
+    except CertificateError:
+        return False
+    return True
 
 
 class _Cos:

@@ -26,7 +26,7 @@ from coterie.wire.v1.data_owner_pb2_grpc import add_DataOwnerServicer_to_server
 from coterie_data_owner.intake import Intake
 from coterie_data_owner.owner import Owner, read_items
 from coterie_data_owner.prekeys import Prekeys
-from coterie_data_owner.trainer import Trainer
+from coterie_data_owner.trainer import RunEndedError, Trainer
 from coterie_data_owner.users import Users
 
 __all__ = ["SERVICE"]
@@ -101,6 +101,8 @@ class DataOwnerProcess:
             for task in open_tasks:
                 if task.kind == wire.TaskKind.TASK_KIND_FINISH:
                     _log.info("the run has ended", reason=task.reason)
+                    for trainer in self._trainers.values():
+                        trainer.supersede()
                     return
                 if task.kind in (wire.TaskKind.TASK_KIND_INTAKE, wire.TaskKind.TASK_KIND_EPOCH):
                     self._start(task, tasks)
@@ -135,6 +137,10 @@ class DataOwnerProcess:
         self._runtime.holds("run")
 
     def _start(self, task: wire.Task, tasks: asyncio.TaskGroup) -> None:
+        leave_after = self._settings.leave_after_epoch
+        if leave_after is not None and task.round.round > leave_after:
+            # It is about to leave: a pass that it began now would end in the middle.
+            return
         self._flush_due = task.flush
         slots = {slot for part in task.slots for slot in range(part.first, part.first + part.count)}
         for owner in self._owners:
@@ -158,11 +164,14 @@ class DataOwnerProcess:
         if earlier is not None:
             earlier.supersede()
         # The COS takes one sequence of updates from an owner.
-        async with owner.turn:
-            if task.kind == wire.TaskKind.TASK_KIND_INTAKE:
-                await trainer.intake(task.round.round)
-            else:
-                await trainer.epoch(task.round.round)
+        try:
+            async with owner.turn:
+                if task.kind == wire.TaskKind.TASK_KIND_INTAKE:
+                    await trainer.intake(task.round.round)
+                else:
+                    await trainer.epoch(task.round.round)
+        except RunEndedError:
+            return
         leave_after = self._settings.leave_after_epoch
         if leave_after is not None and task.round.round >= leave_after:
             await self._leave(task.round.round)

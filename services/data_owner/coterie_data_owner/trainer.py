@@ -24,11 +24,15 @@ from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
 from coterie_data_owner.owner import Owner
 
-__all__ = ["Trainer"]
+__all__ = ["RunEndedError", "Trainer"]
 
 _log = structlog.get_logger("coterie.trainer")
 
 _NO_IDS = np.zeros(0, np.uint32)
+
+
+class RunEndedError(Exception):
+    """The run ended while an update was on its way: there is nothing left to train."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +78,18 @@ class Trainer:
         self._superseded = False
 
     def supersede(self) -> None:
-        """Stop at the next update: the run went on without this owner, which now has another task."""
+        """Stop at the next update: the run went on without this owner, or has ended."""
         self._superseded = True
         self._owner.wake()
 
     async def intake(self, epoch: int) -> None:
-        """Train on blocks as they complete, until everything is delivered and trained."""
+        """Train on blocks as they complete, until everything is delivered and trained.
+
+        Raises
+        ------
+        RunEndedError
+            The run ended before.
+        """
         position = await self._resume(epoch)
         theta = self._party.plan.theta
         while not self._superseded:
@@ -87,8 +97,9 @@ class Trainer:
             self._owner.changed.clear()
             if self._flush_due() and not self._owner.flushed:
                 await self._owner.flush(self._writer)
+            # Below zero at an owner that was restored from a backup: it has less than it trained before.
             available = len(self._owner.blocks) - position
-            if available >= theta or (self._owner.flushed and available):
+            if available >= theta or (self._owner.flushed and available > 0):
                 chunk = self._owner.blocks[position : position + theta]
                 await self._update(epoch, position, chunk)
                 position += len(chunk)
@@ -100,7 +111,13 @@ class Trainer:
         await self._finish(epoch, position)
 
     async def epoch(self, epoch: int) -> None:
-        """Pass once over the stored blocks, in the seeded order of this epoch."""
+        """Pass once over the stored blocks, in the seeded order of this epoch.
+
+        Raises
+        ------
+        RunEndedError
+            The run ended before.
+        """
         owner, plan = self._owner, self._party.plan
         if self._flush_due() and not owner.flushed:
             # Something came after the epoch in which the owner joined: from a late host, or to an owner that was away.
@@ -174,6 +191,8 @@ class Trainer:
             try:
                 response = await self._party.exchange(request)
             except Refusal as refusal:
+                if refusal.reason == ErrorReason.ERROR_REASON_WRONG_STATE:
+                    raise RunEndedError from refusal
                 if refusal.reason != ErrorReason.ERROR_REASON_STALE or waiting is None:
                     raise
                 await self._recompute(waiting)
