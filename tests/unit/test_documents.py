@@ -52,7 +52,8 @@ def shell_lines(page: Path) -> Iterator[str]:
     content = text(page)
     for language, block in BLOCK.findall(content):
         if language in ("", "sh"):
-            yield from (line.removeprefix("$ ") for line in block.splitlines())
+            # A line that ends in a backslash goes on in the next.
+            yield from (line.removeprefix("$ ") for line in block.replace("\\\n", " ").splitlines())
     prose = BLOCK.sub("", content)
     # A line break inside code is a space.
     yield from (" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose))
