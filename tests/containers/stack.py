@@ -1,0 +1,87 @@
+"""One project of the compose file, and what a test does to it."""
+
+import io
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .engine import DEPLOY, Engine, eventually
+
+OWNERS = ("owner-0", "owner-1", "owner-2")
+HOSTS = ("host-0", "host-1")
+PARTIES = ("thirdparty", "cos", *OWNERS, *HOSTS)
+
+
+def compose_command() -> list[str] | None:
+    """Return how compose is called here: the plugin where it is, else the program of old."""
+    for command in (["docker", "compose"], ["docker-compose"]):
+        if (
+            shutil.which(command[0])
+            and not subprocess.run([*command, "version"], capture_output=True).returncode
+        ):
+            return command
+    return None
+
+
+class Stack:
+    """One project of the compose file."""
+
+    def __init__(self, engine: Engine, settings: dict[str, str]) -> None:
+        self.project = f"coterie-{secrets.token_hex(4)}"
+        self.client = engine.client
+        self._engine = Engine(engine.client, {**engine.environment, **settings})
+
+    def compose(self, *arguments: str) -> str:
+        command = compose_command()
+        assert command is not None
+        files = ["--project-name", self.project, "--file", str(DEPLOY / "docker-compose.yml")]
+        return self._engine.run([*command, *files, *arguments], cwd=DEPLOY)
+
+    def container(self, service: str) -> Any:
+        """Return the container of a service, running or not, as it is now."""
+        labels = [f"com.docker.compose.project={self.project}", f"com.docker.compose.service={service}"]
+        (found,) = self.client.containers.list(all=True, filters={"label": labels})
+        return found
+
+    def state(self, service: str) -> dict[str, Any]:
+        return self.container(service).attrs["State"]
+
+    def healthy(self, service: str) -> bool:
+        return self.state(service)["Health"]["Status"] == "healthy"
+
+    def logs(self, service: str) -> str:
+        return self.container(service).logs().decode()
+
+    def execute(self, service: str, *command: str) -> tuple[int, str]:
+        """Run a command in a running container; return its status and what it printed."""
+        status, output = self.container(service).exec_run(list(command))
+        return status, output.decode()
+
+    def copy(self, service: str, path: str, into: Path) -> Path:
+        """Copy a folder out of a container, running or not."""
+        stream, _ = self.container(service).get_archive(path)
+        with tarfile.open(fileobj=io.BytesIO(b"".join(stream))) as archive:
+            archive.extractall(into, filter="data")
+        return into / Path(path).name
+
+    def until(self, wanted: Callable[[], Any], what: str) -> Any:
+        """Wait for something to come true; on failure show what the stack logged."""
+        return eventually(wanted, what, lambda: self.compose("logs", "--no-color", "--tail=30"))
+
+    def crash(self, service: str) -> None:
+        """Kill the main process as a crash would: `docker kill` counts as the user's wish to stop it."""
+        os.kill(self.state(service)["Pid"], signal.SIGKILL)
+
+    def came_back(self, service: str) -> bool:
+        """Whether the engine has started a container again, and it is healthy."""
+        container = self.container(service)
+        return (
+            container.attrs["RestartCount"] > 0
+            and container.attrs["State"].get("Health", {}).get("Status") == "healthy"
+        )
