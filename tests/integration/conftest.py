@@ -1,17 +1,19 @@
 """Real services for tests: child processes on loopback with mutual TLS, parties that enrol, and channels to them."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import socket
+import sqlite3
 import ssl
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -154,6 +156,44 @@ class ServiceProcess:
             return error.code
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             return 0
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Return the sum of a metric over all its lines that carry these labels."""
+        with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=5) as page:
+            lines = page.read().decode().splitlines()
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        found = [
+            line for line in lines if line.startswith(f"{name}{{") and all(one in line for one in wanted)
+        ]
+        return sum(float(line.rpartition(" ")[2]) for line in found)
+
+    @contextlib.contextmanager
+    def store_held(self, database: str) -> Iterator[None]:
+        """Let nobody write to a store of the service meanwhile: a write that has begun waits for the end."""
+        with contextlib.closing(sqlite3.connect(self.state / database, isolation_level=None)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            yield
+            connection.execute("ROLLBACK")
+
+    async def give_up_while_held(self, database: str, rpc: str, call: Awaitable[Any]) -> None:
+        """Make a call, let the service come to its write, and cancel the call before the write can be made."""
+        received = self.metric("coterie_rpc_bytes_total", side="server", rpc=rpc, direction="in")
+        finished = self.metric("coterie_rpc_calls_total", side="server", rpc=rpc)
+        with self.store_held(database):
+            task = asyncio.ensure_future(call)
+            async with asyncio.timeout(START_S):
+                while (
+                    self.metric("coterie_rpc_bytes_total", side="server", rpc=rpc, direction="in") == received
+                ):
+                    await asyncio.sleep(0.01)
+                # What lies between the message and the write takes a few milliseconds.
+                await asyncio.sleep(0.2)
+                assert not task.done()
+                task.cancel()
+                while self.metric("coterie_rpc_calls_total", side="server", rpc=rpc) == finished:
+                    await asyncio.sleep(0.01)
+        with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
+            await task
 
     def signal(self, number: signal.Signals) -> int:
         """Send a signal to this child and return its exit status; -9 for a kill."""

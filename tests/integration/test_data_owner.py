@@ -720,6 +720,16 @@ async def test_a_store_that_does_not_write_refuses_everything_and_keeps_what_it_
     assert (await other.send(other.batch(1, [12]))).durable == [1]
 
 
+async def test_a_sender_that_goes_away_during_the_write_finds_its_records_counted_once(stand, sender):
+    batch = sender.batch(4, [3])
+    await stand.service.give_up_while_held("data_owner.db", "SubmitInteractions", sender.send(batch))
+    # As after a crash of the sender: it sends what it has no acknowledgement for.
+    response = await sender.send(batch)
+    assert (list(response.durable), response.duplicates) == ([4], 1)
+    assert stand.stored(sender.user) == [*enumerate(range(4), 1)]
+    assert (await sender.send(sender.batch(5, [4]))).durable == [5]
+
+
 # --- Restarts and backups ----------------------------------------------------------------------------------------
 
 

@@ -1244,6 +1244,43 @@ async def test_an_item_above_the_limit_of_the_service_is_refused(own_cos, calls)
     assert await world.goes_on()
 
 
+async def test_what_a_caller_began_is_completed_also_when_it_goes_away(own_cos):
+    cos, new_world = own_cos
+    world = await new_world()
+    start = start_request(world, world.run, expect=1, timeout=3_600_000)
+
+    async def given_up(rpc, call):
+        await cos.give_up_while_held("cos.db", rpc, call)
+
+    # The same request again, as the caller makes it when it comes back.
+    await given_up("StartRun", world.operator.stub.StartRun(start))
+    await world.operator.stub.StartRun(start)
+    await given_up("Register", world.owner.register(members(world.people["owner"], ITEMS)))
+    await world.owner.register(members(world.people["owner"], ITEMS))
+    await given_up("Register", world.host.register(members(world.people["host"])))
+    await world.host.register(members(world.people["host"]))
+    assert world.host.slots == [1, 2, 3]
+
+    request = world.request(world.gradient())
+    await given_up("Exchange", world.at_owner.Exchange(request))
+    assert (await world.at_owner.Exchange(request)).version == 1
+    # The owner sees that everything is delivered, although nobody reports it again.
+    version = (await table(world.host))[0].version
+    await given_up("Submit", world.submit(*world.item("DELIVERED", delivered(version))))
+    async with asyncio.timeout(SOON_S):
+        while not (await world.at_owner.Poll(wire.PollRequest(run_id=world.run))).tasks[0].flush:
+            await asyncio.sleep(0.02)
+    await given_up("StopRun", world.operator.stub.StopRun(operating.StopRunRequest(run_id=world.run)))
+    events = []
+    async with asyncio.timeout(SOON_S):
+        async for event in world.operator.stub.WatchRun(operating.WatchRunRequest(run_id=world.run)):
+            events += [event.number] if event.number else []
+    assert events == list(range(1, len(events) + 1))
+    assert (await world.state()).phase == operating.RunPhase.RUN_PHASE_FAILED
+    await asyncio.sleep(1.1)
+    assert cos.healthy()
+
+
 async def test_a_killed_cos_comes_back_with_everything_that_it_acknowledged(own_cos):
     cos, new_world = own_cos
     world = await (await new_world()).begin()

@@ -16,6 +16,7 @@ from coterie.crypto.authority import PeerIdentity, logical_name
 from coterie.crypto.identity import Bundle, Delegation
 from coterie.errors import CryptoError
 from coterie.net.bundles import bundle_from_wire
+from coterie.net.completion import completed
 from coterie.net.server import current_peer
 from coterie.rounds.plan import plan_hash
 from coterie.store import cos as store
@@ -109,9 +110,9 @@ class Orchestrator(OrchestratorServicer):
             slots = run.registry.slots_of(party)
             if not slots:
                 raise _not_registered(party)
-            await run.left(party)
+            await completed(run.left(party))
         elif intent == wire.RegisterIntent.REGISTER_INTENT_JOIN:
-            slots = await self._join(run, party, participants, items)
+            slots = await completed(self._join(run, party, participants, items))
         else:
             raise Refusal(
                 ErrorReason.ERROR_REASON_INVALID_FIELD, "no intent", field="intent", expected="JOIN or LEAVE"
@@ -231,7 +232,7 @@ class Orchestrator(OrchestratorServicer):
         if not run.registry.slots_of(party):
             raise _not_registered(party)
         if run.heard(party):
-            await run.returned(party)
+            await completed(run.returned(party))
         return run, party
 
     async def Fetch(  # noqa: N802
@@ -296,7 +297,7 @@ class Orchestrator(OrchestratorServicer):
                 if not assembler.complete:
                     continue
                 try:
-                    await self._item(head, assembler.payload(head.sha256))
+                    await completed(self._item(head, assembler.payload(head.sha256)))
                     response.accepted += 1
                 except Refusal as refusal:
                     refused = wire.RefusedItem(index=index, reason=refusal.reason, message=refusal.message)
@@ -370,7 +371,8 @@ class Orchestrator(OrchestratorServicer):
             )
         if gradient is not None:
             await self._apply(run, request.owner, request.sequence, gradient, at)
-            await run.maybe_evaluate()
+            if run.evaluation_due:
+                await completed(run.maybe_evaluate())
         at = model.progress.get(request.owner, store.Progress())
         return wire.ExchangeResponse(
             version=model.version,

@@ -329,14 +329,19 @@ class Run:
         self._evaluated_at = frozen.version
         self.state = rounds.step(self.state, rounds.PointOpened(epoch, frozen.version))
 
-    async def maybe_evaluate(self) -> None:
-        """Open an evaluation within an epoch when the plan's number of updates has passed."""
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether the plan's number of updates has passed since the last evaluation."""
         every = self.request.evaluate_every
-        if (
-            every
+        return (
+            every > 0
             and self.state.phase is rounds.Phase.TRAIN
             and self.model.version - self._evaluated_at >= every
-        ):
+        )
+
+    async def maybe_evaluate(self) -> None:
+        """Open an evaluation within an epoch when one is due."""
+        if self.evaluation_due:
             before = self.state
             self._open_point(self.state.epoch)
             await self._after(before)

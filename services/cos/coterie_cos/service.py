@@ -12,6 +12,7 @@ from coterie.config.services import CosSettings
 from coterie.crypto.authority import validate_name
 from coterie.errors import CertificateError, StoreError
 from coterie.launch.process import Runtime
+from coterie.net.completion import completed
 from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import enrol
 from coterie.net.revocation import RevocationWatch
@@ -78,7 +79,10 @@ class CosProcess:
         )
 
     async def _start(self, request: StartRunRequest) -> Run:
-        # One after the other: an operator that had no answer asks again while the first request is being written.
+        return await completed(self._start_in_turn(request))
+
+    async def _start_in_turn(self, request: StartRunRequest) -> Run:
+        # An operator that had no answer asks again while the first request is being written.
         async with self._starting:
             return await self._start_alone(request)
 

@@ -20,6 +20,7 @@ from coterie.crypto.sealed import (
 )
 from coterie.crypto.verification import Reason, VerificationError
 from coterie.errors import CertificateError, CoterieError, StoreError
+from coterie.net.completion import completed
 from coterie.store import data_owner as store
 from coterie.store.engine import Writer, is_full
 from coterie.telemetry.accounting import Accounting
@@ -111,8 +112,7 @@ class Intake(DataOwnerServicer):
             )
         bundles = await self._users.bundles([batch.user for batch in batches])
         payloads = await asyncio.to_thread(self._open_all, owner, batches, bundles)
-        async with owner.intake:
-            return await self._store(owner, batches, payloads)
+        return await completed(self._store(owner, batches, payloads))
 
     def _open_all(
         self, owner: Owner, batches: Sequence[wire.SealedBatch], bundles: Mapping[bytes, Bundle]
@@ -181,6 +181,15 @@ class Intake(DataOwnerServicer):
         return payload if owner.knows_items(items) else ErrorReason.ERROR_REASON_UNKNOWN_ITEM
 
     async def _store(
+        self,
+        owner: Owner,
+        batches: Sequence[wire.SealedBatch],
+        payloads: Sequence[bytes | ErrorReason.ValueType],
+    ) -> wire.SubmitInteractionsResponse:
+        async with owner.intake:
+            return await self._judge_and_keep(owner, batches, payloads)
+
+    async def _judge_and_keep(
         self,
         owner: Owner,
         batches: Sequence[wire.SealedBatch],
@@ -257,7 +266,8 @@ class Intake(DataOwnerServicer):
         owners = (
             [self._owner(request.run_id, request.owner)] if request.owner else list(self._owners.values())
         )
-        return wire.FlushResponse(blocks=sum([await owner.flush(self._writer) for owner in owners]))
+        closed = [await completed(owner.flush(self._writer)) for owner in owners]
+        return wire.FlushResponse(blocks=sum(closed))
 
 
 def _judge(durable: int, header: Header) -> Decision:

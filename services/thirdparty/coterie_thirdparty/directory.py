@@ -9,6 +9,7 @@ from typing import Any
 
 import structlog
 
+from coterie.net.completion import completed
 from coterie.net.server import Guard, current_peer
 from coterie.store.thirdparty import Revoked, ThirdPartyStore
 from coterie.telemetry.accounting import Accounting
@@ -121,6 +122,9 @@ class KeyDirectory(KeyDirectoryServicer):
                 field="participants",
                 expected="at least one participant or certificate",
             )
+        return RevokeResponse(revision=await completed(self._revoke(request)))
+
+    async def _revoke(self, request: RevokeRequest) -> int:
         with storing(self._store_holds):
             revision = await self._store.revoke(request.participants, request.certificates)
             held = await self._store.revocations()
@@ -133,7 +137,7 @@ class KeyDirectory(KeyDirectoryServicer):
             participants=len(request.participants),
             certificates=len(request.certificates),
         )
-        return RevokeResponse(revision=revision)
+        return revision
 
     async def Revocations(  # noqa: N802 - the contract's name
         self, request: RevocationsRequest, context: Any
