@@ -6,14 +6,12 @@ relevant candidate have none: NaN, not zero.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 from numpy.typing import NDArray
 
 from coterie.errors import RunError
 
-__all__ = ["pair_loss", "ranking", "summed"]
+__all__ = ["pair_loss", "ranking"]
 
 _ELEMENTS_AT_ONCE = 1 << 21
 """Scores whose sort keys are in memory together: 16 MB."""
@@ -136,37 +134,6 @@ def pair_loss(
         ]
         loss[user] = sum(parts) / (len(above) * len(below))
     return loss
-
-
-def summed(values: Mapping[str, NDArray[np.float64]]) -> tuple[dict[str, float], int]:
-    """Add up per-user metrics over the users that have them.
-
-    Parameters
-    ----------
-    values : mapping of str to ndarray of float64, shape (n,)
-        NaN for the same users in every array.
-
-    Returns
-    -------
-    sums : dict of str to float
-    counted : int
-        Number of users in each sum; sums and counts of several parties add up.
-
-    Raises
-    ------
-    ValueError
-        Arrays that have NaN for different users: one count would not do for them.
-    """
-    counted: NDArray[np.bool_] | None = None
-    for key, value in values.items():
-        present = ~np.isnan(value)
-        if counted is None:
-            counted = present
-        elif not np.array_equal(counted, present):
-            raise ValueError(f"{key} has values for other users than the metrics before it; sum it apart")
-    if counted is None:
-        return {}, 0
-    return {key: float(value[counted].sum()) for key, value in values.items()}, int(np.count_nonzero(counted))
 
 
 def _sort_keys(

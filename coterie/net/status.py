@@ -6,6 +6,7 @@ from typing import NoReturn
 
 import grpc
 from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from coterie.errors import CoterieError, PeerError
@@ -70,17 +71,28 @@ def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> CoterieError:
     """
     for key, value in error.trailing_metadata() or ():
         if key == _DETAILS_KEY and isinstance(value, bytes):
-            status = status_pb2.Status.FromString(value)
-            for detail in status.details:
-                info = error_details_pb2.ErrorInfo()
-                if detail.Unpack(info) and info.domain == DOMAIN:
-                    return Refusal(
-                        _reason(info.reason),
-                        status.message,
-                        field=info.metadata.get("field", ""),
-                        expected=info.metadata.get("expected", ""),
-                    )
+            refusal = _refusal(value)
+            if refusal is not None:
+                return refusal
     return PeerError(f"{peer}: {error.code().name}: {error.details()}")
+
+
+def _refusal(details: bytes) -> Refusal | None:
+    """Return the refusal that details of a status hold; None when they hold none of ours, or are none at all."""
+    try:
+        status = status_pb2.Status.FromString(details)
+        for detail in status.details:
+            info = error_details_pb2.ErrorInfo()
+            if detail.Unpack(info) and info.domain == DOMAIN:
+                return Refusal(
+                    _reason(info.reason),
+                    status.message,
+                    field=info.metadata.get("field", ""),
+                    expected=info.metadata.get("expected", ""),
+                )
+    except DecodeError:
+        return None
+    return None
 
 
 def _reason(name: str) -> ErrorReason.ValueType:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.errors import RunError
-from coterie.evaluation import pair_loss, ranking, summed
+from coterie.evaluation import pair_loss, ranking
 
 
 def plainly(
@@ -185,15 +185,3 @@ def test_a_long_history_is_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
     whole = pair_loss(scores, positive, ~positive)
     monkeypatch.setattr("coterie.evaluation.metrics._ELEMENTS_AT_ONCE", 64)
     np.testing.assert_allclose(pair_loss(scores, positive, ~positive), whole)
-
-
-def test_sums_leave_out_users_without_metrics_and_count_the_others() -> None:
-    sums, counted = summed({"a": np.array([1, np.nan, 2]), "b": np.array([0.5, np.nan, 0.25])})
-    assert sums == {"a": 3.0, "b": 0.75}
-    assert counted == 2
-    assert summed({}) == ({}, 0)
-
-
-def test_metrics_over_different_users_are_not_summed_under_one_count() -> None:
-    with pytest.raises(ValueError, match="b has values for other users"):
-        summed({"a": np.array([1, np.nan]), "b": np.array([np.nan, 1])})

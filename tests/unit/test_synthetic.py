@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from coterie.data import Dataset, SyntheticSpec, generate, temporal
 from coterie.errors import DataError
-from coterie.evaluation import popularity, random_scores, ranking, summed
+from coterie.evaluation import headline, popularity, random_scores, ranking
 
 
 def bayesian_ranking(data: Dataset, train: np.ndarray, epochs: int = 15) -> np.ndarray:
@@ -40,8 +40,7 @@ def test_learning_beats_popularity_and_popularity_beats_chance_over_unseen_items
     relevant[data.user[hits], data.item[hits]] = True
 
     def ndcg(scores: np.ndarray) -> float:
-        sums, counted = summed(ranking(np.broadcast_to(scores, shape), relevant, candidates))
-        return sums["ndcg@10"] / counted
+        return headline(ranking(np.broadcast_to(scores, shape), relevant, candidates))["ndcg@10"]
 
     chance = ndcg(random_scores(*shape, seed=0))
     popular = ndcg(popularity(data.item[train], data.positive(3)[train], shape[1]))
