@@ -87,7 +87,8 @@ class Holdout:
             **_renamed(ranking(scores, test_liked, test, k), suffix="_test_items"),
             "test_loss": pair_loss(scores, test_liked, test & ~test_liked),
         }
-        if validation.any():
+        # Of all users, not of these alone: every figure has a value for every user.
+        if (self.part == VALIDATION).any():
             validation_liked = cells((part == VALIDATION) & liked)
             over_unseen = ranking(scores, validation_liked, ~train, k)
             over_own = ranking(scores, validation_liked, validation, k)
