@@ -97,7 +97,9 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     found = []
     if total.bytes_total is not None:
         sent = f"{volume(total.bytes_total)} in {count(total.calls)} calls"
-        found.append(("Messages", f"{sent}, {count(total.errors)} refused or repeated" if total.errors else sent))
+        found.append(
+            ("Messages", f"{sent}, {count(total.errors)} refused or repeated" if total.errors else sent)
+        )
     if total.cpu_seconds is not None:
         services = len(section(report, "cpu_seconds"))
         found.append(("CPU time", f"{duration(total.cpu_seconds)} over {count(services)} services"))
