@@ -67,6 +67,9 @@ app.add_typer(config_commands.app, name="config")
 app.add_typer(data.app, name="data")
 app.command(epilog=exits())(version)
 
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+"""Its own lines would stand between ours, in another form; what they tell also comes as the status of a call."""
+
 _UsageError: Any = typer.BadParameter.__base__
 """What the parser raises for a wrong command line; typer does not export it itself."""
 

@@ -8,6 +8,7 @@ import sys
 from typing import TextIO, cast
 
 import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
 
 __all__ = ["configure"]
 
@@ -32,17 +33,46 @@ def configure(level: str, *, service: str) -> None:
     service : str
         Role and name of the process, on every line.
     """
+    common: list[Processor] = [
+        _naming(service),
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
     structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
+        processors=[*common, structlog.processors.format_exc_info, structlog.processors.JSONRenderer()],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _StandardError())),
         cache_logger_on_first_use=True,
     )
-    structlog.contextvars.bind_contextvars(service=service)
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(name)s %(levelname)s %(message)s")
+    # What libraries log takes the same form.
+    handler = logging.StreamHandler(cast(TextIO, _StandardError()))
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*common, structlog.stdlib.add_logger_name],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.format_exc_info if level == "debug" else _only_the_type,
+                structlog.processors.JSONRenderer(),
+            ],
+        )
+    )
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+
+
+def _naming(service: str) -> Processor:
+    # Not a context variable: threads that were not started by a task have none of ours.
+    def name(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        event["service"] = service
+        return event
+
+    return name
+
+
+def _only_the_type(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Leave the kind of an exception alone: its text may carry what was being handled."""
+    error = event.pop("exc_info", None)
+    error = error[1] if isinstance(error, tuple) else error
+    if isinstance(error, BaseException):
+        event["exception"] = type(error).__name__
+    return event
