@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import grpc
@@ -35,6 +35,18 @@ T = TypeVar("T")
 
 def _nothing_to_check() -> None:
     """Stand for no condition beside the connection."""
+
+
+async def _while_checked(work: Coroutine[Any, Any, T], check: Callable[[], None]) -> T:
+    """Wait for something that may take long, and end it when the check raises."""
+    task = asyncio.create_task(work)
+    try:
+        while not task.done():
+            await asyncio.wait([task], timeout=_PAUSE_S)
+            check()
+        return await task
+    finally:
+        task.cancel()
 
 
 class Operator:
@@ -75,7 +87,7 @@ class Operator:
             The third party cannot be reached.
         """
         tls = TlsFiles(settings.state / "tls")
-        await enrol("operator", settings, tls, [])
+        await _while_checked(enrol("operator", settings, tls, []), check)
         channel = connect(
             cos.address,
             tls.channel_credentials(),
