@@ -2,7 +2,7 @@
 
 ``Channel`` offers the four factory methods that generated stubs use, so a stub made from it behaves as always;
 the callables it hands out add the deadline, count bytes where they are serialised, read the server's own time from
-the trailing metadata and hand received bytes to the transcript.
+the trailing metadata and hand bytes to the transcript.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Decode = Callable[[bytes], Any]
 
 
 class Recorder(Protocol):
-    """Takes down what a process received, when asked to."""
+    """Takes down what a process received and sent, when asked to."""
 
     def record(self, *, rpc: str, peer: str, direction: str, payload: bytes) -> None:
         """Append one message: direction is ``"received"`` or ``"sent"``."""
@@ -59,15 +59,18 @@ class _Call:
     def encode(self, message: Any) -> bytes:
         data = self._encode(message)
         self._totals.bytes_out += len(data)
+        self._note(data, "sent")
         return data
 
     def decode(self, data: bytes) -> Any:
         self._totals.bytes_in += len(data)
-        if self._channel.recorder is not None:
-            self._channel.recorder.record(
-                rpc=self._name, peer=self._channel.peer, direction="received", payload=data
-            )
+        self._note(data, "received")
         return self._decode(data)
+
+    def _note(self, data: bytes, direction: str) -> None:
+        recorder = self._channel.recorder
+        if recorder is not None:
+            recorder.record(rpc=self._name, peer=self._channel.peer, direction=direction, payload=data)
 
     @asynccontextmanager
     async def timed(self, call: Any) -> AsyncIterator[None]:
@@ -100,7 +103,7 @@ class Channel:
     meter : Meter
         Where calls are counted.
     recorder : Recorder, optional
-        Takes down what is received.
+        Takes down what is received and sent.
     """
 
     def __init__(
