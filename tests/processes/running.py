@@ -2,23 +2,31 @@
 
 import asyncio
 import contextlib
+import datetime
 import json
 import os
 import signal
 import sqlite3
+import tomllib
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coterie.config.run import RunSettings
+from coterie.crypto.authority import logical_name
 from coterie.errors import CoterieError
 from coterie.launch.children import free_port
 from coterie.launch.federation import Federation
 from coterie.launch.feed import Feed
 from coterie.launch.parties import Laid
+from coterie.net.channel import connect
+from coterie.net.credentials import TlsFiles
+from coterie.net.meter import Meter
 from coterie.store.engine import open_sqlite
 from coterie.wire.v1 import operator_pb2 as wire
 
@@ -196,6 +204,50 @@ class Running(Federation):
         for party in parties:
             await self.comes_true(lambda party=party: answers(party), f"{party} is up")
 
+    def address(self, party: str) -> str:
+        """Return where a process listens."""
+        config = self.children[party].folder / "config.toml"
+        return str(tomllib.loads(config.read_text())["listen"])
+
+    async def health(self, party: str) -> str | None:
+        """Ask a process by gRPC how it is, with the operator's certificate; None when it does not answer."""
+        child = self.children[party]
+        channel = connect(
+            self.address(party),
+            TlsFiles(self.folder / "operator" / "tls").channel_credentials(),
+            tls_name=logical_name(child.role, child.name),
+            peer=party,
+            meter=Meter(),
+        )
+        # Generated stubs are typed for gRPC's own channel; ours takes and returns the same messages.
+        stub: Any = channel.stub(health_pb2_grpc.HealthStub)
+        try:
+            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
+        except grpc.aio.AioRpcError as error:
+            if error.code() != grpc.StatusCode.UNAVAILABLE:
+                raise
+            return None
+        finally:
+            await channel.close()
+        return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+
+    async def first_health(self, party: str) -> str:
+        """Return what a process says of its health as soon as it answers."""
+        async with asyncio.timeout(WAIT_S):
+            while (said := await self.health(party)) is None:
+                await asyncio.sleep(PAUSE_S)
+        return said
+
+    async def becomes(self, wanted: str | None, *parties: str) -> None:
+        """Wait until processes say of their health what is wanted."""
+        for party in parties:
+            try:
+                async with asyncio.timeout(WAIT_S):
+                    while (said := await self.health(party)) != wanted:
+                        await asyncio.sleep(PAUSE_S)
+            except TimeoutError:
+                pytest.fail(f"{party} is {said} and not {wanted}")
+
     def page(self, party: str, path: str = "/metrics") -> str:
         """Return a page of a process's second port."""
         with urllib.request.urlopen(f"http://{self.metrics[party]}{path}", timeout=10) as page:
@@ -203,14 +255,18 @@ class Running(Federation):
 
     # --- the end -----------------------------------------------------------------------------------------------
 
-    async def finish(self) -> dict[str, Any]:
-        """Wait for the end of the run, stop every process and return what the COS knew."""
+    async def ended(self) -> None:
+        """Wait for the end of the run; every process goes on."""
         assert self._following is not None
         try:
             async with asyncio.timeout(2 * WAIT_S):
                 await self._following
         except TimeoutError:
             pytest.fail(f"the run does not end; the last event: {self.events[-1]}")
+
+    async def finish(self) -> dict[str, Any]:
+        """Wait for the end of the run, stop every process and return what the COS knew."""
+        await self.ended()
         report = await self.report()
         await self.stop()
         return report
@@ -227,10 +283,22 @@ class Running(Federation):
         await super().stop()
 
     def ended_well(self) -> bool:
-        """Whether every process that was started ended with status 0."""
+        """Whether every process that was started ended with status 0 and logged nothing that is no JSON."""
         ends = {party: child.process.returncode for party, child in self.children.items() if child.process}
         assert not any(ends.values()), ends
+        for party in ends:
+            assert self.log(party)[-1]["event"] == "stopped"
         return True
+
+    def log(self, party: str) -> list[dict[str, Any]]:
+        """Return the lines of a process's log, each with what every line must have."""
+        lines = [json.loads(line) for line in self.children[party].log.read_text().splitlines()]
+        for line in lines:
+            assert line["service"] == party
+            assert line["level"] in ("debug", "info", "warning", "error")
+            assert line["event"]
+            assert datetime.datetime.fromisoformat(line["timestamp"]).tzinfo
+        return lines
 
     def parties(self, role: str) -> list[str]:
         """Return the parties of a role."""
