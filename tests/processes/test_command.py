@@ -1,38 +1,42 @@
-"""``coterie run`` as a command: its report, its streams, its exit status, and that it leaves no process behind."""
+"""``coterie run`` as a user runs it: its streams, its report, its exit status, and that it leaves no process behind."""
 
-import contextlib
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
+from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-WAIT_S = 60.0
-CONFIG = """
-name = "command"
-[data.synthetic]
-users = 60
-items = 120
-interactions = 3000
+from coterie.errors import RunError
+
+from .command import CONFIG, Command, gone, is_running
+
+LONG = ("--json", "--set", "drift.epochs=2000", "--set", "reference=false")
+"""A run that does not end by itself while a test looks at it."""
+
+CHURN = """
+name = "churn"
+reference = false
 [drift]
 dim = 8
-epochs = 4
+epochs = 10
 [federation]
-owners = 2
-hosts = 2
-min_users = 20
+owners = 3
+hosts = 1
+[federation.churn]
+owners = 1
+join_at = 0.3
+leave_at = 0.6
 """
 
 
 class Strict(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class DataSet(Strict):
@@ -49,29 +53,34 @@ class MeanStd(Strict):
 
 
 class Rpc(Strict):
-    calls: int
-    bytes_out: int
-    bytes_in: int
-    p50_ms: float
-    p99_ms: float
+    calls: int = Field(ge=1)
+    errors: int = Field(ge=0)
+    bytes_out: int = Field(ge=0)
+    bytes_in: int = Field(ge=0)
+    p50_ms: float = Field(gt=0)
+    p99_ms: float = Field(gt=0)
     server_p50_ms: float | None
     network_p50_ms: float | None
 
 
 class Cpu(Strict):
-    total: float
-    security: float
+    total: float = Field(gt=0)
+    start: float = Field(gt=0)
+    security: float = Field(ge=0)
     activities: dict[str, float]
 
 
 class Row(Strict):
-    metrics: dict[str, MeanStd]
+    metrics: dict[str, MeanStd] = Field(min_length=1)
+    history: list[dict[str, object]]
 
 
-class Report(Strict):
-    """Every key that a report must have."""
+class Report(BaseModel):
+    """Every key that a report must have, by its exact name."""
 
-    run_id: str
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    run_id: str = Field(pattern=r"^command-\d{8}-\d{6}-[0-9a-f]{4}$")
     system: Literal["drift"]
     form: Literal["published"]
     secure_sum: Literal["clear"]
@@ -86,150 +95,318 @@ class Report(Strict):
     versions: dict[str, str] = Field(min_length=1)
 
 
-class Command:
-    """``coterie run`` as a child of the test, in a session of its own."""
-
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        self.folder = folder
-        config = folder / "run.toml"
-        config.write_text(CONFIG)
-        self.out, self.err = folder / "out", folder / "err"
-        command = [sys.executable, "-P", "-m", "coterie", "run", str(config), "--json"]
-        with self.out.open("wb") as out, self.err.open("wb") as err:
-            self.process = subprocess.Popen(
-                [*command, "--set", f"output={str(folder / 'runs')!r}", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
-        self.pid = self.process.pid
-        self.children: set[int] = set()
-
-    def until_it_says(self, text: str, processes: Any) -> None:
-        """Wait for a line of progress, and take down all processes below on the way."""
-        deadline = time.monotonic() + WAIT_S
-        while text not in self.err.read_text():
-            self.children.update(processes.descendants(self.pid))
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                pytest.fail(f"{self.process.returncode}: {self.err.read_text()} {self.out.read_text()}")
-            time.sleep(0.02)
-
-    def wait(self, processes: Any) -> int:
-        """Wait for its end and return the exit status."""
-        deadline = time.monotonic() + WAIT_S
-        while self.process.poll() is None:
-            self.children.update(processes.descendants(self.pid))
-            if time.monotonic() > deadline:
-                pytest.fail(f"it does not end: {self.err.read_text()}")
-            time.sleep(0.02)
-        return self.process.returncode
-
-    def envelope(self) -> dict[str, Any]:
-        """Return the one line on standard output."""
-        (line,) = self.out.read_text().splitlines()
-        return json.loads(line)
-
-    def close(self, processes: Any) -> None:
-        """End what is left, by id."""
-        for pid in (*self.children, *processes.descendants(self.pid), self.pid):
-            if processes.is_running(pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        self.process.wait()
+BESIDE = {
+    "attacks",
+    "counts",
+    "duration_s",
+    "events",
+    "history",
+    "machine",
+    "owners_timeline",
+    "settings",
+    "staleness",
+    "start_seconds",
+    "started",
+    "updates",
+}
+"""Keys of a report beside those that every report must have."""
 
 
 @pytest.fixture
-def command(tmp_path, processes):
+def command(tmp_path):
     """Return a function that starts the command."""
     started = []
 
-    def start(*arguments):
-        started.append(Command(tmp_path, *arguments))
+    def start(*arguments, **options):
+        started.append(Command(tmp_path, *arguments, **options))
         return started[-1]
 
     yield start
     for one in started:
-        one.close(processes)
+        one.close()
+
+
+# --- a run that ends well ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, processes):
+def finished(tmp_path_factory):
     """A command that has run to its end, with transcripts and attacks."""
-    run = Command(
-        tmp_path_factory.mktemp("command"), "--set", "federation.attacks=true", "--set", "drift.theta=2"
-    )
+    folder = tmp_path_factory.mktemp("command")
+    run = Command(folder, "--json", "--set", "federation.attacks=true", "--set", "drift.theta=2")
     try:
-        run.wait(processes)
+        run.wait()
         yield run
     finally:
-        run.close(processes)
+        run.close()
 
 
-def test_a_run_ends_with_status_0_and_one_envelope_on_standard_output(finished):
-    assert finished.process.returncode == 0, finished.err.read_text()
+def test_with_json_a_run_writes_one_envelope_to_standard_output_and_prose_to_standard_error(finished):
+    assert finished.process.returncode == 0, finished.err
     envelope = finished.envelope()
+    assert envelope.keys() == {"ok", "command", "result"}
     assert (envelope["ok"], envelope["command"]) == (True, "run")
-    assert "run command-" in finished.err.read_text()
+    assert envelope["result"] == {"folder": str(finished.run), "report": finished.report()}
+    for prose in ("run command-", "interactions arrive", "epoch 4/4", "System", "SAROS", "report: "):
+        assert prose in finished.err
 
 
-def test_the_report_has_every_key_with_values_of_the_right_kind(finished):
-    result = finished.envelope()["result"]
-    on_disk = json.loads((Path(result["folder"]) / "report.json").read_text())
-    assert on_disk == result["report"]
-    report = Report.model_validate(on_disk)
-    services = {"cos/cos", "thirdparty/directory", "client/host-0", "client/host-1"}
-    assert services < set(report.cpu_seconds) == set(report.peak_rss_mb) == set(report.visibility)
-    assert sum(party.startswith("data-owner/") for party in report.cpu_seconds) == 2
-    assert {"Register", "Poll", "Exchange", "SubmitInteractions", "Lookup", "Enrol"} <= set(report.traffic)
-    assert (report.dataset.users, report.dataset.items, report.dataset.interactions) == (60, 120, 3000)
-    for one in report.cpu_seconds.values():
-        assert 0 <= one.security <= one.total
+def test_the_report_has_exactly_the_documented_keys_with_sensible_values(finished):
+    report = Report.model_validate(finished.report())
+    assert report.model_extra.keys() == BESIDE
+    owners = {f"data-owner/{path.name.removeprefix('owner-')}" for path in finished.run.glob("owner-*")}
+    services = {"cos/cos", "thirdparty/directory", "client/host-0", "client/host-1", *owners}
+    assert len(owners) == 2
+    assert services == set(report.cpu_seconds) == set(report.peak_rss_mb) == set(report.visibility)
+    assert all(10 < megabytes < 2000 for megabytes in report.peak_rss_mb.values())
+    assert report.dataset.model_dump(exclude={"split_sha256"}) == {
+        "name": "synthetic",
+        "users": 60,
+        "items": 120,
+        "interactions": 3000,
+    }
+    names = ("map@10", "ndcg@10", "map_test_items@10", "ndcg_test_items@10")
+    assert report.reference.keys() == {"saros", "random", "popularity", "positive_share"}
+    for row in (report.metrics, *(row.metrics for row in report.reference.values())):
+        assert all(0 <= row[name].mean <= 1 and row[name].std is None for name in names)
+    random = report.reference["random"].metrics
+    assert report.metrics["ndcg_test_items@10"].mean > random["ndcg_test_items@10"].mean
+    assert {"coterie", "grpcio", "numpy"} <= report.versions.keys()
+
+
+def test_the_documents_describe_every_key_of_a_report(finished):
+    page = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
+    table = page.partition("## report.json")[2].partition("\n### ")[0]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert finished.report().keys() <= {name for cell in cells for name in re.findall("`([^`]+)`", cell)}
+
+
+def test_the_report_accounts_for_every_rpc_and_for_the_time_spent_on_security(finished):
+    report = Report.model_validate(finished.report())
+    assert report.traffic.keys() >= {"Register", "Poll", "Fetch", "Submit", "Exchange"}
+    assert report.traffic.keys() >= {"SubmitInteractions", "OwnerInfo", "Lookup", "Revocations"}
+    assert report.traffic["Exchange"].calls > report.model_extra["updates"]
+    for rpc in report.traffic.values():
+        assert rpc.p50_ms <= rpc.p99_ms
+    for party, one in report.cpu_seconds.items():
+        assert 0 <= one.security <= one.total, party
+        assert 0 < one.start < one.total
+        assert sum(one.activities.values()) <= one.total
+    for host in ("client/host-0", "client/host-1"):
+        assert report.cpu_seconds[host].activities.keys() >= {"seal", "key agreement", "evaluate"}
+
+
+class Loads(HTMLParser):
+    """Collects what a page would load from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        for name, value in attrs:
+            if name in ("src", "srcset", "data", "action") or (name == "href" and tag == "link"):
+                self.found.append(value or "")
+            if name == "style":
+                self.handle_data(value or "")
+
+    def handle_data(self, data):
+        self.found += re.findall(r"url\(\s*[\"']?([^\"')]+)", data) + re.findall("@import[^;]*", data)
 
 
 def test_the_report_page_loads_nothing_from_elsewhere(finished):
-    page = (Path(finished.envelope()["result"]["folder"]) / "report.html").read_text()
-    assert "<html" in page
-    loaded = re.findall(r"""(?:src|href)\s*=\s*["']([^"'#][^"']*)["']|url\(\s*["']?([^"')]+)|@import""", page)
-    assert [one for pair in loaded for one in pair if one and not one.startswith(("data:", "#"))] == []
+    page = (finished.run / "report.html").read_text()
+    assert page.count("<svg") >= 3
+    loads = Loads()
+    loads.feed(page)
+    assert [one for one in loads.found if not one.startswith(("data:", "#"))] == []
+    assert finished.report()["run_id"] in page
 
 
-def test_the_attacks_of_a_published_run_do_far_better_than_popularity(finished):
-    attacks = finished.envelope()["result"]["report"]["attacks"]
+def test_the_attacks_on_a_published_run_do_far_better_than_popularity(finished):
+    attacks = finished.report()["attacks"]
     for attack in attacks.values():
         assert attack["auc_with_popularity"] > attack["popularity_auc"] + 0.15
     assert attacks["gradient_sign"]["flag_accuracy"] > attacks["gradient_sign"]["majority_accuracy"] + 0.1
 
 
-def test_no_process_is_left_behind(finished, processes):
+def test_no_process_is_left_behind(finished):
     assert len(finished.children) >= 6
-    assert processes.gone(finished.children, within_s=1)
+    assert gone(finished.children, within_s=1)
 
 
-def test_ctrl_c_stops_every_child_and_ends_with_status_130(command, processes):
-    run = command("--set", "drift.epochs=500", "--set", "reference=false")
-    run.until_it_says("interactions arrive", processes)
+# --- owners join and leave ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def churned(tmp_path_factory):
+    """A command without ``--json``, on a data set in a folder: one owner comes late and leaves early."""
+    folder = tmp_path_factory.mktemp("churn")
+    size = ("--users", "60", "--items", "120", "--interactions", "3000")
+    generate = [sys.executable, "-P", "-m", "coterie", "data", "generate", "films", *size]
+    subprocess.run(generate, cwd=folder, check=True, capture_output=True)
+    run = Command(folder, "--data", "films", config=CHURN)
+    try:
+        run.until_it_says("epoch 1/10")
+        services = {path.name: run.child(path.name) for path in run.run.glob("owner-*")}
+        (late,) = (name for name, pid in services.items() if pid is None)
+        present = next(pid for pid in services.values() if pid is not None)
+        # Epochs are short beside the start of a process: the run waits for it.
+        run.until(lambda: run.child(late), "start of the late owner")
+        os.kill(present, signal.SIGSTOP)
+        run.until(lambda: '"joined"' in (run.run / late / "log.jsonl").read_text(), "late owner that joins")
+        os.kill(present, signal.SIGCONT)
+        run.wait()
+        yield run, f"data-owner/{late.removeprefix('owner-')}"
+    finally:
+        run.close()
+
+
+def test_without_json_a_run_prints_its_progress_and_a_table_with_the_numbers_of_its_report(churned):
+    run, late = churned
+    assert (run.process.returncode, run.err) == (0, "")
+    report = run.report()
+    assert report["dataset"]["name"] == "films"
+    lines = run.out.splitlines()
+    assert lines[0].startswith(f"run {report['run_id']}: drift, published, secure sum clear")
+    assert f"{late} left" in lines
+    assert f"report: {run.run / 'report.html'}" in lines
+    title = lines.index("DRIFT on films")
+    row = next(cells for line in lines[title + 1 :] if (cells := line.split())[:1] == ["DRIFT"])
+    for name in ("ndcg@10", "ndcg_test_items@10"):
+        assert f"{report['metrics'][name]['mean']:.4f}" in row
+
+
+def test_the_report_shows_quality_over_time_while_owners_join_at_30_and_leave_at_60_percent(churned):
+    run, late = churned
+    report = run.report()
+    assert "attacks" not in report
+    assert "reference" in report
+    assert set(report["visibility"]["cos/cos"].values()) == {"may see", "may not see"}
+    history = report["history"]
+    assert [entry["epoch"] for entry in history] == list(range(1, 11))
+    times = [entry["time_s"] for entry in history]
+    assert times == sorted(times)
+    assert all(0 < entry["metrics"]["ndcg@10"] <= 1 for entry in history)
+    owners = [entry["owners"] for entry in report["owners_timeline"] if entry["owners"]]
+    assert [n for n, before in zip(owners, [0, *owners], strict=False) if n != before][-3:] == [2, 3, 2]
+    joined = next(entry for entry in history if entry["owners"] == 3)["epoch"]
+    assert 3 < joined <= 6
+    assert history[-1]["owners"] == 2
+    events = [event["text"] for event in report["events"]]
+    assert events.index(f"{late} joined") < events.index(f"{late} left")
+    assert late in (run.run / "report.html").read_text()
+
+
+def test_a_run_records_nothing_of_what_it_received_unless_it_is_told_to(churned, finished):
+    run, _ = churned
+    assert list(run.run.rglob("transcript*")) == []
+    assert len(list(finished.run.rglob("transcript*.bin"))) == 6
+
+
+# --- runs that end before their time -----------------------------------------------------------------------------
+
+
+def ended(run, status, code):
+    """Check exit status and envelope of a run that failed; return message and hint."""
+    assert run.wait() == status, run.err
+    envelope = run.envelope()
+    assert envelope.keys() == {"ok", "command", "error"}
+    assert (envelope["ok"], envelope["command"]) == (False, "run")
+    assert (envelope["error"]["code"], envelope["error"]["exit_code"]) == (code, status)
+    assert "Traceback" not in run.err
+    return envelope["error"]["message"], envelope["error"]["hint"]
+
+
+def test_ctrl_c_stops_every_child_and_ends_with_status_130(command):
+    run = command(*LONG)
+    run.until_it_says("epoch 2/")
     os.kill(run.pid, signal.SIGINT)
-    assert run.wait(processes) == 130
-    assert processes.gone(run.children, within_s=1)
-    assert run.envelope()["error"]["code"] == "interrupted"
+    ended(run, 130, "interrupted")
+    assert gone(run.children, within_s=1)
+    for log in run.run.glob("*/log.jsonl"):
+        assert '"stopped"' in log.read_text().splitlines()[-1], log
+
+
+def test_ctrl_c_twice_leaves_no_process_either(command):
+    run = command(*LONG)
+    run.until_it_says("interactions arrive")
+    os.kill(run.pid, signal.SIGINT)
+    run.until(lambda: not all(map(is_running, run.children)), "process that has stopped")
+    os.kill(run.pid, signal.SIGINT)
+    ended(run, 130, "interrupted")
+    assert gone(run.children, within_s=20)
 
 
 @pytest.mark.parametrize("moment", ["run command-", "interactions arrive"])
-def test_children_of_a_launcher_that_was_killed_stop_by_themselves(moment, command, processes):
-    run = command("--set", "drift.epochs=500", "--set", "reference=false")
-    run.until_it_says(moment, processes)
-    while len(run.children) < 6:
-        run.until_it_says(moment, processes)
-        run.children.update(processes.descendants(run.pid))
+def test_children_of_a_launcher_that_was_killed_stop_by_themselves(moment, command):
+    run = command(*LONG)
+    run.until_it_says(moment)
+    run.until(lambda: len(run.children) >= 6, "six children")
     os.kill(run.pid, signal.SIGKILL)
-    assert processes.gone(run.children, within_s=20)
+    assert gone(run.children, within_s=30)
 
 
-def test_a_phase_that_takes_too_long_ends_the_command_with_status_60(command, processes):
-    run = command("--set", "federation.phase_timeout_s=0.3", "--set", "reference=false")
-    assert run.wait(processes) == 60
-    error = run.envelope()["error"]
-    assert error["code"] == "run"
-    assert re.search(r"(gather|train) took too long; waiting for: .*data.owner", error["message"])
-    assert processes.gone(run.children, within_s=1)
+def test_a_phase_that_takes_too_long_ends_the_command_with_status_60(command):
+    run = command("--json", "--set", "federation.phase_timeout_s=0.3")
+    message, hint = ended(run, 60, "run")
+    late = r"gather took too long; waiting for: [0-2] of 2 data owners and \d+ of 60 users came"
+    slow = r"train took too long; waiting for: (data-owner|client)/.*"
+    assert re.fullmatch(f"the run ended before its time: ({late}|{slow})", message)
+    assert str(run.run) in hint
+    assert gone(run.children, within_s=1)
+
+
+def test_a_service_that_ends_ends_the_command_which_names_it_with_its_last_words(command):
+    run = command(*LONG)
+    run.until_it_says("interactions arrive")
+    (owner, _) = sorted(path.name for path in run.run.glob("owner-*"))
+    os.kill(run.child(owner), signal.SIGKILL)
+    message, hint = ended(run, 60, "run")
+    log = run.run / owner / "log.jsonl"
+    last = log.read_text().splitlines()[-1]
+    assert message == f"data-owner/{owner.removeprefix('owner-')} ended with status -9: {last}"
+    assert str(log) in hint
+    assert gone(run.children, within_s=1)
+
+
+async def start_and_finish(running):
+    await running.start()
+    await running.finish()
+
+
+@pytest.mark.parametrize("party", ["thirdparty/directory", "cos/cos", "client/host-0"])
+async def test_a_service_that_cannot_start_ends_the_run_with_what_it_said(party, small, federation):
+    async with federation(small(), keys={party: {"listn": "127.0.0.1:1"}}) as running:
+        running.watched = True
+        with pytest.raises(RunError, match=f"{party} ended with status 10: error: .*listn.*listen") as raised:
+            await start_and_finish(running)
+        assert str(running.children[party].log) in raised.value.hint
+    assert not any(child.alive for child in running.children.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "code", "message"),
+    [
+        ({"min_users = 20": "min_usrs = 20"}, 10, "config", "min_usrs.*min_users"),
+        ({"epochs = 4": "epochs = 0"}, 10, "config", "drift.epochs"),
+        ({"[drift]": "[drift"}, 10, "config", "line 7"),
+        ({"users = 60": "users = 1"}, 10, "config", "data.synthetic.users"),
+    ],
+)
+def test_a_wrong_configuration_is_named_and_starts_nothing(changes, status, code, message, command):
+    config = CONFIG
+    for old, new in changes.items():
+        config = config.replace(old, new)
+    run = command("--json", config=config)
+    said, _ = ended(run, status, code)
+    assert re.search(message, said, re.DOTALL)
+    assert not run.children
+    assert not (run.folder / "runs").exists()
+
+
+def test_a_data_set_that_is_not_there_ends_the_command_with_status_20(command):
+    run = command("--json", "--data", "nowhere")
+    said, _ = ended(run, 20, "data")
+    assert "nowhere" in said
+    assert not run.children
