@@ -1,0 +1,72 @@
+"""What crosses the network changes no number: a federation learns what the same mathematics learns in one process."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from coterie.evaluation.holdout import TRAIN, headline
+from coterie.learning.drift import score
+from coterie.learning.drift_reference import run_in_process
+
+ROUNDING = {"rtol": 1e-5, "atol": 1e-6}
+"""Of float32 factors after thousands of updates, should a processor add in another order; here it is 0."""
+
+HOST = "client/host-0"
+EPOCHS = 5
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["factors", "factors and item bias"])
+def run(request, small, federation):
+    """A run with one owner and one host, which join in this order, and its report."""
+    settings = small(
+        drift={"theta": 3, "epochs": EPOCHS, "item_bias": request.param}, federation={"owners": 1, "hosts": 1}
+    )
+
+    async def to_the_end():
+        async with federation(settings, hold=[HOST]) as running:
+            await running.start()
+            (owner,) = running.parties("data-owner")
+            await running.change(owner, "joined")
+            running.release(HOST)
+            return running, await running.finish()
+
+    return asyncio.run(to_the_end())
+
+
+def test_the_owner_receives_every_users_training_interactions_in_the_order_of_time(run):
+    running, _ = run
+    data, split = running.feed.dataset, running.feed.split
+    names = running.stores.user_names()
+    received = {user: records for (_, user), records in running.stores.stored().items()}
+    assert len(received) == len(data.users)
+    for user, name in enumerate(data.users):
+        own = np.flatnonzero((data.user == user) & (split.part == TRAIN))
+        own = own[np.argsort(data.time[own], kind="stable")]
+        expected = [(data.items[data.item[n]], bool(running.feed.positive[n])) for n in own]
+        assert received[names[name]] == expected
+
+
+def test_one_owner_and_one_host_learn_the_factors_of_the_same_run_in_one_process(run):
+    running, report = run
+    users, items = running.stores.final()
+    (stream,) = running.stores.streams().values()
+    Upsilon, Psi = run_in_process(
+        [stream], len(users), len(items), running.stores.learning(), epochs=EPOCHS, seed=running.plan().seed
+    )
+    np.testing.assert_allclose(users, Upsilon, **ROUNDING)
+    np.testing.assert_allclose(items, Psi, **ROUNDING)
+    assert report["version"] == len(running.stores.applied()) > EPOCHS
+
+
+def test_the_metrics_of_the_report_are_those_of_its_factors(run):
+    running, report = run
+    data, stores = running.feed.dataset, running.stores
+    users, items = stores.final()
+    slots, names, keys = stores.slots(), stores.user_names(), stores.item_keys()
+    Upsilon = users[[slots[names[name]] for name in data.users]]
+    Psi = items[[keys.index(key) for key in data.items]]
+    expected = headline(running.feed.holdout().measure(lambda chosen: score(Upsilon[chosen], Psi)))
+    reported = dict(report["history"][-1]["metrics"])
+    assert reported.pop("train_loss") > 0
+    assert reported == pytest.approx(expected, rel=1e-6)
