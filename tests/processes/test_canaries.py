@@ -1,0 +1,399 @@
+"""Who saw what, on the bytes: private values of a real run are searched in everything that each party held.
+
+Every service records what it received and sent.  Each kind of datum that has a recognisable form is looked for in
+transcripts, stores, logs, given files and metrics pages of every party: it must be found with each party that
+`coterie.privacy.visibility` lists as seeing it, and with no other.
+"""
+
+import asyncio
+import csv
+import dataclasses
+import itertools
+import struct
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from coterie.crypto.identity import Prekey
+from coterie.evaluation.holdout import TRAIN
+from coterie.launch.feed import load, make_feed
+from coterie.learning.drift import initial
+from coterie.net.channel import connect
+from coterie.net.credentials import TlsFiles
+from coterie.net.meter import Meter
+from coterie.privacy.attacks import drift as attacks
+from coterie.privacy.attacks.scoring import Truth
+from coterie.privacy.canaries import CanaryKit, pack_records
+from coterie.privacy.transcript import decode, read_transcript
+from coterie.privacy.visibility import Audit, matrix, observed
+from coterie.wire.tensor import from_wire
+from coterie.wire.v1 import client_pb2
+from coterie.wire.v1.client_pb2_grpc import UserAgentStub
+from coterie.wire.v1.orchestrator_pb2 import MetricSums, Participant, SubmitKind
+
+from .stores import rows
+
+OPERATOR = "operator/operator"
+
+SAMPLE = 60
+"""Updates of which gradients and requests are searched: spread over the run."""
+
+NOT_IN_THIS_RUN = {
+    ("operator", "participant_id"): "it asks for nothing that names one",
+}
+"""What a role may see by the matrix, and does not see here."""
+
+
+def with_canaries(feed, kit):
+    """Give users and items of a data set names that can be recognised."""
+    data = feed.dataset
+    users = [kit.user_names(1, holders={f"client/host-{host}"})[0] for host in feed.host]
+    named = dataclasses.replace(data, users=tuple(users), items=tuple(kit.item_keys(len(data.items))))
+    return dataclasses.replace(feed, dataset=named)
+
+
+@dataclasses.dataclass
+class Held:
+    """A finished run, and what can only be had while it goes on."""
+
+    running: object
+    kit: CanaryKit
+    report: dict
+    pages: list[tuple[str, str]]
+    recommended: dict[str, client_pb2.UserRecommendResponse]
+
+
+@pytest.fixture(scope="module")
+def run(small, federation):
+    kit = CanaryKit(7)
+    settings = small(
+        drift={"theta": 2, "epochs": 3},
+        federation={"owners": 3, "transcripts": True},
+    )
+    feed = with_canaries(make_feed(settings, load(settings), 0), kit)
+    keys = {"client": {"per_user_metrics": True, "log_level": "debug"}, "data-owner": {"log_level": "debug"}}
+
+    async def to_the_end():
+        async with federation(settings, feed=feed, keys=keys) as running:
+            await running.start()
+            await running.phase("epoch", 2)
+            pages = [(party, running.page(party)) for party in running.children]
+            await running.ended()
+            recommended = {
+                host: await ask(running, host, names_at(feed, host)[0]) for host in running.parties("client")
+            }
+            pages += [(party, running.page(party)) for party in running.children]
+            return Held(running, kit, await running.finish(), pages, recommended)
+
+    held = asyncio.run(to_the_end())
+    assert held.running.ended_well()
+    for plant in PLANTED:
+        plant(held)
+    return held
+
+
+def names_at(feed, host):
+    """Return the names of a host's users."""
+    names = zip(feed.dataset.users, feed.host, strict=True)
+    return [name for name, number in names if f"client/host-{number}" == host]
+
+
+async def ask(running, host, user):
+    """Ask for recommendations in place of a user's own application."""
+    channel = connect(
+        running.address(host),
+        TlsFiles(running.folder / "operator" / "tls").channel_credentials(),
+        tls_name=f"{host.partition('/')[2]}.client.coterie.internal",
+        peer=host,
+        meter=Meter(),
+    )
+    try:
+        request = client_pb2.UserRecommendRequest(user=user, k=10)
+        return await channel.stub(UserAgentStub).Recommend(request)
+    finally:
+        await channel.close()
+
+
+# --- private values of the run, as they look on the wire and in stores -------------------------------------------
+
+
+def parties_of(held):
+    """Return hosts by user and owners' processes by owner."""
+    running = held.running
+    hosts = {participant: party for participant, (party, _) in running.stores.users().items()}
+    owners = {
+        participant: party
+        for party in running.parties("data-owner")
+        for participant in running.stores.participants(party)
+    }
+    return hosts, owners
+
+
+def plant_interactions(held):
+    """Records as an owner gets them from a user; at the host they stand in the file that it was given."""
+    stores, kit = held.running.stores, held.kit
+    hosts, owners = parties_of(held)
+    index = {key: item for item, key in enumerate(stores.item_keys())}
+    # An item may have several owners, and users may have the same three in a row.
+    holders = defaultdict(set)
+    for (owner, user), records in stores.stored().items():
+        for first in range(len(records) - 2):
+            keys, flags = zip(*records[first : first + 3], strict=True)
+            holders[pack_records([index[key] for key in keys], flags)] |= {hosts[user], owners[owner]}
+    for pattern, parties in holders.items():
+        kit.plant("interaction", pattern, parties)
+    for host in held.running.parties("client"):
+        lines = (held.running.children[host].folder / "histories.csv").read_bytes().split(b"\r\n")[1:-1]
+        for line in lines:
+            kit.plant("interaction", b",".join(line.split(b",")[:3]), {host})
+        for first in range(0, len(lines) - 2, 3):
+            kit.plant("history", b"\r\n".join(lines[first : first + 3]), {host})
+
+
+def plant_sealed_records(held):
+    _, owners = parties_of(held)
+    for host in held.running.parties("client"):
+        for entry in read_transcript(held.running.children[host].state / "transcript.bin"):
+            if (entry.rpc, entry.direction) == ("SubmitInteractions", "sent"):
+                message = decode(entry)
+                for batch in message.batches:
+                    held.kit.plant("sealed_record", batch.ciphertext[:16], {host, owners[message.owner]})
+
+
+def plant_factors(held):
+    stores, kit = held.running.stores, held.kit
+    hosts, owners = parties_of(held)
+    holders = {user: {host} for user, host in hosts.items()}
+    for owner, user in stores.stored():
+        holders[user].add(owners[owner])
+    users, items = stores.final()
+    versions = stores.evaluated() | {0: initial(len(users), len(items), stores.learning(), 0)}
+    for Upsilon, Psi in versions.values():
+        for user, slot in stores.slots().items():
+            if user in holders:
+                kit.rows("user_factor", Upsilon[slot], holders[user])
+        kit.rows("item_factor", Psi)
+
+
+def plant_gradients(held):
+    stores, kit = held.running.stores, held.kit
+    _, owners = parties_of(held)
+    party = {slot: owners[owner] for owner, slot in stores.slots().items() if owner in owners}
+    applied = stores.applied()
+    for one in applied[:: len(applied) // SAMPLE]:
+        sent, holders = one.gradient, {party[one.slot]}
+        for kind, tensor in (("user_gradient", sent.user_gradient), ("item_gradient", sent.item_gradient)):
+            kit.rows(kind, from_wire(tensor, np.float32, (None, None), field=kind), holders)
+        kit.plant("block_loss", struct.pack("<d", sent.loss), holders)
+        # Ids that follow each other without a gap stand in other lists too.
+        if len(ids := np.frombuffer(sent.items.data, "<u4")) >= 5 and (np.diff(ids) > 1).all():
+            kit.plant("requested_rows", ids.tobytes(), holders)
+
+
+def plant_metrics(held):
+    kit, cos = held.kit, held.running.cos.state / "cos.db"
+    kind = int(SubmitKind.SUBMIT_KIND_METRICS)
+    sums = set()
+    for party, payload in rows(cos, "SELECT party, payload FROM submissions WHERE kind = ?", kind):
+        message = MetricSums.FromString(payload)
+        for value, _ in from_wire(message.sums, np.float64, (len(message.names), 2), field="sums"):
+            sums.add(value)
+            if telling(value):
+                kit.plant("metric_sum", struct.pack("<d", value), {party})
+    for event in held.running.events:
+        # Over one user, a mean is the sum.
+        for value in set(event.metrics.means) - sums:
+            if telling(value):
+                kit.plant("metric_mean", struct.pack("<d", value))
+    for host in held.running.parties("client"):
+        with (held.running.children[host].state / "metrics.csv").open(newline="") as file:
+            # Ranks are few, so that many users share a value; a loss is one's own.
+            losses = [row["value"] for row in csv.DictReader(file) if row["metric"] == "test_loss"]
+        for value in losses:
+            if value != "nan":
+                kit.plant("user_metric", value, {host})
+                kit.plant("user_metric", struct.pack("<d", float(value)), {host})
+
+
+def telling(value):
+    """Whether a number is not one that stands everywhere, as counts, halves and tenths do."""
+    return value * 1000 % 1 != 0
+
+
+def plant_recommendations(held):
+    for host, response in held.recommended.items():
+        scores = np.asarray(response.scores, "<f4")
+        assert len(scores) == 10
+        # The COS answers with those of seen items in between.
+        for pair in itertools.pairwise(scores):
+            held.kit.plant("recommendation", np.array(pair).tobytes(), {host})
+
+
+def plant_identities(held):
+    kit, cos = held.kit, held.running.cos.state / "cos.db"
+    for participant, party, message in rows(cos, "SELECT participant, party, message FROM participants"):
+        kit.plant("participant_id", participant)
+        kit.plant("delegation", Participant.FromString(message).delegation.signature, {party})
+
+
+def plant_secrets(held):
+    running, kit = held.running, held.kit
+    folders = {party: child.folder for party, child in running.children.items()}
+    for party, folder in (folders | {OPERATOR: running.folder / "operator"}).items():
+        if (token := folder / "token").exists():
+            kit.plant("enrolment_token", token.read_text().strip(), {party})
+        for path in folder.rglob("*"):
+            for secret in secrets_in(path):
+                kit.plant("secret_key", secret, {party})
+
+
+def secrets_in(path: Path):
+    """Yield what must stay secret of a file."""
+    if path.name in ("key.pem", "ca-key.pem"):
+        lines = path.read_text().splitlines()
+        # The line with the most of the key; the first is the same for all keys of a kind.
+        yield lines[2].encode() if len(lines) > 3 else lines[1][-24:].encode()
+        key = load_pem_private_key(path.read_bytes(), None)
+        if isinstance(key, Ed25519PrivateKey):
+            yield key.private_bytes_raw()
+        else:
+            yield key.private_numbers().private_value.to_bytes(32, "big")
+    elif path.name in ("identities.key", "directory-signing.key"):
+        # A line that names the content, keys of 32 bytes, and a digest of both.
+        content = path.read_bytes().partition(b"\n")[2][:-32]
+        yield from (content[first : first + 32] for first in range(0, len(content), 32))
+    elif path.suffix == ".prekey":
+        secret = path.read_bytes().partition(b"\n")[2][:32]
+        public = X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
+        assert public == Prekey.load(path).public.public
+        yield secret
+
+
+PLANTED = (
+    plant_interactions,
+    plant_sealed_records,
+    plant_factors,
+    plant_gradients,
+    plant_metrics,
+    plant_recommendations,
+    plant_identities,
+    plant_secrets,
+)
+
+
+# --- what each party held ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def audited(run):
+    """The audit of everything that anybody held."""
+    audit = Audit(run.kit)
+    for party, child in run.running.children.items():
+        audit.audit_transcript(party, child.state / "transcript.bin")
+        audit.audit_tree(party, child.folder)
+    for party, page in run.pages:
+        audit.audit_bytes(party, "metrics page", page.encode())
+    audit.audit_tree(OPERATOR, run.running.folder / "operator")
+    for event in run.running.events:
+        audit.audit_bytes(OPERATOR, "WatchRun", event.SerializeToString())
+    for response in run.recommended.values():
+        audit.audit_bytes(OPERATOR, "Recommend", response.SerializeToString())
+    return audit.result()
+
+
+def test_nobody_holds_what_it_may_not_see(audited):
+    assert audited.violations == ()
+
+
+def test_everybody_holds_what_it_is_listed_to_see(audited):
+    declared = matrix("drift", "published", "clear")
+    missing = {
+        (party, kind)
+        for party, kinds in audited.seen.items()
+        for kind, seen in kinds.items()
+        if seen == "not seen" and declared[role_of(party)][kind].allowed
+    }
+    assert {(role_of(party), kind) for party, kind in missing} == NOT_IN_THIS_RUN.keys()
+    kinds = {kind for kinds in audited.seen.values() for kind in kinds}
+    assert len(kinds) >= 19
+
+
+def role_of(party):
+    return party.partition("/")[0]
+
+
+def test_the_audit_finds_what_is_where_it_may_not_be(run):
+    # What is one host's is planted as another's: the same search must object.
+    kit = CanaryKit(8)
+    hosts = run.running.parties("client")
+    for host, other in itertools.permutations(hosts):
+        for name in names_at(run.running.feed, host):
+            kit.plant("user_name", name, {other})
+    audit = Audit(kit)
+    for host in hosts:
+        audit.audit_tree(host, run.running.children[host].folder)
+    violations = audit.result().violations
+    assert {(one.party, one.kind) for one in violations} == {(host, "user_name") for host in hosts}
+    assert {one.source for one in violations} >= {"histories.csv", "state/client.db"}
+
+
+def test_logs_and_metrics_pages_hold_no_name_no_key_and_no_interaction(run):
+    private = {
+        "user_name",
+        "item_key",
+        "interaction",
+        "history",
+        "user_metric",
+        "secret_key",
+        "enrolment_token",
+    }
+    for party, page in run.pages:
+        log = run.running.children[party].log.read_bytes()
+        assert not private & run.kit.search(log), party
+        # Nor anything else: no label holds a participant, a number stands for many.
+        assert run.kit.search(page.encode()) == set(), party
+
+
+def test_the_kinds_read_off_the_messages_are_those_that_the_bytes_show(run, audited):
+    transcripts = {party: [child.state / "transcript.bin"] for party, child in run.running.children.items()}
+    declared = matrix("drift", "published", "clear")
+    for party, kinds in observed(transcripts).items():
+        for kind, seen in kinds.items():
+            assert not seen or declared[role_of(party)][kind].allowed, (party, kind)
+        # What was found in stores and files alone did not pass through a message.
+        for kind in (
+            "sealed_record",
+            "user_factor",
+            "item_factor",
+            "item_gradient",
+            "metric_sum",
+            "delegation",
+        ):
+            assert kinds[kind] == (audited.seen[party][kind] == "seen"), (party, kind)
+
+
+def test_the_cos_learns_from_its_transcript_who_interacted_with_what_far_beyond_popularity(run):
+    running = run.running
+    data, train = running.feed.dataset, running.feed.split.part == TRAIN
+    slots, names = running.stores.slots(), running.stores.user_names()
+    user = np.array([slots[names[name]] for name in data.users])
+    index = {key: item for item, key in enumerate(running.stores.item_keys())}
+    item = np.array([index[key] for key in data.items])
+    truth = Truth(
+        n_users=max(slots.values()) + 1,
+        n_items=len(index),
+        users=user[data.user[train]],
+        items=item[data.item[train]],
+        positive=running.feed.positive[train],
+    )
+    found = attacks.report([running.cos.state / "transcript.bin"], truth, running.plan())
+    for attack in (found["requested_rows"], found["gradient_sign"]):
+        assert attack["auc_with_popularity"] > attack["popularity_auc"] + 0.15
+    sign = found["gradient_sign"]
+    assert sign["precision"] > 0.95
+    assert sign["flag_accuracy"] > sign["majority_accuracy"] + 0.1
