@@ -105,14 +105,21 @@ def _require_one_federation(settings: RunSettings) -> None:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Folders below a root and addresses by host name, the folder's own unless another is given."""
+    """Folders below a root, each for its party's eyes only, and addresses: by folder unless another is given."""
 
     root: Path
     addresses: dict[str, str]
 
     def __call__(self, role: str, name: str, position: int) -> Place:
         folder = {"data-owner": f"owner-{position}", "thirdparty": "thirdparty"}.get(role, name)
-        return Place(self.root / folder, f"0.0.0.0:{PORT}", self.at(folder))
+        return Place(self.folder(folder), f"0.0.0.0:{PORT}", self.at(folder))
+
+    def folder(self, name: str) -> Path:
+        path = self.root / name
+        self.root.mkdir(parents=True, exist_ok=True)
+        # One that is there already, such as a volume, has the mode that its owner chose.
+        path.mkdir(exist_ok=True, mode=0o700)
+        return path
 
     def at(self, folder: str, port: int = PORT, key: str | None = None) -> str:
         return self.addresses.get(key or folder, f"{folder}:{port}")
@@ -128,9 +135,8 @@ class _Layout:
 def _lay_out(settings: RunSettings, layout: _Layout, run_id: str) -> Order:
     seed = settings.seeds[0]
     thirdparty = layout("thirdparty", DIRECTORY, 0)
+    operator = layout.folder(_OPERATOR)
     state = thirdparty.folder / "state"
-    for folder in (thirdparty.folder, layout.root / _OPERATOR):
-        folder.mkdir(parents=True, exist_ok=True)
     make_authority(state)
     (state / TOKENS).unlink(missing_ok=True)  # tokens of an interrupted bootstrap
 
@@ -170,7 +176,6 @@ def _lay_out(settings: RunSettings, layout: _Layout, run_id: str) -> Order:
             },
         )
 
-    operator = layout.root / _OPERATOR
     _admit(state, "operator", _OPERATOR, 0, operator)
     cos = {"address": layout.at("cos"), "name": "cos"}
     paths = {"state": "state", "order": _ORDER, "output": "report"}

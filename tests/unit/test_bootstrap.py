@@ -1,0 +1,126 @@
+"""A federation laid out: each party's folder holds what it needs, and nothing of anybody else."""
+
+import csv
+import json
+import tomllib
+
+import pytest
+
+from coterie.cli.main import invoke
+from coterie.config.run import RunSettings
+from coterie.errors import ConfigError
+from coterie.launch.bootstrap import bootstrap, held_order
+
+PARTIES = {"thirdparty", "cos", "owner-0", "owner-1", "host-0", "host-1"}
+SMALL = {
+    "reference": False,
+    "data": {"synthetic": {"users": 20, "items": 60, "interactions": 400}},
+    "federation": {"owners": 2, "hosts": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def laid_out(tmp_path_factory):
+    root = tmp_path_factory.mktemp("federation") / "below" / "it"
+    order = bootstrap(RunSettings.model_validate(SMALL), root, "a-run", addresses={"cos": "10.0.0.5:7450"})
+    return root, order
+
+
+def config(folder):
+    return tomllib.loads((folder / "config.toml").read_text())
+
+
+def test_every_party_and_the_operator_get_a_folder_that_nobody_else_may_enter(laid_out):
+    root, _ = laid_out
+    assert {folder.name for folder in root.iterdir()} == PARTIES | {"operator"}
+    assert {folder.stat().st_mode & 0o777 for folder in root.iterdir()} == {0o700}
+
+
+def test_a_folder_holds_what_its_party_needs_and_nothing_else(laid_out):
+    root, _ = laid_out
+    needed = {"config.toml", "ca.pem", "token"}
+    for folder in root.iterdir():
+        held = {path.name for path in folder.iterdir()}
+        match folder.name.partition("-")[0]:
+            case "thirdparty":
+                assert held == {"config.toml", "state"}
+            case "operator":
+                assert held == needed | {"order.json"}
+            case "host":
+                assert held == needed | {"histories.csv"}
+            case "owner":
+                (items,) = held - needed
+                assert items.startswith("items-")
+            case "cos":
+                assert held == needed
+        if folder.name != "thirdparty":
+            assert (folder / "token").stat().st_mode & 0o777 == 0o600
+
+
+def test_every_user_is_on_one_host(laid_out):
+    root, order = laid_out
+    users = []
+    for host in ("host-0", "host-1"):
+        with (root / host / "histories.csv").open(newline="") as file:
+            users += {row["user"] for row in csv.DictReader(file)}
+    assert len(users) == len(set(users)) == order.users
+
+
+def test_parties_are_told_the_address_that_was_given_and_the_folder_where_none_was(laid_out):
+    root, _ = laid_out
+    owner = config(root / "owner-0")
+    assert owner["cos"]["address"] == "10.0.0.5:7450"
+    assert owner["thirdparty"]["address"] == "thirdparty:7443"
+    assert owner["enrol"]["address"] == "thirdparty:7444"
+    assert owner["advertise"] == "owner-0:7443"
+    assert config(root / "operator")["cos"]["address"] == "10.0.0.5:7450"
+
+
+def test_the_paths_of_a_configuration_are_relative_so_that_a_folder_can_be_moved(laid_out):
+    root, _ = laid_out
+    for folder in root.iterdir():
+        assert str(root) not in (folder / "config.toml").read_text()
+
+
+def test_the_order_is_read_as_it_was_written_and_holds_no_interaction(laid_out):
+    root, order = laid_out
+    assert held_order(root) == order
+    assert held_order(root / "elsewhere") is None
+    assert (order.run_id, order.owners) == ("a-run", 2)
+    assert set(json.loads((root / "operator" / "order.json").read_text())["dataset"]) == {
+        "name",
+        "users",
+        "items",
+        "interactions",
+    }
+
+
+def test_what_is_laid_out_is_not_touched_again(laid_out, tmp_path, capsys):
+    root, _ = laid_out
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    run = tmp_path / "run.toml"
+    run.write_text('name = "another"\n')
+
+    assert invoke(["bootstrap", str(run), "--into", str(root), "--json"]) == 0
+
+    assert json.loads(capsys.readouterr().out)["result"]["run_id"] == "a-run"
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"seeds": [0, 1]}, "seeds"),
+        ({"federation": {"owners": 2, "churn": {"owners": 1}}}, "churn"),
+        ({"federation": {"owners": 2, "attacks": True}}, "attacks"),
+    ],
+)
+def test_what_takes_one_machine_is_refused_before_anything_is_written(change, named, tmp_path):
+    with pytest.raises(ConfigError, match=named):
+        bootstrap(RunSettings.model_validate(SMALL | change), tmp_path / "federation", "a-run")
+    assert not (tmp_path / "federation").exists()
+
+
+def test_an_address_of_nobody_is_refused_by_name(tmp_path):
+    with pytest.raises(ConfigError, match="'owner-7'"):
+        bootstrap(RunSettings.model_validate(SMALL), tmp_path, "a-run", addresses={"owner-7": "10.0.0.9:1"})
