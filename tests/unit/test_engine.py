@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from coterie.errors import StoreError
+from coterie.store import engine as module
+from coterie.store.engine import Writer, is_full, open_sqlite
+
+RUNS = "SELECT user FROM users ORDER BY user"
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[sa.Engine]:
+    made = open_sqlite(tmp_path / "client.db", "client")
+    yield made
+    made.dispose()
+
+
+@pytest.fixture
+def writer(engine: sa.Engine) -> Iterator[Writer]:
+    made = Writer(engine)
+    yield made
+    made.close()
+
+
+def adding(*users: int, name: str = "") -> object:
+    def work(connection: sa.Connection) -> int:
+        for user in users:
+            connection.exec_driver_sql("INSERT INTO users VALUES (?, ?)", (user, name or f"name-{user}"))
+        return sum(users)
+
+    return work
+
+
+def stored(engine: sa.Engine) -> list[int]:
+    with engine.connect() as connection:
+        return [row[0] for row in connection.exec_driver_sql(RUNS)]
+
+
+def limit_to(engine: sa.Engine, pages: int) -> None:
+    """Let every new connection refuse to let the file grow: SQLite then says that the disk is full."""
+
+    def full(connection: sqlite3.Connection, _: object) -> None:
+        connection.execute(f"PRAGMA max_page_count={pages}")
+
+    sa.event.listen(engine, "connect", full)
+
+
+async def test_what_was_written_is_there_for_everybody_when_the_call_returns(
+    engine: sa.Engine, writer: Writer
+) -> None:
+    assert await writer.run(adding(1, 2)) == 3
+    assert stored(engine) == [1, 2]
+
+
+async def test_every_connection_writes_ahead_and_waits_for_the_disk(
+    engine: sa.Engine, writer: Writer
+) -> None:
+    def pragmas(connection: sa.Connection) -> list[object]:
+        names = ("journal_mode", "synchronous", "foreign_keys")
+        return [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in names]
+
+    assert await writer.run(pragmas) == ["wal", 2, 1]
+    with engine.connect() as connection:
+        assert pragmas(connection) == ["wal", 2, 1]
+
+
+async def test_work_handed_in_meanwhile_is_written_in_its_order_and_together(
+    engine: sa.Engine, writer: Writer
+) -> None:
+    commits: list[int] = []
+    sa.event.listen(engine, "commit", lambda _: commits.append(1))
+    results = await asyncio.gather(*[writer.run(adding(n)) for n in range(1, 101)])
+    assert results == list(range(1, 101))
+    assert stored(engine) == results
+    assert len(commits) < 100
+
+
+async def test_one_bad_piece_of_a_group_harms_no_other(engine: sa.Engine, writer: Writer) -> None:
+    await writer.run(adding(5))
+    pieces = [writer.run(adding(n)) for n in range(1, 9)]  # the fifth is there already
+    async with asyncio.timeout(30):
+        results = await asyncio.gather(*pieces, return_exceptions=True)
+    assert stored(engine) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [n for n, result in enumerate(results, 1) if isinstance(result, Exception)] == [5]
+    assert isinstance(results[4], StoreError)
+
+
+async def test_a_piece_that_fails_in_the_middle_is_not_kept_in_part(
+    engine: sa.Engine, writer: Writer
+) -> None:
+    await writer.run(adding(2))
+    with pytest.raises(StoreError, match="IntegrityError"):
+        await writer.run(adding(1, 2, 3))
+    assert stored(engine) == [2]
+    assert writer.failed
+    await writer.run(adding(7))
+    assert not writer.failed
+
+
+async def test_an_error_of_the_work_itself_is_its_callers_and_not_the_stores(
+    engine: sa.Engine, writer: Writer
+) -> None:
+    def wrong(connection: sa.Connection) -> None:
+        adding(1)(connection)  # type: ignore[operator]
+        raise ValueError("not a matter of the store")
+
+    with pytest.raises(ValueError, match="not a matter"):
+        await writer.run(wrong)
+    assert stored(engine) == []
+    assert not writer.failed
+
+
+async def test_the_text_of_a_failure_holds_nothing_of_what_was_written(writer: Writer) -> None:
+    await writer.run(adding(1))
+    with pytest.raises(StoreError) as failed:
+        await writer.run(adding(1, name="a private name"))
+    assert "private" not in str(failed.value)
+
+
+async def test_a_full_store_says_so_keeps_nothing_and_takes_the_same_later(
+    engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine.connect() as connection:
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+    limit_to(engine, pages + 1)
+    writer = Writer(engine)
+    large = "x" * 20_000
+    with pytest.raises(StoreError, match="the store is full") as failed:
+        await writer.run(adding(1, name=large))
+    assert failed.value.hint == "free space on its volume"
+    assert failed.value.__cause__ is not None
+    assert is_full(failed.value.__cause__)
+    assert (stored(engine), writer.failed) == ([], True)
+
+    monkeypatch.setattr(module, "_FULL_PAUSE_S", 0.01)
+    waiting = asyncio.create_task(writer.run_when_possible(adding(1, name=large)))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    # Space is freed: the writer's own connection learns of it.
+    await writer.run(lambda connection: connection.exec_driver_sql("PRAGMA max_page_count=100000"))
+    await asyncio.wait_for(waiting, 10)
+    assert (stored(engine), writer.failed) == ([1], False)
+    writer.close()
+
+
+async def test_what_cannot_be_refused_still_fails_when_the_store_is_broken(writer: Writer) -> None:
+    await writer.run(adding(1))
+    with pytest.raises(StoreError, match="IntegrityError"):
+        await writer.run_when_possible(adding(1))
+
+
+async def test_closing_writes_what_is_pending(engine: sa.Engine, writer: Writer) -> None:
+    pending = [asyncio.create_task(writer.run(adding(n))) for n in range(1, 50)]
+    await asyncio.sleep(0)
+    await asyncio.to_thread(writer.close)
+    await asyncio.gather(*pending)
+    assert stored(engine) == list(range(1, 50))
+
+
+async def test_a_caller_that_no_longer_waits_does_not_stop_the_writer(
+    engine: sa.Engine, writer: Writer
+) -> None:
+    given_up = asyncio.create_task(writer.run(adding(1)))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    await writer.run(adding(2))
+    assert stored(engine) == [1, 2]
+
+
+def test_a_file_that_is_no_store_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "client.db"
+    path.write_text("certainly no database " * 100)
+    with pytest.raises(StoreError, match=r"client\.db"):
+        open_sqlite(path, "client")
+    with pytest.raises(StoreError, match="absent"):
+        open_sqlite(tmp_path / "absent" / "client.db", "client")
+
+
+def test_a_store_is_for_its_owner_only(engine: sa.Engine, tmp_path: Path) -> None:
+    assert (tmp_path / "client.db").stat().st_mode & 0o777 == 0o600
