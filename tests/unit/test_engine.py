@@ -167,11 +167,14 @@ async def test_closing_writes_what_is_pending(engine: sa.Engine, writer: Writer)
 async def test_a_caller_that_no_longer_waits_does_not_stop_the_writer(
     engine: sa.Engine, writer: Writer
 ) -> None:
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     given_up = asyncio.create_task(writer.run(adding(1)))
     await asyncio.sleep(0)
     given_up.cancel()
     await writer.run(adding(2))
     assert stored(engine) == [1, 2]
+    assert reported == []
 
 
 def test_a_file_that_is_no_store_is_named(tmp_path: Path) -> None:
