@@ -14,6 +14,7 @@ from rich.table import Table
 
 from bench import federation, sealed
 from bench.rows import Row, machine
+from coterie.telemetry.logs import configure
 
 SUITES: dict[str, Callable[[Path | None], Iterator[Row]]] = {
     "sealed": lambda _: sealed.rows(),
@@ -34,6 +35,7 @@ def main() -> int:
     if arguments.only is not None and arguments.only not in SUITES:
         parser.error(f"no benchmark {arguments.only!r}; there are: {', '.join(SUITES)}")
 
+    configure("error", service="bench")
     console = Console(stderr=True)
     rows: list[Row] = []
     for name, suite in SUITES.items():
