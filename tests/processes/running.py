@@ -24,7 +24,7 @@ from coterie.launch.children import free_port
 from coterie.launch.federation import Federation
 from coterie.launch.feed import Feed
 from coterie.launch.parties import Laid
-from coterie.net.channel import connect
+from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
 from coterie.net.meter import Meter
 from coterie.store.engine import open_sqlite
@@ -69,7 +69,7 @@ class Running(Federation):
         self.expect_users = expect_users
         self.events: list[wire.WatchRunResponse] = []
         self.metrics: dict[str, str] = {}
-        self._keys = keys or {}
+        self.keys = dict(keys or {})
         self._news = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
         # A process that ends is this test's doing.
@@ -83,8 +83,8 @@ class Running(Federation):
             self.metrics[party] = f"127.0.0.1:{free_port()}"
             keys = {
                 "metrics": self.metrics[party],
-                **self._keys.get(child.role, {}),
-                **self._keys.get(party, {}),
+                **self.keys.get(child.role, {}),
+                **self.keys.get(party, {}),
             }
             config = child.folder / "config.toml"
             # A JSON string, number or truth value is TOML as well.
@@ -209,16 +209,20 @@ class Running(Federation):
         config = self.children[party].folder / "config.toml"
         return str(tomllib.loads(config.read_text())["listen"])
 
-    async def health(self, party: str) -> str | None:
-        """Ask a process by gRPC how it is, with the operator's certificate; None when it does not answer."""
+    def channel(self, party: str) -> Channel:
+        """Return a channel to a process with the operator's certificate."""
         child = self.children[party]
-        channel = connect(
+        return connect(
             self.address(party),
             TlsFiles(self.folder / "operator" / "tls").channel_credentials(),
             tls_name=logical_name(child.role, child.name),
             peer=party,
             meter=Meter(),
         )
+
+    async def health(self, party: str) -> str | None:
+        """Ask a process by gRPC how it is; None when it does not answer."""
+        channel = self.channel(party)
         # Generated stubs are typed for gRPC's own channel; ours takes and returns the same messages.
         stub: Any = channel.stub(health_pb2_grpc.HealthStub)
         try:

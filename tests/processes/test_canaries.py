@@ -23,9 +23,6 @@ from coterie.crypto.identity import Prekey
 from coterie.evaluation.holdout import TRAIN
 from coterie.launch.feed import load, make_feed
 from coterie.learning.drift import initial
-from coterie.net.channel import connect
-from coterie.net.credentials import TlsFiles
-from coterie.net.meter import Meter
 from coterie.privacy.attacks import drift as attacks
 from coterie.privacy.attacks.scoring import Truth
 from coterie.privacy.canaries import CanaryKit, pack_records
@@ -105,13 +102,7 @@ def names_at(feed, host):
 
 async def ask(running, host, user):
     """Ask for recommendations in place of a user's own application."""
-    channel = connect(
-        running.address(host),
-        TlsFiles(running.folder / "operator" / "tls").channel_credentials(),
-        tls_name=f"{host.partition('/')[2]}.client.coterie.internal",
-        peer=host,
-        meter=Meter(),
-    )
+    channel = running.channel(host)
     try:
         request = client_pb2.UserRecommendRequest(user=user, k=10)
         return await channel.stub(UserAgentStub).Recommend(request)
