@@ -87,6 +87,8 @@ class Command:
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
+                # A shell lets what it starts in the background ignore Ctrl-C, and the tests may run there.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
                 # Variables that configure a run are none of this one's.
                 env={key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")},
             )
