@@ -13,10 +13,7 @@ from typing import Any
 
 import pytest
 
-WAIT_S = 60.0
-"""How long a test waits for anything; a machine under load needs some of it."""
-
-PAUSE_S = 0.02
+from .patience import PAUSE_S, WAIT_S
 
 CONFIG = """
 name = "command"

@@ -30,13 +30,8 @@ from coterie.net.meter import Meter
 from coterie.store.engine import open_sqlite
 from coterie.wire.v1 import operator_pb2 as wire
 
+from .patience import PAUSE_S, WAIT_S
 from .stores import KEEP_UPDATES, Stores
-
-WAIT_S = 60.0
-"""How long a test waits for anything; a machine under load needs some of it."""
-
-PAUSE_S = 0.02
-"""Between two looks at something that no event tells of."""
 
 
 class Running(Federation):
