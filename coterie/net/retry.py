@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import grpc
 
-__all__ = ["Retry"]
+__all__ = ["Retry", "status_lost"]
 
 T = TypeVar("T")
 
@@ -24,6 +24,14 @@ _TRANSIENT = frozenset(
     }
 )
 """Codes after which the same call may succeed: the peer restarts, the network broke."""
+
+_CUT_OFF = "Internal error from Core"
+"""What gRPC makes of a peer that ends a call before everything was sent: the status it gave is lost."""
+
+
+def status_lost(error: grpc.aio.AioRpcError) -> bool:
+    """Whether the peer ended the call with a status that did not reach us; asked again, it gives it again."""
+    return error.code() == grpc.StatusCode.INTERNAL and error.details() == _CUT_OFF
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,8 @@ class Retry:
             try:
                 return await attempt()
             except grpc.aio.AioRpcError as error:
-                if error.code() not in _TRANSIENT or self.clock() - started >= self.limit_s:
+                may_pass = error.code() in _TRANSIENT or status_lost(error)
+                if not may_pass or self.clock() - started >= self.limit_s:
                     raise
             await self.sleep(random.uniform(0, pause))  # noqa: S311 - jitter, not a secret
             pause = min(2 * pause, self.longest_s)

@@ -71,6 +71,23 @@ def test_pauses_double_up_to_the_longest_and_a_part_of_each_is_waited(
         assert 0 <= pause <= min(first_s * 2**n, longest_s)
 
 
+def test_a_status_that_was_lost_on_the_way_is_asked_for_again() -> None:
+    metadata = grpc.aio.Metadata()
+    failures = [
+        grpc.aio.AioRpcError(
+            grpc.StatusCode.INTERNAL, metadata, metadata, details="Internal error from Core"
+        ),
+        grpc.aio.AioRpcError(grpc.StatusCode.PERMISSION_DENIED, metadata, metadata, details="no"),
+    ]
+
+    async def attempt() -> str:
+        raise failures.pop(0)
+
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        asyncio.run(Peer([]).retry(limit_s=1e6)(attempt))
+    assert failed.value.code() == grpc.StatusCode.PERMISSION_DENIED
+
+
 def test_pauses_differ_so_that_clients_do_not_come_back_together() -> None:
     pauses = []
     for _ in range(20):
