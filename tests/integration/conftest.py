@@ -36,10 +36,10 @@ from coterie.crypto.authority import (
 from coterie.crypto.identity import Bundle, Identity
 from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
-from coterie.net.enrolment import enrol, identities
+from coterie.net.enrolment import enrol, identities, saved_bundles
 from coterie.net.meter import Meter
 from coterie.net.party import Party
-from coterie.net.retry import Retry
+from coterie.net.retry import Retry, status_lost
 from coterie.net.status import from_rpc_error
 from coterie.store.tokens import append_token
 from coterie.wire.refusal import Refusal
@@ -83,6 +83,15 @@ class Enrolled:
     identities: tuple[Identity, ...]
     bundles: tuple[Bundle, ...]
     fingerprint: bytes
+
+    @classmethod
+    def of(cls, service: "ServiceProcess") -> "Enrolled":
+        """Return the party that a service is, to speak in its place."""
+        settings = ServiceSettings(name=service.name, state=service.state, listen=f"{HOST}:1")
+        tls = TlsFiles(service.state / "tls")
+        bundles = saved_bundles(service.state)
+        drawn = identities(service.state, len(bundles))
+        return cls(service.role, settings, tls, tuple(drawn), bundles, tls.identity().fingerprint)
 
     @property
     def party(self) -> str:
@@ -478,11 +487,14 @@ async def failure_with_nothing(channel: Channel, name: str) -> grpc.aio.AioRpcEr
         "_stream" if method.server_streaming else "_unary"
     )
     call = getattr(channel, streams)(name, type(request).SerializeToString, response.FromString)
-    try:
-        await answers(call(each(request) if method.client_streaming else request, timeout=START_S))
-    except grpc.aio.AioRpcError as failure:
-        return failure
-    return None
+    while True:
+        try:
+            await answers(call(each(request) if method.client_streaming else request, timeout=START_S))
+        except grpc.aio.AioRpcError as failure:
+            if status_lost(failure):
+                continue
+            return failure
+        return None
 
 
 def outcome(failure: grpc.aio.AioRpcError | None) -> str:
@@ -585,6 +597,7 @@ def calls():
         "Calls",
         (),
         {
+            "Enrolled": Enrolled,
             "METHODS": METHODS,
             "Member": Member,
             "Operating": Operating,

@@ -497,10 +497,15 @@ async def test_an_owner_that_leaves_is_no_longer_in_the_catalogue_and_items_keep
     assert (found["wolf"], found["ant"], found["bee"]) == (["zoo"], ["ants"], ["ants"])
 
 
-async def test_registering_again_with_the_same_items_makes_no_new_catalogue(world):
-    before, _ = await table(world.host)
+async def test_an_owner_that_registers_again_makes_hosts_look_whether_it_still_has_what_they_sent(world):
+    await deliver(world)
+    before, held = await table(world.host)
+    assert not (await world.at_host.Poll(wire.PollRequest(run_id=world.run))).tasks
     await world.owner.register(members(world.people["owner"], ITEMS))
-    assert (await table(world.host))[0] == before
+    after, again = await table(world.host)
+    assert (after.version, again) == (before.version + 1, held)
+    (task,) = (await world.at_host.Poll(wire.PollRequest(run_id=world.run))).tasks
+    assert (task.kind, task.version) == (wire.TaskKind.TASK_KIND_DELIVER, after.version)
 
 
 async def test_a_party_that_left_is_not_lost_as_well(cos, operator, people, calls):

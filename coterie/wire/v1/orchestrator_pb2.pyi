@@ -520,7 +520,9 @@ class Catalogue(google.protobuf.message.Message):
     OWNER_COUNTS_FIELD_NUMBER: builtins.int
     OWNER_POSITIONS_FIELD_NUMBER: builtins.int
     version: builtins.int
-    """Grows whenever an owner or item comes or goes."""
+    """Grows whenever an owner or item comes or goes, also when an owner comes back after a restart: hosts then make
+    sure that it still has what they sent.
+    """
     @property
     def owners(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___CatalogueOwner]:
         """The owners present, by slot."""

@@ -51,7 +51,7 @@ class Agent(UserAgentServicer):
         histories: Histories,
         engine: sa.Engine,
         recommend: Callable[[int, int], Awaitable[Recommended]],
-        recorded: Callable[[str], Awaitable[int]],
+        recorded: Callable[[str], int],
     ) -> None:
         self._histories = histories
         self._engine = engine
@@ -72,7 +72,7 @@ class Agent(UserAgentServicer):
     async def RecordInteraction(  # noqa: N802
         self, request: wire.RecordInteractionRequest, context: Any
     ) -> wire.RecordInteractionResponse:
-        """Keep an interaction and send it to its owners."""
+        """Keep an interaction; it is on its way to its owners when this returns, and may arrive later."""
         user = self._user(request.user)
         if not request.item:
             raise Refusal(
@@ -80,7 +80,7 @@ class Agent(UserAgentServicer):
             )
         interaction = store.Interaction(user, request.item, request.positive, int(time.time()), TRAIN)
         await self._histories.take([], [interaction])
-        return wire.RecordInteractionResponse(owners=await self._recorded(request.item))
+        return wire.RecordInteractionResponse(owners=self._recorded(request.item))
 
     async def Recommend(  # noqa: N802
         self, request: wire.UserRecommendRequest, context: Any

@@ -8,6 +8,7 @@ import time
 import zlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -60,6 +61,8 @@ class Recipient:
     bundle: Bundle
     channel: Channel
     prekey: PublicPrekey | None = None
+    latest: Outbox | None = None
+    """Where it acknowledged last: what a restored owner lacks first."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,9 @@ class Delivery:
         self._sending: dict[bytes, asyncio.Task[None]] = {}
         self._present: set[bytes] = set()
         self._newest = 0
-        self._lock = asyncio.Lock()
+        self._catalogue = Catalogued(version=0, index={}, owners=(), member=np.zeros((0, 0), bool))
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._revoked: set[int] = set()
 
     def know(self, version: int, owners: Sequence[CatalogueOwner]) -> None:
         """Learn the owners of a catalogue; nobody waits any longer for an owner that is not in the newest one.
@@ -139,10 +144,11 @@ class Delivery:
                 )
             held = self._recipients.get(bundle.participant_id)
             if held is None or held.channel is not self._channels[place]:
-                self._recipients[bundle.participant_id] = Recipient(
-                    bundle.participant_id, owner.name, bundle, self._channels[place]
+                recipient = Recipient(bundle.participant_id, owner.name, bundle, self._channels[place])
+                recipient.latest = self._histories.acknowledged_before(
+                    recipient.owner, f"data-owner/{owner.name}"
                 )
-                self._histories.acknowledged_before(bundle.participant_id, f"data-owner/{owner.name}")
+                self._recipients[recipient.owner] = recipient
             present.add(bundle.participant_id)
         if version < self._newest:
             return
@@ -159,26 +165,58 @@ class Delivery:
             When an owner refuses.  One that cannot be reached, or is full, is waited for until `know` gets a catalogue
             without it.
         """
-        async with self._lock:
-            await self._histories.queue(catalogue)
-            turns = asyncio.Semaphore(_AT_ONCE)
-
-            async with asyncio.TaskGroup() as tasks:
-                # The catalogue may have grown old while another delivery was under way.
-                for owner in filter(self._present.__contains__, catalogue.owners):
-                    sending = self._send(self._recipients[owner], catalogue, turns)
-                    self._sending[owner] = tasks.create_task(sending)
+        # A new catalogue is made when an owner comes or comes back, perhaps from a backup.
+        for owner in catalogue.owners:
+            latest = self._recipients[owner].latest
+            if latest is not None:
+                latest.doubtful = True
+        await self.begin(catalogue)
+        sending = [self._sending[owner] for owner in catalogue.owners if owner in self._sending]
+        if sending:
+            await asyncio.wait(sending)
+        for task in sending:
+            # One that was cancelled is an owner that the newest catalogue has lost.
+            if not task.cancelled():
+                task.result()
         return sum(
             outbox.acknowledged
             for by_user in self._histories.outboxes.values()
             for outbox in by_user.values()
         )
 
-    async def _send(self, recipient: Recipient, catalogue: Catalogued, turns: asyncio.Semaphore) -> None:
+    async def begin(self, catalogue: Catalogued) -> None:
+        """Queue what is new, durably, and begin to send it; returns before it has arrived."""
+        if catalogue.version >= self._catalogue.version:
+            self._catalogue = catalogue
+        await self._histories.queue(catalogue)
+        # The catalogue may have grown old meanwhile.
+        for owner in filter(self._present.__contains__, catalogue.owners):
+            held = self._sending.get(owner)
+            if (held is None or held.done()) and self._waiting(owner):
+                self._sending[owner] = task = asyncio.create_task(self._send(owner))
+                task.add_done_callback(self._ended)
+
+    async def close(self) -> None:
+        """Send nothing more; what is not acknowledged stays in the outboxes."""
+        for task in self._sending.values():
+            task.cancel()
+        await asyncio.gather(*self._sending.values(), return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        # Nobody may be waiting for it.
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._runtime.fail(error)
+
+    def _waiting(self, owner: bytes) -> list[tuple[int, Outbox]]:
+        return [pair for pair in self._histories.waiting(owner) if pair[0] not in self._revoked]
+
+    async def _send(self, owner: bytes) -> None:
         while True:
+            # Looked up again each time: it may have come back at another address.
+            recipient = self._recipients[owner]
             try:
-                async with turns:
-                    return await self._retry(lambda: self._attempt(recipient, catalogue))
+                async with self._turns:
+                    return await self._retry(partial(self._attempt, recipient))
             except grpc.aio.AioRpcError as error:
                 failure = from_rpc_error(error, recipient.channel.peer)
                 if isinstance(failure, Refusal) and failure.reason not in _LATER:
@@ -186,28 +224,44 @@ class Delivery:
             _log.warning("waiting for a data owner", owner=recipient.name, error=failure.message)
             await asyncio.sleep(_PAUSE_S)
 
-    async def _attempt(self, recipient: Recipient, catalogue: Catalogued) -> None:
+    async def _attempt(self, recipient: Recipient) -> None:
         """Send until nothing waits; a broken stream starts again with what is not acknowledged."""
         stub: Any = recipient.channel.stub(DataOwnerStub)
-        while self._histories.waiting(recipient.owner):
-            recipient.prekey = await self._prekey(stub, recipient)
+        while self._waiting(recipient.owner):
+            recipient.prekey = prekey = await self._prekey(stub, recipient)
             under_way: asyncio.Queue[list[_Batch]] = asyncio.Queue()
+            failed: list[Exception] = []
+            # An answer may ask for another prekey: what is under way goes on with this one, and is sent again.
+            requests = self._requests(recipient, self._messages(recipient, prekey), under_way, failed)
+            try:
+                async for response in stub.SubmitInteractions(requests, timeout=_STREAM_S):
+                    await self._acknowledged(recipient, under_way.get_nowait(), response)
+            except asyncio.CancelledError:
+                if failed:
+                    raise failed[0] from None
+                raise
 
-            async def requests(
-                recipient: Recipient = recipient, under_way: asyncio.Queue[list[_Batch]] = under_way
-            ) -> AsyncIterator[wire.SubmitInteractionsRequest]:
-                for batches in self._messages(recipient, catalogue):
-                    under_way.put_nowait(batches)
-                    yield wire.SubmitInteractionsRequest(
-                        run_id=self._run_id,
-                        owner=recipient.owner,
-                        batches=[batch.message for batch in batches],
-                    )
-                    # Lets answers, polls and the health check have their turn.
-                    await asyncio.sleep(0)
-
-            async for response in stub.SubmitInteractions(requests(), timeout=_STREAM_S):
-                await self._acknowledged(recipient, under_way.get_nowait(), response)
+    async def _requests(
+        self,
+        recipient: Recipient,
+        messages: Iterator[list[_Batch]],
+        under_way: asyncio.Queue[list[_Batch]],
+        failed: list[Exception],
+    ) -> AsyncIterator[wire.SubmitInteractionsRequest]:
+        try:
+            for batches in messages:
+                under_way.put_nowait(batches)
+                yield wire.SubmitInteractionsRequest(
+                    run_id=self._run_id,
+                    owner=recipient.owner,
+                    batches=[batch.message for batch in batches],
+                )
+                # Lets answers, polls and the health check have their turn.
+                await asyncio.sleep(0)
+        except Exception as error:
+            # gRPC cancels a call whose requests cannot be made, as if that had been asked for.
+            failed.append(error)
+            raise
 
     async def _prekey(self, stub: Any, recipient: Recipient) -> PublicPrekey:
         held = recipient.prekey
@@ -221,11 +275,12 @@ class Delivery:
         prekey.verify(recipient.bundle.signing_public, int(time.time()))
         return prekey
 
-    def _messages(self, recipient: Recipient, catalogue: Catalogued) -> Iterator[list[_Batch]]:
+    def _messages(self, recipient: Recipient, prekey: PublicPrekey) -> Iterator[list[_Batch]]:
         """Yield what waits, sealed, a message at a time; users in a seeded order, each user's records in theirs."""
         ranges = self._ranges(recipient)
         while chosen := list(itertools.islice(ranges, _BATCHES_PER_MESSAGE)):
-            sessions = self._sessions_with(recipient, [user for user, _, _, _ in chosen])
+            catalogue = self._catalogue
+            sessions = self._sessions_with(recipient, prekey, [user for user, _, _, _ in chosen])
             records = [encode_records(*self._histories.records(rows, catalogue)) for _, _, _, rows in chosen]
             # One account for the whole message: reading the CPU clock costs as much as sealing a batch.
             with self._runtime.accounting.activity("seal", sum(len(rows) for _, _, _, rows in chosen)):
@@ -249,17 +304,16 @@ class Delivery:
 
     def _ranges(self, recipient: Recipient) -> Iterator[tuple[int, Outbox, int, npt.NDArray[np.uint32]]]:
         """Yield user, outbox, first sequence number and history rows of every batch to send."""
-        waiting = self._histories.waiting(recipient.owner)
+        waiting = self._waiting(recipient.owner)
         rng = np.random.default_rng([self._seed, zlib.crc32(recipient.name.encode())])
         for index in rng.permutation(len(waiting)):
             user, outbox = waiting[index]
-            for first in range(outbox.acknowledged + 1, len(outbox.rows) + 1, RECORDS_PER_BATCH):
+            for first in range(outbox.first, len(outbox.rows) + 1, RECORDS_PER_BATCH):
                 yield user, outbox, first, outbox.rows[first - 1 : first - 1 + RECORDS_PER_BATCH]
 
-    def _sessions_with(self, recipient: Recipient, users: Sequence[int]) -> list[SealingSession]:
-        prekey = recipient.prekey
-        if prekey is None:
-            raise PeerError(f"{recipient.name} has offered no prekey")
+    def _sessions_with(
+        self, recipient: Recipient, prekey: PublicPrekey, users: Sequence[int]
+    ) -> list[SealingSession]:
         keys = [(user, recipient.owner, prekey.prekey_id) for user in users]
         missing = {key for key in keys if key not in self._sessions}
         if missing:
@@ -280,6 +334,9 @@ class Delivery:
             for refused in response.refused
             if refused.reason != ErrorReason.ERROR_REASON_SEQUENCE_MISMATCH
         }
+        # A record that an owner has acknowledged is a duplicate when it comes again, or the owner has lost it.
+        again = sum(batch.last <= batch.outbox.acknowledged for batch in batches)
+        lost = response.duplicates + len(response.refused) < again
         for index, (batch, durable) in enumerate(zip(batches, response.durable, strict=True)):
             if index in silent:
                 continue
@@ -290,15 +347,27 @@ class Delivery:
                     hint="this host was restored from an old backup; enrol its users anew",
                 )
             gained = durable - batch.outbox.acknowledged
-            # An owner that was restored from a backup holds less than it once acknowledged: send the rest again.
-            # The store follows it down, so that a host that restarts in between does not take it for delivered.
-            batch.outbox.acknowledged = durable
+            lost = lost or gained < 0
+            # The store follows an owner down, so that a host that restarts does not take for delivered what is lost.
+            batch.outbox.acknowledged, batch.outbox.doubtful = durable, False
+            recipient.latest = batch.outbox
             size = len(batch.message.header) + len(batch.message.ciphertext)
             sent.append(
                 store.Sent(batch.user, f"data-owner/{recipient.name}", "interaction", gained, size, now)
             )
+        if lost:
+            # It was restored from a backup.  What it says of one user is no word on the others.
+            _log.warning("a data owner has lost records", owner=recipient.name)
+            answered = {id(batch.outbox) for batch in batches}
+            for outbox in self._histories.outboxes[recipient.owner].values():
+                outbox.doubtful = id(outbox) not in answered
         await self._writer.run(lambda connection: store.add_sent(connection, sent))
         for refused in response.refused:
+            if refused.reason == ErrorReason.ERROR_REASON_REVOKED:
+                # That user sends nothing any more; the others of this host do.
+                self._revoked.add(batches[refused.index].user)
+                _log.warning("a user was revoked", owner=recipient.name)
+                continue
             if refused.reason in (
                 ErrorReason.ERROR_REASON_SEQUENCE_MISMATCH,
                 ErrorReason.ERROR_REASON_UNKNOWN_PREKEY,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,7 @@ import sqlalchemy as sa
 
 from coterie.errors import DataError
 from coterie.evaluation.holdout import TRAIN, Holdout
+from coterie.net.completion import completed
 from coterie.store import client as store
 from coterie.store.engine import Writer
 
@@ -76,18 +78,28 @@ class Catalogued:
 
 
 class Outbox:
-    """What one user sends to one owner: history rows in sequence order; position ``n - 1`` has number ``n``."""
+    """What one user sends to one owner: history rows in sequence order; position ``n - 1`` has number ``n``.
 
-    __slots__ = ("acknowledged", "rows")
+    ``doubtful`` says that the owner may have been restored from a backup since it acknowledged: the last record that
+    it acknowledged is sent once more, and the answer tells.
+    """
+
+    __slots__ = ("acknowledged", "doubtful", "rows")
 
     def __init__(self) -> None:
         self.rows: npt.NDArray[np.uint32] = np.zeros(0, np.uint32)
         self.acknowledged = 0
+        self.doubtful = False
 
     @property
     def waits(self) -> bool:
-        """Whether something is not acknowledged."""
-        return self.acknowledged < len(self.rows)
+        """Whether something is not acknowledged, or no longer sure to be."""
+        return self.acknowledged < len(self.rows) or (self.doubtful and self.acknowledged > 0)
+
+    @property
+    def first(self) -> int:
+        """Number of the first record to send: the next one, or the last one again where only that is in doubt."""
+        return min(self.acknowledged + 1, len(self.rows))
 
 
 class Histories:
@@ -116,10 +128,12 @@ class Histories:
             for entry in store.load_entries(connection):
                 self._extend(entry)
             self._acknowledged = {
-                (row.user, row.recipient): row.acknowledged
+                (row.user, row.recipient): (row.acknowledged, row.last_ms)
                 for row in store.load_sent(connection)
                 if row.kind == "interaction"
             }
+        # Cut short, either would leave memory behind the store.
+        self._changing = asyncio.Lock()
 
     def __len__(self) -> int:
         """Return the number of interactions."""
@@ -142,8 +156,14 @@ class Histories:
         outbox.rows = np.concatenate([outbox.rows, np.frombuffer(entry.rows, "<u4")])
 
     async def take(self, names: Sequence[str], interactions: Iterable[store.Interaction]) -> None:
-        """Take users and interactions into the store, all or nothing."""
-        taken = list(interactions)
+        """Take users and interactions into the store, all or nothing; whoever gives up waiting stops nothing."""
+        await completed(self._take(names, list(interactions)))
+
+    async def _take(self, names: Sequence[str], taken: Sequence[store.Interaction]) -> None:
+        async with self._changing:
+            await self._take_alone(names, taken)
+
+    async def _take_alone(self, names: Sequence[str], taken: Sequence[store.Interaction]) -> None:
 
         def write(connection: sa.Connection) -> None:
             store.add_users(connection, names)
@@ -172,14 +192,25 @@ class Histories:
         keys = (self._interactions[row - 1].item for row in self._rows_of[user])
         return {catalogue.index[key] for key in keys if key in catalogue.index}
 
-    def acknowledged_before(self, owner: bytes, recipient: str) -> None:
-        """Take up, after a restart, what an owner had acknowledged."""
+    def acknowledged_before(self, owner: bytes, recipient: str) -> Outbox | None:
+        """Take up, after a restart, what an owner had acknowledged; return the outbox where it did so last."""
+        latest, latest_ms = None, -1
         for user, outbox in self.outboxes[owner].items():
-            held = self._acknowledged.get((user, recipient), 0)
+            held, last_ms = self._acknowledged.get((user, recipient), (0, -1))
             outbox.acknowledged = max(outbox.acknowledged, min(held, len(outbox.rows)))
+            if outbox.acknowledged and last_ms > latest_ms:
+                latest, latest_ms = outbox, last_ms
+        return latest
 
     async def queue(self, catalogue: Catalogued) -> None:
         """Put what is not queued yet into the outboxes of the owners that hold it, durably."""
+        await completed(self._queue(catalogue))
+
+    async def _queue(self, catalogue: Catalogued) -> None:
+        async with self._changing:
+            await self._queue_alone(catalogue)
+
+    async def _queue_alone(self, catalogue: Catalogued) -> None:
         index, _ = self._by_row(catalogue)
         entries = []
         for user, own in self._rows_of.items():

@@ -78,6 +78,7 @@ class ClientProcess:
             settings.seed,
         )
         self._catalogue: Catalogued | None = None
+        self._news = asyncio.Event()
         self._delivering = -1
         self._evaluated = 0
 
@@ -92,6 +93,7 @@ class ClientProcess:
             tasks.create_task(self._revocations.run())
             tasks.create_task(self._runtime.watch_store(self._writer))
             tasks.create_task(self._take_part(tasks))
+            tasks.create_task(self._send_news())
 
     async def _take_part(self, running: asyncio.TaskGroup) -> None:
         if self._settings.histories is not None and not self._histories.names:
@@ -105,6 +107,7 @@ class ClientProcess:
         await self._note_sent("cos", "registration", len(members), size)
         _log.info("joined", users=len(members))
         self._runtime.holds("run")
+        await self._fetch_catalogue()
         async for tasks in self._party.tasks():
             for task in tasks:
                 match task.kind:
@@ -146,13 +149,22 @@ class ClientProcess:
         )
         return self._catalogue
 
-    async def _recorded(self, item: str) -> int:
-        catalogue = self._catalogue or await self._fetch_catalogue()
-        index = catalogue.index.get(item)
-        if index is None:
+    async def _send_news(self) -> None:
+        """Send what users record themselves, beside what the COS asks for."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            if self._catalogue is not None:
+                await self._delivery.begin(self._catalogue)
+
+    def _recorded(self, item: str) -> int:
+        catalogue = self._catalogue
+        if catalogue is None:
+            # Not joined yet: it will be sent with everything else.
             return 0
-        await self._delivery.deliver(catalogue)
-        return int(catalogue.member[index].sum())
+        self._news.set()
+        index = catalogue.index.get(item)
+        return 0 if index is None else int(catalogue.member[index].sum())
 
     # --- evaluation --------------------------------------------------------------------------------------------
 
@@ -221,6 +233,9 @@ class ClientProcess:
         await self._note_sent("cos", "recommendation request", 1, request.ByteSize(), user)
         items = from_wire(response.items, np.uint32, (None,), field="items")
         scores = from_wire(response.scores, np.float32, (len(items),), field="scores")
+        if items.size and int(items.max()) >= len(catalogue.index):
+            # The model has items of an owner that came after this catalogue.
+            catalogue = await self._fetch_catalogue()
         keys = list(catalogue.index)
         best = [(keys[i], float(s)) for i, s in zip(items, scores, strict=True) if int(i) not in seen][:k]
         return [key for key, _ in best], [value for _, value in best], response.version
@@ -231,7 +246,8 @@ class ClientProcess:
         await self._writer.run(lambda connection: store.add_sent(connection, [thing]))
 
     async def close(self) -> None:
-        """Close the store."""
+        """Stop sending and close the store."""
+        await self._delivery.close()
         self._writer.close()
         self._engine.dispose()
 

@@ -200,10 +200,9 @@ class Orchestrator(OrchestratorServicer):
         for position, keys in sorted(items.items()):
             indices, fresh, first = registry.add_items(keys)
             slot = slots[position]
-            present = run.present_owners().get(slot, False)
-            held = registry.held.get(slot)
-            if held is None or not np.array_equal(held, indices) or not present:
-                catalogue_changed = True
+            # Also when everything in it is as before: an owner that registers again has started again, perhaps from
+            # a backup, and hosts make sure that it still has what they sent.
+            catalogue_changed = True
             registry.hold(slot, indices)
             new.append((fresh, first))
             holdings.append((slot, indices.tobytes()))

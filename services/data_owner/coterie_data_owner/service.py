@@ -137,10 +137,6 @@ class DataOwnerProcess:
         self._runtime.holds("run")
 
     def _start(self, task: wire.Task, tasks: asyncio.TaskGroup) -> None:
-        leave_after = self._settings.leave_after_epoch
-        if leave_after is not None and task.round.round > leave_after:
-            # It is about to leave: a pass that it began now would end in the middle.
-            return
         self._flush_due = task.flush
         slots = {slot for part in task.slots for slot in range(part.first, part.first + part.count)}
         for owner in self._owners:
