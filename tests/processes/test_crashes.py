@@ -2,11 +2,14 @@
 
 import asyncio
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from coterie.learning.drift_reference import run_in_process
+from coterie.wire.v1.client_pb2 import RecordInteractionRequest
+from coterie.wire.v1.client_pb2_grpc import UserAgentStub
 
 METRICS = ("ndcg_test_items@10", "map_test_items@10")
 """Undisturbed runs differ by 0.3% in these, because owners take turns as it comes; by 2% in the test loss."""
@@ -154,3 +157,61 @@ async def test_a_run_whose_services_are_killed_learns_exactly_what_one_process_l
     )
     np.testing.assert_allclose(users, Upsilon, **ROUNDING)
     np.testing.assert_allclose(items, Psi, **ROUNDING)
+
+
+RECORD_BYTES = 200
+"""More than the beginning of a call takes on the wire, and less than a call with a sealed record."""
+
+
+def unread(address):
+    """Return how many bytes have come to a port that its process has not read, from the kernel's tables."""
+    port = f":{int(address.rpartition(':')[2]):04X}"
+    lines = [
+        line for table in ("tcp", "tcp6") for line in Path("/proc/net", table).read_text().splitlines()[1:]
+    ]
+    found = [cells[4] for cells in map(str.split, lines) if cells[1].endswith(port)]
+    return sum(int(queues.partition(":")[2], 16) for queues in found)
+
+
+async def test_a_record_whose_acknowledgement_was_lost_is_sent_again_and_counts_once(small, federation):
+    settings = small(drift={"epochs": 2000}, federation={"owners": 1, "hosts": 1})
+    async with federation(settings) as running:
+        await running.start()
+        (owner,) = running.parties("data-owner")
+        await running.phase("epoch", 2)
+        before = running.stores.stored()
+        user = running.feed.dataset.users[0]
+        (key,) = [key for key in before if key[1] == running.stores.user_names()[user]]
+
+        # The owner reads nothing, until the host that sends to it no longer reads its answers.
+        running.signal(owner, signal.SIGSTOP)
+        item = running.feed.dataset.items[0]
+        request = RecordInteractionRequest(user=user, item=item, positive=True)
+        await ask(running, request)
+        await running.comes_true(
+            lambda: unread(running.address(owner)) > RECORD_BYTES, "a record on its way to the owner"
+        )
+        running.signal(HOST, signal.SIGSTOP)
+        running.signal(owner, signal.SIGCONT)
+        await running.comes_true(
+            lambda: running.stores.stored()[key] == [*before[key], (item, True)], "the record is stored"
+        )
+        assert running.stores.acknowledged(owner)[key] == len(before[key])
+        running.kill_and_restart(HOST)
+        await running.comes_true(
+            lambda: running.stores.acknowledged(owner)[key] == len(before[key]) + 1,
+            "the host knows that the record is stored",
+        )
+        await running.epochs(2)
+    assert running.ended_well()
+    assert running.stores.stored()[key] == [*before[key], (item, True)]
+    assert running.stores.stored() == running.stores.sent()
+
+
+async def ask(running, request):
+    """Record an interaction in place of a user's own application."""
+    channel = running.channel(HOST)
+    try:
+        await channel.stub(UserAgentStub).RecordInteraction(request)
+    finally:
+        await channel.close()

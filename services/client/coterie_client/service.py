@@ -108,6 +108,9 @@ class ClientProcess:
         _log.info("joined", users=len(members))
         self._runtime.holds("run")
         await self._fetch_catalogue()
+        if self._histories.outboxes:
+            # Before a restart something was sent; what was recorded then may not have arrived.
+            self._news.set()
         async for tasks in self._party.tasks():
             for task in tasks:
                 match task.kind:
