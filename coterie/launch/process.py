@@ -261,7 +261,7 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
     process.add_to(server)
     health_pb2_grpc.add_HealthServicer_to_server(runtime._health, server)
     if settings.reflection:
-        _add_reflection(server)
+        _add_reflection(server, service.role)
     try:
         server.add_secure_port(settings.listen, tls.server_credentials())
     except RuntimeError as error:
@@ -352,13 +352,21 @@ async def _work(process: ServiceProcess, runtime: Runtime) -> None:
             runtime.fail(CoterieError(f"the service failed: {type(cause).__name__}", hint="see its log"))
 
 
-def _add_reflection(server: grpc.aio.Server) -> None:
+def _add_reflection(server: grpc.aio.Server, role: str) -> None:
+    """Let operators ask what this process offers, and nothing that it does not."""
     from grpc_reflection.v1alpha import reflection
 
     from coterie.wire.v1 import client_pb2, data_owner_pb2, operator_pb2, orchestrator_pb2, thirdparty_pb2
 
-    modules = (client_pb2, data_owner_pb2, operator_pb2, orchestrator_pb2, thirdparty_pb2)
-    names = [
-        service.full_name for module in modules for service in module.DESCRIPTOR.services_by_name.values()
-    ]
-    reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
+    offered = {
+        "cos": (
+            orchestrator_pb2.DESCRIPTOR.services_by_name["Orchestrator"],
+            operator_pb2.DESCRIPTOR.services_by_name["Operator"],
+        ),
+        "data-owner": (data_owner_pb2.DESCRIPTOR.services_by_name["DataOwner"],),
+        "client": (client_pb2.DESCRIPTOR.services_by_name["UserAgent"],),
+        "thirdparty": (thirdparty_pb2.DESCRIPTOR.services_by_name["KeyDirectory"],),
+    }
+    names = [service.full_name for service in offered[role]]
+    names += [health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
+    reflection.enable_server_reflection(names, server)
