@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -438,16 +438,31 @@ class Refused:
         return not any(form in self.text for form in forms)
 
 
+MakesCall = Callable[[], Awaitable[Any] | AsyncIterator[Any]]
+
+
 async def answers(call: Awaitable[Any] | AsyncIterator[Any]) -> list[Any]:
     """Return everything that a call answers."""
     return [one async for one in call] if isinstance(call, AsyncIterator) else [await call]
 
 
-async def refused(call: Awaitable[Any] | AsyncIterator[Any]) -> Refused:
-    """Await a call that must be refused."""
-    with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await answers(call)
-    error = failed.value
+async def failure_of(call: Awaitable[Any] | AsyncIterator[Any] | MakesCall) -> grpc.aio.AioRpcError:
+    """Await a call that must fail.
+
+    A stream that may be refused while it is being sent is given as a function that makes the call: it is made again
+    where gRPC has lost the status.
+    """
+    for _ in range(20):
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await answers(call() if callable(call) else call)
+        if not (callable(call) and status_lost(failed.value)):
+            break
+    return failed.value
+
+
+async def refused(call: Awaitable[Any] | AsyncIterator[Any] | MakesCall) -> Refused:
+    """Await a call that must be refused; a stream as for `failure_of`."""
+    error = await failure_of(call)
     refusal = from_rpc_error(error, "peer")
     assert isinstance(refusal, Refusal), refusal
     metadata = [
@@ -457,12 +472,11 @@ async def refused(call: Awaitable[Any] | AsyncIterator[Any]) -> Refused:
     return Refused(error.code(), refusal.name, refusal.field, refusal.expected, text)
 
 
-async def code_of(call: Awaitable[Any]) -> grpc.StatusCode:
-    """Await a call that must fail below our own refusals; return the gRPC code."""
-    with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await call
-    assert not isinstance(from_rpc_error(failed.value, "peer"), Refusal)
-    return failed.value.code()
+async def code_of(call: Awaitable[Any] | AsyncIterator[Any] | MakesCall) -> grpc.StatusCode:
+    """Await a call that must fail below our own refusals; return the gRPC code.  A stream as for `failure_of`."""
+    error = await failure_of(call)
+    assert not isinstance(from_rpc_error(error, "peer"), Refusal)
+    return error.code()
 
 
 METHODS = {

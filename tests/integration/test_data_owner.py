@@ -469,7 +469,7 @@ async def test_a_message_for_no_such_run_or_owner_is_refused_whole(stand, sender
         case "short owner":
             message.owner = message.owner[:8]
     with nothing_changes(stand):
-        why = await calls.refused(sender.stub.SubmitInteractions(calls.each(message)))
+        why = await calls.refused(lambda: sender.stub.SubmitInteractions(calls.each(message)))
         assert (why.code, why.reason, why.field) == (grpc.StatusCode.NOT_FOUND, "UNKNOWN_ROUND", "owner")
         batch = message.batches[0]
         assert why.says_nothing_of(sender.user.participant_id, batch.header, batch.ciphertext, "drama-11")
@@ -596,7 +596,7 @@ async def test_a_certificate_that_expires_on_an_open_connection_sends_nothing_mo
             await asyncio.sleep(0.05)
     with nothing_changes(stand):
         batch = sender.batch(4, [11])
-        why = await calls.refused(stub.SubmitInteractions(calls.each(sender.message(batch))))
+        why = await calls.refused(lambda: stub.SubmitInteractions(calls.each(sender.message(batch))))
         assert (why.code, why.reason, why.field) == (
             grpc.StatusCode.UNAUTHENTICATED,
             "BAD_SIGNATURE",
@@ -644,8 +644,8 @@ async def test_authentic_bytes_that_are_no_records_are_refused(stand, sender, pa
 async def test_a_message_above_four_mebibytes_is_refused_below_the_servicer(stand, sender, calls):
     message = sender.message(wire.SealedBatch(user=sender.user.participant_id, ciphertext=bytes(5 << 20)))
     with nothing_changes(stand):
-        call = anext(sender.stub.SubmitInteractions(calls.each(message)))
-        assert await calls.code_of(call) == grpc.StatusCode.RESOURCE_EXHAUSTED
+        code = await calls.code_of(lambda: sender.stub.SubmitInteractions(calls.each(message)))
+        assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert await takes_the_next(stand, sender)
 
 
@@ -653,7 +653,7 @@ async def test_too_many_batches_in_one_message_are_refused_whole(stand, sender, 
     batch = sender.batch(4, [11])
     with nothing_changes(stand):
         message = sender.message(*[batch] * 1025)
-        why = await calls.refused(sender.stub.SubmitInteractions(calls.each(message)))
+        why = await calls.refused(lambda: sender.stub.SubmitInteractions(calls.each(message)))
         assert (why.code, why.reason, why.field) == (
             grpc.StatusCode.RESOURCE_EXHAUSTED,
             "TOO_LARGE",
@@ -706,7 +706,7 @@ async def test_a_store_that_does_not_write_refuses_everything_and_keeps_what_it_
         with nothing_changes(stand):
             batch = sender.batch(4, [11])
             message = sender.message(batch, other.batch(1, [12]))
-            why = await calls.refused(sender.stub.SubmitInteractions(calls.each(message)))
+            why = await calls.refused(lambda: sender.stub.SubmitInteractions(calls.each(message)))
             assert (why.code, why.reason) == (grpc.StatusCode.UNAVAILABLE, "NOT_READY")
             assert why.says_nothing_of(
                 sender.user.participant_id, other.user.participant_id, batch.ciphertext, "drama-11"

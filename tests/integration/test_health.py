@@ -126,7 +126,6 @@ async def test_reflection_is_for_operators_where_it_is_on(start_member, third_pa
     }
     for role in ("client", "data-owner", "cos", "thirdparty"):
         stub = cos.channel(certificates[role]).stub(reflection_pb2_grpc.ServerReflectionStub)
-        why = await calls.refused(
-            stub.ServerReflectionInfo(calls.each(reflection_pb2.ServerReflectionRequest()))
-        )
+        question = reflection_pb2.ServerReflectionRequest()
+        why = await calls.refused(lambda stub=stub, q=question: stub.ServerReflectionInfo(calls.each(q)))
         assert why.reason == "WRONG_ROLE"

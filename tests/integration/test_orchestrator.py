@@ -339,7 +339,7 @@ async def test_a_host_speaks_for_a_user_only_with_its_delegation_and_a_countersi
     message = registration(world, "host")
     spoil(message.participants[0], world)
     async with unchanged:
-        why = await calls.refused(world.at_host.Register(calls.each(message)))
+        why = await calls.refused(lambda: world.at_host.Register(calls.each(message)))
         assert (why.code, why.reason) == (grpc.StatusCode.UNAUTHENTICATED, "BAD_SIGNATURE")
         assert why.field in ("participants", "bundle")
 
@@ -348,14 +348,14 @@ async def test_one_bad_participant_keeps_the_whole_registration_out(world, uncha
     message = registration(world, "other-host")
     message.participants[1].ClearField("delegation")
     async with unchanged:
-        why = await calls.refused(world.stub("other-host").Register(calls.each(message)))
+        why = await calls.refused(lambda: world.stub("other-host").Register(calls.each(message)))
         assert why.reason == "BAD_SIGNATURE"
 
 
 async def test_a_delegation_to_one_host_is_worth_nothing_to_another(world, unchanged, calls):
     stolen = registration(world, "host")
     async with unchanged:
-        why = await calls.refused(world.stub("other-host").Register(calls.each(stolen)))
+        why = await calls.refused(lambda: world.stub("other-host").Register(calls.each(stolen)))
         assert (why.reason, why.field) == ("BAD_SIGNATURE", "participants")
 
 
@@ -367,7 +367,7 @@ async def test_a_user_that_delegates_twice_stays_with_the_host_that_came_first(w
         signed(victim, world.people["other-host"].fingerprint, world.run, 2**40)
     )
     async with unchanged:
-        why = await calls.refused(world.stub("other-host").Register(calls.each(message)))
+        why = await calls.refused(lambda: world.stub("other-host").Register(calls.each(message)))
         assert (why.code, why.reason) == (grpc.StatusCode.ALREADY_EXISTS, "CONFLICT")
         assert why.says_nothing_of(victim.participant_id)
 
@@ -396,17 +396,17 @@ async def test_a_registration_that_does_not_fit_is_refused(
     message = registration(world, who)
     change(message)
     async with unchanged:
-        why = await calls.refused(world.stub(who).Register(calls.each(message)))
+        why = await calls.refused(lambda: world.stub(who).Register(calls.each(message)))
         assert (why.reason, why.field) == (reason, field)
         assert why.expected
 
 
 async def test_an_empty_registration_and_an_oversize_one_are_refused(world, unchanged, calls):
     async with unchanged:
-        why = await calls.refused(world.at_host.Register(calls.each()))
+        why = await calls.refused(lambda: world.at_host.Register(calls.each()))
         assert (why.code, why.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
         huge = wire.RegisterRequest(run_id=world.run, intent=JOIN, items=["x" * (5 << 20)])
-        code = await calls.code_of(world.at_owner.Register(calls.each(huge)))
+        code = await calls.code_of(lambda: world.at_owner.Register(calls.each(huge)))
         assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -431,7 +431,7 @@ async def test_a_revoked_participant_cannot_register(world, third_party, certifi
     message.intent = LEAVE
     async with asyncio.timeout(SOON_S):
         while True:
-            why = await calls.refused(world.stub("victim").Register(calls.each(message)))
+            why = await calls.refused(lambda: world.stub("victim").Register(calls.each(message)))
             if why.reason == "REVOKED":
                 break
             await asyncio.sleep(0.05)
@@ -442,7 +442,7 @@ async def test_a_revoked_participant_cannot_register(world, third_party, certifi
 async def test_who_never_joined_cannot_leave(world, unchanged, calls):
     async with unchanged:
         message = wire.RegisterRequest(run_id=world.run, intent=LEAVE)
-        why = await calls.refused(world.stub("other-host").Register(calls.each(message)))
+        why = await calls.refused(lambda: world.stub("other-host").Register(calls.each(message)))
         assert why.reason == "UNKNOWN_PARTICIPANT"
 
 
@@ -1011,7 +1011,7 @@ async def test_chunks_that_do_not_make_a_payload_change_nothing(world, unchanged
         case "nothing":
             requests = [wire.SubmitRequest(round=RoundRef(run_id=world.run))]
     async with unchanged:
-        why = await calls.refused(world.at_host.Submit(calls.each(*requests)))
+        why = await calls.refused(lambda: world.at_host.Submit(calls.each(*requests)))
         assert (why.code, why.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "TRUNCATED")
 
 
@@ -1019,7 +1019,7 @@ async def test_an_oversize_message_of_a_submission_is_refused_below_the_servicer
     request = world.item("DELIVERED", delivered())[0]
     request.chunk.data = bytes(5 << 20)
     async with unchanged:
-        code = await calls.code_of(world.at_host.Submit(calls.each(request)))
+        code = await calls.code_of(lambda: world.at_host.Submit(calls.each(request)))
         assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -1239,7 +1239,7 @@ async def test_an_item_above_the_limit_of_the_service_is_refused(own_cos, calls)
     world = await (await new_world()).begin()
     before = await world.everything()
     requests = world.item("DELIVERED", delivered() + b"\x1a\x01x" * 400_000)
-    why = await calls.refused(world.at_host.Submit(calls.each(*requests)))
+    why = await calls.refused(lambda: world.at_host.Submit(calls.each(*requests)))
     assert (why.code, why.reason, why.field) == (
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         "TOO_LARGE",
