@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -19,11 +21,38 @@ from coterie.launch.process import GRACE_S, PARENT_VARIABLE
 __all__ = ["Child", "free_port", "toml"]
 
 
+_LOWEST_PORT = 10_240
+_given: set[int] = set()
+
+
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port that nobody listens on at this moment."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """Return a port that nobody listens on at this moment; none twice.
+
+    Services bind it only when they have started.  So it is taken from below the ports that the system itself gives to
+    connections, one of which might have it by then.
+    """
+    ephemeral = _first_ephemeral_port()
+    for _ in range(1000):
+        port = _LOWEST_PORT + secrets.randbelow(ephemeral - _LOWEST_PORT) if ephemeral > _LOWEST_PORT else 0
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                continue
+            found = int(probe.getsockname()[1])
+        if found not in _given:
+            _given.add(found)
+            return found
+    raise OSError(errno.EADDRINUSE, f"no free port on {host}")
+
+
+def _first_ephemeral_port() -> int:
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def toml(values: dict[str, Any]) -> str:
