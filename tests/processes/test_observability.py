@@ -99,9 +99,13 @@ def openmetrics(address):
 async def test_logs_tell_the_story_of_a_process_in_json(small, federation):
     async with federation(small(federation={"owners": 1, "hosts": 1})) as running:
         await running.start()
-        report = await running.finish()
+        await running.ended()
+        for party in (*running.parties("data-owner"), *running.parties("client")):
+            await running.comes_true(
+                lambda party=party: "the run has ended" in running.children[party].log.read_text(),
+                f"{party} knows that the run has ended",
+            )
 
-    assert report["phase"] == "done"
     assert running.ended_well()
     story = {
         "thirdparty/directory": ["listening", "taking enrolments", "enrolled", "stopping", "stopped"],
