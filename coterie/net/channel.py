@@ -26,7 +26,8 @@ DEFAULT_TIMEOUT_S = 30.0
 
 OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    # Despite its name the time that one attempt may take, handshakes included; a refused one ends at once.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 2000),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
