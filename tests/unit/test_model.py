@@ -204,6 +204,8 @@ async def go_through(server: Server, steps: list[tuple]) -> None:
                     await server.model.snapshot()
             case ("snapshot cut off",):
                 # The file was written, and the server killed before the store knew of it.
+                if server.model._snapshotting is not None:
+                    await server.model._snapshotting
                 taken = Frozen(server.model.version, server.model.items.copy(), server.model.users.copy())
                 server.model._save(taken, server.model._path(taken.version).name)
                 await server.restart()
