@@ -348,7 +348,7 @@ def test_children_of_a_launcher_that_was_killed_stop_by_themselves(moment, comma
 
 
 def test_a_phase_that_takes_too_long_ends_the_command_with_status_60(command):
-    run = command("--json", "--set", "federation.phase_timeout_s=0.3")
+    run = command(*LONG, "--set", "federation.phase_timeout_s=0.02")
     message, hint = ended(run, 60, "run")
     late = r"gather took too long; waiting for: [0-2] of 2 data owners and \d+ of 60 users came"
     slow = r"train took too long; waiting for: (data-owner|client)/.*"
