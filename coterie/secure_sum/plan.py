@@ -1,0 +1,175 @@
+"""The plan of one sum, and its hash: what every member of the cohort must agree on before anything is sent."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+
+from coterie.crypto.explicit import encode
+from coterie.wire.layout import Layout
+from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.v1 import rounds_pb2 as wire
+
+__all__ = ["VERSION", "Member", "SumPlan", "layout_hash"]
+
+VERSION = 1
+"""Version of the protocol that plans name."""
+
+_ID_BYTES = _HASH_BYTES = 32
+
+
+def layout_hash(layout: Layout) -> bytes:
+    """Return the SHA-256 of a layout: label ``layout``, then for each segment its fields in order.
+
+    Per segment: name, number of axes, each axis, bound (IEEE 754 double, big-endian), bits, divisor's name, 1 where
+    values are clipped.
+    """
+    fields: list[bytes | str | int] = []
+    for segment in layout.segments:
+        fields += [segment.name, len(segment.shape), *segment.shape, struct.pack(">d", segment.bound)]
+        fields += [segment.bits, segment.over, int(segment.clip)]
+    return hashlib.sha256(encode("layout", len(layout.segments), *fields)).digest()
+
+
+@dataclass(frozen=True)
+class Member:
+    """One member of a sum.
+
+    Parameters
+    ----------
+    participant : bytes
+        Id of the participant that signs for it.
+    device : str
+        Name of the connection that speaks for it.
+    users : int
+        How many users its contribution covers.
+    """
+
+    participant: bytes
+    device: str
+    users: int = 1
+
+
+@dataclass(frozen=True)
+class SumPlan:
+    """What is summed, over whom, and how; ``docs/spec`` explains each field, ``rounds.proto`` carries them."""
+
+    run_id: str
+    round: int
+    purpose: str
+    secure_sum: str
+    model_sha256: bytes
+    layout_sha256: bytes
+    members: tuple[Member, ...]
+    degree: int = 0
+    threshold: int = 0
+    min_sum: int = 1
+
+    @cached_property
+    def hash(self) -> bytes:
+        """SHA-256 over the plan's explicit encoding."""
+        members: list[bytes | str | int] = []
+        for member in self.members:
+            members += [member.participant, member.device, member.users]
+        return hashlib.sha256(
+            encode(
+                "sum-plan",
+                VERSION,
+                self.run_id,
+                self.round,
+                self.purpose,
+                self.secure_sum,
+                self.model_sha256,
+                self.layout_sha256,
+                self.degree,
+                self.threshold,
+                self.min_sum,
+                len(self.members),
+                *members,
+            )
+        ).digest()
+
+    @cached_property
+    def users(self) -> int:
+        """Users of the whole cohort."""
+        return sum(member.users for member in self.members)
+
+    @cached_property
+    def devices(self) -> tuple[str, ...]:
+        """Names of the connections that speak for members, each once, in order of appearance."""
+        return tuple(dict.fromkeys(member.device for member in self.members))
+
+    def to_wire(self) -> wire.SumPlan:
+        """Return the plan as a message."""
+        position = {device: n for n, device in enumerate(self.devices)}
+        return wire.SumPlan(
+            version=VERSION,
+            run_id=self.run_id,
+            round=self.round,
+            purpose=self.purpose,
+            secure_sum=self.secure_sum,
+            model_sha256=self.model_sha256,
+            layout_sha256=self.layout_sha256,
+            devices=self.devices,
+            members=[
+                wire.RoundMember(
+                    participant=member.participant, device=position[member.device], users=member.users
+                )
+                for member in self.members
+            ],
+            degree=self.degree,
+            threshold=self.threshold,
+            min_sum=self.min_sum,
+        )
+
+    @classmethod
+    def from_wire(cls, message: wire.SumPlan) -> SumPlan:
+        """Return the plan that a message carries.
+
+        Raises
+        ------
+        Refusal
+            INVALID_FIELD when a field is missing or out of range, a member appears twice, or the protocol's version
+            is another one.
+        """
+
+        def require(condition: bool, field: str, expected: str) -> None:
+            if not condition:
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_INVALID_FIELD,
+                    f"the plan of round {message.round} has a bad {field}",
+                    field=field,
+                    expected=expected,
+                )
+
+        require(message.version == VERSION, "version", f"version {VERSION} of the protocol")
+        require(message.round > 0, "round", "a number from 1")
+        require(len(message.model_sha256) == _HASH_BYTES, "model_sha256", "32 bytes")
+        require(len(message.layout_sha256) == _HASH_BYTES, "layout_sha256", "32 bytes")
+        require(len(message.members) > 0, "members", "at least one member")
+        require(len(set(message.devices)) == len(message.devices), "devices", "each connection once")
+        for member in message.members:
+            require(len(member.participant) == _ID_BYTES, "members.participant", "32 bytes")
+            require(member.device < len(message.devices), "members.device", "a position in devices")
+            require(member.users > 0, "members.users", "at least 1")
+        found = {member.participant for member in message.members}
+        require(len(found) == len(message.members), "members", "each participant once")
+        require(message.degree < len(message.members), "degree", "fewer than the members")
+        require(message.threshold <= message.degree, "threshold", "at most the degree")
+        return cls(
+            run_id=message.run_id,
+            round=message.round,
+            purpose=message.purpose,
+            secure_sum=message.secure_sum,
+            model_sha256=message.model_sha256,
+            layout_sha256=message.layout_sha256,
+            members=tuple(
+                Member(member.participant, message.devices[member.device], member.users)
+                for member in message.members
+            ),
+            degree=message.degree,
+            threshold=message.threshold,
+            min_sum=message.min_sum,
+        )

@@ -1,0 +1,163 @@
+"""The interface of a secure sum: what each step asks of a member, and what the orchestration server makes of it.
+
+The server's half is a set of pure functions of the plan and of the messages of steps that are closed, so that the
+state of a round is data that can be stored and taken up again.  A member's half keeps the secrets of one round in
+memory, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.secure_sum.plan import SumPlan
+from coterie.wire.layout import Layout
+from coterie.wire.refusal import ErrorReason, Refusal
+
+__all__ = [
+    "Closed",
+    "Declined",
+    "Failed",
+    "MemberHalf",
+    "ServerHalf",
+    "Step",
+    "Vector",
+    "bad_message",
+    "users_of",
+]
+
+
+class Step(enum.Enum):
+    """The steps of a sum; each sum has some of them, in this order."""
+
+    ADVERTISE = "advertise"
+    SHARE = "share"
+    SUBMIT = "submit"
+    CONFIRM = "confirm"
+    UNMASK = "unmask"
+
+
+Closed = Mapping[Step, Mapping[int, bytes]]
+"""Messages of the steps that are closed, by member; of SUBMIT only each member's note (``Vector.note``)."""
+
+
+class Declined(Exception):  # noqa: N818 - a member's decision, not a fault
+    """A member takes no further part in a round, and says why; the words name no private value."""
+
+
+class Failed(Exception):  # noqa: N818 - the outcome of a round
+    """A sum that cannot be formed: the round is abandoned, and the model stays as it is."""
+
+
+class Vector(NamedTuple):
+    """A checked contribution.
+
+    Parameters
+    ----------
+    codes : ndarray of uint32, shape (layout size,)
+        To be added modulo 2^32.
+    note : bytes
+        What is kept about it: SHA-256 of the message, and what later steps need.
+    """
+
+    codes: NDArray[np.uint32]
+    note: bytes
+
+
+class ServerHalf(Protocol):
+    """The orchestration server's half."""
+
+    name: str
+    steps: tuple[Step, ...]
+
+    def plan_fields(self, members: int) -> tuple[int, int]:
+        """Return degree and threshold for so many members.
+
+        Raises
+        ------
+        Failed
+            When the sum cannot protect so few.
+        """
+        ...
+
+    def expected(self, plan: SumPlan, closed: Closed, step: Step) -> tuple[int, ...]:
+        """Return the members that a step asks, ascending."""
+        ...
+
+    def briefing(self, plan: SumPlan, closed: Closed, step: Step, member: int) -> bytes:
+        """Return what a member needs for a step: a message of ``rounds.proto``, or nothing."""
+        ...
+
+    def check(self, plan: SumPlan, closed: Closed, step: Step, member: int, message: bytes) -> None:
+        """Check a message of any step but SUBMIT.
+
+        Raises
+        ------
+        Refusal
+            When it does not fit; changes nothing.
+        """
+        ...
+
+    def vector(
+        self,
+        plan: SumPlan,
+        closed: Closed,
+        notes: Mapping[int, bytes],
+        member: int,
+        message: bytes,
+        size: int,
+    ) -> Vector:
+        """Check a message of SUBMIT, given the notes of those who were before it.
+
+        Raises
+        ------
+        Refusal
+            When it does not fit; changes nothing.
+        """
+        ...
+
+    def shortfall(self, plan: SumPlan, closed: Closed, step: Step, arrived: Mapping[int, bytes]) -> str:
+        """Say why a step cannot be closed with these messages; empty when it can."""
+        ...
+
+    def unmask(self, plan: SumPlan, closed: Closed, running: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Return the sum of the submitters' codes, after the last step.
+
+        Raises
+        ------
+        Failed
+            When too few answers are right; names the members whose answers were wrong.
+        """
+        ...
+
+
+class MemberHalf(Protocol):
+    """One member's half of one round; holds the secrets of that round."""
+
+    def answer(self, step: Step, briefing: bytes, codes: NDArray[np.uint32] | None = None) -> bytes:
+        """Return the message for a step; SUBMIT takes the codes of the contribution.
+
+        Raises
+        ------
+        Declined
+            When the member refuses to go on; it takes no further part in the round.
+        """
+        ...
+
+    def forget(self) -> None:
+        """Wipe the secrets: the round is over, or the member has left it."""
+        ...
+
+
+def users_of(plan: SumPlan, members: Mapping[int, bytes]) -> int:
+    """Return how many users the given members cover."""
+    return sum(plan.members[member].users for member in members)
+
+
+def bad_message(step: Step, what: str, expected: str) -> Refusal:
+    """Return the refusal of a message that does not fit its step."""
+    return Refusal(ErrorReason.ERROR_REASON_INVALID_FIELD, what, field=step.value, expected=expected)

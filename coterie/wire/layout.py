@@ -1,0 +1,283 @@
+"""What a contribution looks like: named segments of one vector of integers that can be summed.
+
+A participant's real values become integer codes by a quantiser with stochastic rounding (``docs/spec``, Quantiser).
+Codes of many participants are added modulo 2^32, in clear or under masks; the sum gives back the sum of the rounded
+values exactly.  Because integers are added, the sum does not depend on the order in which contributions arrive, nor
+on how users are spread over hosts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Contribution", "ImpossibleSumError", "Layout", "Segment", "UnboundedValueError", "quantise"]
+
+_MODULUS_BITS = 32
+
+
+class UnboundedValueError(ValueError):
+    """A value that is no number, or beyond the bound that its segment declares; it does not leave the client."""
+
+
+class ImpossibleSumError(ValueError):
+    """A sum that the declared bounds rule out: somebody did not follow the plan, and the round is void."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A named part of the vector.
+
+    Parameters
+    ----------
+    name : str
+        Unique within the layout.
+    shape : tuple of int
+        Shape of the values; a scalar has ``()``.
+    bound : float
+        Largest absolute value of one user's contribution.
+    bits : int
+        Bits b of one code, 2 to 31.  A segment of whole numbers up to ``m`` has ``bound = 2^(b-1) - 1 >= m``: then
+        nothing is rounded (``Segment.whole``).
+    over : str
+        Name of the segment whose sum divides this one: a scalar divides everything (instances), a vector as long as
+        the first axis divides row by row (touch counts).  Empty for a plain sum.
+    clip : bool
+        Whether values beyond the bound are clipped, and counted, or refused.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    bound: float
+    bits: int
+    over: str = ""
+    clip: bool = True
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.bits < _MODULUS_BITS or not (math.isfinite(self.bound) and self.bound > 0):
+            raise ValueError(f"segment {self.name}: {self.bits} bits, bound {self.bound}")
+
+    @classmethod
+    def whole(cls, name: str, shape: tuple[int, ...], largest: int) -> Segment:
+        """Return a segment of whole numbers with absolute value up to ``largest``, carried without rounding."""
+        bits = max(int(largest).bit_length() + 1, 2)
+        return cls(name, shape, float(2 ** (bits - 1) - 1), bits, clip=False)
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
+
+    @property
+    def levels(self) -> int:
+        """Largest absolute quantised value, 2^(b-1) - 1."""
+        return int(2 ** (self.bits - 1) - 1)
+
+    @property
+    def step(self) -> float:
+        """Difference of two neighbouring values after rounding."""
+        return self.bound / self.levels
+
+
+def quantise(
+    values: NDArray[np.floating], segment: Segment, rng: np.random.Generator
+) -> tuple[NDArray[np.int32], int]:
+    """Round values to whole steps, up or down at random so that the mean is right; zero stays zero.
+
+    ``q = clip(floor(v (2^(b-1) - 1) / B + u), -(2^(b-1) - 1), 2^(b-1) - 1)`` with ``u`` uniform in [0, 1).
+
+    Returns
+    -------
+    steps : ndarray of int32, same shape
+        Centred codes; the code on the wire is ``steps + 2^(b-1)``.
+    clipped : int
+        How many values were beyond the bound.
+
+    Raises
+    ------
+    UnboundedValueError
+        When a value is NaN or infinite, or beyond the bound of a segment that does not clip.
+    """
+    kind = np.float32 if segment.bits <= 16 else np.float64
+    scaled = np.multiply(values, segment.levels / segment.bound, dtype=kind)
+    if not np.isfinite(scaled).all():
+        raise UnboundedValueError(
+            f"segment {segment.name} holds a value that is not a finite number: the local step diverged"
+        )
+    beyond = int(np.count_nonzero(np.abs(scaled) > segment.levels))
+    if beyond and not segment.clip:
+        raise UnboundedValueError(
+            f"segment {segment.name}: {beyond} values beyond the declared bound {segment.bound:g}"
+        )
+    scaled += rng.random(scaled.shape, dtype=kind)
+    np.floor(scaled, out=scaled)
+    np.clip(scaled, -segment.levels, segment.levels, out=scaled)
+    return scaled.astype(np.int32), beyond
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The segments of a contribution, one after the other."""
+
+    segments: tuple[Segment, ...]
+
+    def __post_init__(self) -> None:
+        names = [segment.name for segment in self.segments]
+        if len(set(names)) != len(names):
+            raise ValueError(f"segments with the same name: {names}")
+        for segment in self.segments:
+            if segment.over:
+                divisor = self[segment.over].shape
+                if divisor not in ((), segment.shape[:1]):
+                    raise ValueError(f"segment {segment.over} of shape {divisor} cannot divide {segment}")
+
+    def __getitem__(self, name: str) -> Segment:
+        """Return a segment by name."""
+        for segment in self.segments:
+            if segment.name == name:
+                return segment
+        raise KeyError(name)
+
+    @cached_property
+    def size(self) -> int:
+        """Length of the vector."""
+        return sum(segment.size for segment in self.segments)
+
+    @cached_property
+    def places(self) -> dict[str, slice]:
+        """Where each segment lies in the vector."""
+        found, start = {}, 0
+        for segment in self.segments:
+            found[segment.name] = slice(start, start + segment.size)
+            start += segment.size
+        return found
+
+    @cached_property
+    def _offsets(self) -> NDArray[np.uint32]:
+        return self._spread([1 << (segment.bits - 1) for segment in self.segments]).astype(np.uint32)
+
+    @cached_property
+    def _levels(self) -> NDArray[np.int64]:
+        return self._spread([segment.levels for segment in self.segments])
+
+    def _spread(self, each: Sequence[int]) -> NDArray[np.int64]:
+        return np.repeat(np.array(each, np.int64), [segment.size for segment in self.segments])
+
+    @property
+    def capacity(self) -> int:
+        """Largest number of users whose codes can be added without passing 2^32."""
+        widest = max(segment.bits for segment in self.segments)
+        return int((2**_MODULUS_BITS - 1) // (2**widest - 1))
+
+    def require_capacity(self, users: int) -> None:
+        """Check that the codes of so many users can be added.
+
+        Raises
+        ------
+        ValueError
+            When they would pass 2^32; names the number that would not.
+        """
+        if users > self.capacity:
+            raise ValueError(
+                f"a sum over {users} users would overflow: this layout has room for {self.capacity}; use fewer bits"
+            )
+
+    def decode(self, total: NDArray[np.uint32], users: int) -> dict[str, NDArray[np.float64]]:
+        """Return the sum of each segment over users.
+
+        Parameters
+        ----------
+        total : ndarray of uint32, shape (size,)
+            Sum of the users' codes modulo 2^32.
+        users : int
+            How many users it covers.
+
+        Raises
+        ------
+        ImpossibleSumError
+            When a value is beyond ``users`` times its bound; names the segment, never the value.
+        """
+        steps = self._steps(total, users)
+        if np.any(np.abs(steps) > users * self._levels):
+            raise ImpossibleSumError(f"a sum is beyond what the contributions of {users} users can add up to")
+        values = {}
+        for segment in self.segments:
+            scaled: NDArray[np.float64] = steps[self.places[segment.name]].astype(np.float64) * segment.step
+            values[segment.name] = scaled.reshape(segment.shape)
+        return values
+
+    def possible(self, codes: NDArray[np.uint32], users: int) -> bool:
+        """Whether codes, summed over so many users, are within the declared bounds."""
+        return not np.any(np.abs(self._steps(codes, users)) > users * self._levels)
+
+    def _steps(self, total: NDArray[np.uint32], users: int) -> NDArray[np.int64]:
+        return (total - np.uint32(users) * self._offsets).view(np.int32).astype(np.int64)
+
+    def average(self, sums: Mapping[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:
+        """Divide each segment by the one that it names; where that is zero nobody contributed, and the mean is 0."""
+        found = {}
+        for segment in self.segments:
+            value = sums[segment.name]
+            if segment.over:
+                divisor = np.maximum(sums[segment.over], 1.0)
+                value = value / divisor.reshape(divisor.shape + (1,) * (value.ndim - divisor.ndim))
+            found[segment.name] = value
+        return found
+
+
+@dataclass
+class Contribution:
+    """A vector in the making: of one user, or the sum over several users of a host.
+
+    Values are rounded user by user, so that the sum is the same however users are spread over hosts.
+    """
+
+    layout: Layout
+    users: int = 0
+    clipped: int = 0
+    steps: NDArray[np.int64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.steps = np.zeros(self.layout.size, np.int64)
+
+    def add(
+        self,
+        name: str,
+        values: NDArray[np.floating],
+        rng: np.random.Generator,
+        rows: NDArray[np.integer] | None = None,
+    ) -> None:
+        """Add one user's values of a segment, or of some of its rows (of the first axis; each at most once).
+
+        Raises
+        ------
+        UnboundedValueError
+            As `quantise`.
+        ValueError
+            When the shape is not the segment's.
+        """
+        segment = self.layout[name]
+        expected = segment.shape if rows is None else (len(rows), *segment.shape[1:])
+        if values.shape != expected:
+            raise ValueError(f"segment {name}: values of shape {values.shape}, expected {expected}")
+        rounded, clipped = quantise(values, segment, rng)
+        self.clipped += clipped
+        place = self.steps[self.layout.places[name]].reshape(segment.shape)
+        if rows is None:
+            place += rounded
+        else:
+            place[rows] += rounded
+
+    def count(self, users: int = 1) -> None:
+        """Note that the values of so many further users are complete."""
+        self.users += users
+
+    def codes(self) -> NDArray[np.uint32]:
+        """Return the vector of codes, uint32 (size,), summed modulo 2^32 over the users counted."""
+        offsets = np.uint32(self.users) * self.layout._offsets
+        return self.steps.astype(np.uint32) + offsets
