@@ -48,10 +48,24 @@ class DataSettings(Model):
 class SplitSettings(Model):
     """How each user's interactions are divided."""
 
-    kind: Literal["temporal", "random"] = Field("temporal", description="By time, or at random.")
-    train: float = Field(0.8, gt=0, lt=1, description="Share that is not test.")
+    kind: Literal["temporal", "random", "leave-last-out", "published"] = Field(
+        "temporal",
+        description="By time, at random, each user's last interaction, or the hold-out published with the data.",
+    )
+    train: float = Field(
+        0.8, gt=0, lt=1, description="Share that is not test; of no meaning where one interaction is held out."
+    )
     validation: float = Field(
-        0.1, ge=0, lt=1, description="Share of the training part that is held out to choose the epoch."
+        0.1,
+        ge=0,
+        lt=1,
+        description="Share of the training part that is held out to choose the epoch. "
+        "Where one interaction is held out: one more of each user, unless 0.",
+    )
+    ties: Literal["hash", "file"] = Field(
+        "hash",
+        description="leave-last-out: which of several interactions at the last second is the last, "
+        "by a seeded hash of user and item or by the order of the file.",
     )
 
 

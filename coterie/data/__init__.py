@@ -10,7 +10,17 @@ Downloading is apart, in `coterie.data.fetch`: no service needs it.
 from coterie.data.dataset import Dataset, describe
 from coterie.data.partition import Partition, by_genre, spread_users
 from coterie.data.readers import read
-from coterie.data.split import TEST, TRAIN, VALIDATION, Split, random, read_split, temporal
+from coterie.data.split import (
+    TEST,
+    TRAIN,
+    VALIDATION,
+    Split,
+    leave_last_out,
+    leave_marked_out,
+    random,
+    read_split,
+    temporal,
+)
 from coterie.data.synthetic import SyntheticSpec, generate
 
 __all__ = [
@@ -24,6 +34,8 @@ __all__ = [
     "by_genre",
     "describe",
     "generate",
+    "leave_last_out",
+    "leave_marked_out",
     "random",
     "read",
     "read_split",

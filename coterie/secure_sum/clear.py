@@ -18,7 +18,7 @@ from coterie.wire.v1 import rounds_pb2 as wire
 __all__ = ["ClearMember", "ClearServer", "codes_of"]
 
 
-def codes_of(message: bytes, layout: Layout) -> tuple[wire.SummedVector, NDArray[np.uint32]]:
+def codes_of(message: bytes, size: int) -> tuple[wire.SummedVector, NDArray[np.uint32]]:
     """Return a contribution's message and its codes.
 
     Raises
@@ -71,7 +71,7 @@ class ClearServer:
         notes: Mapping[int, bytes],
         member: int,
         message: bytes,
-        size: int,
+        layout: Layout,
     ) -> Vector:
         """Check a contribution."""
         _, codes = codes_of(message, layout.size)

@@ -109,7 +109,7 @@ class ServerHalf(Protocol):
         notes: Mapping[int, bytes],
         member: int,
         message: bytes,
-        size: int,
+        layout: Layout,
     ) -> Vector:
         """Check a message of SUBMIT, given the notes of those who were before it.
 
