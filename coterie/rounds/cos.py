@@ -1,0 +1,360 @@
+"""One round at the orchestration server, as a pure state machine.
+
+``SELECT -> [ADVERTISE -> SHARE] -> SUBMIT -> [CONFIRM -> UNMASK] -> APPLY -> done``, each with a deadline and a floor;
+below the floor the round is abandoned and the model stays as it is.  Which steps there are is the secure sum's
+affair; members train between being asked to submit and submitting.
+
+``advance`` takes a state and an event and returns the next state and the effects that a service carries out, in
+order.  A ``Save`` is durable before anything after it is acted on.  What is durable: the plan, the step that is open,
+the messages of closed steps, and from the close of SUBMIT the running sum and the set of submitters, which never
+changes afterwards.  Messages of an open step are not: after a restart the step opens again and members send the same
+bytes.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.secure_sum.plan import SumPlan
+from coterie.secure_sum.protocol import Closed, ServerHalf, Step
+from coterie.wire.layout import Layout
+from coterie.wire.refusal import ErrorReason, Refusal
+
+__all__ = [
+    "Applied",
+    "Apply",
+    "Arrived",
+    "Effect",
+    "End",
+    "Event",
+    "Lost",
+    "Opened",
+    "Phase",
+    "Resumed",
+    "RoundState",
+    "Save",
+    "Tick",
+    "Unmask",
+    "UnmaskFailed",
+    "Unmasked",
+    "advance",
+]
+
+_NONE: Mapping[int, bytes] = MappingProxyType({})
+
+
+class Phase(enum.Enum):
+    """Where a round stands."""
+
+    COLLECT = "collect"
+    """A step is open, ``RoundState.step``."""
+    UNMASK = "unmask"
+    """Every step is closed; the sum is being computed."""
+    APPLY = "apply"
+    """The sum is known; the model is being changed."""
+    DONE = "done"
+    ABANDONED = "abandoned"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen."""
+        return self in (Phase.DONE, Phase.ABANDONED)
+
+
+@dataclass(frozen=True)
+class RoundState:
+    """Everything about a round in progress.
+
+    Parameters
+    ----------
+    plan : SumPlan
+    layout : Layout
+        What a contribution looks like; its hash stands in the plan.
+    half : ServerHalf
+        The secure sum.
+    patience_s : float
+        Longest time for one step, seconds.
+    step : Step
+        The open step, or the last one.
+    closed : mapping
+        Messages of closed steps; durable.
+    arrived : mapping
+        Messages of the open step (of SUBMIT each member's note); not durable.
+    sent : mapping
+        SHA-256 of each message of the open step, to know a repetition.
+    running : ndarray of uint32 or None
+        Sum of what was submitted so far; durable once SUBMIT is closed.
+    lost : frozenset of int
+        Members nobody waits for: their connection is gone, or they were revoked.
+    deadline : float
+        When the open step closes, by the server's clock, seconds.
+    reason : str
+        Why the round was abandoned.
+    """
+
+    plan: SumPlan
+    layout: Layout
+    half: ServerHalf
+    patience_s: float
+    step: Step
+    phase: Phase = Phase.COLLECT
+    closed: Closed = field(default_factory=dict)
+    arrived: Mapping[int, bytes] = _NONE
+    sent: Mapping[int, bytes] = _NONE
+    running: NDArray[np.uint32] | None = None
+    lost: frozenset[int] = frozenset()
+    deadline: float = 0.0
+    reason: str = ""
+
+    @classmethod
+    def begin(cls, plan: SumPlan, layout: Layout, half: ServerHalf, patience_s: float) -> RoundState:
+        """Return the state before the first step."""
+        return cls(plan, layout, half, patience_s, half.steps[0])
+
+    @property
+    def asked(self) -> tuple[int, ...]:
+        """Members from whom the open step still wants a message, ascending."""
+        if self.phase is not Phase.COLLECT:
+            return ()
+        expected = self.half.expected(self.plan, self.closed, self.step)
+        return tuple(member for member in expected if member not in self.arrived)
+
+    @property
+    def submitters(self) -> tuple[int, ...]:
+        """Members whose contributions are in the sum, ascending; final once SUBMIT is closed."""
+        notes = self.arrived if self.step is Step.SUBMIT and self.phase is Phase.COLLECT else None
+        return tuple(sorted(self.closed.get(Step.SUBMIT, _NONE) if notes is None else notes))
+
+    @property
+    def users(self) -> int:
+        """Users that the sum covers."""
+        return sum(self.plan.members[member].users for member in self.submitters)
+
+    def briefing(self, member: int) -> bytes:
+        """Return what a member needs for the open step."""
+        return self.half.briefing(self.plan, self.closed, self.step, member)
+
+
+# --- events ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The round begins."""
+
+    now: float
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The server has restarted: the open step gets its full time again."""
+
+    now: float
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A member's message for a step."""
+
+    member: int
+    step: Step
+    message: bytes
+    now: float
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Nobody waits for these members any more; what they sent stays."""
+
+    members: frozenset[int]
+    now: float
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+    now: float
+
+
+@dataclass(frozen=True)
+class Unmasked:
+    """The sum of the submitters' codes is known."""
+
+    total: NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class UnmaskFailed:
+    """The sum cannot be formed."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Applied:
+    """The model was changed, durably; or the sum was impossible, with the reason."""
+
+    reason: str = ""
+
+
+Event = Opened | Resumed | Arrived | Lost | Tick | Unmasked | UnmaskFailed | Applied
+
+
+# --- effects -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Save:
+    """Write the state durably; ``closed`` names the step whose messages (and sum) are new."""
+
+    closed: Step | None = None
+
+
+@dataclass(frozen=True)
+class Unmask:
+    """Compute the sum; answer with Unmasked or UnmaskFailed."""
+
+
+@dataclass(frozen=True)
+class Apply:
+    """Change the model by this sum, the version and the round's end in one transaction; answer with Applied."""
+
+    total: NDArray[np.uint32]
+    users: int
+
+
+@dataclass(frozen=True)
+class End:
+    """The round is over; the next one may begin."""
+
+
+Effect = Save | Unmask | Apply | End
+
+
+def advance(state: RoundState, event: Event) -> tuple[RoundState, list[Effect]]:
+    """Return the state after an event, and what is to be done.
+
+    Raises
+    ------
+    Refusal
+        When a message does not fit: the state does not change.
+    """
+    if state.phase.ended and not isinstance(event, Arrived):
+        return state, []
+    match event:
+        case Opened(now):
+            opened = _open(state, state.step, now)
+            return _progress(opened, now, [Save()])
+        case Resumed(now):
+            return _resume(state, now)
+        case Arrived(member, step, message, now):
+            return _progress(_take(state, member, step, message), now, [])
+        case Lost(members, now):
+            return _progress(replace(state, lost=state.lost | members), now, [])
+        case Tick(now):
+            return _progress(state, now, [])
+        case Unmasked(total):
+            # The same sum again after a restart; nothing of it has to be saved.
+            return replace(state, phase=Phase.APPLY), [Apply(total, state.users)]
+        case UnmaskFailed(reason):
+            return _abandon(state, reason)
+        case Applied(reason):
+            return _abandon(state, reason) if reason else (replace(state, phase=Phase.DONE), [End()])
+
+
+def _open(state: RoundState, step: Step, now: float) -> RoundState:
+    running = np.zeros(state.layout.size, np.uint32) if step is Step.SUBMIT else state.running
+    return replace(
+        state, step=step, arrived=_NONE, sent=_NONE, running=running, deadline=now + state.patience_s
+    )
+
+
+def _resume(state: RoundState, now: float) -> tuple[RoundState, list[Effect]]:
+    if state.phase is Phase.COLLECT:
+        return _open(replace(state, lost=frozenset()), state.step, now), []
+    return replace(state, phase=Phase.UNMASK), [Unmask()]
+
+
+def _take(state: RoundState, member: int, step: Step, message: bytes) -> RoundState:
+    digest = hashlib.sha256(message).digest()
+    if _repeated(state, member, step, digest):
+        return state
+    if state.phase is not Phase.COLLECT or step is not state.step:
+        raise Refusal(
+            ErrorReason.ERROR_REASON_UNKNOWN_ROUND,
+            f"step {step.value} of round {state.plan.round} is not open",
+            field="round",
+            expected=f"{state.step.value}" if state.phase is Phase.COLLECT else "the next round",
+        )
+    if member not in state.half.expected(state.plan, state.closed, step):
+        raise Refusal(
+            ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
+            f"member {member} takes no part in step {step.value} of round {state.plan.round}",
+            field="slots",
+            expected="a member that took part in the steps before",
+        )
+    if step is Step.SUBMIT:
+        if state.running is None:
+            raise AssertionError("SUBMIT is open without a running sum")
+        vector = state.half.vector(state.plan, state.closed, state.arrived, member, message, state.layout)
+        # A new array: the states before this one keep theirs.
+        state = replace(state, running=state.running + vector.codes)
+        kept = vector.note
+    else:
+        state.half.check(state.plan, state.closed, step, member, message)
+        kept = message
+    return replace(state, arrived={**state.arrived, member: kept}, sent={**state.sent, member: digest})
+
+
+def _repeated(state: RoundState, member: int, step: Step, digest: bytes) -> bool:
+    """Whether the member's message of this step is there already; other bytes are refused."""
+    if state.phase is Phase.COLLECT and step is state.step:
+        held = state.sent.get(member)
+    else:
+        kept = state.closed.get(step, _NONE).get(member)
+        if kept is None:
+            return False
+        # Of a contribution only the note is kept; it begins with the hash.
+        held = kept[:32] if step is Step.SUBMIT else hashlib.sha256(kept).digest()
+    if held is None:
+        return False
+    if held != digest:
+        raise Refusal(
+            ErrorReason.ERROR_REASON_CONFLICT,
+            f"member {member} sent another message for step {step.value} of round {state.plan.round}",
+            field="chunk.data",
+            expected="the same bytes again, or nothing",
+        )
+    return True
+
+
+def _progress(state: RoundState, now: float, effects: list[Effect]) -> tuple[RoundState, list[Effect]]:
+    """Close the open step if it can be closed, and those after it that ask nobody."""
+    if state.phase is not Phase.COLLECT:
+        return state, effects
+    waiting = [member for member in state.asked if member not in state.lost]
+    if waiting and now < state.deadline:
+        return state, effects
+    short = state.half.shortfall(state.plan, state.closed, state.step, state.arrived)
+    if short:
+        when = "no time is left" if waiting else "nobody else is expected"
+        abandoned, more = _abandon(state, f"{state.step.value}: {short}; {when}")
+        return abandoned, effects + more
+    step = state.step
+    state = replace(state, closed={**state.closed, step: state.arrived})
+    after = state.half.steps.index(step) + 1
+    if after < len(state.half.steps):
+        return _open(state, state.half.steps[after], now), [*effects, Save(step)]
+    return replace(state, phase=Phase.UNMASK), [*effects, Save(step), Unmask()]
+
+
+def _abandon(state: RoundState, reason: str) -> tuple[RoundState, list[Effect]]:
+    return replace(state, phase=Phase.ABANDONED, reason=reason), [Save(), End()]

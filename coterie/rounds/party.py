@@ -1,0 +1,187 @@
+"""One member's half of a round, without I/O: what to send when asked, what to keep first, when to sit out.
+
+A member is asked level-triggered: the same step may be asked again and again, and is answered with the same bytes.
+On disk it keeps the number of the last round that it joined and the contribution that it sent; secrets only ever live
+in memory.  So after a restart it sends a contribution again but masks no second one, and reveals nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.secure_sum.plan import SumPlan
+from coterie.secure_sum.protocol import Declined, MemberHalf, Step
+
+__all__ = ["Effect", "Journal", "Keep", "MemberRound", "Send", "SitOut", "Train"]
+
+_MOST_REVEALS = 2
+"""How often a sum of one purpose over one model version may be revealed: more could be subtracted from one another."""
+
+
+@dataclass(frozen=True)
+class Journal:
+    """What a member keeps on disk.
+
+    Parameters
+    ----------
+    joined : int
+        Number of the last round that it joined; a number at or below it is refused.
+    contribution : bytes
+        What it submitted in that round, until the round is closed; empty when it has not.
+    model_sha256 : bytes
+        The model version for which it last answered UNMASK.
+    reveals : tuple of str
+        For which purposes it did for that version, one entry for each time.
+    """
+
+    joined: int = 0
+    contribution: bytes = b""
+    model_sha256: bytes = b""
+    reveals: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Make the journal durable before anything that follows."""
+
+    journal: Journal
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train on the plan's model; answer with ``trained``."""
+
+
+@dataclass(frozen=True)
+class Send:
+    """Submit these bytes for a step."""
+
+    step: Step
+    message: bytes
+
+
+@dataclass(frozen=True)
+class SitOut:
+    """Take no further part in this round; the reason belongs on the disclosure receipt."""
+
+    reason: str
+
+
+Effect = Keep | Train | Send | SitOut
+
+
+@dataclass
+class MemberRound:
+    """A member in one round.
+
+    Parameters
+    ----------
+    plan : SumPlan
+        As this member was shown it, accepted by its consent.
+    journal : Journal
+        As it stands on disk.
+    half : callable
+        Makes the secure sum's half, with fresh secrets; called at most once.
+    """
+
+    plan: SumPlan
+    journal: Journal
+    half: Callable[[], MemberHalf]
+    reason: str = ""
+    """Why the member sits out; empty while it takes part."""
+    _half: MemberHalf | None = None
+    _answers: dict[Step, bytes] = field(default_factory=dict)
+    _training: bool = False
+    _briefing: bytes = b""
+
+    def __post_init__(self) -> None:
+        if self.journal.joined > self.plan.round:
+            self.reason = f"round {self.plan.round} is not above {self.journal.joined}, the last one joined"
+        elif self.journal.joined == self.plan.round:
+            # A restart: the secrets of this round are gone.
+            if self.journal.contribution:
+                self._answers[Step.SUBMIT] = self.journal.contribution
+            else:
+                self.reason = f"restarted in round {self.plan.round} before its contribution was safe"
+
+    def asked(self, step: Step, briefing: bytes) -> list[Effect]:
+        """Answer a step that the server asks for."""
+        if self.reason:
+            return []
+        held = self._answers.get(step)
+        if held is not None:
+            return [Send(step, held)]
+        if step is Step.SUBMIT:
+            if self._training:
+                return []
+            # Joined before it trains: nobody makes a second contribution for one round.
+            self._training, self._briefing = True, briefing
+            return [*self._join(), Train()]
+        try:
+            if step is Step.UNMASK:
+                return self._reveal(briefing)
+            effects = self._join()
+            if self._half is None:
+                return self._sit_out(f"restarted in round {self.plan.round}: its secrets are gone")
+            message = self._half.answer(step, briefing)
+        except Declined as declined:
+            return self._sit_out(str(declined))
+        self._answers[step] = message
+        return [*effects, Send(step, message)]
+
+    def trained(self, codes: NDArray[np.uint32]) -> list[Effect]:
+        """Submit the contribution that was asked for."""
+        if self.reason or self._half is None:
+            return []
+        try:
+            message = self._half.answer(Step.SUBMIT, self._briefing, codes)
+        except Declined as declined:
+            return self._sit_out(str(declined))
+        self._answers[Step.SUBMIT] = message
+        self.journal = replace(self.journal, contribution=message)
+        return [Keep(self.journal), Send(Step.SUBMIT, message)]
+
+    def failed(self, reason: str) -> list[Effect]:
+        """Sit out because the local step failed."""
+        return self._sit_out(reason)
+
+    def close(self) -> list[Effect]:
+        """Forget the round: a later one has begun, or the run is over."""
+        self._drop()
+        if not self.journal.contribution:
+            return []
+        self.journal = replace(self.journal, contribution=b"")
+        return [Keep(self.journal)]
+
+    def _join(self) -> list[Effect]:
+        if self.journal.joined >= self.plan.round:
+            return []
+        self.journal = replace(self.journal, joined=self.plan.round, contribution=b"")
+        self._half = self.half()
+        return [Keep(self.journal)]
+
+    def _reveal(self, briefing: bytes) -> list[Effect]:
+        if self._half is None:
+            return self._sit_out(f"restarted in round {self.plan.round}: it reveals nothing")
+        same = self.journal.model_sha256 == self.plan.model_sha256
+        reveals = (*(self.journal.reveals if same else ()), self.plan.purpose)
+        if reveals.count(self.plan.purpose) > _MOST_REVEALS:
+            return self._sit_out(f"sums over this model version were revealed {_MOST_REVEALS} times")
+        message = self._half.answer(Step.UNMASK, briefing)
+        self.journal = replace(self.journal, model_sha256=self.plan.model_sha256, reveals=reveals)
+        self._answers[Step.UNMASK] = message
+        return [Keep(self.journal), Send(Step.UNMASK, message)]
+
+    def _sit_out(self, reason: str) -> list[Effect]:
+        self.reason = reason
+        self._drop()
+        return [SitOut(reason)]
+
+    def _drop(self) -> None:
+        if self._half is not None:
+            self._half.forget()
+            self._half = None

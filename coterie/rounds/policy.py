@@ -1,0 +1,101 @@
+"""Who is in which cohort, and under which floors.
+
+Sums over known, changing cohorts can be solved for the individuals, and no mask helps against that.  So by default the
+participants are cut once into fixed groups, by randomness that the third party signs, and a cohort is one or more
+whole groups.  ``random`` cohorts reproduce the papers.
+
+Everything here is a function of the plan and of a canonical order of the participants, so that members can check that
+a cohort was drawn by the rule.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.crypto.explicit import encode
+
+__all__ = ["CohortRule", "Cohorts", "cohorts", "groups", "min_sum"]
+
+Cohorts = Literal["groups", "random", "all"]
+
+
+@dataclass(frozen=True)
+class CohortRule:
+    """How cohorts are drawn.
+
+    Parameters
+    ----------
+    kind : str
+        ``"groups"``, ``"random"`` or ``"all"``.
+    size : int
+        Users in a cohort: at random exactly so many (the last of a pass may be smaller), in groups at least.
+    group : int
+        Fewest users in a group.
+    beacon : bytes
+        Randomness of the permutations.
+    """
+
+    kind: Cohorts
+    size: int
+    group: int
+    beacon: bytes
+
+
+def _permutation(beacon: bytes, purpose: str, number: int, count: int) -> NDArray[np.int64]:
+    seed = hashlib.sha256(encode(purpose, beacon, number, count)).digest()
+    # PCG64 seeded with 256 bits: nothing here is secret once the beacon is.
+    return np.random.Generator(np.random.PCG64(int.from_bytes(seed, "big"))).permutation(count)
+
+
+def groups(rule: CohortRule, users: int, epoch: int = 0) -> list[NDArray[np.int64]]:
+    """Cut the users into fixed groups.
+
+    Parameters
+    ----------
+    users : int
+        How many there are.
+    epoch : int
+        Counts redrawings.
+
+    Returns
+    -------
+    list of ndarray of int
+        Positions in the canonical order, ascending within a group; sizes differ by at most one, and a population
+        smaller than twice the least group is one group.
+    """
+    count = max(users // max(rule.group, 1), 1)
+    parts = np.array_split(_permutation(rule.beacon, "groups", epoch, users), count)
+    return [np.sort(part) for part in parts]
+
+
+def cohorts(rule: CohortRule, users: int, global_round: int, epoch: int = 0) -> list[NDArray[np.int64]]:
+    """Return the cohorts of one global round, in order: everybody is in exactly one of them.
+
+    Returns
+    -------
+    list of ndarray of int
+        Positions in the canonical order, ascending within a cohort.
+    """
+    if rule.kind == "all" or users <= rule.size:
+        return [np.arange(users)]
+    if rule.kind == "random":
+        order = _permutation(rule.beacon, "cohorts", global_round, users)
+        return [np.sort(order[first : first + rule.size]) for first in range(0, users, rule.size)]
+    fixed = groups(rule, users, epoch)
+    least = min(len(part) for part in fixed)
+    per = max(-(-rule.size // least), 1)
+    order = _permutation(rule.beacon, "cohorts", global_round, len(fixed))
+    return [
+        np.sort(np.concatenate([fixed[n] for n in order[first : first + per]]))
+        for first in range(0, len(fixed), per)
+    ]
+
+
+def min_sum(users: int, floor: int) -> int:
+    """Return the fewest users over which a sum of a cohort is formed: two thirds of it, and at least ``floor``."""
+    return max(floor, -(-2 * users // 3))
