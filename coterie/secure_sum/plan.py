@@ -66,6 +66,8 @@ class SumPlan:
     degree: int = 0
     threshold: int = 0
     min_sum: int = 1
+    pass_number: int = 0
+    part: int = 0
 
     @cached_property
     def hash(self) -> bytes:
@@ -86,6 +88,8 @@ class SumPlan:
                 self.degree,
                 self.threshold,
                 self.min_sum,
+                self.pass_number,
+                self.part,
                 len(self.members),
                 *members,
             )
@@ -122,6 +126,8 @@ class SumPlan:
             degree=self.degree,
             threshold=self.threshold,
             min_sum=self.min_sum,
+            pass_number=self.pass_number,
+            part=self.part,
         )
 
     @classmethod
@@ -172,4 +178,6 @@ class SumPlan:
             degree=message.degree,
             threshold=message.threshold,
             min_sum=message.min_sum,
+            pass_number=message.pass_number,
+            part=message.part,
         )

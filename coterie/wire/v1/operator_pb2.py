@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from coterie.wire.v1 import orchestrator_pb2 as coterie_dot_v1_dot_orchestrator__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x63oterie/v1/operator.proto\x12\ncoterie.v1\x1a\x1d\x63oterie/v1/orchestrator.proto\"\xad\x01\n\x0fStartRunRequest\x12!\n\x04plan\x18\x01 \x01(\x0b\x32\x13.coterie.v1.RunPlan\x12\x15\n\rexpect_owners\x18\x02 \x01(\r\x12\x14\n\x0c\x65xpect_users\x18\x03 \x01(\r\x12\x18\n\x10phase_timeout_ms\x18\x04 \x01(\r\x12\x18\n\x10party_timeout_ms\x18\x05 \x01(\r\x12\x16\n\x0e\x65valuate_every\x18\x06 \x01(\r\"%\n\x10StartRunResponse\x12\x11\n\tplan_hash\x18\x01 \x01(\x0c\"0\n\x0eStopRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x11\n\x0fStopRunResponse\"\x11\n\x0fListRunsRequest\"6\n\x10ListRunsResponse\x12\"\n\x04runs\x18\x01 \x03(\x0b\x32\x14.coterie.v1.RunState\"\x1f\n\rGetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"3\n\x0eGetRunResponse\x12!\n\x03run\x18\x01 \x01(\x0b\x32\x14.coterie.v1.RunState\"\xcb\x01\n\x08RunState\x12!\n\x04plan\x18\x01 \x01(\x0b\x32\x13.coterie.v1.RunPlan\x12#\n\x05phase\x18\x02 \x01(\x0e\x32\x14.coterie.v1.RunPhase\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x14\n\x0cowners_alive\x18\x05 \x01(\r\x12\x13\n\x0bhosts_alive\x18\x06 \x01(\r\x12\r\n\x05users\x18\x07 \x01(\r\x12\r\n\x05items\x18\x08 \x01(\r\x12\x0e\n\x06reason\x18\t \x01(\t\"5\n\x0fWatchRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nfrom_event\x18\x02 \x01(\x04\"\x8f\x02\n\x10WatchRunResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07time_ms\x18\x02 \x01(\x03\x12#\n\x05state\x18\x03 \x01(\x0b\x32\x14.coterie.v1.RunState\x12\'\n\x05phase\x18\x04 \x01(\x0b\x32\x16.coterie.v1.PhaseEventH\x00\x12+\n\x07metrics\x18\x05 \x01(\x0b\x32\x18.coterie.v1.MetricsEventH\x00\x12\'\n\x05party\x18\x06 \x01(\x0b\x32\x16.coterie.v1.PartyEventH\x00\x12-\n\x08progress\x18\x07 \x01(\x0b\x32\x19.coterie.v1.ProgressEventH\x00\x42\x07\n\x05\x65vent\"@\n\nPhaseEvent\x12#\n\x05phase\x18\x01 \x01(\x0e\x32\x14.coterie.v1.RunPhase\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"}\n\x0cMetricsEvent\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\r\n\x05names\x18\x03 \x03(\t\x12\r\n\x05means\x18\x04 \x03(\x01\x12\r\n\x05users\x18\x05 \x03(\x04\x12\x0e\n\x06owners\x18\x06 \x01(\r\x12\x10\n\x08withheld\x18\x07 \x01(\r\"+\n\nPartyEvent\x12\r\n\x05party\x18\x01 \x01(\t\x12\x0e\n\x06\x63hange\x18\x02 \x01(\t\"\x88\x01\n\rProgressEvent\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x04\x12\x0f\n\x07updates\x18\x02 \x01(\x04\x12\x0c\n\x04loss\x18\x03 \x01(\x01\x12\x10\n\x08\x62ytes_in\x18\x04 \x01(\x04\x12\x11\n\tbytes_out\x18\x05 \x01(\x04\x12\r\n\x05stale\x18\x06 \x01(\x04\x12\x14\n\x0cinteractions\x18\x07 \x01(\x04\"\"\n\x10GetReportRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"!\n\x11GetReportResponse\x12\x0c\n\x04json\x18\x01 \x01(\t*\xbd\x01\n\x08RunPhase\x12\x19\n\x15RUN_PHASE_UNSPECIFIED\x10\x00\x12\x14\n\x10RUN_PHASE_GATHER\x10\x01\x12\x14\n\x10RUN_PHASE_INTAKE\x10\x02\x12\x13\n\x0fRUN_PHASE_FLUSH\x10\x03\x12\x13\n\x0fRUN_PHASE_EPOCH\x10\x04\x12\x16\n\x12RUN_PHASE_EVALUATE\x10\x05\x12\x12\n\x0eRUN_PHASE_DONE\x10\x06\x12\x14\n\x10RUN_PHASE_FAILED\x10\x07\x32\xb0\x03\n\x08Operator\x12\x45\n\x08StartRun\x12\x1b.coterie.v1.StartRunRequest\x1a\x1c.coterie.v1.StartRunResponse\x12\x42\n\x07StopRun\x12\x1a.coterie.v1.StopRunRequest\x1a\x1b.coterie.v1.StopRunResponse\x12\x45\n\x08ListRuns\x12\x1b.coterie.v1.ListRunsRequest\x1a\x1c.coterie.v1.ListRunsResponse\x12?\n\x06GetRun\x12\x19.coterie.v1.GetRunRequest\x1a\x1a.coterie.v1.GetRunResponse\x12G\n\x08WatchRun\x12\x1b.coterie.v1.WatchRunRequest\x1a\x1c.coterie.v1.WatchRunResponse0\x01\x12H\n\tGetReport\x12\x1c.coterie.v1.GetReportRequest\x1a\x1d.coterie.v1.GetReportResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x63oterie/v1/operator.proto\x12\ncoterie.v1\x1a\x1d\x63oterie/v1/orchestrator.proto\"\xad\x01\n\x0fStartRunRequest\x12!\n\x04plan\x18\x01 \x01(\x0b\x32\x13.coterie.v1.RunPlan\x12\x15\n\rexpect_owners\x18\x02 \x01(\r\x12\x14\n\x0c\x65xpect_users\x18\x03 \x01(\r\x12\x18\n\x10phase_timeout_ms\x18\x04 \x01(\r\x12\x18\n\x10party_timeout_ms\x18\x05 \x01(\r\x12\x16\n\x0e\x65valuate_every\x18\x06 \x01(\r\"%\n\x10StartRunResponse\x12\x11\n\tplan_hash\x18\x01 \x01(\x0c\"0\n\x0eStopRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x11\n\x0fStopRunResponse\"\x11\n\x0fListRunsRequest\"6\n\x10ListRunsResponse\x12\"\n\x04runs\x18\x01 \x03(\x0b\x32\x14.coterie.v1.RunState\"\x1f\n\rGetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"3\n\x0eGetRunResponse\x12!\n\x03run\x18\x01 \x01(\x0b\x32\x14.coterie.v1.RunState\"\xcb\x01\n\x08RunState\x12!\n\x04plan\x18\x01 \x01(\x0b\x32\x13.coterie.v1.RunPlan\x12#\n\x05phase\x18\x02 \x01(\x0e\x32\x14.coterie.v1.RunPhase\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x14\n\x0cowners_alive\x18\x05 \x01(\r\x12\x13\n\x0bhosts_alive\x18\x06 \x01(\r\x12\r\n\x05users\x18\x07 \x01(\r\x12\r\n\x05items\x18\x08 \x01(\r\x12\x0e\n\x06reason\x18\t \x01(\t\"5\n\x0fWatchRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nfrom_event\x18\x02 \x01(\x04\"\xb8\x02\n\x10WatchRunResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07time_ms\x18\x02 \x01(\x03\x12#\n\x05state\x18\x03 \x01(\x0b\x32\x14.coterie.v1.RunState\x12\'\n\x05phase\x18\x04 \x01(\x0b\x32\x16.coterie.v1.PhaseEventH\x00\x12+\n\x07metrics\x18\x05 \x01(\x0b\x32\x18.coterie.v1.MetricsEventH\x00\x12\'\n\x05party\x18\x06 \x01(\x0b\x32\x16.coterie.v1.PartyEventH\x00\x12-\n\x08progress\x18\x07 \x01(\x0b\x32\x19.coterie.v1.ProgressEventH\x00\x12\'\n\x05round\x18\x08 \x01(\x0b\x32\x16.coterie.v1.RoundEventH\x00\x42\x07\n\x05\x65vent\"\xf6\x01\n\nRoundEvent\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07purpose\x18\x02 \x01(\t\x12\x13\n\x0bpass_number\x18\x03 \x01(\r\x12\r\n\x05users\x18\x04 \x01(\r\x12\x0f\n\x07members\x18\x05 \x01(\r\x12\x0e\n\x06summed\x18\x06 \x01(\r\x12\x0f\n\x07\x64ropped\x18\x07 \x01(\r\x12\x0f\n\x07refused\x18\x08 \x01(\r\x12\x0e\n\x06reason\x18\t \x01(\t\x12\x0e\n\x06phases\x18\n \x03(\t\x12\x0f\n\x07seconds\x18\x0b \x03(\x01\x12\x10\n\x08\x62ytes_in\x18\x0c \x01(\x04\x12\x0f\n\x07version\x18\r \x01(\x04\x12\r\n\x05liars\x18\x0e \x01(\r\"@\n\nPhaseEvent\x12#\n\x05phase\x18\x01 \x01(\x0e\x32\x14.coterie.v1.RunPhase\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"}\n\x0cMetricsEvent\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\r\n\x05names\x18\x03 \x03(\t\x12\r\n\x05means\x18\x04 \x03(\x01\x12\r\n\x05users\x18\x05 \x03(\x04\x12\x0e\n\x06owners\x18\x06 \x01(\r\x12\x10\n\x08withheld\x18\x07 \x01(\r\"+\n\nPartyEvent\x12\r\n\x05party\x18\x01 \x01(\t\x12\x0e\n\x06\x63hange\x18\x02 \x01(\t\"\xb2\x01\n\rProgressEvent\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x04\x12\x0f\n\x07updates\x18\x02 \x01(\x04\x12\x0c\n\x04loss\x18\x03 \x01(\x01\x12\x10\n\x08\x62ytes_in\x18\x04 \x01(\x04\x12\x11\n\tbytes_out\x18\x05 \x01(\x04\x12\r\n\x05stale\x18\x06 \x01(\x04\x12\x14\n\x0cinteractions\x18\x07 \x01(\x04\x12(\n\x05round\x18\x08 \x01(\x0b\x32\x19.coterie.v1.RoundProgress\"\x95\x01\n\rRoundProgress\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0f\n\x07purpose\x18\x02 \x01(\t\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0f\n\x07members\x18\x04 \x01(\r\x12\x10\n\x08\x61nswered\x18\x05 \x01(\r\x12\x0f\n\x07\x64ropped\x18\x06 \x01(\r\x12\x0e\n\x06passes\x18\x07 \x01(\r\x12\x11\n\tof_passes\x18\x08 \x01(\r\"\"\n\x10GetReportRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"!\n\x11GetReportResponse\x12\x0c\n\x04json\x18\x01 \x01(\t*\xeb\x01\n\x08RunPhase\x12\x19\n\x15RUN_PHASE_UNSPECIFIED\x10\x00\x12\x14\n\x10RUN_PHASE_GATHER\x10\x01\x12\x14\n\x10RUN_PHASE_INTAKE\x10\x02\x12\x13\n\x0fRUN_PHASE_FLUSH\x10\x03\x12\x13\n\x0fRUN_PHASE_EPOCH\x10\x04\x12\x16\n\x12RUN_PHASE_EVALUATE\x10\x05\x12\x12\n\x0eRUN_PHASE_DONE\x10\x06\x12\x14\n\x10RUN_PHASE_FAILED\x10\x07\x12\x16\n\x12RUN_PHASE_SUPPORTS\x10\x08\x12\x14\n\x10RUN_PHASE_ROUNDS\x10\t2\xb0\x03\n\x08Operator\x12\x45\n\x08StartRun\x12\x1b.coterie.v1.StartRunRequest\x1a\x1c.coterie.v1.StartRunResponse\x12\x42\n\x07StopRun\x12\x1a.coterie.v1.StopRunRequest\x1a\x1b.coterie.v1.StopRunResponse\x12\x45\n\x08ListRuns\x12\x1b.coterie.v1.ListRunsRequest\x1a\x1c.coterie.v1.ListRunsResponse\x12?\n\x06GetRun\x12\x19.coterie.v1.GetRunRequest\x1a\x1a.coterie.v1.GetRunResponse\x12G\n\x08WatchRun\x12\x1b.coterie.v1.WatchRunRequest\x1a\x1c.coterie.v1.WatchRunResponse0\x01\x12H\n\tGetReport\x12\x1c.coterie.v1.GetReportRequest\x1a\x1d.coterie.v1.GetReportResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'coterie.v1.operator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RUNPHASE']._serialized_start=1501
-  _globals['_RUNPHASE']._serialized_end=1690
+  _globals['_RUNPHASE']._serialized_start=1985
+  _globals['_RUNPHASE']._serialized_end=2220
   _globals['_STARTRUNREQUEST']._serialized_start=73
   _globals['_STARTRUNREQUEST']._serialized_end=246
   _globals['_STARTRUNRESPONSE']._serialized_start=248
@@ -55,19 +55,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHRUNREQUEST']._serialized_start=723
   _globals['_WATCHRUNREQUEST']._serialized_end=776
   _globals['_WATCHRUNRESPONSE']._serialized_start=779
-  _globals['_WATCHRUNRESPONSE']._serialized_end=1050
-  _globals['_PHASEEVENT']._serialized_start=1052
-  _globals['_PHASEEVENT']._serialized_end=1116
-  _globals['_METRICSEVENT']._serialized_start=1118
-  _globals['_METRICSEVENT']._serialized_end=1243
-  _globals['_PARTYEVENT']._serialized_start=1245
-  _globals['_PARTYEVENT']._serialized_end=1288
-  _globals['_PROGRESSEVENT']._serialized_start=1291
-  _globals['_PROGRESSEVENT']._serialized_end=1427
-  _globals['_GETREPORTREQUEST']._serialized_start=1429
-  _globals['_GETREPORTREQUEST']._serialized_end=1463
-  _globals['_GETREPORTRESPONSE']._serialized_start=1465
-  _globals['_GETREPORTRESPONSE']._serialized_end=1498
-  _globals['_OPERATOR']._serialized_start=1693
-  _globals['_OPERATOR']._serialized_end=2125
+  _globals['_WATCHRUNRESPONSE']._serialized_end=1091
+  _globals['_ROUNDEVENT']._serialized_start=1094
+  _globals['_ROUNDEVENT']._serialized_end=1340
+  _globals['_PHASEEVENT']._serialized_start=1342
+  _globals['_PHASEEVENT']._serialized_end=1406
+  _globals['_METRICSEVENT']._serialized_start=1408
+  _globals['_METRICSEVENT']._serialized_end=1533
+  _globals['_PARTYEVENT']._serialized_start=1535
+  _globals['_PARTYEVENT']._serialized_end=1578
+  _globals['_PROGRESSEVENT']._serialized_start=1581
+  _globals['_PROGRESSEVENT']._serialized_end=1759
+  _globals['_ROUNDPROGRESS']._serialized_start=1762
+  _globals['_ROUNDPROGRESS']._serialized_end=1911
+  _globals['_GETREPORTREQUEST']._serialized_start=1913
+  _globals['_GETREPORTREQUEST']._serialized_end=1947
+  _globals['_GETREPORTRESPONSE']._serialized_start=1949
+  _globals['_GETREPORTRESPONSE']._serialized_end=1982
+  _globals['_OPERATOR']._serialized_start=2223
+  _globals['_OPERATOR']._serialized_end=2655
 # @@protoc_insertion_point(module_scope)

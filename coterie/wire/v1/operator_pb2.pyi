@@ -42,6 +42,10 @@ class _RunPhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     """Ended as planned."""
     RUN_PHASE_FAILED: _RunPhase.ValueType  # 7
     """Ended before its time; `reason` says why."""
+    RUN_PHASE_SUPPORTS: _RunPhase.ValueType  # 8
+    """Rounds-based systems: each group counts which items it has."""
+    RUN_PHASE_ROUNDS: _RunPhase.ValueType  # 9
+    """Rounds-based systems: rounds of training."""
 
 class RunPhase(_RunPhase, metaclass=_RunPhaseEnumTypeWrapper):
     """Where a run stands."""
@@ -62,6 +66,10 @@ RUN_PHASE_DONE: RunPhase.ValueType  # 6
 """Ended as planned."""
 RUN_PHASE_FAILED: RunPhase.ValueType  # 7
 """Ended before its time; `reason` says why."""
+RUN_PHASE_SUPPORTS: RunPhase.ValueType  # 8
+"""Rounds-based systems: each group counts which items it has."""
+RUN_PHASE_ROUNDS: RunPhase.ValueType  # 9
+"""Rounds-based systems: rounds of training."""
 Global___RunPhase: typing_extensions.TypeAlias = RunPhase
 
 @typing.final
@@ -316,6 +324,7 @@ class WatchRunResponse(google.protobuf.message.Message):
     METRICS_FIELD_NUMBER: builtins.int
     PARTY_FIELD_NUMBER: builtins.int
     PROGRESS_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
     number: builtins.int
     """Number of the event within the run, from 1."""
     time_ms: builtins.int
@@ -340,6 +349,10 @@ class WatchRunResponse(google.protobuf.message.Message):
     def progress(self) -> Global___ProgressEvent:
         """Traffic and work so far; several times a second at most."""
 
+    @property
+    def round(self) -> Global___RoundEvent:
+        """A round ended."""
+
     def __init__(
         self,
         *,
@@ -350,12 +363,87 @@ class WatchRunResponse(google.protobuf.message.Message):
         metrics: Global___MetricsEvent | None = ...,
         party: Global___PartyEvent | None = ...,
         progress: Global___ProgressEvent | None = ...,
+        round: Global___RoundEvent | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["event", b"event", "metrics", b"metrics", "party", b"party", "phase", b"phase", "progress", b"progress", "state", b"state"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["event", b"event", "metrics", b"metrics", "number", b"number", "party", b"party", "phase", b"phase", "progress", b"progress", "state", b"state", "time_ms", b"time_ms"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["phase", "metrics", "party", "progress"] | None: ...
+    def HasField(self, field_name: typing.Literal["event", b"event", "metrics", b"metrics", "party", b"party", "phase", b"phase", "progress", b"progress", "round", b"round", "state", b"state"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["event", b"event", "metrics", b"metrics", "number", b"number", "party", b"party", "phase", b"phase", "progress", b"progress", "round", b"round", "state", b"state", "time_ms", b"time_ms"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["phase", "metrics", "party", "progress", "round"] | None: ...
 
 Global___WatchRunResponse: typing_extensions.TypeAlias = WatchRunResponse
+
+@typing.final
+class RoundEvent(google.protobuf.message.Message):
+    """A round ended.  Nothing here belongs to a single user."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: builtins.int
+    PURPOSE_FIELD_NUMBER: builtins.int
+    PASS_NUMBER_FIELD_NUMBER: builtins.int
+    USERS_FIELD_NUMBER: builtins.int
+    MEMBERS_FIELD_NUMBER: builtins.int
+    SUMMED_FIELD_NUMBER: builtins.int
+    DROPPED_FIELD_NUMBER: builtins.int
+    REFUSED_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    PHASES_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    BYTES_IN_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    LIARS_FIELD_NUMBER: builtins.int
+    round: builtins.int
+    """Its number."""
+    purpose: builtins.str
+    """"train", "evaluate" or "supports"."""
+    pass_number: builtins.int
+    """Pass over all users, from 0."""
+    users: builtins.int
+    """Users of the cohort."""
+    members: builtins.int
+    """Members of the cohort."""
+    summed: builtins.int
+    """Users whose contributions the sum covers; 0 when the round was abandoned."""
+    dropped: builtins.int
+    """Members that sent nothing at some step they were asked."""
+    refused: builtins.int
+    """Messages refused in this round."""
+    reason: builtins.str
+    """Why it was abandoned; empty when its sum was applied."""
+    bytes_in: builtins.int
+    """Bytes of all messages of members in this round."""
+    version: builtins.int
+    """Model version afterwards."""
+    liars: builtins.int
+    """Members whose revealed shares were wrong."""
+    @property
+    def phases(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Names of its phases, in order."""
+
+    @property
+    def seconds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """Seconds of each phase."""
+
+    def __init__(
+        self,
+        *,
+        round: builtins.int = ...,
+        purpose: builtins.str = ...,
+        pass_number: builtins.int = ...,
+        users: builtins.int = ...,
+        members: builtins.int = ...,
+        summed: builtins.int = ...,
+        dropped: builtins.int = ...,
+        refused: builtins.int = ...,
+        reason: builtins.str = ...,
+        phases: collections.abc.Iterable[builtins.str] | None = ...,
+        seconds: collections.abc.Iterable[builtins.float] | None = ...,
+        bytes_in: builtins.int = ...,
+        version: builtins.int = ...,
+        liars: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes_in", b"bytes_in", "dropped", b"dropped", "liars", b"liars", "members", b"members", "pass_number", b"pass_number", "phases", b"phases", "purpose", b"purpose", "reason", b"reason", "refused", b"refused", "round", b"round", "seconds", b"seconds", "summed", b"summed", "users", b"users", "version", b"version"]) -> None: ...
+
+Global___RoundEvent: typing_extensions.TypeAlias = RoundEvent
 
 @typing.final
 class PhaseEvent(google.protobuf.message.Message):
@@ -462,6 +550,7 @@ class ProgressEvent(google.protobuf.message.Message):
     BYTES_OUT_FIELD_NUMBER: builtins.int
     STALE_FIELD_NUMBER: builtins.int
     INTERACTIONS_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
     blocks: builtins.int
     """Blocks applied."""
     updates: builtins.int
@@ -476,6 +565,10 @@ class ProgressEvent(google.protobuf.message.Message):
     """Updates refused for staleness."""
     interactions: builtins.int
     """Interactions in the applied blocks."""
+    @property
+    def round(self) -> Global___RoundProgress:
+        """Rounds-based systems: the round in progress."""
+
     def __init__(
         self,
         *,
@@ -486,10 +579,58 @@ class ProgressEvent(google.protobuf.message.Message):
         bytes_out: builtins.int = ...,
         stale: builtins.int = ...,
         interactions: builtins.int = ...,
+        round: Global___RoundProgress | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "bytes_in", b"bytes_in", "bytes_out", b"bytes_out", "interactions", b"interactions", "loss", b"loss", "stale", b"stale", "updates", b"updates"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["round", b"round"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "bytes_in", b"bytes_in", "bytes_out", b"bytes_out", "interactions", b"interactions", "loss", b"loss", "round", b"round", "stale", b"stale", "updates", b"updates"]) -> None: ...
 
 Global___ProgressEvent: typing_extensions.TypeAlias = ProgressEvent
+
+@typing.final
+class RoundProgress(google.protobuf.message.Message):
+    """A round in progress."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: builtins.int
+    PURPOSE_FIELD_NUMBER: builtins.int
+    PHASE_FIELD_NUMBER: builtins.int
+    MEMBERS_FIELD_NUMBER: builtins.int
+    ANSWERED_FIELD_NUMBER: builtins.int
+    DROPPED_FIELD_NUMBER: builtins.int
+    PASSES_FIELD_NUMBER: builtins.int
+    OF_PASSES_FIELD_NUMBER: builtins.int
+    round: builtins.int
+    """Its number."""
+    purpose: builtins.str
+    """"train", "evaluate" or "supports"."""
+    phase: builtins.str
+    """The phase it is in: a step, "unmask" or "apply"."""
+    members: builtins.int
+    """Members of the cohort."""
+    answered: builtins.int
+    """Members that the phase has heard."""
+    dropped: builtins.int
+    """Members that are not expected any more."""
+    passes: builtins.int
+    """Passes over all users that are complete."""
+    of_passes: builtins.int
+    """Passes at most."""
+    def __init__(
+        self,
+        *,
+        round: builtins.int = ...,
+        purpose: builtins.str = ...,
+        phase: builtins.str = ...,
+        members: builtins.int = ...,
+        answered: builtins.int = ...,
+        dropped: builtins.int = ...,
+        passes: builtins.int = ...,
+        of_passes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["answered", b"answered", "dropped", b"dropped", "members", b"members", "of_passes", b"of_passes", "passes", b"passes", "phase", b"phase", "purpose", b"purpose", "round", b"round"]) -> None: ...
+
+Global___RoundProgress: typing_extensions.TypeAlias = RoundProgress
 
 @typing.final
 class GetReportRequest(google.protobuf.message.Message):

@@ -70,6 +70,34 @@ REGISTER_INTENT_LEAVE: RegisterIntent.ValueType  # 2
 """Take no further part; what was acknowledged stays counted."""
 Global___RegisterIntent: typing_extensions.TypeAlias = RegisterIntent
 
+class _CohortKind:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _CohortKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_CohortKind.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    COHORT_KIND_UNSPECIFIED: _CohortKind.ValueType  # 0
+    """Never valid."""
+    COHORT_KIND_GROUPS: _CohortKind.ValueType  # 1
+    """Whole groups of users; the groups are fixed."""
+    COHORT_KIND_RANDOM: _CohortKind.ValueType  # 2
+    """At random, without replacement within a pass over all users."""
+    COHORT_KIND_ALL: _CohortKind.ValueType  # 3
+    """Everybody in each round."""
+
+class CohortKind(_CohortKind, metaclass=_CohortKindEnumTypeWrapper):
+    """How cohorts are drawn."""
+
+COHORT_KIND_UNSPECIFIED: CohortKind.ValueType  # 0
+"""Never valid."""
+COHORT_KIND_GROUPS: CohortKind.ValueType  # 1
+"""Whole groups of users; the groups are fixed."""
+COHORT_KIND_RANDOM: CohortKind.ValueType  # 2
+"""At random, without replacement within a pass over all users."""
+COHORT_KIND_ALL: CohortKind.ValueType  # 3
+"""Everybody in each round."""
+Global___CohortKind: typing_extensions.TypeAlias = CohortKind
+
 class _TaskKind:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -88,6 +116,8 @@ class _TaskKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     """Clients: evaluate the given model version and submit one metric sum."""
     TASK_KIND_FINISH: _TaskKind.ValueType  # 5
     """All: the run has ended; nothing more will be asked."""
+    TASK_KIND_ROUND: _TaskKind.ValueType  # 6
+    """Members of a round: the step `step` of round `round.round` waits for the slots named."""
 
 class TaskKind(_TaskKind, metaclass=_TaskKindEnumTypeWrapper):
     """What a party is asked to do."""
@@ -104,7 +134,45 @@ TASK_KIND_EVALUATE: TaskKind.ValueType  # 4
 """Clients: evaluate the given model version and submit one metric sum."""
 TASK_KIND_FINISH: TaskKind.ValueType  # 5
 """All: the run has ended; nothing more will be asked."""
+TASK_KIND_ROUND: TaskKind.ValueType  # 6
+"""Members of a round: the step `step` of round `round.round` waits for the slots named."""
 Global___TaskKind: typing_extensions.TypeAlias = TaskKind
+
+class _RoundStep:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _RoundStepEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_RoundStep.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    ROUND_STEP_UNSPECIFIED: _RoundStep.ValueType  # 0
+    """Never valid."""
+    ROUND_STEP_ADVERTISE: _RoundStep.ValueType  # 1
+    """Send fresh public keys."""
+    ROUND_STEP_SHARE: _RoundStep.ValueType  # 2
+    """Send sealed shares of this round's secrets."""
+    ROUND_STEP_SUBMIT: _RoundStep.ValueType  # 3
+    """Train, evaluate or count, and send the contribution."""
+    ROUND_STEP_CONFIRM: _RoundStep.ValueType  # 4
+    """Sign the list of those who submitted."""
+    ROUND_STEP_UNMASK: _RoundStep.ValueType  # 5
+    """Reveal, for each neighbour, one of its two secrets."""
+
+class RoundStep(_RoundStep, metaclass=_RoundStepEnumTypeWrapper):
+    """A step of a round."""
+
+ROUND_STEP_UNSPECIFIED: RoundStep.ValueType  # 0
+"""Never valid."""
+ROUND_STEP_ADVERTISE: RoundStep.ValueType  # 1
+"""Send fresh public keys."""
+ROUND_STEP_SHARE: RoundStep.ValueType  # 2
+"""Send sealed shares of this round's secrets."""
+ROUND_STEP_SUBMIT: RoundStep.ValueType  # 3
+"""Train, evaluate or count, and send the contribution."""
+ROUND_STEP_CONFIRM: RoundStep.ValueType  # 4
+"""Sign the list of those who submitted."""
+ROUND_STEP_UNMASK: RoundStep.ValueType  # 5
+"""Reveal, for each neighbour, one of its two secrets."""
+Global___RoundStep: typing_extensions.TypeAlias = RoundStep
 
 class _FetchKind:
     ValueType = typing.NewType("ValueType", builtins.int)
@@ -122,6 +190,14 @@ class _FetchKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     """The item -> owners table.  Who may read: every party of the run."""
     FETCH_KIND_ROSTER: _FetchKind.ValueType  # 4
     """Participant ids by slot, 32 bytes each; zeros for slots that are no users.  Who may read: data owners."""
+    FETCH_KIND_SUM_PLAN: _FetchKind.ValueType  # 5
+    """The SumPlan of the round `version`.  Who may read: hosts with users."""
+    FETCH_KIND_BRIEFINGS: _FetchKind.ValueType  # 6
+    """Briefings of the step `step` of round `version`, for the caller's members.  Who may read: each member its own."""
+    FETCH_KIND_PLACES: _FetchKind.ValueType  # 7
+    """Places of the caller's users in the order from which cohorts are drawn.  Who may read: each user its own."""
+    FETCH_KIND_OPEN_ITEMS: _FetchKind.ValueType  # 8
+    """Items open for training by group, uint8 (groups, ceil(I / 8)): bits, lowest first.  Who may read: every party."""
 
 class FetchKind(_FetchKind, metaclass=_FetchKindEnumTypeWrapper):
     """What to fetch."""
@@ -136,6 +212,14 @@ FETCH_KIND_CATALOGUE: FetchKind.ValueType  # 3
 """The item -> owners table.  Who may read: every party of the run."""
 FETCH_KIND_ROSTER: FetchKind.ValueType  # 4
 """Participant ids by slot, 32 bytes each; zeros for slots that are no users.  Who may read: data owners."""
+FETCH_KIND_SUM_PLAN: FetchKind.ValueType  # 5
+"""The SumPlan of the round `version`.  Who may read: hosts with users."""
+FETCH_KIND_BRIEFINGS: FetchKind.ValueType  # 6
+"""Briefings of the step `step` of round `version`, for the caller's members.  Who may read: each member its own."""
+FETCH_KIND_PLACES: FetchKind.ValueType  # 7
+"""Places of the caller's users in the order from which cohorts are drawn.  Who may read: each user its own."""
+FETCH_KIND_OPEN_ITEMS: FetchKind.ValueType  # 8
+"""Items open for training by group, uint8 (groups, ceil(I / 8)): bits, lowest first.  Who may read: every party."""
 Global___FetchKind: typing_extensions.TypeAlias = FetchKind
 
 class _SubmitKind:
@@ -152,6 +236,16 @@ class _SubmitKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     """Owners: an EpochStatus."""
     SUBMIT_KIND_METRICS: _SubmitKind.ValueType  # 3
     """Client hosts: a MetricSums over at least `min_users` users."""
+    SUBMIT_KIND_ADVERT: _SubmitKind.ValueType  # 4
+    """Members: an Advert."""
+    SUBMIT_KIND_SHARES: _SubmitKind.ValueType  # 5
+    """Members: Shares."""
+    SUBMIT_KIND_VECTOR: _SubmitKind.ValueType  # 6
+    """Members: a SummedVector."""
+    SUBMIT_KIND_CONFIRMATION: _SubmitKind.ValueType  # 7
+    """Members: a Confirmation."""
+    SUBMIT_KIND_UNMASKING: _SubmitKind.ValueType  # 8
+    """Members: an Unmasking."""
 
 class SubmitKind(_SubmitKind, metaclass=_SubmitKindEnumTypeWrapper):
     """What a submitted item is."""
@@ -164,6 +258,16 @@ SUBMIT_KIND_EPOCH_DONE: SubmitKind.ValueType  # 2
 """Owners: an EpochStatus."""
 SUBMIT_KIND_METRICS: SubmitKind.ValueType  # 3
 """Client hosts: a MetricSums over at least `min_users` users."""
+SUBMIT_KIND_ADVERT: SubmitKind.ValueType  # 4
+"""Members: an Advert."""
+SUBMIT_KIND_SHARES: SubmitKind.ValueType  # 5
+"""Members: Shares."""
+SUBMIT_KIND_VECTOR: SubmitKind.ValueType  # 6
+"""Members: a SummedVector."""
+SUBMIT_KIND_CONFIRMATION: SubmitKind.ValueType  # 7
+"""Members: a Confirmation."""
+SUBMIT_KIND_UNMASKING: SubmitKind.ValueType  # 8
+"""Members: an Unmasking."""
 Global___SubmitKind: typing_extensions.TypeAlias = SubmitKind
 
 @typing.final
@@ -266,6 +370,8 @@ class RunPlan(google.protobuf.message.Message):
     MAX_STALENESS_FIELD_NUMBER: builtins.int
     EPOCHS_FIELD_NUMBER: builtins.int
     MIN_USERS_FIELD_NUMBER: builtins.int
+    SETTINGS_FIELD_NUMBER: builtins.int
+    ROUNDS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The run."""
     system: builtins.str
@@ -292,6 +398,14 @@ class RunPlan(google.protobuf.message.Message):
     """Passes over the stored blocks."""
     min_users: builtins.int
     """A metric sum over fewer users is not sent."""
+    settings: builtins.str
+    """Rounds-based systems: settings of the learning system, a JSON object with sorted keys and no spaces; what it may
+    hold is described with the system (docs/systems).  The hash covers its bytes.
+    """
+    @property
+    def rounds(self) -> Global___RoundsPlan:
+        """Rounds-based systems: cohorts, floors and when to stop."""
+
     def __init__(
         self,
         *,
@@ -308,10 +422,79 @@ class RunPlan(google.protobuf.message.Message):
         max_staleness: builtins.int = ...,
         epochs: builtins.int = ...,
         min_users: builtins.int = ...,
+        settings: builtins.str = ...,
+        rounds: Global___RoundsPlan | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["dim", b"dim", "epochs", b"epochs", "form", b"form", "item_bias", b"item_bias", "max_staleness", b"max_staleness", "min_users", b"min_users", "rate", b"rate", "ridge", b"ridge", "run_id", b"run_id", "secure_sum", b"secure_sum", "seed", b"seed", "system", b"system", "theta", b"theta"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["rounds", b"rounds"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["dim", b"dim", "epochs", b"epochs", "form", b"form", "item_bias", b"item_bias", "max_staleness", b"max_staleness", "min_users", b"min_users", "rate", b"rate", "ridge", b"ridge", "rounds", b"rounds", "run_id", b"run_id", "secure_sum", b"secure_sum", "seed", b"seed", "settings", b"settings", "system", b"system", "theta", b"theta"]) -> None: ...
 
 Global___RunPlan: typing_extensions.TypeAlias = RunPlan
+
+@typing.final
+class RoundsPlan(google.protobuf.message.Message):
+    """The rounds of a run."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COHORTS_FIELD_NUMBER: builtins.int
+    COHORT_FIELD_NUMBER: builtins.int
+    GROUP_FIELD_NUMBER: builtins.int
+    BEACON_FIELD_NUMBER: builtins.int
+    PARTY_PER_USER_FIELD_NUMBER: builtins.int
+    MIN_COHORT_FIELD_NUMBER: builtins.int
+    MIN_SUM_FIELD_NUMBER: builtins.int
+    EXPERIMENT_FIELD_NUMBER: builtins.int
+    PASSES_FIELD_NUMBER: builtins.int
+    EVALUATE_EVERY_FIELD_NUMBER: builtins.int
+    PATIENCE_FIELD_NUMBER: builtins.int
+    CHOOSE_BY_FIELD_NUMBER: builtins.int
+    STEP_TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    cohorts: Global___CohortKind.ValueType
+    """How cohorts are drawn."""
+    cohort: builtins.int
+    """Users in a cohort: exactly (at random; the last of a pass may be smaller) or at least (groups)."""
+    group: builtins.int
+    """Fewest users in a fixed group."""
+    beacon: builtins.bytes
+    """Randomness of the permutations, 32 bytes."""
+    party_per_user: builtins.bool
+    """Whether every user is a member of its own; else a host is one member for all its users in the cohort."""
+    min_cohort: builtins.int
+    """A cohort of fewer users is refused by members."""
+    min_sum: builtins.int
+    """A sum over fewer users, or over less than two thirds of the cohort, is not formed."""
+    experiment: builtins.bool
+    """Whether floors count users instead of devices: an experiment, in which one host holds many users."""
+    passes: builtins.int
+    """Most passes over all users ("global rounds")."""
+    evaluate_every: builtins.int
+    """Passes between two evaluations over the whole population."""
+    patience: builtins.int
+    """Evaluations without a better one after which the run ends; 0 for none."""
+    choose_by: builtins.str
+    """Metric by which the best version is chosen, higher is better; measured on validation items."""
+    step_timeout_ms: builtins.int
+    """Longest time for one step of a round, milliseconds."""
+    def __init__(
+        self,
+        *,
+        cohorts: Global___CohortKind.ValueType = ...,
+        cohort: builtins.int = ...,
+        group: builtins.int = ...,
+        beacon: builtins.bytes = ...,
+        party_per_user: builtins.bool = ...,
+        min_cohort: builtins.int = ...,
+        min_sum: builtins.int = ...,
+        experiment: builtins.bool = ...,
+        passes: builtins.int = ...,
+        evaluate_every: builtins.int = ...,
+        patience: builtins.int = ...,
+        choose_by: builtins.str = ...,
+        step_timeout_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["beacon", b"beacon", "choose_by", b"choose_by", "cohort", b"cohort", "cohorts", b"cohorts", "evaluate_every", b"evaluate_every", "experiment", b"experiment", "group", b"group", "min_cohort", b"min_cohort", "min_sum", b"min_sum", "party_per_user", b"party_per_user", "passes", b"passes", "patience", b"patience", "step_timeout_ms", b"step_timeout_ms"]) -> None: ...
+
+Global___RoundsPlan: typing_extensions.TypeAlias = RoundsPlan
 
 @typing.final
 class RegisterResponse(google.protobuf.message.Message):
@@ -382,6 +565,7 @@ class Task(google.protobuf.message.Message):
     FLUSH_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     SLOTS_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
     kind: Global___TaskKind.ValueType
     """What to do."""
     version: builtins.int
@@ -390,13 +574,15 @@ class Task(google.protobuf.message.Message):
     """INTAKE: trailing blocks count as complete; the owner reports when it has applied them all."""
     reason: builtins.str
     """FINISH: why the run ended; empty when it completed."""
+    step: Global___RoundStep.ValueType
+    """ROUND: which step."""
     @property
     def round(self) -> coterie.wire.v1.common_pb2.RoundRef:
         """The epoch or evaluation point it belongs to."""
 
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[coterie.wire.v1.common_pb2.SlotRange]:
-        """Owners: the slots of the caller that are asked; empty for hosts, which are asked as a whole."""
+        """Owners, and members of a round: the slots of the caller that are asked; empty for hosts that are asked as a whole."""
 
     def __init__(
         self,
@@ -407,9 +593,10 @@ class Task(google.protobuf.message.Message):
         flush: builtins.bool = ...,
         reason: builtins.str = ...,
         slots: collections.abc.Iterable[coterie.wire.v1.common_pb2.SlotRange] | None = ...,
+        step: Global___RoundStep.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["round", b"round"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["flush", b"flush", "kind", b"kind", "reason", b"reason", "round", b"round", "slots", b"slots", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["flush", b"flush", "kind", b"kind", "reason", b"reason", "round", b"round", "slots", b"slots", "step", b"step", "version", b"version"]) -> None: ...
 
 Global___Task: typing_extensions.TypeAlias = Task
 
@@ -451,6 +638,7 @@ class FetchRequest(google.protobuf.message.Message):
     KIND_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
     HELD_SHA256_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The run."""
     kind: Global___FetchKind.ValueType
@@ -459,6 +647,8 @@ class FetchRequest(google.protobuf.message.Message):
     """Model version; 0 asks for the newest."""
     held_sha256: builtins.bytes
     """SHA-256 of what the caller holds already, or empty."""
+    step: Global___RoundStep.ValueType
+    """BRIEFINGS: which step."""
     def __init__(
         self,
         *,
@@ -466,8 +656,9 @@ class FetchRequest(google.protobuf.message.Message):
         kind: Global___FetchKind.ValueType = ...,
         version: builtins.int = ...,
         held_sha256: builtins.bytes = ...,
+        step: Global___RoundStep.ValueType = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["held_sha256", b"held_sha256", "kind", b"kind", "run_id", b"run_id", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["held_sha256", b"held_sha256", "kind", b"kind", "run_id", b"run_id", "step", b"step", "version", b"version"]) -> None: ...
 
 Global___FetchRequest: typing_extensions.TypeAlias = FetchRequest
 
@@ -492,7 +683,9 @@ class FetchResponse(google.protobuf.message.Message):
     """First message only: true when the caller's hash is current; no chunk follows."""
     @property
     def chunk(self) -> coterie.wire.v1.common_pb2.Chunk:
-        """The payload: a serialised Tensor (MODEL, USER_ROWS, ROSTER) or Catalogue."""
+        """The payload: a serialised Tensor (MODEL of DRIFT, USER_ROWS, ROSTER, OPEN_ITEMS), Model (MODEL of a rounds-based
+        system), Catalogue, SumPlan, Briefings or Places.
+        """
 
     def __init__(
         self,
@@ -507,6 +700,122 @@ class FetchResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "sha256", b"sha256", "total_bytes", b"total_bytes", "unchanged", b"unchanged", "version", b"version"]) -> None: ...
 
 Global___FetchResponse: typing_extensions.TypeAlias = FetchResponse
+
+@typing.final
+class Model(google.protobuf.message.Message):
+    """Payload of FETCH_KIND_MODEL in a rounds-based system: what all participants share.  Members hash these bytes."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TENSORS_FIELD_NUMBER: builtins.int
+    @property
+    def tensors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___NamedTensor]:
+        """By ascending name."""
+
+    def __init__(
+        self,
+        *,
+        tensors: collections.abc.Iterable[Global___NamedTensor] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["tensors", b"tensors"]) -> None: ...
+
+Global___Model: typing_extensions.TypeAlias = Model
+
+@typing.final
+class NamedTensor(google.protobuf.message.Message):
+    """A tensor of a model."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    TENSOR_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Its name, fixed by the learning system."""
+    @property
+    def tensor(self) -> coterie.wire.v1.common_pb2.Tensor:
+        """Its values, float32."""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        tensor: coterie.wire.v1.common_pb2.Tensor | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["tensor", b"tensor"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "tensor", b"tensor"]) -> None: ...
+
+Global___NamedTensor: typing_extensions.TypeAlias = NamedTensor
+
+@typing.final
+class Briefings(google.protobuf.message.Message):
+    """Payload of FETCH_KIND_BRIEFINGS."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BRIEFINGS_FIELD_NUMBER: builtins.int
+    COMMON_FIELD_NUMBER: builtins.int
+    common: builtins.bytes
+    """What all of them need alike, so that it is sent once: joined in front of each briefing's bytes."""
+    @property
+    def briefings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Briefing]:
+        """For each of the caller's members that the step asks."""
+
+    def __init__(
+        self,
+        *,
+        briefings: collections.abc.Iterable[Global___Briefing] | None = ...,
+        common: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["briefings", b"briefings", "common", b"common"]) -> None: ...
+
+Global___Briefings: typing_extensions.TypeAlias = Briefings
+
+@typing.final
+class Briefing(google.protobuf.message.Message):
+    """What one member needs for a step."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MEMBER_FIELD_NUMBER: builtins.int
+    PAYLOAD_FIELD_NUMBER: builtins.int
+    member: builtins.int
+    """Position of the member in the plan."""
+    payload: builtins.bytes
+    """A message of rounds.proto, or nothing."""
+    def __init__(
+        self,
+        *,
+        member: builtins.int = ...,
+        payload: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["member", b"member", "payload", b"payload"]) -> None: ...
+
+Global___Briefing: typing_extensions.TypeAlias = Briefing
+
+@typing.final
+class Places(google.protobuf.message.Message):
+    """Payload of FETCH_KIND_PLACES."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    USERS_FIELD_NUMBER: builtins.int
+    PLACES_FIELD_NUMBER: builtins.int
+    users: builtins.int
+    """Users of the population."""
+    @property
+    def places(self) -> coterie.wire.v1.common_pb2.Tensor:
+        """uint32 (n, 3): slot, position in the canonical order, group; of the caller's users that are in the population."""
+
+    def __init__(
+        self,
+        *,
+        users: builtins.int = ...,
+        places: coterie.wire.v1.common_pb2.Tensor | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["places", b"places"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["places", b"places", "users", b"users"]) -> None: ...
+
+Global___Places: typing_extensions.TypeAlias = Places
 
 @typing.final
 class Catalogue(google.protobuf.message.Message):

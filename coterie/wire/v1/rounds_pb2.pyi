@@ -68,6 +68,8 @@ class SumPlan(google.protobuf.message.Message):
     DEGREE_FIELD_NUMBER: builtins.int
     THRESHOLD_FIELD_NUMBER: builtins.int
     MIN_SUM_FIELD_NUMBER: builtins.int
+    PASS_NUMBER_FIELD_NUMBER: builtins.int
+    PART_FIELD_NUMBER: builtins.int
     version: builtins.int
     """Version of the protocol, 1."""
     run_id: builtins.str
@@ -88,6 +90,10 @@ class SumPlan(google.protobuf.message.Message):
     """How many neighbours reconstruct a member's secret; 0 in clear."""
     min_sum: builtins.int
     """Fewest users over which a sum is formed."""
+    pass_number: builtins.int
+    """Pass over all users to which the cohort belongs, from 0: with `part` it names the cohort in the plan's rule."""
+    part: builtins.int
+    """Position of the cohort within its pass; of SUPPORTS the group."""
     @property
     def devices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Names of the connections that speak for members."""
@@ -111,8 +117,10 @@ class SumPlan(google.protobuf.message.Message):
         degree: builtins.int = ...,
         threshold: builtins.int = ...,
         min_sum: builtins.int = ...,
+        pass_number: builtins.int = ...,
+        part: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["degree", b"degree", "devices", b"devices", "layout_sha256", b"layout_sha256", "members", b"members", "min_sum", b"min_sum", "model_sha256", b"model_sha256", "purpose", b"purpose", "round", b"round", "run_id", b"run_id", "secure_sum", b"secure_sum", "threshold", b"threshold", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["degree", b"degree", "devices", b"devices", "layout_sha256", b"layout_sha256", "members", b"members", "min_sum", b"min_sum", "model_sha256", b"model_sha256", "part", b"part", "pass_number", b"pass_number", "purpose", b"purpose", "round", b"round", "run_id", b"run_id", "secure_sum", b"secure_sum", "threshold", b"threshold", "version", b"version"]) -> None: ...
 
 Global___SumPlan: typing_extensions.TypeAlias = SumPlan
 
