@@ -1,0 +1,270 @@
+"""A run of a rounds-based system as a pure state machine: which sum comes next, and what its outcome changes.
+
+A run gathers its participants, asks each group once which items it has (where the system wants to know), then goes
+through passes over all users ("global rounds"): each pass visits every cohort once.  Every so many passes the model is
+evaluated over the whole population, at the clients; by that evaluation, on validation items, the best version is
+chosen and the run ends early.  A round that is abandoned changes nothing but the count of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+__all__ = [
+    "Abandoned",
+    "Evaluation",
+    "Finished",
+    "Phase",
+    "Purpose",
+    "Started",
+    "Stopped",
+    "Summed",
+    "Training",
+    "step",
+]
+
+_MOST_ABANDONED = 5
+"""Rounds abandoned one after the other after which a run has failed."""
+
+
+class Phase(enum.Enum):
+    """Where a run stands."""
+
+    GATHER = "gather"
+    ROUNDS = "rounds"
+    DONE = "done"
+    FAILED = "failed"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen."""
+        return self in (Phase.DONE, Phase.FAILED)
+
+
+class Purpose(enum.Enum):
+    """What a round sums."""
+
+    SUPPORTS = "supports"
+    EVALUATE = "evaluate"
+    TRAIN = "train"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One version measured over the population.
+
+    Parameters
+    ----------
+    version, pass_number : int
+        Model version, and how many passes it had had.
+    metrics, users : mapping of str to float, of str to int
+        Means by metric, and users counted.
+    """
+
+    version: int
+    pass_number: int
+    metrics: Mapping[str, float]
+    users: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Training:
+    """Everything that decides which sum comes next.
+
+    Parameters
+    ----------
+    passes, evaluate_every, patience, choose_by : int, int, int, str
+        As in the contract's ``RoundsPlan``.
+    supports : bool
+        Whether groups are asked for their items first.
+    groups, parts, evaluation_parts : int
+        Groups of the population, cohorts of one pass, sums of one evaluation; known once it has gathered.
+    users : tuple of int
+        Slots of the population in canonical order; fixed when it has gathered.
+    round : int
+        Number of the last round that was begun; numbers are never used again.
+    purpose, part : Purpose, int
+        Of the round in progress or next.
+    pass_number, version : int
+        Complete passes; updates applied.
+    measured : mapping of str to (float, float)
+        Sum and number of users by metric, of the evaluation in progress.
+    """
+
+    passes: int
+    evaluate_every: int
+    patience: int
+    choose_by: str
+    supports: bool
+    phase: Phase = Phase.GATHER
+    groups: int = 0
+    parts: int = 0
+    evaluation_parts: int = 0
+    users: tuple[int, ...] = ()
+    round: int = 0
+    purpose: Purpose = Purpose.SUPPORTS
+    part: int = 0
+    pass_number: int = 0
+    version: int = 0
+    measured: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    evaluations: tuple[Evaluation, ...] = ()
+    best: int = -1
+    abandoned: int = 0
+    abandoned_in_a_row: int = 0
+    reason: str = ""
+
+    def to_json(self) -> str:
+        """Return the state as JSON, for the store."""
+        plain = dataclasses.asdict(self)
+        plain["phase"], plain["purpose"] = self.phase.value, self.purpose.value
+        return json.dumps(plain)
+
+    @classmethod
+    def from_json(cls, text: str) -> Training:
+        """Return the state that ``to_json`` wrote."""
+        plain: dict[str, Any] = json.loads(text)
+        plain["phase"], plain["purpose"] = Phase(plain["phase"]), Purpose(plain["purpose"])
+        plain["users"] = tuple(plain["users"])
+        plain["measured"] = {name: (pair[0], pair[1]) for name, pair in plain["measured"].items()}
+        plain["evaluations"] = tuple(Evaluation(**one) for one in plain["evaluations"])
+        return cls(**plain)
+
+    @property
+    def chosen(self) -> Evaluation | None:
+        """The best evaluation so far by ``choose_by``; the first of equals."""
+        return self.evaluations[self.best] if self.best >= 0 else None
+
+
+@dataclass(frozen=True)
+class Started:
+    """Everybody expected has come: the population is fixed."""
+
+    users: tuple[int, ...]
+    groups: int
+    parts: int
+    evaluation_parts: int
+
+
+@dataclass(frozen=True)
+class Summed:
+    """The round's sum was applied; metrics are sums and counts over its users."""
+
+    measured: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Abandoned:
+    """The round was abandoned."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """Somebody or something ended the run before its time."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The run is to end as if its passes were over."""
+
+
+Event = Started | Summed | Abandoned | Stopped | Finished
+
+
+def begin_round(state: Training) -> Training:
+    """Return the state with the next round's number taken: never used again, whatever becomes of the round."""
+    return replace(state, round=state.round + 1)
+
+
+def step(state: Training, event: Event) -> Training:
+    """Return the state after an event.  An ended run does not change any more."""
+    if state.phase.ended:
+        return state
+    match event:
+        case Started(users, groups, parts, evaluation_parts):
+            return replace(
+                state,
+                phase=Phase.ROUNDS,
+                users=users,
+                groups=groups,
+                parts=parts,
+                evaluation_parts=evaluation_parts,
+                purpose=Purpose.SUPPORTS if state.supports else Purpose.EVALUATE,
+                part=0,
+            )
+        case Summed(measured):
+            return _after(_counted(replace(state, abandoned_in_a_row=0), measured))
+        case Abandoned(reason):
+            row = state.abandoned_in_a_row + 1
+            state = replace(state, abandoned=state.abandoned + 1, abandoned_in_a_row=row)
+            if row >= _MOST_ABANDONED:
+                words = f"{row} rounds in a row were abandoned; the last one: {reason}"
+                return replace(state, phase=Phase.FAILED, reason=words)
+            # Groups that were not asked for their items cannot train: they are asked again.
+            return state if state.purpose is Purpose.SUPPORTS else _after(state)
+        case Stopped(reason):
+            return replace(state, phase=Phase.FAILED, reason=reason)
+        case Finished():
+            return replace(state, phase=Phase.DONE)
+
+
+def _counted(state: Training, measured: Mapping[str, tuple[float, float]]) -> Training:
+    if state.purpose is Purpose.TRAIN:
+        return replace(state, version=state.version + 1)
+    if state.purpose is Purpose.EVALUATE:
+        totals = dict(state.measured)
+        for name, (total, count) in measured.items():
+            held = totals.get(name, (0.0, 0.0))
+            totals[name] = (held[0] + total, held[1] + count)
+        return replace(state, measured=totals)
+    return state
+
+
+def _after(state: Training) -> Training:
+    """Move on to the next cohort, and at the end of a row of them to what follows."""
+    rows = {
+        Purpose.SUPPORTS: state.groups,
+        Purpose.EVALUATE: state.evaluation_parts,
+        Purpose.TRAIN: state.parts,
+    }
+    if state.part + 1 < rows[state.purpose]:
+        return replace(state, part=state.part + 1)
+    state = replace(state, part=0)
+    match state.purpose:
+        case Purpose.SUPPORTS:
+            return replace(state, purpose=Purpose.EVALUATE)
+        case Purpose.EVALUATE:
+            return _evaluated(state)
+        case Purpose.TRAIN:
+            passed = replace(state, pass_number=state.pass_number + 1)
+            due = passed.pass_number >= passed.passes or passed.pass_number % passed.evaluate_every == 0
+            return replace(passed, purpose=Purpose.EVALUATE if due else Purpose.TRAIN)
+
+
+def _evaluated(state: Training) -> Training:
+    state = replace(state, purpose=Purpose.TRAIN)
+    if state.measured:
+        counted = {name: pair for name, pair in state.measured.items() if pair[1] > 0}
+        evaluation = Evaluation(
+            state.version,
+            state.pass_number,
+            {name: total / count for name, (total, count) in counted.items()},
+            {name: round(count) for name, (_, count) in counted.items()},
+        )
+        evaluations = (*state.evaluations, evaluation)
+        value = evaluation.metrics.get(state.choose_by)
+        held = state.chosen.metrics.get(state.choose_by) if state.chosen else None
+        better = value is not None and (held is None or value > held)
+        best = len(evaluations) - 1 if better else state.best
+        state = replace(state, evaluations=evaluations, best=best, measured={})
+    waited = len(state.evaluations) - 1 - state.best if state.best >= 0 else 0
+    over = state.pass_number >= state.passes or (state.patience > 0 and waited >= state.patience)
+    return replace(state, phase=Phase.DONE) if over else state
