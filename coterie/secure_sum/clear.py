@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import Closed, Declined, Step, Vector, bad_message, users_of
+from coterie.secure_sum.protocol import Closed, Declined, Step, Total, Vector, bad_message, users_of
 from coterie.wire.layout import Layout
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
@@ -89,9 +89,9 @@ class ClearServer:
         users = users_of(plan, arrived)
         return "" if users >= plan.min_sum else f"{users} users submitted, the plan's floor is {plan.min_sum}"
 
-    def unmask(self, plan: SumPlan, closed: Closed, running: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    def unmask(self, plan: SumPlan, closed: Closed, running: NDArray[np.uint32]) -> Total:
         """Return the running sum."""
-        return running
+        return Total(running)
 
 
 class ClearMember:

@@ -25,6 +25,7 @@ __all__ = [
     "MemberHalf",
     "ServerHalf",
     "Step",
+    "Total",
     "Vector",
     "bad_message",
     "users_of",
@@ -50,7 +51,19 @@ class Declined(Exception):  # noqa: N818 - a member's decision, not a fault
 
 
 class Failed(Exception):  # noqa: N818 - the outcome of a round
-    """A sum that cannot be formed: the round is abandoned, and the model stays as it is."""
+    """A sum that cannot be formed: the round is abandoned, and the model stays as it is.
+
+    Parameters
+    ----------
+    reason : str
+        Why, in words that name no private value.
+    wrong : tuple of int
+        Members whose answers were found wrong, ascending.
+    """
+
+    def __init__(self, reason: str, wrong: tuple[int, ...] = ()) -> None:
+        super().__init__(reason)
+        self.wrong = wrong
 
 
 class Vector(NamedTuple):
@@ -66,6 +79,21 @@ class Vector(NamedTuple):
 
     codes: NDArray[np.uint32]
     note: bytes
+
+
+class Total(NamedTuple):
+    """What comes out of a sum.
+
+    Parameters
+    ----------
+    codes : ndarray of uint32, shape (layout size,)
+        Sum of the submitters' codes modulo 2^32.
+    wrong : tuple of int
+        Members whose answers were found wrong on the way, ascending; the sum is right in spite of them.
+    """
+
+    codes: NDArray[np.uint32]
+    wrong: tuple[int, ...] = ()
 
 
 class ServerHalf(Protocol):
@@ -124,8 +152,8 @@ class ServerHalf(Protocol):
         """Say why a step cannot be closed with these messages; empty when it can."""
         ...
 
-    def unmask(self, plan: SumPlan, closed: Closed, running: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Return the sum of the submitters' codes, after the last step.
+    def unmask(self, plan: SumPlan, closed: Closed, running: NDArray[np.uint32]) -> Total:
+        """Return the sum of the submitters' codes, after the last step; ``running`` is not changed.
 
         Raises
         ------
