@@ -87,8 +87,8 @@ class RoundState:
         Messages of closed steps; durable.
     arrived : mapping
         Messages of the open step (of SUBMIT each member's note); not durable.
-    sent : mapping
-        SHA-256 of each message of the open step, to know a repetition.
+    expected : frozenset of int
+        Members that the open step asks; empty before the round is opened.
     running : ndarray of uint32 or None
         Sum of what was submitted so far; durable once SUBMIT is closed.
     lost : frozenset of int
@@ -107,7 +107,7 @@ class RoundState:
     phase: Phase = Phase.COLLECT
     closed: Closed = field(default_factory=dict)
     arrived: Mapping[int, bytes] = _NONE
-    sent: Mapping[int, bytes] = _NONE
+    expected: frozenset[int] = frozenset()
     running: NDArray[np.uint32] | None = None
     lost: frozenset[int] = frozenset()
     deadline: float = 0.0
@@ -123,8 +123,14 @@ class RoundState:
         """Members from whom the open step still wants a message, ascending."""
         if self.phase is not Phase.COLLECT:
             return ()
-        expected = self.half.expected(self.plan, self.closed, self.step)
-        return tuple(member for member in expected if member not in self.arrived)
+        return tuple(sorted(self.expected.difference(self.arrived)))
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the open step should wait for somebody: whoever is lost is not waited for."""
+        if not self.lost:
+            return len(self.arrived) < len(self.expected)
+        return not self.expected <= self.lost.union(self.arrived)
 
     @property
     def submitters(self) -> tuple[int, ...]:
@@ -171,7 +177,7 @@ class Arrived:
 
 @dataclass(frozen=True)
 class Lost:
-    """Nobody waits for these members any more; what they sent stays."""
+    """Nobody waits for these members any more, until one of them is heard again; what they sent stays."""
 
     members: frozenset[int]
     now: float
@@ -246,11 +252,14 @@ def advance(state: RoundState, event: Event) -> tuple[RoundState, list[Effect]]:
     ------
     Refusal
         When a message does not fit: the state does not change.
+    AssertionError
+        When a service reports what it was not asked for: a second opening, a sum or an application out of turn.
     """
     if state.phase.ended and not isinstance(event, Arrived):
         return state, []
     match event:
         case Opened(now):
+            _require(not state.expected and not state.closed, "opened once")
             opened = _open(state, state.step, now)
             return _progress(opened, now, [Save()])
         case Resumed(now):
@@ -262,18 +271,31 @@ def advance(state: RoundState, event: Event) -> tuple[RoundState, list[Effect]]:
         case Tick(now):
             return _progress(state, now, [])
         case Unmasked(total):
+            _require(state.phase is Phase.UNMASK, "a sum follows Unmask")
             # The same sum again after a restart; nothing of it has to be saved.
             return replace(state, phase=Phase.APPLY), [Apply(total, state.users)]
         case UnmaskFailed(reason):
+            _require(state.phase is Phase.UNMASK, "a sum follows Unmask")
             return _abandon(state, reason)
         case Applied(reason):
+            _require(state.phase is Phase.APPLY, "a changed model follows Apply")
             return _abandon(state, reason) if reason else (replace(state, phase=Phase.DONE), [End()])
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise AssertionError(f"the machine of a round expects {what}")
 
 
 def _open(state: RoundState, step: Step, now: float) -> RoundState:
     running = np.zeros(state.layout.size, np.uint32) if step is Step.SUBMIT else state.running
     return replace(
-        state, step=step, arrived=_NONE, sent=_NONE, running=running, deadline=now + state.patience_s
+        state,
+        step=step,
+        arrived=_NONE,
+        expected=frozenset(state.half.expected(state.plan, state.closed, step)),
+        running=running,
+        deadline=now + state.patience_s,
     )
 
 
@@ -284,9 +306,8 @@ def _resume(state: RoundState, now: float) -> tuple[RoundState, list[Effect]]:
 
 
 def _take(state: RoundState, member: int, step: Step, message: bytes) -> RoundState:
-    digest = hashlib.sha256(message).digest()
-    if _repeated(state, member, step, digest):
-        return state
+    if _repeated(state, member, step, message):
+        return _heard(state, member)
     if state.phase is not Phase.COLLECT or step is not state.step:
         raise Refusal(
             ErrorReason.ERROR_REASON_UNKNOWN_ROUND,
@@ -294,7 +315,7 @@ def _take(state: RoundState, member: int, step: Step, message: bytes) -> RoundSt
             field="round",
             expected=f"{state.step.value}" if state.phase is Phase.COLLECT else "the next round",
         )
-    if member not in state.half.expected(state.plan, state.closed, step):
+    if member not in state.expected:
         raise Refusal(
             ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
             f"member {member} takes no part in step {step.value} of round {state.plan.round}",
@@ -311,22 +332,22 @@ def _take(state: RoundState, member: int, step: Step, message: bytes) -> RoundSt
     else:
         state.half.check(state.plan, state.closed, step, member, message)
         kept = message
-    return replace(state, arrived={**state.arrived, member: kept}, sent={**state.sent, member: digest})
+    return replace(_heard(state, member), arrived={**state.arrived, member: kept})
 
 
-def _repeated(state: RoundState, member: int, step: Step, digest: bytes) -> bool:
+def _heard(state: RoundState, member: int) -> RoundState:
+    return replace(state, lost=state.lost - {member}) if member in state.lost else state
+
+
+def _repeated(state: RoundState, member: int, step: Step, message: bytes) -> bool:
     """Whether the member's message of this step is there already; other bytes are refused."""
-    if state.phase is Phase.COLLECT and step is state.step:
-        held = state.sent.get(member)
-    else:
-        kept = state.closed.get(step, _NONE).get(member)
-        if kept is None:
-            return False
-        # Of a contribution only the note is kept; it begins with the hash.
-        held = kept[:32] if step is Step.SUBMIT else hashlib.sha256(kept).digest()
-    if held is None:
+    is_open = state.phase is Phase.COLLECT and step is state.step
+    kept = (state.arrived if is_open else state.closed.get(step, _NONE)).get(member)
+    if kept is None:
         return False
-    if held != digest:
+    # Of a contribution only the note is kept; it begins with the hash.
+    same = kept[:32] == hashlib.sha256(message).digest() if step is Step.SUBMIT else kept == message
+    if not same:
         raise Refusal(
             ErrorReason.ERROR_REASON_CONFLICT,
             f"member {member} sent another message for step {step.value} of round {state.plan.round}",
@@ -337,23 +358,24 @@ def _repeated(state: RoundState, member: int, step: Step, digest: bytes) -> bool
 
 
 def _progress(state: RoundState, now: float, effects: list[Effect]) -> tuple[RoundState, list[Effect]]:
-    """Close the open step if it can be closed, and those after it that ask nobody."""
-    if state.phase is not Phase.COLLECT:
-        return state, effects
-    waiting = [member for member in state.asked if member not in state.lost]
-    if waiting and now < state.deadline:
-        return state, effects
-    short = state.half.shortfall(state.plan, state.closed, state.step, state.arrived)
-    if short:
-        when = "no time is left" if waiting else "nobody else is expected"
-        abandoned, more = _abandon(state, f"{state.step.value}: {short}; {when}")
-        return abandoned, effects + more
-    step = state.step
-    state = replace(state, closed={**state.closed, step: state.arrived})
-    after = state.half.steps.index(step) + 1
-    if after < len(state.half.steps):
-        return _open(state, state.half.steps[after], now), [*effects, Save(step)]
-    return replace(state, phase=Phase.UNMASK), [*effects, Save(step), Unmask()]
+    """Close the open step if it can be closed, and those after it for which nobody has to be waited for."""
+    while state.phase is Phase.COLLECT and not (state.waiting and now < state.deadline):
+        short = state.half.shortfall(state.plan, state.closed, state.step, state.arrived)
+        if short:
+            when = "no time is left" if state.waiting else "nobody else is expected"
+            abandoned, more = _abandon(state, f"{state.step.value}: {short}; {when}")
+            return abandoned, effects + more
+        step = state.step
+        _require(step not in state.closed, f"{step.value} closed once")
+        state = replace(state, closed={**state.closed, step: state.arrived})
+        effects = [*effects, Save(step)]
+        after = state.half.steps.index(step) + 1
+        if after < len(state.half.steps):
+            state = _open(state, state.half.steps[after], now)
+        else:
+            state = replace(state, phase=Phase.UNMASK)
+            effects = [*effects, Unmask()]
+    return state, effects
 
 
 def _abandon(state: RoundState, reason: str) -> tuple[RoundState, list[Effect]]:

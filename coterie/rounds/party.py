@@ -18,6 +18,8 @@ from coterie.secure_sum.protocol import Declined, MemberHalf, Step
 
 __all__ = ["Effect", "Journal", "Keep", "MemberRound", "Send", "SitOut", "Train"]
 
+_BEFORE_SUBMIT = (Step.ADVERTISE, Step.SHARE)
+
 _MOST_REVEALS = 2
 """How often a sum of one purpose over one model version may be revealed: more could be subtracted from one another."""
 
@@ -115,27 +117,31 @@ class MemberRound:
         held = self._answers.get(step)
         if held is not None:
             return [Send(step, held)]
+        if Step.SUBMIT in self._answers and step in _BEFORE_SUBMIT:
+            # An old question that was late; a contribution is never made anew, so there is nothing to say to it.
+            return []
         if step is Step.SUBMIT:
             if self._training:
                 return []
             # Joined before it trains: nobody makes a second contribution for one round.
             self._training, self._briefing = True, briefing
             return [*self._join(), Train()]
+        effects = self._join()
+        if self._half is None:
+            return self._sit_out(f"restarted in round {self.plan.round}: its secrets are gone")
         try:
             if step is Step.UNMASK:
-                return self._reveal(briefing)
-            effects = self._join()
-            if self._half is None:
-                return self._sit_out(f"restarted in round {self.plan.round}: its secrets are gone")
+                return [*effects, *self._reveal(self._half, briefing)]
             message = self._half.answer(step, briefing)
         except Declined as declined:
-            return self._sit_out(str(declined))
+            return [*effects, *self._sit_out(str(declined))]
         self._answers[step] = message
         return [*effects, Send(step, message)]
 
     def trained(self, codes: NDArray[np.uint32]) -> list[Effect]:
         """Submit the contribution that was asked for."""
-        if self.reason or self._half is None:
+        if self.reason or self._half is None or not self._training or Step.SUBMIT in self._answers:
+            # Over, or asked for nothing, or there already: a second vector is never masked with the same keys.
             return []
         try:
             message = self._half.answer(Step.SUBMIT, self._briefing, codes)
@@ -147,11 +153,13 @@ class MemberRound:
 
     def failed(self, reason: str) -> list[Effect]:
         """Sit out because the local step failed."""
-        return self._sit_out(reason)
+        return [] if self.reason or Step.SUBMIT in self._answers else self._sit_out(reason)
 
     def close(self) -> list[Effect]:
         """Forget the round: a later one has begun, or the run is over."""
+        self.reason = self.reason or f"round {self.plan.round} is over"
         self._drop()
+        self._answers.clear()
         if not self.journal.contribution:
             return []
         self.journal = replace(self.journal, contribution=b"")
@@ -164,14 +172,12 @@ class MemberRound:
         self._half = self.half()
         return [Keep(self.journal)]
 
-    def _reveal(self, briefing: bytes) -> list[Effect]:
-        if self._half is None:
-            return self._sit_out(f"restarted in round {self.plan.round}: it reveals nothing")
+    def _reveal(self, half: MemberHalf, briefing: bytes) -> list[Effect]:
         same = self.journal.model_sha256 == self.plan.model_sha256
         reveals = (*(self.journal.reveals if same else ()), self.plan.purpose)
         if reveals.count(self.plan.purpose) > _MOST_REVEALS:
             return self._sit_out(f"sums over this model version were revealed {_MOST_REVEALS} times")
-        message = self._half.answer(Step.UNMASK, briefing)
+        message = half.answer(Step.UNMASK, briefing)
         self.journal = replace(self.journal, model_sha256=self.plan.model_sha256, reveals=reveals)
         self._answers[Step.UNMASK] = message
         return [Keep(self.journal), Send(Step.UNMASK, message)]
