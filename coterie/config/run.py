@@ -53,7 +53,10 @@ class SplitSettings(Model):
         description="By time, at random, each user's last interaction, or the hold-out published with the data.",
     )
     train: float = Field(
-        0.8, gt=0, lt=1, description="Share that is not test; of no meaning where one interaction is held out."
+        0.8,
+        gt=0,
+        lt=1,
+        description="Share that is not test; of no meaning where one interaction is held out.",
     )
     validation: float = Field(
         0.1,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from coterie.data.assemble import Catalogue, Columns, assemble
 from coterie.data.dataset import UNKNOWN_GENRE, Dataset
+from coterie.data.ncf import FOLDER
 from coterie.data.tables import Dialect, Table, read_text
 from coterie.errors import DataError
 
@@ -54,7 +56,8 @@ def read_1m(folder: Path, rating_range: tuple[float, float] = RATING_RANGE) -> D
     Returns
     -------
     Dataset
-        Without times where only the second file is there.
+        Without times where only the second file is there. A note tells of a published hold-out that lies beside
+        (`coterie.data.ncf`).
     """
     dialect = Dialect("::", latin1=True)
     if (timed := folder / "ratings.dat").exists():
@@ -66,7 +69,13 @@ def read_1m(folder: Path, rating_range: tuple[float, float] = RATING_RANGE) -> D
     catalogue = None
     if (movies := folder / "movies.dat").exists():
         catalogue = _movies(read_text(movies, dialect, ("MovieID", "Title", "Genres")))
-    return assemble(folder.name, ratings, columns, rating_range, catalogue)
+    dataset = assemble(folder.name, ratings, columns, rating_range, catalogue)
+    notes = []
+    if columns.time is None:
+        notes.append(f"{ratings.path.name} is no file of the publisher: a reconstruction without times")
+    if (folder / FOLDER).is_dir():
+        notes.append(f'{FOLDER}/ holds the hold-out of NCF\'s authors: split.kind = "published" uses it')
+    return replace(dataset, notes=(*dataset.notes, *notes))
 
 
 def read_latest(folder: Path, rating_range: tuple[float, float] = RATING_RANGE) -> Dataset:

@@ -204,9 +204,7 @@ def random(dataset: Dataset, train: float = 0.8, validation: float = 0.1, seed: 
     return _per_user(dataset, (_tie_rule(dataset, seed),), train, validation)
 
 
-def leave_last_out(
-    dataset: Dataset, *, ties: Ties = "hash", validation: bool = True, seed: int = 0
-) -> Split:
+def leave_last_out(dataset: Dataset, *, ties: Ties = "hash", validation: bool = True, seed: int = 0) -> Split:
     """Hold out every user's last interaction by time; the one before it validates (FedNCF, 6.1).
 
     In MovieLens many users rate whole pages in a second, so "the last" is often one of several (for 44% of the users
@@ -378,7 +376,7 @@ def _leave_one_out(dataset: Dataset, keys: tuple[NDArray[np.generic], ...], vali
 def _ordered(
     dataset: Dataset, keys: tuple[NDArray[np.generic], ...]
 ) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-    """Return rows (N,) user by user in the order of ``keys``, the position of each in its user's, users' counts (U,)."""
+    """Return rows (N,) user by user in the order of ``keys``, their positions in it (N,), and users' counts (U,)."""
     order = np.lexsort((*keys, dataset.user))
     counts = np.bincount(dataset.user, minlength=len(dataset.users))
     first = np.cumsum(counts) - counts

@@ -1,7 +1,30 @@
-"""How good a ranking is: metrics per user, and the trivial rows that every table carries."""
+"""How good a ranking is: metrics per user, and the rows that a table carries beside its own."""
 
-from coterie.evaluation.baselines import popularity, positive_share, random_scores
+from coterie.evaluation.baselines import (
+    als,
+    from_factors,
+    from_table,
+    popularity,
+    positive_share,
+    random_scores,
+)
 from coterie.evaluation.holdout import headline
+from coterie.evaluation.leave_one_out import LeaveOneOut, sample_negatives
 from coterie.evaluation.metrics import pair_loss, ranking
+from coterie.evaluation.paired import Difference, paired_difference
 
-__all__ = ["headline", "pair_loss", "popularity", "positive_share", "random_scores", "ranking"]
+__all__ = [
+    "Difference",
+    "LeaveOneOut",
+    "als",
+    "from_factors",
+    "from_table",
+    "headline",
+    "pair_loss",
+    "paired_difference",
+    "popularity",
+    "positive_share",
+    "random_scores",
+    "ranking",
+    "sample_negatives",
+]

@@ -17,12 +17,17 @@ from coterie.data import (
     SyntheticSpec,
     by_genre,
     generate,
+    leave_last_out,
+    leave_marked_out,
     random,
     read,
     spread_users,
     temporal,
 )
+from coterie.data.ncf import FOLDER, PublishedHoldout, read_ncf_holdout
+from coterie.errors import DataError
 from coterie.evaluation.holdout import Holdout
+from coterie.evaluation.leave_one_out import LeaveOneOut
 
 __all__ = ["Feed", "load", "make_feed"]
 
@@ -43,6 +48,10 @@ class Feed:
         Items over owners.
     host : ndarray of int, shape (U,)
         Host of each user.
+    seed : int
+        What the division was seeded with.
+    negatives : ndarray of int32, shape (U, m), or None
+        Items that the published hold-out ranks the test items among, -1 where there are fewer.
     """
 
     dataset: Dataset
@@ -50,6 +59,8 @@ class Feed:
     split: Split
     partition: Partition
     host: npt.NDArray[np.int64]
+    seed: int = 0
+    negatives: npt.NDArray[np.int32] | None = None
 
     def holdout(self) -> Holdout:
         """Return what is measured for all users together."""
@@ -61,6 +72,16 @@ class Feed:
             positive=self.positive,
             part=self.split.part,
         )
+
+    def leave_one_out(self) -> LeaveOneOut:
+        """Return what is measured for all users together where one item of each is held out.
+
+        The negatives are the published ones where there are any; otherwise they are drawn with the feed's seed.
+        """
+        data, part = self.dataset, self.split.part
+        if self.negatives is not None:
+            return LeaveOneOut(len(data.items), data.user, data.item, part, self.negatives)
+        return LeaveOneOut.sampled(data.users, data.items, data.user, data.item, part, seed=self.seed)
 
     def write_items(self, owner: int, path: Path) -> None:
         """Write the items of an owner, CSV with a column ``item``."""
@@ -116,14 +137,36 @@ def make_feed(settings: RunSettings, dataset: Dataset, seed: int) -> Feed:
     Raises
     ------
     DataError
-        When the data set lacks what the division needs, such as timestamps or genres.
+        When the data set lacks what the division needs, such as timestamps, genres or a published hold-out.
     """
-    options = settings.split
-    divide = temporal if options.kind == "temporal" else random
+    published = _published(settings, dataset) if settings.split.kind == "published" else None
     return Feed(
         dataset=dataset,
         positive=dataset.positive(settings.data.positive_from),
-        split=divide(dataset, train=options.train, validation=options.validation, seed=seed),
+        split=_split(settings, dataset, published, seed),
         partition=by_genre(dataset, settings.federation.owners or None),
         host=spread_users(len(dataset.users), settings.federation.hosts, seed),
+        seed=seed,
+        negatives=None if published is None else published.negatives,
     )
+
+
+def _split(settings: RunSettings, dataset: Dataset, published: PublishedHoldout | None, seed: int) -> Split:
+    options = settings.split
+    if published is not None:
+        return leave_marked_out(dataset, published.test, validation=options.validation > 0, seed=seed)
+    if options.kind == "leave-last-out":
+        return leave_last_out(dataset, ties=options.ties, validation=options.validation > 0, seed=seed)
+    divide = temporal if options.kind == "temporal" else random
+    return divide(dataset, train=options.train, validation=options.validation, seed=seed)
+
+
+def _published(settings: RunSettings, dataset: Dataset) -> PublishedHoldout:
+    path = settings.data.path
+    folder = None if path is None else (path if path.is_dir() else path.parent) / FOLDER
+    if folder is None or not folder.is_dir():
+        raise DataError(
+            f"{dataset.name} has no published hold-out: there is no folder {FOLDER}/ in it",
+            hint="split.kind 'leave-last-out' needs timestamps, 'random' needs nothing",
+        )
+    return read_ncf_holdout(folder, dataset)

@@ -1,7 +1,11 @@
+import builtins
+from typing import Any
+
 import numpy as np
 import pytest
 
-from coterie.evaluation import popularity, positive_share, random_scores
+from coterie.errors import PreflightError
+from coterie.evaluation import als, popularity, positive_share, random_scores
 
 ITEM = np.array([0, 0, 0, 1, 1, 3], np.int32)
 POSITIVE = np.array([1, 1, 0, 1, 1, 0], bool)
@@ -40,3 +44,16 @@ def test_no_training_data_gives_no_preference() -> None:
 def test_smoothing_must_be_positive() -> None:
     with pytest.raises(ValueError, match="strength is 0"):
         positive_share(ITEM, POSITIVE, 5, strength=0)
+
+
+def test_als_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    genuine = builtins.__import__
+
+    def absent(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.partition(".")[0] == "implicit":
+            raise ImportError(f"No module named {name!r}", name="implicit")
+        return genuine(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", absent)
+    with pytest.raises(PreflightError, match=r"implicit is not installed.*coterie\[baselines\]"):
+        als(ITEM, ITEM, 5, 5)

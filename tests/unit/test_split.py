@@ -16,6 +16,8 @@ from coterie.data import (
     Split,
     SyntheticSpec,
     generate,
+    leave_last_out,
+    leave_marked_out,
     random,
     read_split,
     temporal,
@@ -97,6 +99,79 @@ def test_a_random_split_has_the_same_shares_and_ignores_time_and_file_order() ->
     order = np.random.default_rng(0).permutation(len(DATA))
     np.testing.assert_array_equal(random(reordered(DATA, order), 0.8, 0.1, seed=4).part, split.part[order])
     assert not np.array_equal(split.part, random(DATA, 0.8, 0.1, seed=5).part)
+
+
+def test_the_last_interaction_tests_and_the_one_before_validates() -> None:
+    data = history([30, 20, 50, 10, 40])
+    assert leave_last_out(data).part.tolist() == [TRAIN, TRAIN, TEST, TRAIN, VALIDATION]
+    assert leave_last_out(data, validation=False).part.tolist() == [TRAIN, TRAIN, TEST, TRAIN, TRAIN]
+
+
+@pytest.mark.parametrize("validation", [True, False])
+def test_a_user_with_fewer_than_three_interactions_keeps_them_all_in_training(validation: bool) -> None:
+    for count in (1, 2):
+        assert not leave_last_out(history(list(range(count))), validation=validation).part.any()
+    assert leave_last_out(history([0, 1, 2]), validation=validation).test.sum() == 1
+
+
+@given(st.integers(-5, 5), st.booleans(), st.sampled_from(["hash", "file"]))
+def test_no_user_leaves_out_what_is_older_than_its_training(seed: int, validation: bool, ties: str) -> None:
+    split = leave_last_out(DATA, ties=ties, validation=validation, seed=seed)
+    assert DATA.time is not None
+    for user in range(len(DATA.users)):
+        mine = DATA.user == user
+        times = [DATA.time[mine & (split.part == part)] for part in (TRAIN, VALIDATION, TEST)]
+        enough = mine.sum() >= 3
+        assert [len(part) for part in times[1:]] == [int(enough and validation), int(enough)]
+        filled = [part for part in times if len(part)]
+        assert all(early.max() <= late.min() for early, late in itertools.pairwise(filled))
+
+
+def test_ties_of_the_last_second_are_broken_by_the_seed_whatever_the_order_of_rows() -> None:
+    data = history([1, 7, 7, 7, 7, 7, 7, 7])
+    backwards = np.arange(8)[::-1]
+    parts = {tuple(leave_last_out(data, seed=seed).part.tolist()) for seed in range(20)}
+    assert len(parts) > 5
+    split = leave_last_out(data, seed=1)
+    turned = leave_last_out(reordered(data, backwards), seed=1)
+    np.testing.assert_array_equal(turned.part, split.part[backwards])
+
+
+def test_ties_by_file_take_the_later_row_whatever_the_seed() -> None:
+    data = history([9, 7, 9, 9, 1])
+    for seed in (0, 1):
+        assert leave_last_out(data, ties="file", seed=seed).part.tolist() == [0, 0, 1, 2, 0]
+
+
+def test_another_tie_rule_and_data_without_times_are_refused() -> None:
+    with pytest.raises(DataError, match="ties is 'random'; expected 'hash' or 'file'"):
+        leave_last_out(DATA, ties="random")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"no last interaction to hold out.*published"):
+        leave_last_out(dataclasses.replace(DATA, time=None))
+
+
+def test_a_marked_interaction_tests_and_the_seed_draws_the_one_that_validates() -> None:
+    data = dataclasses.replace(history(list(range(30))), time=None)
+    marked = np.arange(30) == 4
+    splits = [leave_marked_out(data, marked, seed=seed).part for seed in range(10)]
+    assert all(part[4] == TEST and (part == TEST).sum() == 1 for part in splits)
+    assert all((part == VALIDATION).sum() == 1 for part in splits)
+    assert len({int(part.tolist().index(VALIDATION)) for part in splits}) > 4
+    assert not leave_marked_out(data, marked, validation=False).validation.any()
+
+
+def test_a_user_without_a_marked_interaction_keeps_everything_in_training() -> None:
+    marked = np.zeros(len(DATA), bool)
+    marked[np.flatnonzero(DATA.user == 2)[0]] = True
+    part = leave_marked_out(DATA, marked).part
+    assert set(DATA.user[part != TRAIN].tolist()) == {2}
+
+
+def test_two_marked_interactions_of_one_user_are_refused() -> None:
+    with pytest.raises(DataError, match="2 interactions of user 'u' are held out"):
+        leave_marked_out(history([1, 2, 3]), np.array([True, True, False]))
+    with pytest.raises(DataError, match=r"marked has shape \(2,\)"):
+        leave_marked_out(history([1, 2, 3]), np.array([True, True]))
 
 
 def test_data_without_times_cannot_be_split_by_time_and_the_error_names_the_way_out() -> None:
