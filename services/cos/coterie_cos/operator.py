@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from coterie.net.completion import completed
-from coterie.rounds import asynchronous as rounds
 from coterie.rounds.plan import plan_hash
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import operator_pb2 as wire
@@ -58,8 +57,8 @@ class Operator(OperatorServicer):
 
     async def StopRun(self, request: wire.StopRunRequest, context: Any) -> wire.StopRunResponse:  # noqa: N802
         """End a run before its time."""
-        stopped = rounds.Stopped(request.reason or "stopped by the operator")
-        await completed(self.find(request.run_id).take(stopped))
+        reason = request.reason or "stopped by the operator"
+        await completed(self.find(request.run_id).stop(reason))
         return wire.StopRunResponse()
 
     async def ListRuns(self, request: wire.ListRunsRequest, context: Any) -> wire.ListRunsResponse:  # noqa: N802

@@ -27,9 +27,10 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import increasing_ids, to_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorServicer
+from coterie_cos.asynchronous import AsynchronousRun
 from coterie_cos.model import Model
 from coterie_cos.registry import ranges
-from coterie_cos.run import Run, point_place
+from coterie_cos.run import Run
 
 __all__ = ["Orchestrator"]
 
@@ -239,7 +240,7 @@ class Orchestrator(OrchestratorServicer):
     ) -> AsyncIterator[wire.FetchResponse]:
         """Stream a model, own user rows, the catalogue or the roster."""
         run, party = await self._known(request.run_id)
-        version, payload = self._payload(run, party, request)
+        version, payload = run.payload(party, current_peer().role, request)
         sha256 = hashlib.sha256(payload).digest()
         head = wire.FetchResponse(sha256=sha256, version=version, total_bytes=len(payload))
         if sha256 == request.held_sha256:
@@ -250,33 +251,6 @@ class Orchestrator(OrchestratorServicer):
             head.chunk.CopyFrom(chunk)
             yield head
             head = wire.FetchResponse()
-
-    def _payload(self, run: Run, party: str, request: wire.FetchRequest) -> tuple[int, bytes]:
-        match request.kind:
-            case wire.FetchKind.FETCH_KIND_MODEL:
-                version, items, _ = self._version(run, request.version)
-                return version, to_wire(items).SerializeToString()
-            case wire.FetchKind.FETCH_KIND_USER_ROWS:
-                version, _, users = self._version(run, request.version)
-                slots = [slot for slot in run.registry.slots_of(party) if slot < len(users)]
-                return version, to_wire(users[slots]).SerializeToString()
-            case wire.FetchKind.FETCH_KIND_CATALOGUE:
-                catalogue = run.registry.catalogue(run.present_owners())
-                return catalogue.version, catalogue.SerializeToString(deterministic=True)
-            case wire.FetchKind.FETCH_KIND_ROSTER if current_peer().role == "data-owner":
-                roster = run.registry.roster()
-                return len(roster), to_wire(roster).SerializeToString()
-        raise Refusal(
-            ErrorReason.ERROR_REASON_INVALID_FIELD,
-            "nothing of this kind for this caller",
-            field="kind",
-            expected="MODEL, USER_ROWS or CATALOGUE; ROSTER for data owners",
-        )
-
-    @staticmethod
-    def _version(run: Run, version: int) -> tuple[int, npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        held: Any = run.model if version in (0, run.model.version) else run.model.frozen(version)
-        return held.version, held.items, held.users
 
     # --- Submit ------------------------------------------------------------------------------------------------
 
@@ -310,43 +284,14 @@ class Orchestrator(OrchestratorServicer):
     async def _item(self, head: wire.SubmitRequest, payload: bytes) -> None:
         run, party = await self._known(head.round.run_id)
         slots = run.registry.own_slots(party, head.slots, owner=current_peer().role == "data-owner")
-        if head.kind == wire.SubmitKind.SUBMIT_KIND_METRICS:
-            await self._file_metrics(run, party, head, payload)
-        await run.submitted(party, head.kind, head.round, slots, payload)
-
-    async def _file_metrics(self, run: Run, party: str, head: wire.SubmitRequest, payload: bytes) -> None:
-        # Filed before it is counted: the evaluation closes when every host's sum is on file.
-        run.check_metrics(party, head.round.point, payload)
-        run_id, place, kind = run.plan.run_id, point_place(head.round.point), int(head.kind)
-        is_open = run.point_open(head.round.point)
-
-        def write(connection: Any) -> bytes | None:
-            return store.save_submission(
-                connection, run_id, party, kind, place, head.sha256, payload, only_if_filed=not is_open
-            )
-
-        filed = await self._writer.run(write)
-        if filed is None:
-            raise Refusal(
-                ErrorReason.ERROR_REASON_UNKNOWN_ROUND,
-                f"evaluation {head.round.point} is not open",
-                field="round.point",
-                expected="an open evaluation",
-            )
-        if filed != head.sha256:
-            raise Refusal(
-                ErrorReason.ERROR_REASON_CONFLICT,
-                "another sum was submitted for this evaluation before",
-                field="sha256",
-                expected="the same bytes again",
-            )
+        await run.submitted(party, head, slots, payload)
 
     # --- DRIFT, published form ---------------------------------------------------------------------------------
 
     async def Exchange(self, request: wire.ExchangeRequest, context: Any) -> wire.ExchangeResponse:  # noqa: N802
         """Apply the gradient of the last rows, if any, and hand out the next ones."""
-        run, party = await self._known(request.run_id)
-        self._published_drift(run)
+        known, party = await self._known(request.run_id)
+        run = self._published_drift(known)
         run.registry.own_slot(party, request.owner, owner=True)
         model = run.model
         at = model.progress.get(request.owner, store.Progress())
@@ -381,7 +326,7 @@ class Orchestrator(OrchestratorServicer):
         )
 
     async def _apply(
-        self, run: Run, owner: int, sequence: int, gradient: wire.Gradient, at: store.Progress
+        self, run: AsynchronousRun, owner: int, sequence: int, gradient: wire.Gradient, at: store.Progress
     ) -> None:
         packed = gradient.SerializeToString(deterministic=True)
         mark = hashlib.sha256(packed).digest()
@@ -431,8 +376,8 @@ class Orchestrator(OrchestratorServicer):
 
     async def Recommend(self, request: wire.RecommendRequest, context: Any) -> wire.RecommendResponse:  # noqa: N802
         """Return the best items by the user's factors; what was seen is filtered at the client."""
-        run, party = await self._known(request.run_id)
-        self._published_drift(run)
+        known, party = await self._known(request.run_id)
+        run = self._published_drift(known)
         run.registry.own_slot(party, request.slot, owner=False)
         if not 1 <= request.k <= _MAX_K:
             raise Refusal(
@@ -445,14 +390,15 @@ class Orchestrator(OrchestratorServicer):
         return wire.RecommendResponse(items=to_wire(best), scores=to_wire(scores), version=run.model.version)
 
     @staticmethod
-    def _published_drift(run: Run) -> None:
-        if (run.plan.system, run.plan.form) != ("drift", "published"):
+    def _published_drift(run: Run) -> AsynchronousRun:
+        if not isinstance(run, AsynchronousRun):
             raise Refusal(
                 ErrorReason.ERROR_REASON_WRONG_SYSTEM,
                 f"the run is {run.plan.system}, {run.plan.form}",
                 field="run_id",
                 expected="drift, published",
             )
+        return run
 
 
 def top_k(model: Model, slot: int, k: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:

@@ -23,6 +23,7 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.operator_pb2 import StartRunRequest
 from coterie.wire.v1.operator_pb2_grpc import add_OperatorServicer_to_server
 from coterie.wire.v1.orchestrator_pb2_grpc import add_OrchestratorServicer_to_server
+from coterie_cos.asynchronous import AsynchronousRun
 from coterie_cos.operator import Operator
 from coterie_cos.orchestrator import Orchestrator
 from coterie_cos.run import Run
@@ -70,7 +71,7 @@ class CosProcess:
 
     def _new(self, request: StartRunRequest) -> Run:
         meter = self._runtime.guard.meter
-        return Run(
+        return AsynchronousRun(
             request,
             self._settings.state,
             self._writer,
@@ -111,7 +112,7 @@ class CosProcess:
             "run_id": plan.run_id,
             "request": request.SerializeToString(),
             "plan_hash": plan_hash(plan),
-            "state": run.state.to_json(),
+            "state": run.state_json(),
         }
         await self._writer.run(lambda connection: connection.execute(store.runs.insert(), row))
         self._runs[plan.run_id] = run

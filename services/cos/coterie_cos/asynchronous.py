@@ -1,0 +1,480 @@
+"""A run of an asynchronous system (DRIFT, published form) at the COS: its state machine, carried out durably."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+import structlog
+
+from coterie.rounds import asynchronous as rounds
+from coterie.store import cos as store
+from coterie.store.engine import Writer
+from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.tensor import from_wire, to_wire
+from coterie.wire.v1 import operator_pb2 as operator
+from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1.common_pb2 import RoundRef
+from coterie_cos.model import Frozen, Model
+from coterie_cos.registry import ranges
+from coterie_cos.run import Run, parse
+
+__all__ = ["AsynchronousRun"]
+
+_log = structlog.get_logger("coterie.cos")
+
+_TASKS = {
+    rounds.TaskKind.DELIVER: wire.TaskKind.TASK_KIND_DELIVER,
+    rounds.TaskKind.INTAKE: wire.TaskKind.TASK_KIND_INTAKE,
+    rounds.TaskKind.EPOCH: wire.TaskKind.TASK_KIND_EPOCH,
+    rounds.TaskKind.EVALUATE: wire.TaskKind.TASK_KIND_EVALUATE,
+    rounds.TaskKind.FINISH: wire.TaskKind.TASK_KIND_FINISH,
+}
+
+
+class AsynchronousRun(Run):
+    """A run without rounds: owners send gradients whenever they have them.
+
+    Parameters
+    ----------
+    request, writer, traffic
+        As for `Run`.
+    folder : Path
+        State folder of the service.
+    snapshot_every : int
+        Updates between two snapshots of the model.
+    """
+
+    def __init__(
+        self,
+        request: operator.StartRunRequest,
+        folder: Path,
+        writer: Writer,
+        snapshot_every: int,
+        traffic: Callable[[], tuple[int, int]],
+    ) -> None:
+        super().__init__(request, writer, traffic)
+        self.model = Model(self.plan, folder / "models" / self.plan.run_id, writer, snapshot_every)
+        self.state = rounds.RunState(
+            epochs=self.plan.epochs,
+            expect_owners=request.expect_owners,
+            expect_users=request.expect_users,
+        )
+        # What tasks are made from: the last state that is durable.
+        self._published = self.state
+        self.history: list[dict[str, object]] = []
+        self._phase_since = time.monotonic()
+        self._evaluated_at = 0
+        self._epoch_loss = float("nan")
+
+    # --- durable state -----------------------------------------------------------------------------------------
+
+    def state_json(self) -> str:
+        """Return the state for the store."""
+        return self.state.to_json()
+
+    def restore(self, connection: sa.Connection, state: str, snapshot: int) -> None:
+        """Take up a run after a restart."""
+        self.state = self._published = rounds.RunState.from_json(state)
+        present = {owner.party: owner.present for owner in self.state.owners.values()}
+        present |= {name: host.present for name, host in self.state.hosts.items()}
+        self.take_up(connection, self.state.catalogue, present)
+        self.model.restore(connection, snapshot, len(self.registry.by_slot), len(self.registry.items))
+        self._evaluated_at = max((p.version for p in self.state.points), default=self.model.version)
+        if self.state.phase.ended:
+            self.ended.set()
+
+    async def take(self, event: rounds.Event) -> None:
+        """Carry out an event: the new state is durable before anybody acts on it."""
+        before, self.state = self.state, rounds.step(self.state, event)
+        await self._after(before)
+
+    async def _after(self, before: rounds.RunState) -> None:
+        # A complete pass opens the next epoch and an evaluation of the model as it is.
+        while self.state.phase is rounds.Phase.TRAIN and rounds.pass_complete(self.state):
+            self._open_point(self.state.epoch)
+            self.state = rounds.next_epoch(self.state)
+        after = self.state
+        if after == before:
+            return
+        closed = [point for point in before.points if point not in after.points]
+        moved = (before.phase, before.epoch, rounds.delivered(before)) != (
+            after.phase,
+            after.epoch,
+            rounds.delivered(after),
+        )
+        if moved:
+            self._phase_since = time.monotonic()
+        phase = operator.WatchRunResponse(phase=operator.PhaseEvent(phase=self.phase, epoch=after.epoch))
+
+        def write(connection: sa.Connection) -> list[operator.WatchRunResponse]:
+            store.save_state(connection, self.plan.run_id, after.to_json())
+            made = [self._metrics(connection, point) for point in closed]
+            return [*made, phase] if moved else made
+
+        await self.record(write)
+        self._published = after
+        if after.phase.ended:
+            _log.info("run ended", run=self.plan.run_id, phase=after.phase.value, reason=after.reason)
+            self.ended.set()
+        self.touch()
+
+    # --- what parties ask --------------------------------------------------------------------------------------
+
+    async def on_joined(self, party: str, slots: Sequence[int], owners: Sequence[int]) -> None:
+        """Make room for its users and items, and count it in."""
+        self.model.grow(len(self.registry.by_slot), len(self.registry.items))
+        for slot in owners:
+            await self.take(rounds.OwnerJoined(slot, party))
+        if len(owners) < len(slots):
+            await self.take(rounds.UsersJoined(party, len(slots) - len(owners)))
+
+    async def on_lost(self, party: str) -> None:
+        """Wait for it no longer."""
+        await self.take(rounds.PartyLost(party))
+
+    async def on_seen(self, party: str) -> None:
+        """Count it in again."""
+        await self.take(rounds.PartySeen(party))
+
+    async def on_catalogue(self) -> None:
+        """Ask hosts to deliver to the catalogue's new version."""
+        await self.take(rounds.Catalogued(self.registry.catalogue_version))
+
+    async def stop(self, reason: str) -> None:
+        """End the run before its time."""
+        await self.take(rounds.Stopped(reason))
+
+    def present_owners(self) -> dict[int, bool]:
+        """Return for each owner's slot whether it is present."""
+        return {slot: owner.present for slot, owner in self.state.owners.items()}
+
+    def owners_alive(self) -> int:
+        """Return how many data owners are present."""
+        return sum(owner.present for owner in self.state.owners.values())
+
+    def hosts_alive(self) -> int:
+        """Return how many client hosts are present."""
+        return sum(host.present for host in self.state.hosts.values())
+
+    def tasks(self, party: str) -> list[wire.Task]:
+        """Return what a party is asked to do now."""
+        return [self._task(task, slots) for task, slots in self._tasks(party).items()]
+
+    def payload(self, party: str, role: str, request: wire.FetchRequest) -> tuple[int, bytes]:
+        """Return the item factors, the caller's own user factors, the catalogue or the roster."""
+        shared = self.shared_payload(role, request)
+        if shared is not None:
+            return shared
+        if request.kind == wire.FetchKind.FETCH_KIND_MODEL:
+            held = self._version(request.version)
+            return held.version, to_wire(held.items).SerializeToString()
+        if request.kind == wire.FetchKind.FETCH_KIND_USER_ROWS:
+            held = self._version(request.version)
+            slots = [slot for slot in self.registry.slots_of(party) if slot < len(held.users)]
+            return held.version, to_wire(held.users[slots]).SerializeToString()
+        raise Refusal(
+            ErrorReason.ERROR_REASON_INVALID_FIELD,
+            "nothing of this kind for this caller",
+            field="kind",
+            expected="MODEL, USER_ROWS or CATALOGUE; ROSTER for data owners",
+        )
+
+    def _version(self, version: int) -> Model | Frozen:
+        return self.model if version in (0, self.model.version) else self.model.frozen(version)
+
+    def _tasks(self, party: str) -> dict[rounds.Task, list[int]]:
+        found: dict[rounds.Task, list[int]] = {}
+        state = self._published
+        if party in state.hosts:
+            found.update((task, []) for task in rounds.host_tasks(state, party))
+        for slot, owner in sorted(state.owners.items()):
+            task = rounds.owner_task(state, slot) if owner.party == party else None
+            if task is not None:
+                found.setdefault(task, []).append(slot)
+        return found
+
+    def _task(self, task: rounds.Task, slots: Sequence[int]) -> wire.Task:
+        return wire.Task(
+            kind=_TASKS[task.kind],
+            round=RoundRef(run_id=self.plan.run_id, round=task.epoch, point=task.point),
+            version=task.version,
+            flush=task.flush,
+            reason=task.reason,
+            slots=ranges(slots),
+        )
+
+    async def submitted(
+        self, party: str, head: wire.SubmitRequest, slots: Sequence[int], payload: bytes
+    ) -> None:
+        """Carry out a submitted item whose bytes are whole."""
+        kind, round_ = head.kind, head.round
+        if kind == wire.SubmitKind.SUBMIT_KIND_DELIVERED:
+            status = parse(wire.DeliveryStatus, payload)
+            if party not in self.state.hosts or status.catalogue_version > self.state.catalogue:
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_INVALID_FIELD,
+                    f"catalogue {status.catalogue_version} does not exist, or the caller has no users",
+                    field="catalogue_version",
+                    expected=f"at most {self.state.catalogue}",
+                )
+            await self.take(rounds.Delivered(party, status.catalogue_version))
+        elif kind == wire.SubmitKind.SUBMIT_KIND_EPOCH_DONE:
+            parse(wire.EpochStatus, payload)
+            if not slots:
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_INVALID_FIELD,
+                    "a pass of no data owner",
+                    field="slots",
+                    expected="the slots of the owners that have done it",
+                )
+            for slot in slots:
+                self.registry.own_slot(party, slot, owner=True)
+                if round_.round > self.state.epoch:
+                    raise Refusal(
+                        ErrorReason.ERROR_REASON_UNKNOWN_ROUND,
+                        f"epoch {round_.round} has not begun",
+                        field="round",
+                        expected=f"at most {self.state.epoch}",
+                    )
+                await self.take(rounds.PassDone(slot, round_.round))
+        elif kind == wire.SubmitKind.SUBMIT_KIND_METRICS:
+            await self._file_metrics(party, head, payload)
+            await self.take(rounds.Measured(party, round_.point))
+        else:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                "no such kind of item",
+                field="kind",
+                expected="DELIVERED, EPOCH_DONE or METRICS",
+            )
+
+    async def _file_metrics(self, party: str, head: wire.SubmitRequest, payload: bytes) -> None:
+        # Filed before it is counted: the evaluation closes when every host's sum is on file.
+        self.check_metrics(party, head.round.point, payload)
+        run_id, place, kind = self.plan.run_id, point_place(head.round.point), int(head.kind)
+        is_open = self.point_open(head.round.point)
+
+        def write(connection: sa.Connection) -> bytes | None:
+            return store.save_submission(
+                connection, run_id, party, kind, place, head.sha256, payload, only_if_filed=not is_open
+            )
+
+        filed = await self._writer.run(write)
+        if filed is None:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_UNKNOWN_ROUND,
+                f"evaluation {head.round.point} is not open",
+                field="round.point",
+                expected="an open evaluation",
+            )
+        if filed != head.sha256:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_CONFLICT,
+                "another sum was submitted for this evaluation before",
+                field="sha256",
+                expected="the same bytes again",
+            )
+
+    # --- evaluation --------------------------------------------------------------------------------------------
+
+    def _open_point(self, epoch: int) -> None:
+        loss = self.model.take_loss()
+        if not math.isnan(loss):
+            self._epoch_loss = loss
+        frozen = self.model.freeze()
+        self._evaluated_at = frozen.version
+        self.state = rounds.step(self.state, rounds.PointOpened(epoch, frozen.version))
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether the plan's number of updates has passed since the last evaluation."""
+        every = self.request.evaluate_every
+        return (
+            every > 0
+            and self.state.phase is rounds.Phase.TRAIN
+            and self.model.version - self._evaluated_at >= every
+        )
+
+    async def maybe_evaluate(self) -> None:
+        """Open an evaluation within an epoch when one is due."""
+        if self.evaluation_due:
+            before = self.state
+            self._open_point(self.state.epoch)
+            await self._after(before)
+
+    def point_open(self, number: int) -> bool:
+        """Whether an evaluation still waits for sums."""
+        return any(point.number == number for point in self.state.points)
+
+    def check_metrics(self, party: str, number: int, payload: bytes) -> None:
+        """Check a metric sum for an evaluation before it is filed.
+
+        Raises
+        ------
+        Refusal
+            When the caller has no users, the sums are malformed or of another version than the evaluation's, or over
+            fewer users than the plan's floor.
+        """
+        sums = parse(wire.MetricSums, payload)
+        if party not in self.state.hosts:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT, f"{party} has no users", field="slots"
+            )
+        if not sums.names:
+            return
+        version = next((point.version for point in self.state.points if point.number == number), None)
+        if version is not None and sums.version != version:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                f"the sums are of version {sums.version}",
+                field="version",
+                expected=f"{version}, which evaluation {number} asks for",
+            )
+        if len(set(sums.names)) < len(sums.names):
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                "a metric is named twice",
+                field="names",
+                expected="each metric once",
+            )
+        counted = from_wire(sums.sums, np.float64, (len(sums.names), 2), field="sums")[:, 1]
+        users = self.state.hosts[party].users
+        if users < self.plan.min_users or (counted < 0).any() or (counted > users).any():
+            raise Refusal(
+                ErrorReason.ERROR_REASON_BELOW_FLOOR,
+                "a metric sum over too few users, or over more than the host has",
+                field="sums",
+                expected=f"sums over at least {self.plan.min_users} and at most {users} users",
+            )
+
+    def _metrics(self, connection: sa.Connection, point: rounds.Point) -> operator.WatchRunResponse:
+        kind = int(wire.SubmitKind.SUBMIT_KIND_METRICS)
+        payloads = store.load_submissions(connection, self.plan.run_id, kind, point_place(point.number))
+        totals: dict[str, np.ndarray] = {}
+        withheld = 0
+        for payload in payloads.values():
+            sums = wire.MetricSums.FromString(payload)
+            withheld += not sums.names
+            if sums.names:
+                rows = from_wire(sums.sums, np.float64, (len(sums.names), 2), field="sums")
+                for name, row in zip(sums.names, rows, strict=True):
+                    totals[name] = totals.get(name, np.zeros(2)) + row
+        totals = {name: row for name, row in totals.items() if row[1] > 0}
+        event = operator.MetricsEvent(
+            epoch=point.epoch,
+            version=point.version,
+            names=list(totals),
+            means=[float(row[0] / row[1]) for row in totals.values()],
+            users=[int(row[1]) for row in totals.values()],
+            owners=sum(owner.present for owner in self.state.owners.values()),
+            withheld=withheld,
+        )
+        if not math.isnan(self._epoch_loss):
+            event.names.append("train_loss")
+            event.means.append(self._epoch_loss)
+            event.users.append(0)
+        return operator.WatchRunResponse(metrics=event)
+
+    # --- watching ----------------------------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended, durably."""
+        return self._published.phase.ended
+
+    @property
+    def epoch(self) -> int:
+        """Epoch in progress."""
+        return self.state.epoch
+
+    @property
+    def version(self) -> int:
+        """Model version."""
+        return self.model.version
+
+    @property
+    def reason(self) -> str:
+        """Why the run failed; empty otherwise."""
+        return self.state.reason
+
+    @property
+    def phase(self) -> operator.RunPhase.ValueType:
+        """The phase as operators see it."""
+        match self.state.phase:
+            case rounds.Phase.GATHER:
+                return operator.RunPhase.RUN_PHASE_GATHER
+            case rounds.Phase.TRAIN:
+                if self.state.epoch > 1:
+                    return operator.RunPhase.RUN_PHASE_EPOCH
+                done = rounds.delivered(self.state)
+                return operator.RunPhase.RUN_PHASE_FLUSH if done else operator.RunPhase.RUN_PHASE_INTAKE
+            case rounds.Phase.EVALUATE:
+                return operator.RunPhase.RUN_PHASE_EVALUATE
+            case rounds.Phase.DONE:
+                return operator.RunPhase.RUN_PHASE_DONE
+            case rounds.Phase.FAILED:
+                return operator.RunPhase.RUN_PHASE_FAILED
+
+    def progress(self) -> operator.ProgressEvent:
+        """Return counters for watchers."""
+        received, sent = self._traffic()
+        model = self.model
+        return operator.ProgressEvent(
+            blocks=model.blocks,
+            interactions=model.interactions,
+            updates=model.version,
+            loss=model.loss_sum / model.loss_blocks if model.loss_blocks else 0.0,
+            bytes_in=received,
+            bytes_out=sent,
+            stale=model.staleness.refused,
+        )
+
+    def remember(self, event: operator.WatchRunResponse) -> None:
+        """Take note of an evaluation."""
+        if not event.HasField("metrics"):
+            return
+        metrics = event.metrics
+        self.history.append(
+            {
+                "epoch": metrics.epoch,
+                "version": metrics.version,
+                "time_ms": event.time_ms,
+                "owners": metrics.owners,
+                "withheld": metrics.withheld,
+                "metrics": dict(zip(metrics.names, metrics.means, strict=True)),
+                "users": dict(zip(metrics.names, metrics.users, strict=True)),
+            }
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Return history, progress and staleness."""
+        return {
+            "blocks": {slot: at.blocks for slot, at in self.model.progress.items()},
+            "history": self.history,
+            "staleness": {
+                "max_staleness": self.plan.max_staleness,
+                "refused": self.model.staleness.refused,
+                "histogram": {str(age): n for age, n in sorted(self.model.staleness.applied.items())},
+            },
+        }
+
+    # --- time --------------------------------------------------------------------------------------------------
+
+    async def on_time(self) -> None:
+        """End a phase that takes too long, and let go of versions whose evaluation is closed."""
+        now = time.monotonic()
+        if now - self._phase_since > self.request.phase_timeout_ms / 1e3:
+            reason = f"{self.state.phase.value} took too long; waiting for: {rounds.waiting_for(self.state)}"
+            await self.take(rounds.Stopped(reason))
+        self.model.thaw({point.version for point in self.state.points})
+
+
+def point_place(number: int) -> str:
+    """Return where submissions for an evaluation are filed."""
+    return f"point/{number}"
