@@ -1,0 +1,137 @@
+"""Which version of a model counts: the best one by validation data, never by test data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.evaluation.holdout import headline
+from coterie.evaluation.leave_one_out import CHOOSE_BY, LeaveOneOut, ScoreAll, ScoreCandidates
+
+__all__ = ["Selection", "Trained", "best_of"]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came out of training one model once.
+
+    Parameters
+    ----------
+    history : sequence of mapping
+        One entry for each version that was evaluated: ``step`` (epoch or global round) and ``metrics``, means over
+        users by key; more keys are free.
+    best : int
+        Position in ``history`` of the version that counts.
+    metrics : mapping of str to float
+        Of that version; may have keys that are too dear to compute for all.
+    users : mapping of str to int
+        By metric, how many users have a value.
+    per_user : mapping of str to ndarray of float64, shape (U,), or None
+        Of that version, in the data set's order of users; None where values stay with the users.
+    facts : mapping
+        JSON-ready: what else is to be said of the row, such as ``secure_sum``.
+    """
+
+    history: Sequence[Mapping[str, Any]]
+    best: int
+    metrics: Mapping[str, float]
+    users: Mapping[str, int] = field(default_factory=dict)
+    per_user: Mapping[str, NDArray[np.float64]] | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def best_of(history: Sequence[Mapping[str, Any]], choose_by: str) -> int:
+    """Return the position of the entry with the highest metric, the first among equals.
+
+    Parameters
+    ----------
+    history : sequence of mapping
+        As in `Trained`; not empty.
+    choose_by : str
+        Metric; where no entry has it there is nothing to choose by, and the last one is returned.
+    """
+    values = [entry["metrics"].get(choose_by, math.nan) for entry in history]
+    if all(math.isnan(value) for value in values):
+        return len(history) - 1
+    return int(np.nanargmax(values))
+
+
+class Selection:
+    """Measures versions of a model as they come, and keeps the figures of the best.
+
+    Parameters
+    ----------
+    holdout : LeaveOneOut
+    choose_by : str
+        A metric on validation data.
+    """
+
+    def __init__(self, holdout: LeaveOneOut, choose_by: str = CHOOSE_BY) -> None:
+        self._holdout = holdout
+        self._choose_by = choose_by
+        self._history: list[dict[str, Any]] = []
+        self._best = 0
+        self._per_user: dict[str, NDArray[np.float64]] = {}
+
+    def see(
+        self,
+        step: int,
+        score_candidates: ScoreCandidates,
+        score_all: ScoreAll | None = None,
+        **more: Any,
+    ) -> Mapping[str, float]:
+        """Measure a version.
+
+        All items are scored only for a version that is the best so far: for large catalogues that is the dearer part.
+
+        Parameters
+        ----------
+        step : int
+            Epoch or global round.
+        score_candidates, score_all : callable
+            As in `LeaveOneOut.measure`.
+        **more
+            Further entries for the history, such as ``train_loss``.
+
+        Returns
+        -------
+        mapping of str to float
+            Means over users, without those over all items.
+
+        Raises
+        ------
+        RunError
+            A score is not finite.
+        """
+        measured = self._holdout.measure(score_candidates)
+        means = headline(measured)
+        self._history.append({"step": step, **more, "metrics": means})
+        if best_of(self._history, self._choose_by) == len(self._history) - 1:
+            self._best = len(self._history) - 1
+            if score_all is not None:
+                measured = self._holdout.measure(score_candidates, score_all)
+            self._per_user = measured
+        return means
+
+    @property
+    def since_best(self) -> int:
+        """Versions seen after the best one, for stopping early."""
+        return len(self._history) - 1 - self._best
+
+    def trained(self, **facts: Any) -> Trained:
+        """Return the outcome; at least one version must have been seen."""
+        if not self._history:
+            raise ValueError("no version was measured; expected at least one")
+        return Trained(
+            history=tuple(self._history),
+            best=self._best,
+            metrics=headline(self._per_user),
+            users={name: int(np.count_nonzero(~np.isnan(values))) for name, values in self._per_user.items()},
+            per_user=self._per_user,
+            facts=facts,
+        )
