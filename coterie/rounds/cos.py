@@ -106,7 +106,7 @@ class RoundState:
     step: Step
     phase: Phase = Phase.COLLECT
     closed: Closed = field(default_factory=dict)
-    arrived: Mapping[int, bytes] = _NONE
+    arrived: Mapping[int, bytes] = field(default_factory=dict)
     expected: frozenset[int] = frozenset()
     running: NDArray[np.uint32] | None = None
     lost: frozenset[int] = frozenset()
