@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.errors import RunError
-from coterie.evaluation.holdout import TEST, VALIDATION
+from coterie.evaluation.holdout import TEST, TRAIN, VALIDATION
 
 __all__ = [
     "CHOOSE_BY",
@@ -203,7 +203,10 @@ class LeaveOneOut:
         return self._held(VALIDATION)
 
     def measure(
-        self, score_candidates: ScoreCandidates, score_all: ScoreAll | None = None
+        self,
+        score_candidates: ScoreCandidates,
+        score_all: ScoreAll | None = None,
+        users: NDArray[np.intp] | None = None,
     ) -> dict[str, NDArray[np.float64]]:
         r"""Measure scores.
 
@@ -218,6 +221,8 @@ class LeaveOneOut:
             item, its validation item and its negatives.
         score_all : callable, optional
             Scores all items for some users; without it the keys with ``_all`` are absent.
+        users : ndarray of int, shape (n,), optional
+            Measure these only; all if left out.
 
         Returns
         -------
@@ -242,7 +247,7 @@ class LeaveOneOut:
             name: np.full(self.n_users, np.nan)
             for name in metric_names(self.k, everything=score_all is not None)
         }
-        for chosen in self._batches():
+        for chosen in self._batches(users):
             self._among_negatives(chosen, score_candidates, found)
             if score_all is not None:
                 self._among_all(chosen, score_all, found)
@@ -300,14 +305,22 @@ class LeaveOneOut:
             hit, 1 / np.log2(ahead[has] + 2.0), 0.0
         )
 
+    def training(self) -> list[NDArray[np.int32]]:
+        """Return the training items of each user, ascending: int32 (n_u,)."""
+        mine = self.part == TRAIN
+        user, item = self.user[mine], self.item[mine].astype(np.int32)
+        order = np.lexsort((item, user))
+        return np.split(item[order], np.searchsorted(user[order], np.arange(1, self.n_users)))
+
     def _held(self, part: int) -> NDArray[np.int32]:
         held = np.full(self.n_users, NO_ITEM, np.int32)
         mine = self.part == part
         held[self.user[mine]] = self.item[mine]
         return held
 
-    def _batches(self) -> Iterator[NDArray[np.intp]]:
-        measured = np.flatnonzero((self.test != NO_ITEM) | (self.validation != NO_ITEM))
+    def _batches(self, users: NDArray[np.intp] | None) -> Iterator[NDArray[np.intp]]:
+        among = np.arange(self.n_users) if users is None else users
+        measured = among[(self.test[among] != NO_ITEM) | (self.validation[among] != NO_ITEM)]
         for first in range(0, len(measured), _USERS_AT_ONCE):
             yield measured[first : first + _USERS_AT_ONCE]
 

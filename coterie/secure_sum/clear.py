@@ -46,7 +46,7 @@ class ClearServer:
     """The server's half."""
 
     name = "clear"
-    steps = (Step.SUBMIT,)
+    steps: tuple[Step, ...] = (Step.SUBMIT,)
 
     def plan_fields(self, members: int) -> tuple[int, int]:
         """Return no graph."""
