@@ -1,0 +1,559 @@
+"""The masked sum: Bonawitz et al. (2017) on the graph of Bell et al. (2020), with a confirmed list of submitters.
+
+The orchestration server learns the sum over those that submitted, and of each contribution a vector that is uniform to
+it.  Every member masks its codes with a mask of its own and one for each neighbour, which the neighbour subtracts.
+After the close, neighbours reveal for each member either shares of the seed of its own mask (it submitted) or shares of
+the secret behind its pairwise masks (it did not), never both.
+
+The server's half here holds no secret and keeps nothing: it is a function of the plan and of the messages of closed
+steps.  What it derives from a closed step is remembered while that step's messages stay the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+from numpy.typing import NDArray
+
+from coterie.crypto import masking, shamir
+from coterie.crypto.explicit import encode
+from coterie.crypto.verification import VerificationError
+from coterie.crypto.verified import Verified
+from coterie.secure_sum.bundles import bundle_from_wire
+from coterie.secure_sum.clear import codes_of
+from coterie.secure_sum.graph import GraphFields, graph_fields, neighbourhoods
+from coterie.secure_sum.masked_member import MaskedMember
+from coterie.secure_sum.plan import SumPlan
+from coterie.secure_sum.protocol import Closed, Failed, Step, Total, Vector, bad_message, users_of
+from coterie.secure_sum.statements import (
+    ADVERT,
+    CONFIRM,
+    SUBMIT,
+    ascending,
+    codes_hash,
+    list_hash,
+    pack_positions,
+    unpack_positions,
+)
+from coterie.wire.layout import Layout
+from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.v1 import rounds_pb2 as wire
+
+__all__ = ["MaskedMember", "MaskedServer"]
+
+_DIGEST = 32
+_MOST_ADVERT_BYTES = 1024
+_TRIES = 500
+"""Subsets of shares that are tried for one secret, after the first."""
+
+_MessageT = TypeVar("_MessageT", bound=Message)
+_Derived = TypeVar("_Derived")
+
+
+class _Shared(NamedTuple):
+    """What closed SHARE: each member's message, and for whom its shares are, in their order."""
+
+    messages: dict[int, wire.Shares]
+    receivers: dict[int, tuple[int, ...]]
+
+
+class _Secret(NamedTuple):
+    """One secret to be reconstructed: whose, which, and what was revealed of it by whom."""
+
+    member: int
+    kind: str
+    shares: dict[int, int]
+    fits: Callable[[bytes], bool]
+
+
+class MaskedServer:
+    """The server's half.
+
+    Parameters
+    ----------
+    rule : callable, optional
+        Degree and threshold for a number of members; ``graph_fields`` with its default assumptions when left out.
+    directory_key : bytes, optional
+        Raw Ed25519 public key of the directory, 32 bytes: with it, bundles in advertisements are checked here too, so
+        that one bad bundle does not make its neighbours leave.
+    clock : callable, optional
+        Unix seconds, for the validity of bundles.
+    """
+
+    name = "masked"
+    steps = tuple(Step)
+
+    def __init__(
+        self,
+        rule: Callable[[int], GraphFields] = graph_fields,
+        directory_key: bytes | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._rule = rule
+        self._directory_key = directory_key
+        self._clock = clock
+        self._verified = Verified()
+        self._derived: dict[str, tuple[bytes, Mapping[int, bytes], object]] = {}
+
+    def plan_fields(self, members: int) -> tuple[int, int]:
+        """Return degree and threshold for so many members.
+
+        Raises
+        ------
+        Failed
+            For fewer than two members.
+        """
+        return self._rule(members)
+
+    def expected(self, plan: SumPlan, closed: Closed, step: Step) -> tuple[int, ...]:
+        """Return the members that a step asks, ascending: those of the step before with enough neighbours in it."""
+        if step is Step.ADVERTISE:
+            return tuple(range(len(plan.members)))
+        before = self.steps[self.steps.index(step) - 1]
+        return self._of(plan, closed, before, "expected", lambda there: tuple(_viable(plan, there)))
+
+    def briefing(self, plan: SumPlan, closed: Closed, step: Step, member: int) -> bytes:
+        """Return what a member needs for a step."""
+        match step:
+            case Step.ADVERTISE:
+                return b""
+            case Step.SHARE:
+                adverts = self._adverts(plan, closed)
+                met = self._met(plan, closed)[member]
+                return wire.Adverts(adverts=[adverts[each] for each in met]).SerializeToString()
+            case Step.SUBMIT:
+                return self._inbox(plan, closed, member).SerializeToString()
+            case Step.CONFIRM:
+                return self._of(
+                    plan,
+                    closed,
+                    Step.SUBMIT,
+                    "submitters",
+                    lambda notes: wire.Submitters(members=sorted(notes)).SerializeToString(),
+                )
+            case Step.UNMASK:
+                confirmations = self._of(
+                    plan,
+                    closed,
+                    Step.CONFIRM,
+                    "confirmations",
+                    lambda there: _parsed(wire.Confirmation, there),
+                )
+                near = self._kept(plan, closed, member)
+                return wire.Confirmations(
+                    confirmations=[confirmations[each] for each in near if each in confirmations]
+                ).SerializeToString()
+
+    def check(self, plan: SumPlan, closed: Closed, step: Step, member: int, message: bytes) -> None:
+        """Check a message of any step but SUBMIT."""
+        try:
+            match step:
+                case Step.ADVERTISE:
+                    self._check_advert(plan, member, message)
+                case Step.SHARE:
+                    self._check_shares(plan, closed, member, message)
+                case Step.CONFIRM:
+                    self._check_confirmation(plan, closed, member, message)
+                case Step.UNMASK:
+                    self._check_unmasking(plan, closed, member, message)
+                case Step.SUBMIT:
+                    raise bad_message(step, "a contribution is no message of another step", "Vector")
+        except VerificationError as error:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_BAD_SIGNATURE,
+                error.message,
+                field=step.value,
+                expected="what the member's own keys sign and agree on",
+            ) from None
+
+    def vector(
+        self,
+        plan: SumPlan,
+        closed: Closed,
+        notes: Mapping[int, bytes],
+        member: int,
+        message: bytes,
+        layout: Layout,
+    ) -> Vector:
+        """Check a contribution.
+
+        Two members must agree on whether there is a mask between them.  Who submits first settles it: a vector that
+        leaves out a member whose vector is already in the sum with that mask is refused, and so is a later vector with
+        a mask that the earlier one left out.
+        """
+        if member not in closed[Step.SHARE]:
+            raise bad_message(Step.SUBMIT, f"member {member} did not share", "a member that did")
+        vector, codes = codes_of(message, layout.size)
+        near = self._sharing(plan, closed, member)
+        left_out = tuple(vector.left_out)
+        if not ascending(left_out, len(plan.members)) or not set(left_out) <= set(near):
+            raise bad_message(
+                Step.SUBMIT, "left_out is no ascending list of neighbours", "neighbours that sent shares"
+            )
+        if len(near) - len(left_out) < plan.threshold:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_BELOW_FLOOR,
+                f"a contribution masked with {len(near) - len(left_out)} neighbours",
+                field="left_out",
+                expected=f"at least {plan.threshold}",
+            )
+        self._require_agreement(notes, member, near, left_out)
+        try:
+            self._verified.signature(
+                "the contribution",
+                self._signing_key(plan, closed, member),
+                vector.signature,
+                SUBMIT,
+                plan.hash,
+                codes_hash(vector.codes),
+            )
+        except VerificationError as error:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_BAD_SIGNATURE,
+                error.message,
+                field="signature",
+                expected="the member's own",
+            ) from None
+        return Vector(codes, hashlib.sha256(message).digest() + pack_positions(left_out))
+
+    def shortfall(self, plan: SumPlan, closed: Closed, step: Step, arrived: Mapping[int, bytes]) -> str:
+        """Say why a step cannot be closed with these messages: too few users, or a secret that nobody could undo."""
+        if step in (Step.ADVERTISE, Step.SHARE):
+            users = sum(plan.members[member].users for member in _viable(plan, arrived))
+            if users >= plan.min_sum:
+                return ""
+            return f"{users} users have enough neighbours left, the plan's floor is {plan.min_sum}"
+        if step is Step.SUBMIT:
+            users = users_of(plan, arrived)
+            if users < plan.min_sum:
+                return f"{users} users submitted, the plan's floor is {plan.min_sum}"
+            closed = {**closed, step: arrived}
+        # A member that has too few confirmations reveals nothing.
+        answering = set(_viable(plan, arrived)) if step is Step.CONFIRM else set(arrived)
+        short = [
+            secret
+            for secret in self._secrets(plan, closed)
+            if len(answering.intersection(self._holders(plan, closed, secret))) < plan.threshold
+        ]
+        if not short:
+            return ""
+        return (
+            f"{len(short)} members have fewer than {plan.threshold} neighbours left that could undo their masks, "
+            f"among them member {short[0]}"
+        )
+
+    def unmask(self, plan: SumPlan, closed: Closed, running: NDArray[np.uint32]) -> Total:
+        """Return the sum of the submitters' codes, after the last step.
+
+        Each secret is reconstructed from exactly ``t`` shares and checked against what its owner committed to; on a
+        mismatch other subsets are tried, and whoever's share does not lie on the right polynomial is named (also where
+        the secret's owner dealt it a wrong one: the two cannot be told apart).  Members hold no lock and no state is
+        shared, so this belongs in a thread.
+        """
+        wrong: set[int] = set()
+        plus: list[bytes] = []
+        minus: list[bytes] = []
+        adverts = self._adverts(plan, closed)
+        submitted = closed[Step.SUBMIT]
+        for secret in self._revealed(plan, closed):
+            value = _reconstruct(plan, secret, wrong)
+            own = plan.members[secret.member].participant
+            if secret.kind == "seed":
+                minus.append(masking.own_mask_key(value, plan.hash, own))
+                continue
+            key = masking.RoundKey(value)
+            for peer in self._holders(plan, closed, secret.member):
+                if peer not in submitted:
+                    continue
+                other = plan.members[peer].participant
+                agreed = key.agree(adverts[peer].mask_public)
+                # What the peer added is subtracted, and the other way round.
+                (minus if other < own else plus).append(masking.pair_mask_key(agreed, plan.hash, own, other))
+            key.wipe()
+        codes = running.copy()
+        masking.add_masks(codes, plus, minus)
+        return Total(codes, tuple(sorted(wrong)))
+
+    # --- what closed steps say ---------------------------------------------------------------------------------------
+
+    def _of(
+        self,
+        plan: SumPlan,
+        closed: Closed,
+        step: Step,
+        what: str,
+        make: Callable[[Mapping[int, bytes]], _Derived],
+    ) -> _Derived:
+        """Return what ``make`` makes of a closed step's messages, once for the same messages of the same plan."""
+        messages = closed[step]
+        found = self._derived.get(what)
+        if found is None or found[0] != plan.hash or (found[1] is not messages and found[1] != messages):
+            found = (plan.hash, messages, make(messages))
+            self._derived[what] = found
+        return found[2]  # type: ignore[return-value]
+
+    def _adverts(self, plan: SumPlan, closed: Closed) -> dict[int, wire.Advert]:
+        return self._of(plan, closed, Step.ADVERTISE, "adverts", lambda there: _parsed(wire.Advert, there))
+
+    def _met(self, plan: SumPlan, closed: Closed) -> dict[int, tuple[int, ...]]:
+        """Return for each member that advertised its neighbours that did."""
+        return self._of(plan, closed, Step.ADVERTISE, "met", lambda there: _within(plan, there))
+
+    def _shared(self, plan: SumPlan, closed: Closed) -> dict[int, wire.Shares]:
+        return self._of(plan, closed, Step.SHARE, "shared", lambda there: _parsed(wire.Shares, there))
+
+    def _sharing(self, plan: SumPlan, closed: Closed, member: int) -> tuple[int, ...]:
+        """Return the neighbours of a member that shared."""
+        return self._of(plan, closed, Step.SHARE, "sharing", lambda there: _within(plan, there))[member]
+
+    def _left_out(self, plan: SumPlan, closed: Closed) -> dict[int, frozenset[int]]:
+        return self._of(
+            plan,
+            closed,
+            Step.SUBMIT,
+            "left_out",
+            lambda notes: {member: frozenset(_noted(note)) for member, note in notes.items()},
+        )
+
+    def _kept(self, plan: SumPlan, closed: Closed, member: int) -> tuple[int, ...]:
+        """Return the neighbours with whom a submitter has masks, ascending; it holds their shares."""
+        left_out = self._left_out(plan, closed)[member]
+        near = self._sharing(plan, closed, member)
+        return tuple(each for each in near if each not in left_out) if left_out else near
+
+    def _inbox(self, plan: SumPlan, closed: Closed, member: int) -> wire.ShareInbox:
+        met, shared = self._met(plan, closed), self._shared(plan, closed)
+        inbox = wire.ShareInbox()
+        for sender in self._sharing(plan, closed, member):
+            place = bisect_left(met[sender], member)
+            inbox.shares.add(member=sender, sealed=shared[sender].shares[place].sealed)
+        return inbox
+
+    def _signing_key(self, plan: SumPlan, closed: Closed, member: int) -> bytes:
+        return self._adverts(plan, closed)[member].bundle.signing_public
+
+    def _secrets(self, plan: SumPlan, closed: Closed) -> Iterator[int]:
+        """Yield whose secrets have to be reconstructed: submitters, and those masked with but missing."""
+        submitted = closed[Step.SUBMIT]
+        yield from sorted(submitted)
+        for member in sorted(closed[Step.SHARE].keys() - submitted.keys()):
+            if any(True for _ in self._holders(plan, closed, member)):
+                yield member
+
+    def _holders(self, plan: SumPlan, closed: Closed, member: int) -> Iterator[int]:
+        """Yield the submitters that hold shares of a member's secrets, ascending: those with masks between them."""
+        left_out = self._left_out(plan, closed)
+        for near in self._sharing(plan, closed, member):
+            if near in left_out and member not in left_out[near]:
+                yield near
+
+    def _revealed(self, plan: SumPlan, closed: Closed) -> list[_Secret]:
+        """Return the secrets to be reconstructed, with what UNMASK revealed of each."""
+        shares: dict[int, dict[int, int]] = {member: {} for member in self._secrets(plan, closed)}
+        for holder, message in sorted(closed[Step.UNMASK].items()):
+            for share in wire.Unmasking.FromString(message).shares:
+                found = share.seed or share.mask
+                shares[share.member][holder] = masking.share_from_bytes(found)
+        submitted = closed[Step.SUBMIT]
+        adverts, shared = self._adverts(plan, closed), self._shared(plan, closed)
+        secrets = []
+        for member, held in shares.items():
+            if member in submitted:
+                committed = shared[member].seed_hash
+                fits = _hashes_to(plan.hash, committed)
+            else:
+                fits = _has_public(adverts[member].mask_public)
+            secrets.append(_Secret(member, "seed" if member in submitted else "mask", held, fits))
+        return secrets
+
+    # --- what messages must be ---------------------------------------------------------------------------------------
+
+    def _check_advert(self, plan: SumPlan, member: int, message: bytes) -> None:
+        advert = _read(wire.Advert, Step.ADVERTISE, message)
+        if len(message) > _MOST_ADVERT_BYTES:
+            raise bad_message(
+                Step.ADVERTISE,
+                f"an advertisement of {len(message)} bytes",
+                f"at most {_MOST_ADVERT_BYTES} bytes",
+            )
+        bundle = bundle_from_wire(advert.bundle)
+        if advert.member != member or bundle.participant_id != plan.members[member].participant:
+            raise bad_message(
+                Step.ADVERTISE, f"an advertisement of another than member {member}", "the member's own keys"
+            )
+        if self._directory_key is not None:
+            self._verified.bundle(bundle, self._directory_key, int(self._clock()))
+        if advert.channel_public == advert.mask_public:
+            raise bad_message(Step.ADVERTISE, "one key for two purposes", "two keys")
+        # Neighbours would leave over a key on which nothing can be agreed.
+        for public in (advert.channel_public, advert.mask_public):
+            masking.require_usable(public)
+        self._verified.signature(
+            "the advertisement",
+            bundle.signing_public,
+            advert.signature,
+            ADVERT,
+            plan.hash,
+            advert.channel_public,
+            advert.mask_public,
+        )
+
+    def _check_shares(self, plan: SumPlan, closed: Closed, member: int, message: bytes) -> None:
+        shares = _read(wire.Shares, Step.SHARE, message)
+        met = self._met(plan, closed)[member]
+        if tuple(share.member for share in shares.shares) != met:
+            raise bad_message(
+                Step.SHARE,
+                f"shares of member {member} for others than its neighbours",
+                f"{len(met)} neighbours",
+            )
+        if any(len(share.sealed) != masking.SEALED_SHARE_BYTES for share in shares.shares):
+            raise bad_message(
+                Step.SHARE, "a sealed share of another length", f"{masking.SEALED_SHARE_BYTES} bytes each"
+            )
+        if len(shares.seed_hash) != _DIGEST:
+            raise bad_message(Step.SHARE, "no hash of the seed", f"{_DIGEST} bytes")
+
+    def _check_confirmation(self, plan: SumPlan, closed: Closed, member: int, message: bytes) -> None:
+        confirmation = _read(wire.Confirmation, Step.CONFIRM, message)
+        if confirmation.member != member:
+            raise bad_message(Step.CONFIRM, f"a confirmation of another than member {member}", "its own")
+        agreed = self._of(plan, closed, Step.SUBMIT, "list hash", lambda notes: list_hash(sorted(notes)))
+        self._verified.signature(
+            "the confirmation",
+            self._signing_key(plan, closed, member),
+            confirmation.signature,
+            CONFIRM,
+            plan.hash,
+            agreed,
+        )
+
+    def _check_unmasking(self, plan: SumPlan, closed: Closed, member: int, message: bytes) -> None:
+        unmasking = _read(wire.Unmasking, Step.UNMASK, message)
+        expected = self._kept(plan, closed, member)
+        if tuple(share.member for share in unmasking.shares) != expected:
+            raise bad_message(
+                Step.UNMASK,
+                f"what member {member} reveals is not about its neighbours",
+                f"{len(expected)} shares",
+            )
+        submitted = closed[Step.SUBMIT]
+        for share in unmasking.shares:
+            due = "seed" if share.member in submitted else "mask"
+            if share.WhichOneof("share") != due:
+                raise bad_message(
+                    Step.UNMASK, f"another share of member {share.member}", f"that of its {due}"
+                )
+            masking.share_from_bytes(share.seed if due == "seed" else share.mask)
+
+    def _require_agreement(
+        self, notes: Mapping[int, bytes], member: int, near: Iterable[int], left_out: Collection[int]
+    ) -> None:
+        leaving = set(left_out)
+        for other in near:
+            note = notes.get(other)
+            if note is None:
+                continue
+            left_by_other = len(note) > _DIGEST and member in _noted(note)
+            if left_by_other != (other in leaving):
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_CONFLICT,
+                    f"members {member} and {other} do not agree on whether there is a mask between them, "
+                    f"and member {other} was first",
+                    field="left_out",
+                    expected="the neighbours on which both agree",
+                )
+
+
+def _hashes_to(plan_hash: bytes, committed: bytes) -> Callable[[bytes], bool]:
+    return lambda seed: masking.seed_hash(plan_hash, seed) == committed
+
+
+def _has_public(public: bytes) -> Callable[[bytes], bool]:
+    return lambda secret: masking.public_of(secret) == public
+
+
+def _reconstruct(plan: SumPlan, secret: _Secret, wrong: set[int]) -> bytes:
+    """Return a secret; adds to ``wrong`` those whose shares were found not to fit.
+
+    Raises
+    ------
+    Failed
+        When no subset that was tried gives it.
+    """
+    # Those caught before are asked last.
+    holders = sorted(secret.shares, key=lambda holder: (holder in wrong, holder))
+    if len(holders) < plan.threshold:
+        raise Failed(
+            f"{len(holders)} neighbours revealed shares of the {secret.kind} of member {secret.member}, "
+            f"and it takes {plan.threshold}",
+            tuple(sorted(wrong)),
+        )
+    chosen = holders[: plan.threshold]
+    for attempt in range(_TRIES + 1):
+        points = {holder + 1: secret.shares[holder] for holder in sorted(chosen)}
+        value = shamir.reconstruct(points)
+        if value < 1 << 8 * shamir.SECRET_BYTES:
+            found = value.to_bytes(shamir.SECRET_BYTES)
+            if secret.fits(found):
+                if attempt:
+                    wrong.update(
+                        holder
+                        for holder in holders
+                        if shamir.interpolate(points, holder + 1) != secret.shares[holder]
+                    )
+                return found
+        if len(holders) == plan.threshold:
+            break
+        chosen = _subset(plan, secret.member, attempt, holders)
+    raise Failed(
+        f"no {plan.threshold} of {len(holders)} shares give the {secret.kind} of member {secret.member}: "
+        "it or its neighbours dealt wrong ones",
+        tuple(sorted(wrong)),
+    )
+
+
+def _subset(plan: SumPlan, member: int, attempt: int, holders: list[int]) -> list[int]:
+    """Return as many holders as the threshold, in an order that differs with each attempt."""
+    drawn = sorted(
+        holders,
+        key=lambda holder: hashlib.sha256(encode("subset", plan.hash, member, attempt, holder)).digest(),
+    )
+    return drawn[: plan.threshold]
+
+
+def _viable(plan: SumPlan, there: Collection[int]) -> Iterator[int]:
+    """Yield those of the members there, ascending, that have enough neighbours among them."""
+    near = neighbourhoods(plan.hash, len(plan.members), plan.degree)
+    for member in sorted(there):
+        if sum(1 for each in near[member] if each in there) >= plan.threshold:
+            yield member
+
+
+def _within(plan: SumPlan, there: Collection[int]) -> dict[int, tuple[int, ...]]:
+    """Return for each of the members there its neighbours among them, ascending."""
+    near = neighbourhoods(plan.hash, len(plan.members), plan.degree)
+    return {member: tuple(each for each in near[member] if each in there) for member in there}
+
+
+def _noted(note: bytes) -> tuple[int, ...]:
+    """Return the neighbours that a note says were left out."""
+    return unpack_positions(note[_DIGEST:])
+
+
+def _parsed(kind: type[_MessageT], messages: Mapping[int, bytes]) -> dict[int, _MessageT]:
+    return {member: kind.FromString(message) for member, message in messages.items()}
+
+
+def _read(kind: type[_MessageT], step: Step, message: bytes) -> _MessageT:
+    try:
+        return kind.FromString(message)
+    except DecodeError:
+        name = kind.DESCRIPTOR.name
+        raise bad_message(step, f"the payload is no {name}", f"a serialised {name}") from None

@@ -1,0 +1,64 @@
+"""What members of a masked sum sign, and what both halves read off the same messages.
+
+Explicit bytes (``coterie.crypto.explicit``), by purpose::
+
+    advert      (plan hash, channel key, mask key)
+    submit      (plan hash, SHA-256 of the codes as they travel)
+    confirm     (plan hash, list hash)
+    submitters  (positions of the list's members, 4 bytes each, big-endian, ascending)
+
+where the list hash is the SHA-256 of the last line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from coterie.crypto.explicit import encode
+
+__all__ = [
+    "ADVERT",
+    "CONFIRM",
+    "SUBMIT",
+    "ascending",
+    "codes_hash",
+    "list_hash",
+    "pack_positions",
+    "unpack_positions",
+]
+
+ADVERT = "advert"
+SUBMIT = "submit"
+CONFIRM = "confirm"
+
+_POSITION_BYTES = 4
+
+
+def codes_hash(codes: bytes) -> bytes:
+    """Return the SHA-256 of a contribution's codes as they travel, little-endian."""
+    return hashlib.sha256(codes).digest()
+
+
+def list_hash(members: Sequence[int]) -> bytes:
+    """Return the hash of a list of submitters, which ascends."""
+    return hashlib.sha256(encode("submitters", pack_positions(members))).digest()
+
+
+def pack_positions(members: Iterable[int]) -> bytes:
+    """Return positions as 4 bytes each, big-endian."""
+    return b"".join(member.to_bytes(_POSITION_BYTES) for member in members)
+
+
+def unpack_positions(packed: bytes) -> tuple[int, ...]:
+    """Return the positions that ``pack_positions`` packed."""
+    starts = range(0, len(packed), _POSITION_BYTES)
+    return tuple(int.from_bytes(packed[start : start + _POSITION_BYTES]) for start in starts)
+
+
+def ascending(members: Sequence[int], below: int) -> bool:
+    """Whether positions ascend strictly and are all below a number."""
+    if not members:
+        return True
+    return members[-1] < below and all(one < after for one, after in pairwise(members))
