@@ -1,0 +1,113 @@
+"""Messages that must be refused, and briefings of a server that cheats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from coterie.rounds.cos import Arrived, Phase, RoundState
+from coterie.secure_sum.protocol import Step
+from coterie.simulate.faults import Fault
+from coterie.wire.layout import Layout
+from coterie.wire.v1 import rounds_pb2 as wire
+
+__all__ = ["Submission", "forged", "intrusion"]
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A member's message for a step of a round, on its way."""
+
+    round: int
+    member: int
+    step: Step
+    message: bytes
+
+
+def intrusion(
+    fault: Fault, state: RoundState, last: Submission, old: Submission | None, layout: Layout, now: float
+) -> Arrived | None:
+    """Return a message that must be refused, made from one that has just arrived; nothing where there is none."""
+    is_open = state.phase is Phase.COLLECT
+    held = state.arrived if is_open and state.step is last.step else state.closed.get(last.step, {})
+    free = list(state.asked) if is_open else []
+    arrived = Arrived(last.member, last.step, last.message, now)
+    match fault.what:
+        case "conflict" if last.round == state.plan.round and last.member in held:
+            return replace(arrived, message=_other(last.step, last.message))
+        case "garbage" if free:
+            return replace(arrived, member=free[0], step=state.step, message=b"\xff\x07garbage")
+        case "long" | "short" | "bound" if free and state.step is Step.SUBMIT:
+            codes = np.zeros(layout.size, np.uint32)
+            if fault.what == "bound":
+                # Under a mask nobody can see a bound; without a signature it is refused all the same.
+                codes += np.uint32(2**31)
+            else:
+                codes = np.resize(codes, layout.size + (1 if fault.what == "long" else -1))
+            message = wire.SummedVector(codes=codes.astype("<u4").tobytes()).SerializeToString()
+            return replace(arrived, member=free[0], step=Step.SUBMIT, message=message)
+        case "wrong step" if is_open:
+            steps = [
+                one for one in Step if one is not state.step and last.member not in state.closed.get(one, {})
+            ]
+            return replace(arrived, step=steps[int(fault.amount * len(steps))]) if steps else None
+        case "stranger" if is_open:
+            return replace(arrived, step=state.step, member=len(state.plan.members) + int(fault.amount * 3))
+        case "old round" if old is not None and old.round < state.plan.round and is_open:
+            # A service refuses it by its number; under masks the machine would, too.
+            if state.half.name == "clear" or old.member not in free or old.step is not state.step:
+                return None
+            return Arrived(old.member, old.step, old.message, now)
+        case _:
+            return None
+
+
+def _other(step: Step, message: bytes) -> bytes:
+    """Return a message of the same form with other bytes."""
+    if step is not Step.SUBMIT:
+        return message[:-1] + bytes([message[-1] ^ 1])
+    vector = wire.SummedVector.FromString(message)
+    codes = bytearray(vector.codes)
+    codes[0] ^= 1
+    vector.codes = bytes(codes)
+    return vector.SerializeToString()
+
+
+def forged(step: Step, briefing: bytes, fault: Fault, members: int) -> bytes:
+    """Return a briefing as a server that cheats might show it."""
+    kinds: Mapping[Step, tuple[Any, str]] = {
+        Step.SHARE: (wire.Adverts, "adverts"),
+        Step.SUBMIT: (wire.ShareInbox, "shares"),
+        Step.CONFIRM: (wire.Submitters, "members"),
+        Step.UNMASK: (wire.Confirmations, "confirmations"),
+    }
+    if step not in kinds:
+        return briefing
+    kind, name = kinds[step]
+    message = kind.FromString(briefing)
+    entries = list(getattr(message, name))
+    at = int(fault.amount * len(entries)) if entries else 0
+    match fault.what:
+        case "drop one" if entries:
+            del entries[at]
+        case "add one" if step is Step.CONFIRM:
+            entries = sorted({*entries, int(fault.amount * members)})
+        case "swap" if len(entries) > 1 and step is Step.SHARE:
+            # The keys of one neighbour under the name of another.
+            entries[at].mask_public, entries[at - 1].mask_public = (
+                entries[at - 1].mask_public,
+                entries[at].mask_public,
+            )
+        case "swap" if len(entries) > 1 and step is Step.SUBMIT:
+            entries[at].sealed, entries[at - 1].sealed = entries[at - 1].sealed, entries[at].sealed
+        case "other round" if entries and step in (Step.SHARE, Step.UNMASK):
+            entries[at].signature = bytes(64)
+        case _:
+            return briefing
+    changed = kind()
+    getattr(changed, name).extend(entries)
+    forged: bytes = changed.SerializeToString()
+    return forged
