@@ -17,7 +17,7 @@ from coterie.config.run import RunSettings
 from coterie.data import Dataset
 from coterie.launch.reference import Reference
 
-__all__ = ["Outcome", "about", "from_cos", "together", "write"]
+__all__ = ["Outcome", "about", "from_cos", "surroundings", "together", "write"]
 
 Outcome = dict[str, Any]
 """A report, JSON-ready (docs/report.md)."""
@@ -32,6 +32,19 @@ def about(dataset: Dataset) -> dict[str, Any]:
         "users": len(dataset.users),
         "items": len(dataset.items),
         "interactions": len(dataset),
+    }
+
+
+def surroundings() -> dict[str, Any]:
+    """Return ``versions`` of packages and the ``machine``, as reports and tables state them."""
+    return {
+        "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
+        "machine": {
+            "python": platform.python_version(),
+            "system": f"{platform.system()} {platform.release()}",
+            "processor": platform.machine(),
+            "cores": os.cpu_count(),
+        },
     }
 
 
@@ -141,13 +154,7 @@ def together(
         "settings": settings.model_dump(mode="json", exclude={"output"}),
         "metrics": _mean_std([single["history"][-1]["metrics"] for single in singles]),
         "reference": {},
-        "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
-        "machine": {
-            "python": platform.python_version(),
-            "system": f"{platform.system()} {platform.release()}",
-            "processor": platform.machine(),
-            "cores": os.cpu_count(),
-        },
+        **surroundings(),
     }
     if all("reference" in single for single in singles):
         report["reference"] = {
