@@ -10,8 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.rounds.plan import plan_hash
-from coterie.wire.v1.orchestrator_pb2 import RunPlan
+from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan
 
+ROUNDS: dict[str, Any] = {
+    "cohorts": CohortKind.COHORT_KIND_RANDOM,
+    "cohort": 50,
+    "group": 100,
+    "beacon": bytes(range(32)),
+    "party_per_user": True,
+    "min_cohort": 20,
+    "min_sum": 34,
+    "experiment": True,
+    "passes": 200,
+    "evaluate_every": 5,
+    "patience": 3,
+    "choose_by": "hit_ratio@10",
+    "step_timeout_ms": 60_000,
+}
 PLAN: dict[str, Any] = {
     "run_id": "spring",
     "system": "drift",
@@ -26,14 +41,20 @@ PLAN: dict[str, Any] = {
     "max_staleness": 2000,
     "epochs": 10,
     "min_users": 20,
+    "settings": '{"model":"neumf","touch":"once"}',
+    "rounds": ROUNDS,
 }
-FIELDS = list(RunPlan.DESCRIPTOR.fields)
+FIELDS = [field for field in RunPlan.DESCRIPTOR.fields if field.name != "rounds"]
+OF_ROUNDS = list(RoundsPlan.DESCRIPTOR.fields)
+"""What ``rounds`` holds; its fields follow those of the plan one after the other."""
 
 
 def other(field: FieldDescriptor, value: Any) -> Any:
     """Return another value of a field's type."""
     if field.type == FieldDescriptor.TYPE_STRING:
         return value + "x"
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        return bytes([value[0] ^ 1]) + value[1:]
     if field.type == FieldDescriptor.TYPE_BOOL:
         return not value
     return value / 2 if field.type == FieldDescriptor.TYPE_FLOAT else value // 2
@@ -42,10 +63,14 @@ def other(field: FieldDescriptor, value: Any) -> Any:
 def test_the_hash_is_over_the_explicit_bytes_that_the_protocol_describes() -> None:
     """Each field in the contract's order, 4 bytes of length before its content."""
     contents = []
-    for field in FIELDS:
-        value = PLAN[field.name]
+    for field, value in [
+        *((field, PLAN[field.name]) for field in FIELDS),
+        *((field, ROUNDS[field.name]) for field in OF_ROUNDS),
+    ]:
         if field.type == FieldDescriptor.TYPE_STRING:
             contents.append(value.encode())
+        elif field.type == FieldDescriptor.TYPE_BYTES:
+            contents.append(value)
         elif field.type == FieldDescriptor.TYPE_FLOAT:
             contents.append(struct.pack(">f", value))
         else:
@@ -55,13 +80,28 @@ def test_the_hash_is_over_the_explicit_bytes_that_the_protocol_describes() -> No
 
 
 def test_the_plan_of_this_test_names_every_field() -> None:
-    assert {field.name for field in FIELDS} == PLAN.keys()
+    assert {field.name for field in RunPlan.DESCRIPTOR.fields} == PLAN.keys()
+    assert {field.name for field in OF_ROUNDS} == ROUNDS.keys()
+    # The explicit bytes above end with the fields of ``rounds``: it must be the contract's last.
+    assert RunPlan.DESCRIPTOR.fields[-1].name == "rounds"
 
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
 def test_every_field_of_the_plan_is_in_its_hash(field: FieldDescriptor) -> None:
     changed = {**PLAN, field.name: other(field, PLAN[field.name])}
     assert plan_hash(RunPlan(**changed)) != plan_hash(RunPlan(**PLAN))
+
+
+@pytest.mark.parametrize("field", OF_ROUNDS, ids=lambda field: field.name)
+def test_every_field_of_the_rounds_is_in_its_hash(field: FieldDescriptor) -> None:
+    rounds = {**ROUNDS, field.name: other(field, ROUNDS[field.name])}
+    assert plan_hash(RunPlan(**{**PLAN, "rounds": rounds})) != plan_hash(RunPlan(**PLAN))
+
+
+def test_a_plan_without_rounds_is_one_with_empty_rounds_and_another_than_one_with_them() -> None:
+    without = {name: value for name, value in PLAN.items() if name != "rounds"}
+    assert plan_hash(RunPlan(**without)) == plan_hash(RunPlan(**without, rounds=RoundsPlan()))
+    assert plan_hash(RunPlan(**without)) != plan_hash(RunPlan(**PLAN))
 
 
 @given(st.text(max_size=6), st.text(max_size=6), st.integers(0, 6))
