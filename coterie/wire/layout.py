@@ -104,7 +104,7 @@ def quantise(
         When a value is NaN or infinite, or beyond the bound of a segment that does not clip.
     """
     kind = np.float32 if segment.bits <= 16 else np.float64
-    scaled = np.multiply(values, segment.levels / segment.bound, dtype=kind)
+    scaled = np.asarray(np.multiply(values, segment.levels / segment.bound, dtype=kind))
     if not np.isfinite(scaled).all():
         raise UnboundedValueError(
             f"segment {segment.name} holds a value that is not a finite number: the local step diverged"
