@@ -1,0 +1,214 @@
+"""From the state of a run to the plan of its next sum, and from a sum to the next model: the same in every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.rounds import policy
+from coterie.rounds.cos import RoundState
+from coterie.rounds.system import Arrays, ServerSide, Summed
+from coterie.rounds.training import Purpose, Started, Training
+from coterie.secure_sum.plan import Member, SumPlan, layout_hash
+from coterie.secure_sum.protocol import Failed, ServerHalf
+from coterie.wire.tensor import from_wire, to_wire
+from coterie.wire.v1.orchestrator_pb2 import CohortKind, Model, NamedTensor, RoundsPlan, RunPlan
+
+__all__ = ["Conductor", "Population", "cohort_rule", "model_from_bytes", "model_to_bytes", "new_training"]
+
+_KINDS: dict[CohortKind.ValueType, policy.Cohorts] = {
+    CohortKind.COHORT_KIND_GROUPS: "groups",
+    CohortKind.COHORT_KIND_RANDOM: "random",
+    CohortKind.COHORT_KIND_ALL: "all",
+}
+
+
+def cohort_rule(rounds: RoundsPlan) -> policy.CohortRule:
+    """Return the rule that a plan prescribes."""
+    return policy.CohortRule(_KINDS[rounds.cohorts], rounds.cohort, rounds.group, rounds.beacon)
+
+
+def model_to_bytes(model: Mapping[str, NDArray[np.float32]]) -> bytes:
+    """Return a model as the payload that members fetch and hash: tensors by ascending name."""
+    tensors = [NamedTensor(name=name, tensor=to_wire(model[name])) for name in sorted(model)]
+    return Model(tensors=tensors).SerializeToString(deterministic=True)
+
+
+def model_from_bytes(payload: bytes) -> dict[str, NDArray[np.float32]]:
+    """Return the model that a payload carries.
+
+    Raises
+    ------
+    Refusal
+        When a tensor is malformed or holds a value that is not finite.
+    """
+    message = Model.FromString(payload)
+    return {
+        one.name: from_wire(one.tensor, np.float32, tuple([None] * len(one.tensor.shape)), field=one.name)
+        for one in message.tensors
+    }
+
+
+def new_training(plan: RunPlan, *, supports: bool) -> Training:
+    """Return the state of a run before anybody came."""
+    rounds = plan.rounds
+    return Training(
+        passes=rounds.passes,
+        evaluate_every=max(rounds.evaluate_every, 1),
+        patience=rounds.patience,
+        choose_by=rounds.choose_by,
+        supports=supports,
+    )
+
+
+@dataclass(frozen=True)
+class Population:
+    """The users of a run in canonical order: by device, within it in the order of registration.
+
+    Parameters
+    ----------
+    participants : sequence of bytes
+        Their ids.
+    devices : sequence of str
+        The connection that speaks for each.
+    """
+
+    participants: Sequence[bytes]
+    devices: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.participants)
+
+
+@dataclass(frozen=True)
+class Conductor:
+    """What a run asks next.
+
+    Parameters
+    ----------
+    plan : RunPlan
+    population : Population
+    side : ServerSide
+        The learning system.
+    half : ServerHalf
+        The secure sum.
+    """
+
+    plan: RunPlan
+    population: Population
+    side: ServerSide
+    half: ServerHalf
+
+    @cached_property
+    def rule(self) -> policy.CohortRule:
+        """How cohorts are drawn."""
+        return cohort_rule(self.plan.rounds)
+
+    @cached_property
+    def groups(self) -> list[NDArray[np.int64]]:
+        """Positions of each group's users."""
+        return policy.groups(self.rule, len(self.population))
+
+    @cached_property
+    def group_of(self) -> NDArray[np.int64]:
+        """Group of each user, int64 (users,)."""
+        found = np.zeros(len(self.population), np.int64)
+        for number, group in enumerate(self.groups):
+            found[group] = number
+        return found
+
+    def started(self, slots: Sequence[int]) -> Started:
+        """Return the event that fixes the population; ``slots`` are its users in canonical order."""
+        parts = len(policy.cohorts(self.rule, len(self.population), 0))
+        evaluation = parts if self.plan.rounds.party_per_user else 1
+        return Started(tuple(slots), len(self.groups), parts, evaluation)
+
+    def cohort(self, state: Training) -> NDArray[np.int64]:
+        """Return the users of the next sum, as ascending positions."""
+        if state.purpose is Purpose.SUPPORTS:
+            return self.groups[state.part]
+        if state.purpose is Purpose.EVALUATE and state.evaluation_parts == 1:
+            return np.arange(len(self.population))
+        return policy.cohorts(self.rule, len(self.population), state.pass_number)[state.part]
+
+    def members(self, cohort: NDArray[np.int64]) -> dict[int, list[int]]:
+        """Return the positions that each member of a cohort covers, by the member's place in the plan."""
+        if self.plan.rounds.party_per_user:
+            return {n: [position] for n, position in enumerate(cohort.tolist())}
+        by_device: dict[str, list[int]] = {}
+        for position in cohort.tolist():
+            by_device.setdefault(self.population.devices[position], []).append(position)
+        return dict(enumerate(by_device.values()))
+
+    def open(self, state: Training, model_sha256: bytes, patience_s: float) -> RoundState:
+        """Return the next round, before its first step.
+
+        Raises
+        ------
+        Failed
+            When the cohort is below its floor, or too large for the layout.
+        """
+        cohort = self.cohort(state)
+        layout = self.side.layout(state.purpose)
+        covered = self.members(cohort)
+        rounds = self.plan.rounds
+        devices = {self.population.devices[position] for position in cohort.tolist()}
+        counted, what = (len(cohort), "users") if rounds.experiment else (len(devices), "devices")
+        if counted < rounds.min_cohort:
+            raise Failed(f"a cohort of {counted} {what}; the plan's floor is {rounds.min_cohort}")
+        try:
+            layout.require_capacity(len(cohort))
+        except ValueError as error:
+            raise Failed(str(error)) from error
+        degree, threshold = self.half.plan_fields(len(covered))
+        plan = SumPlan(
+            run_id=self.plan.run_id,
+            round=state.round,
+            purpose=state.purpose.value,
+            secure_sum=self.plan.secure_sum,
+            model_sha256=model_sha256,
+            layout_sha256=layout_hash(layout),
+            members=tuple(
+                Member(
+                    self.population.participants[positions[0]],
+                    self.population.devices[positions[0]],
+                    len(positions),
+                )
+                for positions in covered.values()
+            ),
+            degree=degree,
+            threshold=threshold,
+            min_sum=policy.min_sum(len(cohort), rounds.min_sum),
+            pass_number=state.pass_number,
+            part=state.part,
+        )
+        return RoundState.begin(plan, layout, self.half, patience_s)
+
+    def apply(
+        self, state: Training, arrays: Arrays, total: NDArray[np.uint32], users: int
+    ) -> tuple[Arrays, dict[str, tuple[float, float]]]:
+        """Return the arrays after a sum over so many users, and the metrics in it: sum and count by name.
+
+        Raises
+        ------
+        ImpossibleSumError
+            When the sum is beyond its bounds.
+        """
+        sums = self.side.layout(state.purpose).decode(total, users)
+        cohort = self.cohort(state)
+        sizes = np.array([len(group) for group in self.groups])
+        shares = np.bincount(self.group_of[cohort], minlength=len(sizes)) / sizes
+        summed = Summed(
+            purpose=state.purpose,
+            sums=sums,
+            users=users,
+            pass_number=state.pass_number,
+            part=state.part,
+            shares=shares * (users / len(cohort)),
+            population=len(self.population),
+        )
+        return self.side.apply(arrays, summed), self.side.measured(state.purpose, sums)
