@@ -1,0 +1,344 @@
+"""A run of rounds: which sum comes next, when it ends, and which version is chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coterie.rounds.training import (
+    Abandoned,
+    Event,
+    Finished,
+    Phase,
+    Purpose,
+    Started,
+    Stopped,
+    Summed,
+    Training,
+    begin_round,
+    step,
+)
+
+SUPPORTS, EVALUATE, TRAIN = Purpose.SUPPORTS, Purpose.EVALUATE, Purpose.TRAIN
+STARTED = Started(users=(4, 2, 9), groups=2, parts=3, evaluation_parts=2)
+
+
+def new(**changes: Any) -> Training:
+    """Return a run that has not begun: four passes, an evaluation after every second."""
+    plan: dict[str, Any] = {
+        "passes": 4,
+        "evaluate_every": 2,
+        "patience": 0,
+        "choose_by": "ndcg@10",
+        "supports": True,
+    }
+    return Training(**{**plan, **changes})
+
+
+def after(state: Training, *events: Event) -> Training:
+    for event in events:
+        state = step(state, event)
+    return state
+
+
+def measured(value: float, users: float = 10.0, name: str = "ndcg@10") -> Summed:
+    """Return a sum of metrics with this mean."""
+    return Summed({name: (value * users, users)})
+
+
+def evaluated(state: Training, values: Iterable[float | None]) -> Training:
+    """Go on until the run ends: each evaluation finds the next of these means, or is abandoned for None."""
+    found = iter(values)
+    while not state.phase.ended:
+        if state.purpose is EVALUATE:
+            value = next(found)
+            state = step(state, Abandoned("too few") if value is None else measured(value))
+        else:
+            state = step(state, Summed())
+    return state
+
+
+def quick(**changes: Any) -> Training:
+    """Return a run of one cohort a pass, evaluated after each, whose groups are not asked."""
+    plan = {"supports": False, "evaluate_every": 1, "passes": 6, **changes}
+    return step(new(**plan), Started((1, 2), groups=1, parts=1, evaluation_parts=1))
+
+
+# --- which sum comes next
+
+
+def test_a_run_gathers_until_it_is_started_and_then_knows_its_population() -> None:
+    state = step(new(), STARTED)
+    assert new().phase is Phase.GATHER
+    assert state.phase is Phase.ROUNDS
+    assert (state.users, state.groups, state.parts, state.evaluation_parts) == ((4, 2, 9), 2, 3, 2)
+
+
+@pytest.mark.parametrize(("supports", "first"), [(True, SUPPORTS), (False, EVALUATE)])
+def test_groups_are_asked_for_their_items_first_where_the_system_wants_to_know(
+    supports: bool, first: Purpose
+) -> None:
+    state = step(new(supports=supports), STARTED)
+    assert (state.purpose, state.part) == (first, 0)
+
+
+def test_each_cohort_is_visited_once_in_each_pass_and_the_model_is_measured_first_between_and_last() -> None:
+    visited: list[tuple[Purpose, int, int]] = []
+    state = step(new(), STARTED)
+    while not state.phase.ended:
+        visited.append((state.purpose, state.part, state.pass_number))
+        state = step(state, measured(0.5) if state.purpose is EVALUATE else Summed())
+    supports = [(SUPPORTS, part, 0) for part in range(2)]
+    evaluation = {passes: [(EVALUATE, part, passes) for part in range(2)] for passes in (0, 2, 4)}
+    training = {passes: [(TRAIN, part, passes) for part in range(3)] for passes in range(4)}
+    assert visited == [
+        *supports,
+        *evaluation[0],
+        *training[0],
+        *training[1],
+        *evaluation[2],
+        *training[2],
+        *training[3],
+        *evaluation[4],
+    ]
+    assert state.phase is Phase.DONE
+    assert state.reason == ""
+
+
+def test_the_last_pass_is_measured_even_where_none_is_due() -> None:
+    state = evaluated(quick(passes=5, evaluate_every=3), [0.1, 0.2, 0.3])
+    assert [one.pass_number for one in state.evaluations] == [0, 3, 5]
+
+
+def test_a_run_without_passes_is_measured_once() -> None:
+    state = evaluated(quick(passes=0), [0.1])
+    assert [(one.version, one.pass_number) for one in state.evaluations] == [(0, 0)]
+
+
+def test_only_a_sum_of_training_makes_a_version() -> None:
+    state = after(step(new(), STARTED), Summed(), Summed(), measured(0.1), measured(0.1))
+    assert (state.purpose, state.version) == (TRAIN, 0)
+    assert step(state, Summed()).version == 1
+
+
+def test_round_numbers_only_grow_whatever_becomes_of_the_rounds() -> None:
+    state, taken = step(new(), STARTED), []
+    for event in (Summed(), Abandoned("x"), Summed(), Abandoned("x"), measured(0.5), Summed()):
+        state = begin_round(state)
+        taken.append(state.round)
+        state = step(state, event)
+    assert taken == [1, 2, 3, 4, 5, 6]
+
+
+# --- what is measured
+
+
+def test_an_evaluation_is_the_mean_over_the_users_of_all_its_sums() -> None:
+    state = after(step(new(supports=False), STARTED), measured(0.2, 30), measured(0.6, 10))
+    (one,) = state.evaluations
+    assert one.metrics == {"ndcg@10": pytest.approx(0.3)}
+    assert one.users == {"ndcg@10": 40}
+    assert state.measured == {}
+    assert state.chosen == one
+
+
+def test_metrics_over_nobody_have_no_mean() -> None:
+    nobody = Summed({"ndcg@10": (3.0, 6.0), "recall@10": (0.0, 0.0)})
+    state = after(step(new(supports=False), STARTED), nobody, nobody)
+    assert state.evaluations[0].metrics == {"ndcg@10": 0.5}
+    assert state.evaluations[0].users == {"ndcg@10": 12}
+
+
+def test_metrics_within_a_sum_of_training_are_no_evaluation() -> None:
+    state = step(quick(), measured(0.1))
+    assert len(step(state, measured(0.9)).evaluations) == 1
+    assert step(state, measured(0.9)).measured == {}
+
+
+def test_an_evaluation_without_one_of_its_cohorts_covers_the_others() -> None:
+    state = after(step(new(supports=False), STARTED), measured(0.2, 30), Abandoned("too few"))
+    assert state.evaluations[0].users == {"ndcg@10": 30}
+    assert state.purpose is TRAIN
+
+
+def test_an_evaluation_of_which_every_cohort_was_abandoned_measures_nothing_and_training_goes_on() -> None:
+    state = after(step(new(supports=False), STARTED), Abandoned("too few"), Abandoned("too few"))
+    assert state.evaluations == ()
+    assert state.chosen is None
+    assert (state.purpose, state.phase) == (TRAIN, Phase.ROUNDS)
+
+
+def test_the_best_evaluation_is_chosen_and_of_equals_the_first() -> None:
+    state = evaluated(quick(), [0.1, 0.4, 0.3, 0.4, 0.2, 0.4, 0.1])
+    assert state.best == 1
+    assert state.chosen is not None
+    assert state.chosen.version == 1
+    assert state.chosen.metrics["ndcg@10"] == pytest.approx(0.4)
+
+
+def test_an_evaluation_without_the_metric_to_choose_by_is_never_chosen() -> None:
+    state = step(quick(), measured(0.9, name="recall@10"))
+    assert len(state.evaluations) == 1
+    assert state.chosen is None
+    state = after(state, Summed(), measured(0.1))
+    assert state.best == 1
+
+
+# --- when it ends
+
+
+def test_a_run_ends_early_when_so_many_evaluations_were_no_better() -> None:
+    state = evaluated(quick(passes=50, patience=2), [0.1, 0.3, 0.2, 0.4, 0.4, 0.3])
+    assert state.phase is Phase.DONE
+    assert len(state.evaluations) == 6
+    assert state.pass_number == 5
+    assert state.best == 3
+
+
+def test_a_run_without_patience_goes_through_all_its_passes() -> None:
+    state = evaluated(quick(patience=0), [0.9, *[0.1] * 6])
+    assert state.pass_number == 6
+    assert state.best == 0
+
+
+def test_evaluations_that_were_abandoned_do_not_use_up_patience() -> None:
+    state = evaluated(quick(passes=6, patience=2), [0.5, None, None, None, 0.4, None, 0.3])
+    assert state.pass_number == 6
+    assert [one.pass_number for one in state.evaluations] == [0, 4, 6]
+
+
+def test_five_rounds_abandoned_in_a_row_fail_the_run_and_the_last_ones_reason_is_given() -> None:
+    state = quick()
+    for number in range(1, 5):
+        state = step(state, Abandoned(f"reason {number}"))
+        assert state.phase is Phase.ROUNDS
+    state = step(state, Abandoned("submit: too few"))
+    assert state.phase is Phase.FAILED
+    assert state.reason == "5 rounds in a row were abandoned; the last one: submit: too few"
+
+
+def test_a_round_that_is_summed_ends_a_row_of_abandoned_ones() -> None:
+    state = quick(passes=50)
+    for _ in range(3):
+        state = after(state, *[Abandoned("x")] * 4, Summed())
+    assert state.phase is Phase.ROUNDS
+    assert state.abandoned == 12
+
+
+def test_an_abandoned_round_of_training_is_not_repeated_and_makes_no_version() -> None:
+    state = after(step(new(supports=False), STARTED), measured(0.1), measured(0.1), Abandoned("x"))
+    assert (state.purpose, state.part, state.version, state.abandoned) == (TRAIN, 1, 0, 1)
+
+
+def test_a_group_that_could_not_be_asked_for_its_items_is_asked_again() -> None:
+    state = after(step(new(), STARTED), Summed(), Abandoned("x"))
+    assert (state.purpose, state.part) == (SUPPORTS, 1)
+    assert step(state, Summed()).purpose is EVALUATE
+
+
+def test_a_run_that_is_stopped_has_failed_for_that_reason_and_one_that_is_finished_is_done() -> None:
+    state = step(quick(), measured(0.3))
+    stopped = step(state, Stopped("the operator asked"))
+    assert (stopped.phase, stopped.reason) == (Phase.FAILED, "the operator asked")
+    finished = step(state, Finished())
+    assert (finished.phase, finished.reason) == (Phase.DONE, "")
+    assert finished.chosen == stopped.chosen == state.evaluations[0]
+
+
+@pytest.mark.parametrize("end", [Stopped("x"), Finished()], ids=["stopped", "finished"])
+@pytest.mark.parametrize(
+    "event",
+    [STARTED, Summed(), measured(0.9), Abandoned("y"), Stopped("y"), Finished()],
+    ids=lambda event: type(event).__name__,
+)
+def test_a_run_that_has_ended_does_not_change_any_more(end: Event, event: Event) -> None:
+    ended = after(quick(), measured(0.1), end)
+    assert step(ended, event) == ended
+
+
+# --- the store
+
+
+plans = st.fixed_dictionaries(
+    {
+        "passes": st.integers(0, 4),
+        "evaluate_every": st.integers(1, 5),
+        "patience": st.integers(0, 3),
+        "supports": st.booleans(),
+    }
+)
+beginnings = st.builds(
+    Started,
+    users=st.lists(st.integers(0, 2**32 - 1), max_size=4, unique=True).map(tuple),
+    groups=st.integers(1, 3),
+    parts=st.integers(1, 3),
+    evaluation_parts=st.integers(1, 3),
+)
+sums: st.SearchStrategy[Mapping[str, tuple[float, float]]] = st.dictionaries(
+    st.sampled_from(["ndcg@10", "recall@10", "loss"]),
+    st.tuples(st.floats(-10, 10), st.integers(0, 50).map(float)),
+)
+outcomes = st.one_of(st.builds(Summed, sums), st.builds(Abandoned, st.text(max_size=4)))
+
+
+def most_rounds(state: Training) -> int:
+    """Return how many rounds a run can have: supports are asked at most five times in a row, others once."""
+    passes = state.passes * state.parts
+    evaluations = (state.passes + 1) * state.evaluation_parts
+    return (5 * state.groups if state.supports else 0) + passes + evaluations
+
+
+@settings(max_examples=200)
+@given(plan=plans, beginning=beginnings, data=st.data())
+def test_every_run_ends_whatever_becomes_of_its_rounds(
+    plan: dict[str, Any], beginning: Started, data: st.DataObject
+) -> None:
+    state = step(new(**plan), beginning)
+    most, summed, abandoned = most_rounds(state), 0, 0
+    for number in range(1, most + 1):
+        if state.phase.ended:
+            break
+        before = state = begin_round(state)
+        assert before.round == number
+        event = data.draw(outcomes)
+        state = step(before, event)
+        summed += isinstance(event, Summed) and before.purpose is TRAIN
+        abandoned += isinstance(event, Abandoned)
+        assert state.version == summed
+        assert state.version - before.version in (0, 1)
+        assert state.pass_number - before.pass_number in (0, 1)
+        assert state.evaluations[: len(before.evaluations)] == before.evaluations
+        assert state.users == beginning.users
+        assert Training.from_json(state.to_json()) == state
+    assert state.phase.ended
+    assert (state.phase is Phase.FAILED) == (state.abandoned_in_a_row == 5)
+    assert bool(state.reason) == (state.phase is Phase.FAILED)
+    assert state.abandoned == abandoned
+    if state.chosen is not None:
+        best = state.chosen.metrics["ndcg@10"]
+        values = [one.metrics.get("ndcg@10", float("-inf")) for one in state.evaluations]
+        assert best == max(values)
+        assert state.best == values.index(best)
+
+
+def test_every_field_comes_back_from_json() -> None:
+    state = begin_round(after(step(new(patience=2), STARTED), Abandoned("x"), Summed(), Summed()))
+    state = after(state, measured(0.25), measured(0.5), *[Summed()] * 6, measured(1 / 3))
+    state = dataclasses.replace(state, reason="because", abandoned_in_a_row=2)
+    plain = json.loads(state.to_json())
+    assert plain.keys() == {field.name for field in dataclasses.fields(Training)}
+    fresh = new()
+    same = {
+        field.name
+        for field in dataclasses.fields(Training)
+        if getattr(state, field.name) == getattr(fresh, field.name)
+    }
+    # Every field that a run may change has another value than at the beginning: none can get lost unseen.
+    assert same == {"passes", "evaluate_every", "choose_by", "supports"}
+    assert Training.from_json(state.to_json()) == state
