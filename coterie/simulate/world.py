@@ -74,7 +74,8 @@ class World:
     members : sequence of Member
         Of every round, in order; their devices are the hosts.
     layout : Layout
-    server_half : ServerHalf
+    server_half : callable
+        Makes the server's half, anew each time that the server starts.
     member_half : callable
         Makes the half of a member of a plan.
     faults : Faults
@@ -91,7 +92,7 @@ class World:
         self,
         members: Sequence[Member],
         layout: Layout,
-        server_half: ServerHalf,
+        server_half: Callable[[], ServerHalf],
         member_half: Callable[[SumPlan, int], MemberHalf],
         faults: Faults,
         rng: np.random.Generator,
@@ -99,7 +100,8 @@ class World:
         min_sum: int,
         machines: Machines | None = None,
     ) -> None:
-        self.members, self.layout, self.server_half = tuple(members), layout, server_half
+        self.members, self.layout, self.server_half = tuple(members), layout, server_half()
+        self.new_server_half = server_half
         self.member_half, self.faults, self.rng = member_half, faults, rng
         self.rounds, self.min_sum, self.machines = rounds, min_sum, machines or Machines()
         self.clock, self.watch = Clock(), Watch(layout)
@@ -184,6 +186,7 @@ class _Server:
         """Start the process, for the first time or again."""
         self._boot += 1
         world = self._world
+        world.server_half = world.new_server_half()
         self._guarded(lambda: self._take_up(self._disk.load(world.layout, world.server_half, PATIENCE_S)))
 
     def polled(self, host: str, cursor: tuple[object, ...]) -> None:
@@ -278,14 +281,14 @@ class _Server:
         self._state = after
         if after.phase is Phase.COLLECT and after.deadline > self._ticks_at:
             self._ticks_at = after.deadline
-            self._later(after.deadline - world.clock.now, self._tick)
+            self._later(after.deadline - world.clock.now, lambda: self._tick(after.deadline))
         for host in tuple(self._parked):
             self._wake(host)
 
-    def _tick(self) -> None:
+    def _tick(self, deadline: float) -> None:
         if self._state is not None and not self._state.phase.ended:
             # Rounding of times must not leave the deadline in the future.
-            self._do(cos.Tick(max(self._world.clock.now, self._ticks_at)))
+            self._do(cos.Tick(max(self._world.clock.now, deadline)))
 
     def _carry_out(self, state: RoundState, effect: cos.Effect) -> None:
         world = self._world
