@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import sqlalchemy as sa
 
-__all__ = ["LoggedUpdate", "Progress", "metadata"]
+__all__ = ["LoggedUpdate", "Progress", "SavedSum", "metadata"]
 
 metadata = sa.MetaData()
 
@@ -85,6 +85,40 @@ events = sa.Table(
     sa.Column("number", sa.Integer, primary_key=True),
     sa.Column("message", sa.LargeBinary, nullable=False),
 )
+
+
+sums = sa.Table(
+    "sums",
+    metadata,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("round", sa.Integer, primary_key=True),
+    sa.Column("plan", sa.LargeBinary, nullable=False),
+    sa.Column("step", sa.String, nullable=False),
+    sa.Column("phase", sa.String, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("running", sa.LargeBinary),
+)
+
+sum_messages = sa.Table(
+    "sum_messages",
+    metadata,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("round", sa.Integer, primary_key=True),
+    sa.Column("step", sa.String, primary_key=True),
+    sa.Column("member", sa.Integer, primary_key=True),
+    sa.Column("message", sa.LargeBinary, nullable=False),
+)
+
+
+class SavedSum(NamedTuple):
+    """The sum in progress, as far as it is durable."""
+
+    round: int
+    plan: bytes
+    step: str
+    phase: str
+    reason: str
+    running: bytes | None
 
 
 class Progress(NamedTuple):
@@ -230,3 +264,54 @@ def last_event(connection: sa.Connection, run_id: str) -> int:
 def save_event(connection: sa.Connection, run_id: str, number: int, message: bytes) -> None:
     """Append an event."""
     connection.execute(events.insert(), {"run_id": run_id, "number": number, "message": message})
+
+
+def save_sum(
+    connection: sa.Connection, run_id: str, saved: SavedSum, messages: Mapping[str, Mapping[int, bytes]]
+) -> None:
+    """Write the sum in progress, and the messages of steps that have closed; earlier rounds are forgotten.
+
+    ``running`` is written once, with the step that closes it; None leaves it as it is.
+    """
+    key = (sums.c.run_id == run_id) & (sums.c.round == saved.round)
+    values = saved._asdict()
+    if saved.running is None:
+        del values["running"]
+    if not connection.execute(sums.update().where(key), values).rowcount:
+        forget_sums(connection, run_id)
+        connection.execute(sums.insert(), {"run_id": run_id, **saved._asdict()})
+    place = {"run_id": run_id, "round": saved.round}
+    rows = [
+        {**place, "step": step, "member": member, "message": message}
+        for step, by_member in messages.items()
+        for member, message in by_member.items()
+    ]
+    if rows:
+        connection.execute(sum_messages.insert(), rows)
+
+
+def forget_sums(connection: sa.Connection, run_id: str) -> None:
+    """Forget every sum of a run: the last one is over."""
+    connection.execute(sums.delete().where(sums.c.run_id == run_id))
+    connection.execute(sum_messages.delete().where(sum_messages.c.run_id == run_id))
+
+
+def load_sum(connection: sa.Connection, run_id: str) -> tuple[SavedSum, dict[str, dict[int, bytes]]] | None:
+    """Return the sum in progress and the messages of its closed steps; None between rounds."""
+    row = connection.execute(sa.select(sums).where(sums.c.run_id == run_id)).first()
+    if row is None:
+        return None
+    closed: dict[str, dict[int, bytes]] = {}
+    found = connection.execute(
+        sa.select(sum_messages)
+        .where((sum_messages.c.run_id == run_id) & (sum_messages.c.round == row.round))
+        .order_by(sum_messages.c.member)
+    )
+    for one in found:
+        closed.setdefault(one.step, {})[one.member] = one.message
+    return SavedSum(row.round, row.plan, row.step, row.phase, row.reason, row.running), closed
+
+
+def set_snapshot(connection: sa.Connection, run_id: str, number: int) -> None:
+    """Record which snapshot of a run is the present one."""
+    connection.execute(runs.update().where(runs.c.run_id == run_id), {"snapshot": number})

@@ -9,7 +9,7 @@ import abc
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -183,6 +183,10 @@ class Run(abc.ABC):
         self._events = [operator.WatchRunResponse.FromString(row.message) for row in rows]
         for event in self._events:
             self.remember(event)
+        self.take_up_parties(present)
+
+    def take_up_parties(self, present: Mapping[str, bool]) -> None:
+        """Give every party that was present its full time to be heard again."""
         now = time.monotonic()
         self._parties = {party: _Presence(now, lost=not there) for party, there in present.items()}
 

@@ -10,27 +10,31 @@ import sqlalchemy as sa
 
 from coterie.config.services import CosSettings
 from coterie.crypto.authority import validate_name
-from coterie.errors import CertificateError, StoreError
+from coterie.errors import CertificateError, ConfigError, StoreError
 from coterie.launch.process import Runtime
 from coterie.net.completion import completed
 from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import enrol
 from coterie.net.revocation import RevocationWatch
 from coterie.rounds.plan import plan_hash
+from coterie.rounds.systems import SUMS, SYSTEMS, server_side
 from coterie.store import cos as store
 from coterie.store.engine import Writer, open_sqlite
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.operator_pb2 import StartRunRequest
 from coterie.wire.v1.operator_pb2_grpc import add_OperatorServicer_to_server
+from coterie.wire.v1.orchestrator_pb2 import CohortKind
 from coterie.wire.v1.orchestrator_pb2_grpc import add_OrchestratorServicer_to_server
 from coterie_cos.asynchronous import AsynchronousRun
 from coterie_cos.operator import Operator
 from coterie_cos.orchestrator import Orchestrator
+from coterie_cos.rounds_run import RoundsRun
 from coterie_cos.run import Run
 
 __all__ = ["SERVICE"]
 
 _TICK_S = 0.5
+_BEACON_BYTES = 32
 
 
 class CosProcess:
@@ -70,14 +74,14 @@ class CosProcess:
         self._runtime.holds("store")
 
     def _new(self, request: StartRunRequest) -> Run:
-        meter = self._runtime.guard.meter
-        return AsynchronousRun(
-            request,
-            self._settings.state,
-            self._writer,
-            self._settings.snapshot_every,
-            lambda: (meter.bytes_in, meter.bytes_out),
-        )
+        meter, folder = self._runtime.guard.meter, self._settings.state
+
+        def traffic() -> tuple[int, int]:
+            return meter.bytes_in, meter.bytes_out
+
+        if request.plan.system in SYSTEMS:
+            return RoundsRun(request, folder, self._writer, traffic, self._runtime.accounting)
+        return AsynchronousRun(request, folder, self._writer, self._settings.snapshot_every, traffic)
 
     async def _start(self, request: StartRunRequest) -> Run:
         return await completed(self._start_in_turn(request))
@@ -99,14 +103,17 @@ class CosProcess:
                     expected="a new id",
                 )
             return held
-        if (plan.system, plan.form, plan.secure_sum) != ("drift", "published", "clear"):
+        if plan.system in SYSTEMS:
+            _check_rounds(request)
+        elif (plan.system, plan.form, plan.secure_sum) == ("drift", "published", "clear"):
+            _check_drift(request)
+        else:
             raise Refusal(
                 ErrorReason.ERROR_REASON_WRONG_SYSTEM,
                 f"no such combination: {plan.system}, {plan.form}, {plan.secure_sum}",
                 field="plan",
-                expected="drift, published, clear",
+                expected="one that `coterie systems` lists",
             )
-        _check_request(request)
         run = self._new(request)
         row = {
             "run_id": plan.run_id,
@@ -144,8 +151,8 @@ class CosProcess:
         self._engine.dispose()
 
 
-def _check_request(request: StartRunRequest) -> None:
-    """Check that a run can be made as asked.
+def _check_drift(request: StartRunRequest) -> None:
+    """Check that a run of DRIFT can be made as asked.
 
     Raises
     ------
@@ -154,18 +161,68 @@ def _check_request(request: StartRunRequest) -> None:
     """
     plan = request.plan
     least_dim = 2 if plan.item_bias else 1
-    ranges = {
+    _check(
+        request,
+        {
+            "plan.dim": (least_dim <= plan.dim <= 1024, f"{least_dim} to 1024"),
+            "plan.rate": (0 < plan.rate < 1e3, "above 0 and below 1000"),
+            "plan.ridge": (0 <= plan.ridge < 1e3, "from 0 to below 1000"),
+            "plan.theta": (1 <= plan.theta <= 1024, "1 to 1024"),
+            "plan.epochs": (1 <= plan.epochs <= 10_000, "1 to 10000"),
+        },
+    )
+
+
+def _check_rounds(request: StartRunRequest) -> None:
+    """Check that a run in rounds can be made as asked.
+
+    Raises
+    ------
+    Refusal
+        INVALID_FIELD names the first field that is out of its range; WRONG_SYSTEM when system and sum do not combine.
+    """
+    plan, rounds = request.plan, request.plan.rounds
+    if plan.secure_sum not in SYSTEMS[plan.system].sums or plan.secure_sum not in SUMS:
+        raise Refusal(
+            ErrorReason.ERROR_REASON_WRONG_SYSTEM,
+            f"{plan.system} does not run with the sum {plan.secure_sum!r}",
+            field="plan.secure_sum",
+            expected=f"one of {', '.join(SUMS)}",
+        )
+    form = "users" if rounds.party_per_user else "hosts"
+    _check(
+        request,
+        {
+            "plan.form": (plan.form == form, f"{form}, as party_per_user says"),
+            "plan.rounds.cohorts": (rounds.cohorts in CohortKind.values()[1:], "groups, random or all"),
+            "plan.rounds.cohort": (rounds.cohort >= 1, "at least 1"),
+            "plan.rounds.group": (rounds.group >= 1, "at least 1"),
+            "plan.rounds.beacon": (len(rounds.beacon) == _BEACON_BYTES, f"{_BEACON_BYTES} bytes"),
+            "plan.rounds.passes": (1 <= rounds.passes <= 100_000, "1 to 100000"),
+            "plan.rounds.evaluate_every": (rounds.evaluate_every >= 1, "at least 1"),
+            "plan.rounds.step_timeout_ms": (rounds.step_timeout_ms > 0, "at least 1"),
+        },
+    )
+    try:
+        server_side(plan.system, plan.settings, 1, plan.seed, 1).initial()
+    except ConfigError as error:
+        raise Refusal(
+            ErrorReason.ERROR_REASON_INVALID_FIELD,
+            error.message,
+            field="plan.settings",
+            expected=f"settings of {plan.system}",
+        ) from error
+
+
+def _check(request: StartRunRequest, ranges: dict[str, tuple[bool, str]]) -> None:
+    both = {
         # It names a folder, too.
-        "plan.run_id": (_is_label(plan.run_id), "a DNS label: 1 to 63 of a-z, 0-9 and inner '-'"),
-        "plan.dim": (least_dim <= plan.dim <= 1024, f"{least_dim} to 1024"),
-        "plan.rate": (0 < plan.rate < 1e3, "above 0 and below 1000"),
-        "plan.ridge": (0 <= plan.ridge < 1e3, "from 0 to below 1000"),
-        "plan.theta": (1 <= plan.theta <= 1024, "1 to 1024"),
-        "plan.epochs": (1 <= plan.epochs <= 10_000, "1 to 10000"),
+        "plan.run_id": (_is_label(request.plan.run_id), "a DNS label: 1 to 63 of a-z, 0-9 and inner '-'"),
+        **ranges,
         "phase_timeout_ms": (request.phase_timeout_ms > 0, "at least 1"),
         "party_timeout_ms": (request.party_timeout_ms > 0, "at least 1"),
     }
-    for field, (fits, expected) in ranges.items():
+    for field, (fits, expected) in both.items():
         if not fits:
             raise Refusal(
                 ErrorReason.ERROR_REASON_INVALID_FIELD,

@@ -1,0 +1,82 @@
+"""Versions of a rounds-based model on disk: everything that the server keeps, one file each."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from safetensors.numpy import load_file, save_file
+
+from coterie.rounds.system import Arrays
+
+__all__ = ["Versions"]
+
+_NAME = re.compile(r"version-(\d{10})-(\d{10})\.safetensors")
+_KEPT = 3
+_MILESTONE = 50
+
+
+class Versions:
+    """The files of one run.  A file is named by the model's version and by the round that made it.
+
+    Parameters
+    ----------
+    folder : Path
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def save(self, arrays: Arrays, version: int, round_: int) -> None:
+        """Write a version; when this returns it is durable."""
+        # Written beside, synced and renamed: a reader finds the whole file or none.
+        path = self._path(version, round_)
+        beside = path.with_name(f".{path.name}.part")
+        save_file(arrays, beside)
+        with beside.open("rb") as written:
+            os.fsync(written.fileno())
+        beside.replace(path)
+        folder = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def load(self, round_: int) -> Arrays:
+        """Return what a round made.
+
+        Raises
+        ------
+        FileNotFoundError
+            When it is not kept.
+        """
+        for path, _, made in self._files():
+            if made == round_:
+                return load_file(path)
+        raise FileNotFoundError(f"what round {round_} made is not kept in {self._folder}")
+
+    def load_version(self, version: int) -> Arrays | None:
+        """Return a version as its last round left it; None when it is not kept."""
+        found = [path for path, held, _ in self._files() if held == version]
+        return load_file(found[-1]) if found else None
+
+    def prune(self, present: int, keep: Iterable[int]) -> None:
+        """Drop versions, but the last three, every fiftieth, those named, and what the round ``present`` made."""
+        kept = set(keep) | {version for _, version, _ in self._files()[-_KEPT:]}
+        for path, version, made in self._files():
+            if version not in kept and version % _MILESTONE and made != present:
+                path.unlink(missing_ok=True)
+
+    def _path(self, version: int, round_: int) -> Path:
+        return self._folder / f"version-{version:010d}-{round_:010d}.safetensors"
+
+    def _files(self) -> list[tuple[Path, int, int]]:
+        found = []
+        for path in sorted(self._folder.iterdir()):
+            name = _NAME.fullmatch(path.name)
+            if name:
+                found.append((path, int(name[1]), int(name[2])))
+        return found
