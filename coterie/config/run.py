@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from coterie.config.base import Label, Model
+from coterie.config.fedncf import FedNcfOptions, RoundsSettings
+from coterie.evaluation.leave_one_out import metric_names
+from coterie.learning.fedncf import layout
 
 __all__ = [
     "ChurnSettings",
     "DataSettings",
     "DriftOptions",
+    "FedNcfOptions",
     "FederationSettings",
+    "RoundsSettings",
     "RunSettings",
     "SplitSettings",
     "StudySettings",
@@ -39,7 +45,10 @@ class DataSettings(Model):
     columns: dict[str, str] = Field(
         default_factory=dict, description="CSV, TSV, Parquet: our column name to the file's."
     )
-    positive_from: float = Field(3.0, description="A rating at or above this is positive.")
+    positive_from: float = Field(
+        3.0,
+        description="A rating at or above this is positive. Of no meaning for fedncf: every interaction counts.",
+    )
     synthetic: SyntheticSettings = Field(
         default_factory=lambda: SyntheticSettings(), description="The synthetic set."
     )
@@ -50,7 +59,8 @@ class SplitSettings(Model):
 
     kind: Literal["temporal", "random", "leave-last-out", "published"] = Field(
         "temporal",
-        description="By time, at random, each user's last interaction, or the hold-out published with the data.",
+        description="By time, at random, each user's last interaction, or the hold-out published with the data. "
+        "fedncf holds one item of each user out: leave-last-out unless given.",
     )
     train: float = Field(
         0.8,
@@ -104,7 +114,12 @@ class ChurnSettings(Model):
 class FederationSettings(Model):
     """Who takes part, on this machine."""
 
-    owners: int = Field(3, ge=0, description="Data owners; genres are grouped. 0: one owner for each genre.")
+    owners: int = Field(
+        3,
+        ge=0,
+        description="Data owners; genres are grouped. 0: one owner for each genre. fedncf has one, which says which "
+        "items there are.",
+    )
     owner_processes: int = Field(
         0, ge=0, description="Processes that serve the owners. 0: one for each owner."
     )
@@ -138,17 +153,100 @@ class RunSettings(Model):
     """A run: data, system, federation, seeds."""
 
     name: Label = Field("run", description="Name of the run; part of its id.")
-    system: Literal["drift"] = Field("drift", description="Learning system.")
-    secure_sum: Literal["clear"] = Field("clear", description="How contributions are summed.")
+    system: Literal["drift", "fedncf"] = Field("drift", description="Learning system.")
+    secure_sum: Literal["clear", "masked"] = Field(
+        "clear",
+        description="How contributions are summed; `coterie systems` shows what goes with which system.",
+    )
     seeds: tuple[int, ...] = Field((0,), min_length=1, description="One federation is run for each seed.")
     reference: bool = Field(
-        True, description="Also train the centralised reference (SAROS) and trivial rows."
+        True, description="Also train the centralised reference (SAROS, NCF) and trivial rows."
     )
     output: Path = Field(Path("runs"), description="Folder in which the run leaves its own.")
     data: DataSettings = Field(default_factory=lambda: DataSettings(), description="Data set.")
     split: SplitSettings = Field(default_factory=lambda: SplitSettings(), description="Split.")
-    drift: DriftOptions = Field(default_factory=lambda: DriftOptions(), description="The system's settings.")
+    drift: DriftOptions = Field(default_factory=lambda: DriftOptions(), description="Settings of drift.")
+    fedncf: FedNcfOptions = Field(default_factory=lambda: FedNcfOptions(), description="Settings of fedncf.")
+    rounds: RoundsSettings = Field(
+        default_factory=lambda: RoundsSettings(), description="Rounds, of systems that have any."
+    )
     study: StudySettings = Field(default_factory=lambda: StudySettings(), description="Studies.")
     federation: FederationSettings = Field(
         default_factory=lambda: FederationSettings(), description="The parties."
     )
+
+    @property
+    def form(self) -> str:
+        """Form of the system, as the plan names it: of rounds, whether hosts or users are the parties."""
+        if self.system == "drift":
+            return self.drift.form
+        return "users" if self.rounds.party_per_user else "hosts"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _held_out(cls, given: Any) -> Any:
+        """Hold one item out where the system is measured by it and the file says nothing else."""
+        if not isinstance(given, Mapping) or given.get("system") != "fedncf":
+            return given
+        split = given.get("split", {})
+        if not isinstance(split, Mapping) or "kind" in split:
+            return given
+        return {**given, "split": {**split, "kind": "leave-last-out"}}
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> RunSettings:
+        problems = _drift_problems(self) if self.system == "drift" else _fedncf_problems(self)
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+
+def _drift_problems(settings: RunSettings) -> list[str]:
+    if settings.secure_sum == "clear":
+        return []
+    return [
+        f"secure_sum {settings.secure_sum!r} needs rounds, and the published form of drift has none: each owner's "
+        "update is applied by itself; expected 'clear'"
+    ]
+
+
+def _fedncf_problems(settings: RunSettings) -> list[str]:
+    found = []
+    federation, rounds, split = settings.federation, settings.rounds, settings.split
+    if split.kind not in ("leave-last-out", "published"):
+        found.append(
+            f"split.kind {split.kind!r}: fedncf is measured by one held-out item of each user; expected "
+            "'leave-last-out' or 'published'"
+        )
+    if split.validation == 0:
+        found.append(
+            f"split.validation 0 leaves no item for rounds.choose_by {rounds.choose_by!r}; expected above 0"
+        )
+    if rounds.choose_by not in metric_names():
+        known = ", ".join(name for name in metric_names() if name.startswith("validation_"))
+        found.append(f"rounds.choose_by {rounds.choose_by!r} is not measured; expected one of {known}")
+    if settings.secure_sum == "masked" and federation.hosts == 1 and not rounds.party_per_user:
+        found.append(
+            "secure_sum 'masked' with federation.hosts 1: the host is the only party, and a sum over one member "
+            "protects nothing; expected more hosts, or rounds.party_per_user true"
+        )
+    if not rounds.experiment and federation.hosts < rounds.min_cohort:
+        found.append(
+            f"rounds.experiment false counts devices, and federation.hosts {federation.hosts} are fewer than "
+            f"rounds.min_cohort {rounds.min_cohort}; expected true on one machine"
+        )
+    learning = settings.fedncf.plan().learning
+    capacity = layout(learning, n_items=1).capacity
+    if rounds.cohorts != "all" and rounds.cohort > capacity:
+        found.append(
+            f"fedncf.bits {settings.fedncf.bits} and n_cap {settings.fedncf.n_cap} leave room for sums over "
+            f"{capacity} users, and rounds.cohort is {rounds.cohort}; expected fewer bits or users"
+        )
+    for name, asked in (
+        ("federation.churn.owners", federation.churn.owners > 0),
+        ("federation.attacks", federation.attacks),
+        ("study.theta", bool(settings.study.theta)),
+    ):
+        if asked:
+            found.append(f"{name} is for drift only")
+    return found

@@ -58,7 +58,7 @@ def test_the_keys_of_every_service_are_not_repeated_for_each_role() -> None:
     [
         (RunSettings, ("federation", "hosts"), "integer, at least 1"),
         (RunSettings, ("split", "train"), "number, above 0, below 1"),
-        (RunSettings, ("split", "kind"), 'one of "temporal", "random"'),
+        (RunSettings, ("split", "ties"), 'one of "hash", "file"'),
         (RunSettings, ("reference",), "true or false"),
         (RunSettings, ("seeds",), "array of integers, at least 1 long"),
         (RunSettings, ("seeds", 0), "integer"),

@@ -1,0 +1,141 @@
+"""Settings of a run: what goes together, and what is refused with its reason."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from coterie.config.fedncf import FedNcfOptions
+from coterie.config.load import load
+from coterie.config.run import RunSettings
+from coterie.errors import ConfigError
+from coterie.learning.fedncf import FedNcfSettings
+from coterie.learning.optimisers import ServerOptimiser
+from coterie.rounds.fedncf import FedNcfPlan
+
+
+def settings(**given: Any) -> RunSettings:
+    return RunSettings.model_validate({"system": "fedncf", **given})
+
+
+def refusal(**given: Any) -> str:
+    with pytest.raises(ValidationError) as caught:
+        settings(**given)
+    return str(caught.value)
+
+
+def test_fedncf_holds_one_item_out_unless_the_file_says_which_way() -> None:
+    assert settings().split.kind == "leave-last-out"
+    assert settings(split={"ties": "file"}).split.model_dump() == {
+        **RunSettings().split.model_dump(),
+        "kind": "leave-last-out",
+        "ties": "file",
+    }
+    assert settings(split={"kind": "published"}).split.kind == "published"
+    assert RunSettings().split.kind == "temporal"
+
+
+def test_the_form_says_who_the_parties_are() -> None:
+    assert RunSettings().form == "published"
+    assert settings().form == "hosts"
+    assert settings(rounds={"party_per_user": True}).form == "users"
+
+
+def test_what_is_not_given_is_what_the_learning_itself_takes() -> None:
+    made = FedNcfOptions().plan()
+    assert made.learning == FedNcfSettings(
+        architecture=dataclasses.replace(FedNcfSettings().architecture, model="gmf")
+    )
+    assert made.min_touch == FedNcfPlan(FedNcfSettings()).min_touch
+
+
+def test_every_setting_of_the_learning_can_be_given() -> None:
+    options = FedNcfOptions(
+        model="neumf",
+        dim=5,
+        mlp_embedding=6,
+        layers=(7, 8),
+        negatives=9,
+        local_epochs=10,
+        batch_size=11,
+        local_optimiser="sgd",
+        local_rate=0.12,
+        private_optimiser="sgd",
+        private_rate=0.13,
+        proximal=0.14,
+        scaffold=True,
+        aggregation="fedavg",
+        touch="exact",
+        min_touch=15,
+        server_optimiser="fedyogi",
+        server_rate=0.16,
+        server_beta1=0.17,
+        server_beta2=0.18,
+        server_tau=0.19,
+        decay=0.2,
+        n_cap=21,
+        bits=22,
+        row_bound=23.0,
+        network_bound=24.0,
+        user_bound=0.25,
+    )
+    plan = options.plan()
+    given = options.model_dump()
+    for name in ("model", "dim", "mlp_embedding", "layers"):
+        assert getattr(plan.learning.architecture, name) == given.pop(name)
+    assert plan.min_touch == given.pop("min_touch")
+    server = {
+        field.name: getattr(plan.learning.server, field.name) for field in dataclasses.fields(ServerOptimiser)
+    }
+    assert server.pop("name") == given.pop("server_optimiser")
+    assert server == {name: given.pop(f"server_{name}") for name in server}
+    assert given == {name: getattr(plan.learning, name) for name in given}
+    assert {*given, "architecture", "server"} == {field.name for field in dataclasses.fields(FedNcfSettings)}
+    assert FedNcfPlan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"secure_sum": "masked", "federation": {"hosts": 1}}, "a sum over one member protects nothing"),
+        ({"rounds": {"cohort": 19}}, "cohort 19 is below min_cohort 20"),
+        ({"rounds": {"group": 19}}, "group 19 is below min_cohort 20"),
+        ({"rounds": {"min_sum": 101}}, "min_sum 101 is above cohort 100"),
+        ({"rounds": {"experiment": False}}, "rounds.experiment false counts devices"),
+        ({"rounds": {"choose_by": "validation_map@10"}}, "is not measured"),
+        ({"rounds": {"choose_by": "hit_ratio@10"}}, "validation_"),
+        ({"split": {"kind": "temporal"}}, "expected 'leave-last-out' or 'published'"),
+        ({"split": {"validation": 0}}, "leaves no item"),
+        ({"fedncf": {"bits": 27}}, "room for sums over 32 users"),
+        ({"fedncf": {"scaffold": True, "local_optimiser": "adam"}}, "scaffold needs"),
+        ({"federation": {"churn": {"owners": 1}}}, "federation.churn.owners is for drift only"),
+        ({"federation": {"attacks": True}}, "federation.attacks is for drift only"),
+        ({"study": {"theta": [2]}}, "study.theta is for drift only"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_the_reason(given: dict[str, Any], words: str) -> None:
+    assert words in refusal(**given)
+
+
+def test_a_sum_that_needs_rounds_is_refused_where_there_are_none() -> None:
+    with pytest.raises(ValueError, match="needs rounds"):
+        RunSettings(secure_sum="masked")
+
+
+def test_what_is_allowed_though_it_looks_odd() -> None:
+    settings(secure_sum="masked", federation={"hosts": 1}, rounds={"party_per_user": True})
+    settings(rounds={"cohorts": "all", "cohort": 1})
+    settings(rounds={"cohorts": "random", "cohort": 20})
+
+
+def test_a_refusal_reaches_the_reader_with_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('system = "fedncf"\n[rounds]\ncohort = 5\n')
+    with pytest.raises(ConfigError) as caught:
+        load(RunSettings, file, environ={})
+    assert "rounds" in caught.value.message
+    assert "cohort 5 is below min_cohort 20" in caught.value.message
