@@ -139,16 +139,22 @@ class DisclosureReceiptResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     DISCLOSURES_FIELD_NUMBER: builtins.int
+    DECLINED_FIELD_NUMBER: builtins.int
     @property
     def disclosures(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Disclosure]:
         """One line for each recipient and kind."""
+
+    @property
+    def declined(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Declined]:
+        """What was asked for and refused here: nothing of it has left."""
 
     def __init__(
         self,
         *,
         disclosures: collections.abc.Iterable[Global___Disclosure] | None = ...,
+        declined: collections.abc.Iterable[Global___Declined] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["disclosures", b"disclosures"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["declined", b"declined", "disclosures", b"disclosures"]) -> None: ...
 
 Global___DisclosureReceiptResponse: typing_extensions.TypeAlias = DisclosureReceiptResponse
 
@@ -168,11 +174,11 @@ class Disclosure(google.protobuf.message.Message):
     recipient: builtins.str
     """Role and name of the recipient."""
     kind: builtins.str
-    """Kind of datum, as in the visibility matrix."""
+    """Kind of datum, in words: "interaction", "model update"."""
     protection: builtins.str
-    """"sealed to the owner", "metric sum over N users", "clear"."""
+    """"sealed to the owner", "masked: only the sum over the cohort", "in clear"."""
     count: builtins.int
-    """Number of values (records, sums, slots)."""
+    """Number of values (records, sums, slots); of what belongs to a round, the number of rounds."""
     bytes: builtins.int
     """Bytes on the wire."""
     first_ms: builtins.int
@@ -193,3 +199,37 @@ class Disclosure(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "count", b"count", "first_ms", b"first_ms", "kind", b"kind", "last_ms", b"last_ms", "protection", b"protection", "recipient", b"recipient"]) -> None: ...
 
 Global___Disclosure: typing_extensions.TypeAlias = Disclosure
+
+@typing.final
+class Declined(google.protobuf.message.Message):
+    """Something that this device refused to take part in."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RECIPIENT_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    FIRST_MS_FIELD_NUMBER: builtins.int
+    LAST_MS_FIELD_NUMBER: builtins.int
+    recipient: builtins.str
+    """Role and name of who asked."""
+    reason: builtins.str
+    """Why, in words: the clause of the consent, or what was wrong with the round."""
+    count: builtins.int
+    """How often."""
+    first_ms: builtins.int
+    """First time, Unix milliseconds."""
+    last_ms: builtins.int
+    """Last time, Unix milliseconds."""
+    def __init__(
+        self,
+        *,
+        recipient: builtins.str = ...,
+        reason: builtins.str = ...,
+        count: builtins.int = ...,
+        first_ms: builtins.int = ...,
+        last_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["count", b"count", "first_ms", b"first_ms", "last_ms", b"last_ms", "reason", b"reason", "recipient", b"recipient"]) -> None: ...
+
+Global___Declined: typing_extensions.TypeAlias = Declined
