@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Delegation, RoundRef, SlotRange
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
 
-__all__ = ["Member", "Party"]
+__all__ = ["Item", "Member", "Party", "slot_ranges"]
 
 _log = structlog.get_logger("coterie.party")
 
@@ -56,6 +56,34 @@ class Member:
     address: str = ""
     tls_name: str = ""
     items: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Item:
+    """One item of a submission.
+
+    Parameters
+    ----------
+    kind : SubmitKind
+    slots : sequence of int
+        The slots that it covers.
+    payload : bytes
+    """
+
+    kind: wire.SubmitKind.ValueType
+    slots: Sequence[int]
+    payload: bytes
+
+
+def slot_ranges(slots: Iterable[int]) -> list[SlotRange]:
+    """Return slots as ranges, in the order given."""
+    found: list[SlotRange] = []
+    for slot in slots:
+        if found and found[-1].first + found[-1].count == slot:
+            found[-1].count += 1
+        else:
+            found.append(SlotRange(first=slot, count=1))
+    return found
 
 
 class Party:
@@ -92,6 +120,8 @@ class Party:
         self._on_reach = on_reach or (lambda _: None)
         self.plan = wire.RunPlan()
         self.slots: list[int] = []
+        self.asked_at = 0.0
+        """When the newest poll was sent, ``time.monotonic`` seconds: tasks may be as old as that."""
 
     async def register(self, members: Sequence[Member]) -> int:
         """Join the run with these participants; again after a restart, with the same slots.
@@ -192,15 +222,22 @@ class Party:
             yield list(response.tasks)
 
     async def _poll(self, request: wire.PollRequest) -> wire.PollResponse:
-        response: wire.PollResponse = await self.call(
-            lambda: self._stub.Poll(request, timeout=_POLL_HOLD_S + 10), Retry(limit_s=_REACH_S)
-        )
-        return response
+        async def attempt() -> wire.PollResponse:
+            self.asked_at = time.monotonic()
+            response: wire.PollResponse = await self._stub.Poll(request, timeout=_POLL_HOLD_S + 10)
+            return response
+
+        return await self.call(attempt, Retry(limit_s=_REACH_S))
 
     async def fetch(
-        self, kind: wire.FetchKind.ValueType, *, version: int = 0, held_sha256: bytes = b""
+        self,
+        kind: wire.FetchKind.ValueType,
+        *,
+        version: int = 0,
+        held_sha256: bytes = b"",
+        step: wire.RoundStep.ValueType = wire.RoundStep.ROUND_STEP_UNSPECIFIED,
     ) -> tuple[int, bytes | None]:
-        """Fetch a model, rows, catalogue or roster.
+        """Fetch a model, rows, catalogue, roster, or what a round needs.
 
         Returns
         -------
@@ -209,7 +246,9 @@ class Party:
         payload : bytes or None
             None when what the caller holds is current.
         """
-        request = wire.FetchRequest(run_id=self._run_id, kind=kind, version=version, held_sha256=held_sha256)
+        request = wire.FetchRequest(
+            run_id=self._run_id, kind=kind, version=version, held_sha256=held_sha256, step=step
+        )
 
         async def whole() -> tuple[int, bytes | None]:
             assembler, head = Assembler(_MAX_FETCH), None
@@ -240,24 +279,34 @@ class Party:
         Refusal
             When the COS refuses it.
         """
-        data = payload.SerializeToString(deterministic=True)
-        head = wire.SubmitRequest(
-            round=round_,
-            kind=kind,
-            slots=[SlotRange(first=slot, count=1) for slot in slots],
-            sha256=hashlib.sha256(data).digest(),
-        )
+        item = Item(kind, slots, payload.SerializeToString(deterministic=True))
+        for refused in await self.submit_many(round_, [item]):
+            raise Refusal(refused.reason, refused.message, field="submission")
+
+    async def submit_many(self, round_: RoundRef, items: Sequence[Item]) -> list[wire.RefusedItem]:
+        """Submit items in one stream.
+
+        Returns
+        -------
+        list of RefusedItem
+            Those that the COS refuses, each with its position and the reason; the others count.
+        """
 
         async def requests() -> AsyncIterator[wire.SubmitRequest]:
-            request = head
-            for chunk in split(data):
-                request.chunk.CopyFrom(chunk)
-                yield request
-                request = wire.SubmitRequest()
+            for item in items:
+                request = wire.SubmitRequest(
+                    round=round_,
+                    kind=item.kind,
+                    slots=slot_ranges(item.slots),
+                    sha256=hashlib.sha256(item.payload).digest(),
+                )
+                for chunk in split(item.payload):
+                    request.chunk.CopyFrom(chunk)
+                    yield request
+                    request = wire.SubmitRequest()
 
         response: wire.SubmitResponse = await self.call(lambda: self._stub.Submit(requests()))
-        for refused in response.refused:
-            raise Refusal(refused.reason, refused.message, field="submission")
+        return list(response.refused)
 
     async def exchange(self, request: wire.ExchangeRequest) -> wire.ExchangeResponse:
         """DRIFT, published form: gradients in, rows out."""
