@@ -224,6 +224,8 @@ class FedNcfHost:
         Of the run.
     withheld, interactions : ndarray of int, shape (users,)
         Interactions with closed items in the user's last round of training, and all of them.
+    measured : dict of str to ndarray of float64, shape (users,)
+        Metrics as they were last measured for a contribution.
     """
 
     plan: FedNcfPlan
@@ -233,6 +235,7 @@ class FedNcfHost:
     seed: int
     withheld: NDArray[np.int64] = field(init=False)
     interactions: NDArray[np.int64] = field(init=False)
+    measured: Mapping[str, NDArray[np.float64]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._histories = self.holdout.training()
@@ -306,7 +309,7 @@ class FedNcfHost:
         self, purpose: Purpose, model: Mapping[str, NDArray[np.float32]], index: NDArray[np.intp]
     ) -> NDArray[np.float64]:
         """Return the metrics of some users, (n, m)."""
-        found = self.measure(model, index, everything=purpose is Purpose.EVALUATE)
+        self.measured = found = self.measure(model, index, everything=purpose is Purpose.EVALUATE)
         return np.stack([found[name][index] for name in _names(purpose)], axis=1)
 
     def measure(

@@ -5,7 +5,7 @@ A new system implements both and is entered in ``coterie.rounds.systems``; no se
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,10 +16,13 @@ from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import SumPlan
 from coterie.wire.layout import Layout
 
-__all__ = ["Arrays", "HostSide", "ServerSide", "Summed", "User"]
+__all__ = ["Arrays", "HostSide", "Keep", "ServerSide", "Summed", "User"]
 
 Arrays = dict[str, NDArray[Any]]
 """Named arrays."""
+
+Keep = Callable[[Arrays], Arrays]
+"""Given what users keep before their first round, (users, ...) each: the same arrays where a host left them last."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,11 @@ class User:
 
 class HostSide(Protocol):
     """The side of a host: the local step of its users."""
+
+    @property
+    def measured(self) -> Mapping[str, NDArray[np.float64]]:
+        """Return each user's metrics as last measured, (users,) by name, NaN elsewhere; they never leave the host."""
+        ...
 
     def layout(self, purpose: Purpose) -> Layout:
         """Return what a contribution of a purpose looks like; computed here, not taken from the server."""

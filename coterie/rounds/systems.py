@@ -1,17 +1,37 @@
-"""The rounds-based systems, by name: a new paper is entered here and nowhere else."""
+"""The rounds-based systems and the secure sums, by name: a new paper is entered here and nowhere else."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from coterie.errors import ConfigError
-from coterie.rounds.fedncf import FedNcfPlan, FedNcfServer
-from coterie.rounds.system import ServerSide
-from coterie.secure_sum.clear import ClearServer
-from coterie.secure_sum.protocol import ServerHalf
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["SUMS", "SYSTEMS", "Offered", "server_half", "server_side"]
+from coterie.crypto.identity import Bundle, Identity
+from coterie.crypto.verified import Verified
+from coterie.errors import ConfigError
+from coterie.evaluation.leave_one_out import LeaveOneOut
+from coterie.learning.fedncf import Private, initial_private
+from coterie.rounds.fedncf import FedNcfHost, FedNcfPlan, FedNcfServer
+from coterie.rounds.system import HostSide, Keep, ServerSide
+from coterie.secure_sum.clear import ClearMember, ClearServer
+from coterie.secure_sum.masked import MaskedServer
+from coterie.secure_sum.masked_member import MaskedMember
+from coterie.secure_sum.plan import SumPlan
+from coterie.secure_sum.protocol import MemberHalf, ServerHalf
+
+__all__ = [
+    "MEMBERS",
+    "SUMS",
+    "SYSTEMS",
+    "Offered",
+    "Signer",
+    "host_side",
+    "member_half",
+    "server_half",
+    "server_side",
+]
 
 
 @dataclass(frozen=True)
@@ -22,21 +42,77 @@ class Offered:
     ----------
     server : callable
         ``(settings, items, seed, groups) -> ServerSide``; raises ConfigError on settings that are not its own.
+    host : callable
+        ``(settings, holdout, keys, seed, keep) -> HostSide``; see `host_side`.
     sums : tuple of str
         The secure sums under which it can run.
     """
 
     server: Callable[[str, int, int, int], ServerSide]
+    host: Callable[[str, LeaveOneOut, NDArray[np.uint64], int, Keep], HostSide]
     sums: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Signer:
+    """Who signs for a member of a sum, and what it checks others by.
+
+    Parameters
+    ----------
+    identity : Identity
+    bundle : Bundle
+        Its public keys, countersigned by the directory.
+    directory_key : bytes
+        Raw Ed25519 public key of the directory, 32 bytes.
+    now : int
+        Unix seconds.
+    verified : Verified
+        Memory of signatures, shared by the members of one host.
+    """
+
+    identity: Identity
+    bundle: Bundle
+    directory_key: bytes
+    now: int
+    verified: Verified
 
 
 def _fedncf(settings: str, n_items: int, seed: int, groups: int) -> ServerSide:
     return FedNcfServer(FedNcfPlan.from_json(settings), n_items, seed, groups)
 
 
-SYSTEMS: dict[str, Offered] = {"fedncf": Offered(_fedncf, ("clear", "masked"))}
+def _fedncf_host(
+    settings: str, holdout: LeaveOneOut, keys: NDArray[np.uint64], seed: int, keep: Keep
+) -> HostSide:
+    plan = FedNcfPlan.from_json(settings)
+    private = Private(**keep(dict(initial_private(plan.learning, keys).arrays())))
+    return FedNcfHost(plan, holdout, keys, private, seed)
 
-SUMS: dict[str, Callable[[], ServerHalf]] = {"clear": ClearServer}
+
+SYSTEMS: dict[str, Offered] = {"fedncf": Offered(_fedncf, _fedncf_host, ("clear", "masked"))}
+
+SUMS: dict[str, Callable[[], ServerHalf]] = {"clear": ClearServer, "masked": MaskedServer}
+
+
+MEMBERS: dict[str, Callable[[SumPlan, int, Signer], MemberHalf]] = {
+    "clear": lambda _plan, _index, _signer: ClearMember(),
+    "masked": lambda plan, index, signer: MaskedMember(
+        plan,
+        index,
+        signer.identity,
+        signer.bundle,
+        signer.directory_key,
+        signer.now,
+        signer.verified,
+    ),
+}
+
+
+def _offered(system: str) -> Offered:
+    offered = SYSTEMS.get(system)
+    if offered is None:
+        raise ConfigError(f"no rounds-based system {system!r}", hint=f"there are: {', '.join(SYSTEMS)}")
+    return offered
 
 
 def server_side(system: str, settings: str, n_items: int, seed: int, groups: int) -> ServerSide:
@@ -47,10 +123,31 @@ def server_side(system: str, settings: str, n_items: int, seed: int, groups: int
     ConfigError
         When there is no such system, or the settings are not its own.
     """
-    offered = SYSTEMS.get(system)
-    if offered is None:
-        raise ConfigError(f"no rounds-based system {system!r}", hint=f"there are: {', '.join(SYSTEMS)}")
-    return offered.server(settings, n_items, seed, groups)
+    return _offered(system).server(settings, n_items, seed, groups)
+
+
+def host_side(
+    system: str, settings: str, holdout: LeaveOneOut, keys: NDArray[np.uint64], seed: int, keep: Keep
+) -> HostSide:
+    """Return a host's side of a system.
+
+    Parameters
+    ----------
+    system, settings, seed
+        As in the plan of the run.
+    holdout : LeaveOneOut
+        The users' interactions, by position at this host and item of the catalogue.
+    keys : ndarray of uint64, shape (users,)
+        Each user's own number, which nobody else knows.
+    keep : callable
+        Takes up the users' private arrays where they were left.
+
+    Raises
+    ------
+    ConfigError
+        When there is no such system, or the settings are not its own.
+    """
+    return _offered(system).host(settings, holdout, keys, seed, keep)
 
 
 def server_half(secure_sum: str) -> ServerHalf:
@@ -65,3 +162,17 @@ def server_half(secure_sum: str) -> ServerHalf:
     if make is None:
         raise ConfigError(f"no secure sum {secure_sum!r}", hint=f"there are: {', '.join(SUMS)}")
     return make()
+
+
+def member_half(plan: SumPlan, index: int, signer: Signer) -> MemberHalf:
+    """Return a member's half of the secure sum of a plan, with fresh secrets.
+
+    Raises
+    ------
+    ConfigError
+        When there is no such sum.
+    """
+    make = MEMBERS.get(plan.secure_sum)
+    if make is None:
+        raise ConfigError(f"no secure sum {plan.secure_sum!r}", hint=f"there are: {', '.join(MEMBERS)}")
+    return make(plan, index, signer)
