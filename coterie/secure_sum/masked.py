@@ -12,9 +12,11 @@ steps.  What it derives from a closed step is remembered while that step's messa
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -50,7 +52,7 @@ __all__ = ["MaskedMember", "MaskedServer"]
 _DIGEST = 32
 _MOST_ADVERT_BYTES = 1024
 _TRIES = 500
-"""Subsets of shares that are tried for one secret, after the first."""
+"""Subsets of shares that are tried for one secret."""
 
 _MessageT = TypeVar("_MessageT", bound=Message)
 _Derived = TypeVar("_Derived")
@@ -495,8 +497,7 @@ def _reconstruct(plan: SumPlan, secret: _Secret, wrong: set[int]) -> bytes:
             f"and it takes {plan.threshold}",
             tuple(sorted(wrong)),
         )
-    chosen = holders[: plan.threshold]
-    for attempt in range(_TRIES + 1):
+    for attempt, chosen in enumerate(_subsets(plan, secret.member, holders)):
         points = {holder + 1: secret.shares[holder] for holder in sorted(chosen)}
         value = shamir.reconstruct(points)
         if value < 1 << 8 * shamir.SECRET_BYTES:
@@ -509,9 +510,6 @@ def _reconstruct(plan: SumPlan, secret: _Secret, wrong: set[int]) -> bytes:
                         if shamir.interpolate(points, holder + 1) != secret.shares[holder]
                     )
                 return found
-        if len(holders) == plan.threshold:
-            break
-        chosen = _subset(plan, secret.member, attempt, holders)
     raise Failed(
         f"no {plan.threshold} of {len(holders)} shares give the {secret.kind} of member {secret.member}: "
         "it or its neighbours dealt wrong ones",
@@ -519,13 +517,20 @@ def _reconstruct(plan: SumPlan, secret: _Secret, wrong: set[int]) -> bytes:
     )
 
 
-def _subset(plan: SumPlan, member: int, attempt: int, holders: list[int]) -> list[int]:
-    """Return as many holders as the threshold, in an order that differs with each attempt."""
-    drawn = sorted(
-        holders,
-        key=lambda holder: hashlib.sha256(encode("subset", plan.hash, member, attempt, holder)).digest(),
-    )
-    return drawn[: plan.threshold]
+def _subsets(plan: SumPlan, member: int, holders: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yield the first ``t`` holders, then all other subsets of that size, or some where there are many."""
+    if math.comb(len(holders), plan.threshold) <= _TRIES:
+        yield from combinations(holders, plan.threshold)
+        return
+    yield holders[: plan.threshold]
+    for attempt in range(1, _TRIES):
+        # Another order each time, the same for everybody who looks at the same round again.
+        fields = (plan.hash, member, attempt)
+        drawn = sorted(
+            holders,
+            key=lambda holder: hashlib.sha256(encode("subset", *fields, holder)).digest(),
+        )
+        yield drawn[: plan.threshold]
 
 
 def _viable(plan: SumPlan, there: Collection[int]) -> Iterator[int]:
