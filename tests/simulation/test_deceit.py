@@ -1,0 +1,236 @@
+"""A server that cheats under masks: it shows members different things, and learns nothing by it."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from coterie.rounds.party import Journal, Keep, MemberRound, Send, SitOut, Train
+from coterie.secure_sum.plan import Member, SumPlan
+from coterie.secure_sum.protocol import Step
+from coterie.simulate.sums import LAYOUT, halves, identity
+from coterie.wire.v1 import rounds_pb2 as wire
+
+COUNT = 7
+
+
+class Cohort:
+    """Members with the messages that they sent, and a server's half to make honest briefings with."""
+
+    def __init__(self, min_sum: int = 3, number: int = 1, journals=None) -> None:
+        server, member_half = halves("masked")
+        self.half = server()
+        degree, threshold = self.half.plan_fields(COUNT)
+        self.plan = SumPlan(
+            run_id="deceit",
+            round=number,
+            purpose="train",
+            secure_sum="masked",
+            model_sha256=hashlib.sha256(b"model").digest(),
+            layout_sha256=hashlib.sha256(b"layout").digest(),
+            members=tuple(Member(identity(n).participant_id, f"h{n}") for n in range(COUNT)),
+            degree=degree,
+            threshold=threshold,
+            min_sum=min_sum,
+        )
+        self.journals = journals or {n: Journal() for n in range(COUNT)}
+        self.members = {
+            n: MemberRound(self.plan, self.journals[n], lambda n=n: member_half(self.plan, n))
+            for n in range(COUNT)
+        }
+        self.closed = {}
+        self.rng = np.random.default_rng(0)
+
+    def ask(self, member: int, step: Step, briefing: bytes | None = None) -> bytes | None:
+        """Return what a member answers; nothing when it sits out."""
+        if briefing is None:
+            briefing = self.half.briefing(self.plan, self.closed, step, member)
+        one = self.members[member]
+        effects = one.asked(step, briefing)
+        if effects and isinstance(effects[-1], Train):
+            effects = [*effects, *one.trained(self.rng.integers(1, 2, LAYOUT.size).astype(np.uint32))]
+        answer = None
+        for effect in effects:
+            match effect:
+                case Keep(journal):
+                    self.journals[member] = journal
+                case Send(_, message):
+                    answer = message
+        return answer
+
+    def close(self, step: Step, members=range(COUNT)) -> None:
+        there = {}
+        for member in members:
+            message = self.ask(member, step)
+            if message is None:
+                continue
+            if step is Step.SUBMIT:
+                notes = {n: kept for n, kept in there.items()}
+                message = self.half.vector(self.plan, self.closed, notes, member, message, LAYOUT).note
+            else:
+                self.half.check(self.plan, self.closed, step, member, message)
+            there[member] = message
+        self.closed[step] = there
+
+    def up_to(self, step: Step, submitters=range(COUNT)) -> "Cohort":
+        for one in Step:
+            if one is step:
+                return self
+            self.close(one, submitters if one is Step.SUBMIT else range(COUNT))
+        return self
+
+
+def submitters(*members: int) -> bytes:
+    return wire.Submitters(members=members).SerializeToString()
+
+
+def confirmations(cohort: Cohort, answers: dict[int, bytes], member: int) -> bytes:
+    shown = [wire.Confirmation.FromString(answers[n]) for n in sorted(answers) if n != member]
+    return wire.Confirmations(confirmations=shown).SerializeToString()
+
+
+@pytest.mark.parametrize("size", [4, 5, 6])
+def test_different_lists_of_submitters_never_get_both_secrets_of_anybody(size):
+    cohort = Cohort().up_to(Step.CONFIRM)
+    threshold = cohort.plan.threshold
+    first = tuple(range(size))
+    second = tuple(range(COUNT - size, COUNT))
+    shown = {n: first if n < COUNT // 2 else second for n in range(COUNT)}
+    answers = {n: cohort.ask(n, Step.CONFIRM, submitters(*shown[n])) for n in range(COUNT)}
+    shares = {(peer, kind): set() for peer in range(COUNT) for kind in ("seed", "mask")}
+    for member in range(COUNT):
+        alike = {n: message for n, message in answers.items() if message and shown[n] == shown[member]}
+        everything = {n: message for n, message in answers.items() if message}
+        for offered in (alike, everything):
+            message = cohort.ask(member, Step.UNMASK, confirmations(cohort, offered, member))
+            for share in wire.Unmasking.FromString(message or b"").shares:
+                shares[share.member, str(share.WhichOneof("share"))].add(member)
+    for peer in range(COUNT):
+        have = {kind for kind in ("seed", "mask") if len(shares[peer, kind]) >= threshold}
+        assert len(have) < 2, f"both secrets of {peer}"
+    # Neither list was confirmed by enough of anybody's neighbours.
+    assert not any(shares.values())
+
+
+def test_after_one_list_another_gets_nothing():
+    cohort = Cohort().up_to(Step.UNMASK)
+    honest = cohort.ask(0, Step.UNMASK)
+    assert honest is not None
+    others = {n: cohort.ask(n, Step.CONFIRM, submitters(*range(COUNT))) for n in range(1, COUNT)}
+    assert all(others.values()), "the same list again: the same confirmation"
+    # The answer to UNMASK is the same whatever is offered now; no second one is made.
+    assert cohort.ask(0, Step.UNMASK, b"") == honest
+    assert cohort.ask(0, Step.UNMASK, confirmations(cohort, dict(list(others.items())[:5]), 0)) == honest
+
+
+@pytest.mark.parametrize(
+    ("shown", "words"),
+    [
+        ((1, 2, 3, 4, 5, 6), "does not have this member"),
+        ((0, 1), "floor"),
+        ((0, 2, 1, 3, 4), "does not ascend"),
+        ((0, 1, 2, 3, 4, 5, 6, 7), "does not ascend within the cohort"),
+        ((), ""),
+    ],
+)
+def test_a_list_that_cannot_be_is_not_confirmed(shown, words):
+    cohort = Cohort().up_to(Step.CONFIRM)
+    effects = cohort.members[0].asked(Step.CONFIRM, submitters(*shown))
+    assert len(effects) == 1
+    assert isinstance(effects[0], SitOut)
+    assert words in effects[0].reason
+    assert cohort.ask(0, Step.CONFIRM) is None, "and the right one comes too late"
+
+
+def test_a_server_that_closes_below_the_floor_gets_nothing():
+    cohort = Cohort(min_sum=6).up_to(Step.CONFIRM, submitters=range(5))
+    assert [cohort.ask(n, Step.CONFIRM) for n in range(5)] == [None] * 5
+    assert [cohort.ask(n, Step.UNMASK, b"") for n in range(5)] == [None] * 5
+
+
+def swapped_keys(adverts):
+    one, other = adverts.adverts[0], adverts.adverts[1]
+    one.mask_public, other.mask_public = other.mask_public, one.mask_public
+
+
+def swapped_names(adverts):
+    adverts.adverts[0].member, adverts.adverts[1].member = (
+        adverts.adverts[1].member,
+        adverts.adverts[0].member,
+    )
+
+
+def swapped_whole(adverts):
+    own = adverts.adverts[1].SerializeToString()
+    position = adverts.adverts[0].member
+    adverts.adverts[0].ParseFromString(own)
+    adverts.adverts[0].member = position
+
+
+def own_keys_of_the_server(adverts):
+    one = adverts.adverts[0]
+    one.mask_public = identity(99).agreement_public
+    one.signature = identity(99).sign("advert", b"", one.channel_public, one.mask_public)
+
+
+def twice(adverts):
+    adverts.adverts.append(adverts.adverts[-1])
+
+
+@pytest.mark.parametrize(
+    "swap",
+    [swapped_keys, swapped_names, swapped_whole, own_keys_of_the_server, twice],
+    ids=lambda f: f.__name__,
+)
+def test_a_swapped_advertisement_is_refused_and_its_reader_leaves(swap):
+    cohort = Cohort().up_to(Step.SHARE)
+    adverts = wire.Adverts.FromString(cohort.half.briefing(cohort.plan, cohort.closed, Step.SHARE, 0))
+    swap(adverts)
+    (effect,) = cohort.members[0].asked(Step.SHARE, adverts.SerializeToString())
+    assert isinstance(effect, SitOut)
+    assert cohort.ask(0, Step.SHARE) is None
+
+
+def test_advertisements_of_another_plan_are_refused():
+    """The server shows one member another cohort, model or floor: nobody takes its keys, and it takes nobody's."""
+    one = Cohort(min_sum=3).up_to(Step.SHARE)
+    other = Cohort(min_sum=4).up_to(Step.SHARE)
+    mixed = other.half.briefing(other.plan, other.closed, Step.SHARE, 0)
+    (effect,) = one.members[0].asked(Step.SHARE, mixed)
+    assert isinstance(effect, SitOut)
+
+
+@pytest.mark.parametrize("step", [Step.SHARE, Step.SUBMIT, Step.CONFIRM, Step.UNMASK])
+def test_a_member_that_restarted_is_asked_again_for_nothing_but_its_contribution(step):
+    cohort = Cohort().up_to(step)
+    sent = cohort.journals[0].contribution
+    server, member_half = halves("masked")
+    cohort.members[0] = MemberRound(
+        cohort.plan, cohort.journals[0], lambda: pytest.fail("new secrets for the same round")
+    )
+    for one in (Step.ADVERTISE, Step.SHARE):
+        assert cohort.ask(0, one, b"") is None
+    assert cohort.ask(0, Step.SUBMIT, b"") == (sent or None)
+    for one in (Step.CONFIRM, Step.UNMASK):
+        assert cohort.ask(0, one, b"") is None
+
+
+def test_sums_over_one_model_version_are_revealed_twice_at_most():
+    journals = None
+    answers = []
+    for number in (1, 2, 3):
+        cohort = Cohort(number=number, journals=journals).up_to(Step.UNMASK)
+        answers.append([cohort.ask(n, Step.UNMASK) is not None for n in range(COUNT)])
+        for member, one in cohort.members.items():
+            for effect in one.close():
+                cohort.journals[member] = effect.journal
+        journals = cohort.journals
+    assert answers == [[True] * COUNT, [True] * COUNT, [False] * COUNT]
+
+
+def test_a_round_number_that_was_joined_is_refused_for_ever():
+    cohort = Cohort(number=5).up_to(Step.SHARE)
+    for number in (5, 4, 1):
+        again = Cohort(number=number, journals=dict(cohort.journals))
+        assert again.ask(0, Step.ADVERTISE, b"") is None
+        assert again.members[0].reason

@@ -1,0 +1,135 @@
+"""Two thousand schedules of rounds under faults; `make soak` runs many more."""
+
+import dataclasses
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from coterie.simulate.faults import CHOICES, Drawn, Fault, Replayed
+from coterie.simulate.schedule import Found, Scenario, find, run
+
+CLEAR, MASKED, PART = 1800, 200, 100
+CORPUS = sorted((Path(__file__).parent / "found").glob("*.json"))
+
+
+def parts(secure_sum: str, count: int):
+    return [pytest.param(secure_sum, first, id=f"{secure_sum}-{first}") for first in range(0, count, PART)]
+
+
+@pytest.mark.parametrize(("secure_sum", "first"), parts("clear", CLEAR) + parts("masked", MASKED))
+def test_whatever_goes_wrong_every_round_is_right_or_abandoned_with_a_reason(secure_sum, first):
+    for seed in range(first, first + PART):
+        scenario = Scenario.drawn(seed, secure_sum)
+        try:
+            run(scenario, scenario.faults())
+        except Exception:
+            found = find(scenario)
+            assert found is not None, f"{scenario} failed once, and not again"
+            pytest.fail(f"{found}\nto keep as tests/simulation/found/NAME.json:\n{found.to_json()}")
+
+
+@pytest.mark.parametrize("secure_sum", ["clear", "masked"])
+@pytest.mark.parametrize("seed", range(5))
+def test_without_faults_every_round_is_applied_over_everybody(seed, secure_sum):
+    scenario = Scenario.drawn(seed, secure_sum)
+    scenario = dataclasses.replace(scenario, rounds=3)
+    watch = run(scenario, Replayed(()))
+    everybody = tuple(range(sum(map(len, scenario.hosts))))
+    assert watch.applied == dict.fromkeys((1, 2, 3), everybody)
+    assert watch.abandoned == {}
+
+
+@pytest.mark.parametrize(("secure_sum", "count"), [("clear", 60), ("masked", 15)])
+def test_a_server_that_dies_again_and_again_loses_no_round_and_nobody(secure_sum, count):
+    crashes = 0
+    for seed in range(count):
+        scenario = Scenario.drawn(seed, secure_sum)
+        faults = Drawn(random.Random(seed), {"cos": 0.3}, most_crashes=8)
+        watch = run(scenario, faults)
+        everybody = tuple(range(sum(map(len, scenario.hosts))))
+        assert watch.applied == dict.fromkeys(range(1, scenario.rounds + 1), everybody), faults.recorded
+        crashes += len(faults.recorded)
+    assert crashes > 4 * count
+
+
+@pytest.mark.parametrize(("secure_sum", "count"), [("clear", 60), ("masked", 15)])
+def test_messages_lost_or_repeated_now_and_then_lose_no_round_and_nobody(secure_sum, count):
+    for seed in range(count):
+        scenario = Scenario.drawn(seed, secure_sum)
+        # One in each round at most: two polls of one host lost in a row are longer than a step.
+        drawn = Drawn(random.Random(seed), {"message": 0.1}, most=scenario.rounds)
+        run(scenario, drawn)
+        faults = Replayed(fault for fault in drawn.recorded if fault.what != "delay")
+        watch = run(scenario, faults)
+        everybody = tuple(range(sum(map(len, scenario.hosts))))
+        assert watch.applied == dict.fromkeys(range(1, scenario.rounds + 1), everybody), faults.recorded
+
+
+@pytest.mark.parametrize("occasion", range(16))
+def test_a_host_that_restarts_in_a_clear_round_is_in_its_sum_once_its_contribution_is_kept(occasion):
+    # Where h0 can die in each round: before it keeps that it has joined; before it trains, after that, before it keeps
+    # its contribution; before it sends it, after that.  Between the rounds: before and after it forgets the first.
+    scenario = Scenario(1, "clear", ((1,), (1,)), 2, 1)
+    watch = run(scenario, Replayed([Fault("host h0", occasion, "crash", 1.0)]))
+    assert watch.applied == {
+        1: (1,) if occasion in (1, 2, 3) else (0, 1),
+        2: (1,) if occasion in (9, 10, 11) else (0, 1),
+    }
+
+
+@pytest.mark.parametrize(("secure_sum", "count"), [("clear", 300), ("masked", 60)])
+def test_schedules_reach_what_they_are_for(secure_sum, count):
+    faults, refused, abandoned, partly = Counter(), Counter(), Counter(), 0
+    for seed in range(count):
+        scenario = Scenario.drawn(seed, secure_sum)
+        drawn = scenario.faults()
+        watch = run(scenario, drawn)
+        faults.update((fault.place.partition(" ")[0], fault.what) for fault in drawn.recorded)
+        refused += watch.refusals
+        abandoned.update(reason.partition(":")[0] for reason in watch.abandoned.values())
+        partly += sum(len(members) < sum(map(len, scenario.hosts)) for members in watch.applied.values())
+    kinds = set(CHOICES) - ({"deceit"} if secure_sum == "clear" else set())
+    assert set(faults) == {(kind, what) for kind in kinds for what in CHOICES[kind]}
+    assert set(refused) >= {"conflict", "garbage", "long", "short", "bound", "wrong step", "stranger"}
+    steps = {"submit"} if secure_sum == "clear" else {"share", "submit", "confirm", "unmask"}
+    assert steps <= set(abandoned), "rounds are broken off at each step"
+    assert partly > 0, "and completed without some members"
+
+
+def test_the_same_seed_gives_the_same_schedule():
+    scenario = Scenario.drawn(11, "clear")
+    first, second = scenario.faults(), scenario.faults()
+    outcomes = [run(scenario, faults) for faults in (first, second)]
+    assert first.recorded == second.recorded
+    assert outcomes[0].applied == outcomes[1].applied
+    assert outcomes[0].abandoned == outcomes[1].abandoned
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_recorded_schedule_can_be_played_again(seed):
+    scenario = Scenario.drawn(seed, "clear")
+    drawn = scenario.faults()
+    watch = run(scenario, drawn)
+    again = run(scenario, Replayed(drawn.recorded))
+    assert (again.applied, again.abandoned, again.refusals) == (
+        watch.applied,
+        watch.abandoned,
+        watch.refusals,
+    )
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
+def test_a_schedule_that_failed_once_does_not_fail_again(path):
+    found = Found.from_json(path.read_text(encoding="utf-8"))
+    assert found.again() is None
+
+
+def test_a_found_schedule_comes_back_from_its_file():
+    found = Found(Scenario.drawn(3, "masked"), (Fault("cos", 4, "crash", 2.5),), "what happened")
+    assert Found.from_json(found.to_json()) == found
+    assert json.loads(found.to_json())["faults"] == [
+        {"place": "cos", "number": 4, "what": "crash", "amount": 2.5}
+    ]
