@@ -8,9 +8,11 @@ from typing import Literal
 from pydantic import Field
 
 from coterie.config.base import Address, Label, Model, Peer, ServiceSettings
+from coterie.rounds.consent import Consent
 
 __all__ = [
     "ClientSettings",
+    "ConsentSettings",
     "CosSettings",
     "DataOwnerSettings",
     "OwnerSettings",
@@ -63,6 +65,40 @@ class DataOwnerSettings(ServiceSettings):
     prekey_hours: float = Field(24.0, gt=0, le=24 * 30, description="Validity of a prekey, hours.")
 
 
+class ConsentSettings(Model):
+    """What a client takes part in; it refuses a run or round outside it, and says why in its receipts."""
+
+    systems: tuple[str, ...] = Field((), description="Learning systems that it accepts; any when empty.")
+    secure_sums: tuple[Literal["clear", "masked"], ...] = Field(
+        (), description="How contributions may be summed; any way when empty."
+    )
+    min_cohort: int = Field(20, ge=1, description="Smallest cohort that it accepts.")
+    min_sum: int = Field(20, ge=1, description="Smallest number of users over which a sum may be formed.")
+    experiment: bool | None = Field(
+        None,
+        description="Whether floors may count users instead of devices. Absent: where this host itself holds more "
+        "than one user, as in an experiment.",
+    )
+    rounds_per_day: int = Field(
+        0, ge=0, description="In how many rounds of a UTC day a user may take part. 0: in any number."
+    )
+    metrics: tuple[str, ...] | None = Field(
+        None, description="Metrics that may leave, inside sums over a cohort; any when absent."
+    )
+
+    def consent(self, users: int) -> Consent:
+        """Return the consent of a host with so many users."""
+        return Consent(
+            systems=self.systems,
+            secure_sums=self.secure_sums,
+            min_cohort=self.min_cohort,
+            min_sum=self.min_sum,
+            experiment=users > 1 if self.experiment is None else self.experiment,
+            rounds_per_day=self.rounds_per_day,
+            metrics=self.metrics,
+        )
+
+
 class ClientSettings(ServiceSettings):
     """A client host: one device with one user, or many users for an experiment."""
 
@@ -73,7 +109,15 @@ class ClientSettings(ServiceSettings):
         None,
         description="CSV with columns `user,item,positive,time,part`, taken into the private store once.",
     )
-    seed: int = Field(0, ge=0, description="Seed of the order in which users deliver (experiments).")
+    seed: int | None = Field(
+        None,
+        ge=0,
+        description="Seed of the users' own randomness and of the order in which they deliver (experiments). Absent: "
+        "randomness of the operating system, kept in the state folder.",
+    )
+    consent: ConsentSettings = Field(
+        default_factory=ConsentSettings, description="What this host takes part in."
+    )
     per_user_metrics: bool = Field(
         False,
         description="Write each user's metrics to `metrics.csv` in the state folder; they never leave it.",

@@ -1,0 +1,94 @@
+"""What a client agrees to take part in: every clause of its consent, held against a run and against each round.
+
+A clause that is not met is an objection in words: it goes on the disclosure receipt, and nothing is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coterie.secure_sum.plan import SumPlan
+from coterie.wire.v1.orchestrator_pb2 import RunPlan
+
+__all__ = ["Consent"]
+
+
+@dataclass(frozen=True)
+class Consent:
+    """What a client accepts.
+
+    Parameters
+    ----------
+    systems, secure_sums : tuple of str
+        Learning systems and secure sums; empty for any.
+    min_cohort : int
+        Fewest devices (users where ``experiment``) of a cohort.
+    min_sum : int
+        Fewest users over which a sum is formed.
+    experiment : bool
+        Whether floors may count users instead of devices.
+    rounds_per_day : int
+        In how many rounds of a UTC day a user may take part; 0 for any number.
+    metrics : tuple of str, or None
+        Metrics that may leave, inside sums; None for any.
+    """
+
+    systems: tuple[str, ...] = ()
+    secure_sums: tuple[str, ...] = ()
+    min_cohort: int = 20
+    min_sum: int = 20
+    experiment: bool = False
+    rounds_per_day: int = 0
+    metrics: tuple[str, ...] | None = None
+
+    def objections(self, plan: RunPlan, metrics: Sequence[str] = ()) -> list[str]:
+        """Return why this client takes no part in a run; empty when it does.
+
+        Parameters
+        ----------
+        plan : RunPlan
+            As the orchestration server announced it.
+        metrics : sequence of str
+            Metrics that contributions to the run hold.
+        """
+        found = []
+        if self.systems and plan.system not in self.systems:
+            found.append(f"the system {plan.system!r} is not among those accepted: {', '.join(self.systems)}")
+        if self.secure_sums and plan.secure_sum not in self.secure_sums:
+            found.append(f"sums are formed {plan.secure_sum!r}; accepted is: {', '.join(self.secure_sums)}")
+        if not plan.HasField("rounds"):
+            return found
+        rounds = plan.rounds
+        if rounds.experiment and not self.experiment:
+            found.append("floors count users, as in an experiment; accepted are floors that count devices")
+        if rounds.min_cohort < self.min_cohort:
+            found.append(
+                f"the floor of a cohort is {rounds.min_cohort}; accepted is {self.min_cohort} or more"
+            )
+        if rounds.min_sum < self.min_sum:
+            found.append(f"the floor of a sum is {rounds.min_sum}; accepted is {self.min_sum} or more")
+        if self.metrics is not None:
+            outside = sorted(set(metrics) - set(self.metrics))
+            if outside:
+                found.append(f"metrics that may not leave are asked for: {', '.join(outside)}")
+        return found
+
+    def objections_to_round(self, plan: SumPlan, most_today: int) -> list[str]:
+        """Return why this client takes no part in one round of a run that it accepted.
+
+        Parameters
+        ----------
+        plan : SumPlan
+        most_today : int
+            In how many rounds of this UTC day the busiest of the users concerned has taken part.
+        """
+        found = []
+        counted, what = (plan.users, "users") if self.experiment else (len(plan.devices), "devices")
+        if counted < self.min_cohort:
+            found.append(f"the cohort has {counted} {what}; accepted is {self.min_cohort} or more")
+        if plan.min_sum < self.min_sum:
+            found.append(f"the floor of the sum is {plan.min_sum} users; accepted is {self.min_sum} or more")
+        if self.rounds_per_day and most_today >= self.rounds_per_day:
+            found.append(f"a user has been in {most_today} rounds today; accepted are {self.rounds_per_day}")
+        return found

@@ -1,0 +1,174 @@
+"""What a host knows of its place in a run, and whether the plan of a sum agrees with it.
+
+Members do not take a cohort on trust: who is in it follows from the run's plan and from the canonical order of the
+population, in which each host knows the places of its own users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.rounds import policy
+from coterie.rounds.conductor import cohort_rule
+from coterie.rounds.system import User
+from coterie.rounds.training import Purpose
+from coterie.secure_sum.plan import SumPlan
+from coterie.secure_sum.protocol import Declined
+from coterie.wire.v1.orchestrator_pb2 import RunPlan
+
+__all__ = ["Membership"]
+
+
+@dataclass(frozen=True, eq=False)
+class Membership:
+    """A host in the population of a run.
+
+    Parameters
+    ----------
+    plan : RunPlan
+        As this host accepted it.
+    device : str
+        Name of its connection.
+    users : int
+        Users of the population.
+    index : ndarray of int, shape (n,)
+        The host's users in the population, by their position at the host.
+    position, group : ndarray of int, shape (n,)
+        Place of each in the canonical order, and group, as the orchestration server gave them.
+    participants : sequence of bytes
+        Participant ids of all users of the host, by position at the host.
+
+    Raises
+    ------
+    Declined
+        When the places cannot be, or the groups are not those of the plan's rule.
+    """
+
+    plan: RunPlan
+    device: str
+    users: int
+    index: NDArray[np.int64]
+    position: NDArray[np.int64]
+    group: NDArray[np.int64]
+    participants: Sequence[bytes]
+
+    def __post_init__(self) -> None:
+        if not len(self.index) == len(self.position) == len(self.group):
+            raise Declined("the places of this host's users are no table")
+        known = len(self.participants)
+        for name, values, below in (
+            ("users", self.index, known),
+            ("places", self.position, self.users),
+        ):
+            if len(values) and not (int(values.min()) >= 0 and int(values.max()) < below):
+                raise Declined(f"the {name} of this host in the population are out of range")
+            if len(np.unique(values)) != len(values):
+                raise Declined(f"the {name} of this host in the population are not distinct")
+        found = np.empty(self.users, np.int64)
+        for number, members in enumerate(self._groups):
+            found[members] = number
+        if not np.array_equal(found[self.position], self.group):
+            raise Declined("the groups of this host's users are not those of the plan's rule")
+
+    @cached_property
+    def _groups(self) -> list[NDArray[np.int64]]:
+        return policy.groups(cohort_rule(self.plan.rounds), self.users)
+
+    @cached_property
+    def _at(self) -> dict[int, int]:
+        """Row of each of the host's places."""
+        return {int(position): row for row, position in enumerate(self.position)}
+
+    def cohort(self, purpose: Purpose, pass_number: int, part: int) -> NDArray[np.int64]:
+        """Return the cohort of the plan's rule, ascending positions.
+
+        Raises
+        ------
+        Declined
+            When the rule has no such cohort.
+        """
+        rounds = self.plan.rounds
+        parts: Sequence[NDArray[np.int64]]
+        if purpose is Purpose.SUPPORTS:
+            parts = self._groups
+        elif purpose is Purpose.EVALUATE and not rounds.party_per_user:
+            parts = [np.arange(self.users)]
+        else:
+            parts = policy.cohorts(cohort_rule(rounds), self.users, pass_number)
+        last = rounds.passes if purpose is Purpose.EVALUATE else rounds.passes - 1
+        if not (0 <= part < len(parts) and 0 <= pass_number <= last):
+            raise Declined(f"the plan's rule has no part {part} of pass {pass_number} ({purpose.value})")
+        return parts[part]
+
+    def covered(self, plan: SumPlan) -> dict[int, list[User]]:
+        """Return the host's members of a sum and the users that each covers, in canonical order.
+
+        Parameters
+        ----------
+        plan : SumPlan
+
+        Raises
+        ------
+        Declined
+            When the sum is not one of the run that this host accepted: another run, sum, cohort or floor, a member
+            missing or at another place.
+        """
+        run, rounds = self.plan, self.plan.rounds
+        if (plan.run_id, plan.secure_sum) != (run.run_id, run.secure_sum):
+            raise Declined(
+                f"a sum {plan.secure_sum!r} of run {plan.run_id!r}; accepted was {run.secure_sum!r} of {run.run_id!r}"
+            )
+        try:
+            purpose = Purpose(plan.purpose)
+        except ValueError:
+            raise Declined(f"a sum for {plan.purpose!r}; known are train, evaluate and supports") from None
+        cohort = self.cohort(purpose, plan.pass_number, plan.part)
+        if plan.users != len(cohort):
+            raise Declined(f"a cohort of {plan.users} users; by the plan's rule it has {len(cohort)}")
+        counted, what = (plan.users, "users") if rounds.experiment else (len(plan.devices), "devices")
+        if counted < rounds.min_cohort:
+            raise Declined(f"a cohort of {counted} {what}; the plan's floor is {rounds.min_cohort}")
+        floor = policy.min_sum(len(cohort), rounds.min_sum)
+        if plan.min_sum != floor:
+            raise Declined(f"a floor of {plan.min_sum} users for the sum; by the plan's rule it is {floor}")
+        return self._per_user(plan, cohort) if rounds.party_per_user else self._one(plan, cohort)
+
+    def _user(self, position: int) -> User:
+        row = self._at[position]
+        return User(int(self.index[row]), int(self.group[row]))
+
+    def _per_user(self, plan: SumPlan, cohort: NDArray[np.int64]) -> dict[int, list[User]]:
+        if len(plan.members) != len(cohort):
+            raise Declined(
+                f"{len(plan.members)} members for a cohort of {len(cohort)} users, each one a member"
+            )
+        found = {}
+        for member, (position, one) in enumerate(zip(cohort.tolist(), plan.members, strict=True)):
+            if position not in self._at:
+                if one.device == self.device:
+                    raise Declined(f"member {member} is said to be this host's, and is not")
+                continue
+            user = self._user(position)
+            if (one.participant, one.device) != (self.participants[user.index], self.device):
+                raise Declined(f"member {member} should be a user of this host, and is not")
+            found[member] = [user]
+        return found
+
+    def _one(self, plan: SumPlan, cohort: NDArray[np.int64]) -> dict[int, list[User]]:
+        users = [self._user(position) for position in cohort.tolist() if position in self._at]
+        own = [member for member, one in enumerate(plan.members) if one.device == self.device]
+        if len(own) != (1 if users else 0):
+            raise Declined(f"this host has {len(own)} members in a cohort with {len(users)} of its users")
+        if not users:
+            return {}
+        one = plan.members[own[0]]
+        if (one.participant, one.users) != (self.participants[users[0].index], len(users)):
+            raise Declined(
+                f"this host's member does not stand for the {len(users)} users that it has in the cohort"
+            )
+        return {own[0]: users}
