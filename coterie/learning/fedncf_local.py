@@ -244,22 +244,28 @@ def _draw(
     if each > 1:
         order = rng.permuted(np.broadcast_to(np.arange(size), (epochs, size)), axis=1)
         numbers += 2 * n_items * (order // batch)
-    numbers += 2 * n_items * each * np.arange(epochs)[:, None]
+    if each * epochs > 1:
+        numbers += 2 * n_items * each * np.arange(epochs)[:, None]
     flat = numbers.reshape(-1)
     flat.sort()
-    starts = np.flatnonzero(np.concatenate(([True], flat[1:] != flat[:-1])))
-    times = np.diff(starts, append=len(flat))
-    flat = flat[starts]
+    last = np.empty(len(flat), np.bool_)
+    last[-1] = True
+    np.not_equal(flat[1:], flat[:-1], out=last[:-1])
+    ends = np.flatnonzero(last)
+    times = ends.copy()
+    times[0] += 1
+    times[1:] -= ends[:-1]
+    flat = flat[ends]
     label = (flat & 1).astype(np.float32)
-    counts = np.minimum(batch, size - batch * np.arange(each))
-    counts = np.tile(counts, epochs)
-    if len(counts) == 1:
-        touched = flat >> 1
+    flat >>= 1
+    if each * epochs == 1:
+        touched, step = flat, np.zeros(len(flat), np.int64)
         row = place = np.arange(len(touched))
-        step = np.zeros(len(touched), np.int64)
+        counts = np.array([size])
         widest = len(touched)
     else:
-        step, item = np.divmod(flat >> 1, n_items)
+        counts = np.tile(np.minimum(batch, size - batch * np.arange(each)), epochs)
+        step, item = np.divmod(flat, n_items)
         touched, row = np.unique(item, return_inverse=True)
         first = np.searchsorted(step, np.arange(len(counts)))
         place = np.arange(len(step)) - first[step]
@@ -280,9 +286,88 @@ def _train(
     """Run the local steps of users whose steps have the same width."""
     # Those with the most steps first: the users that are not finished are always the first ones.
     group = sorted(group, key=lambda work: -len(work.counts))
-    users, width = len(group), settings.architecture.width
     kept = private.take([work.index for work in group])
     steps = np.array([len(work.counts) for work in group])
+    private_rate = settings.private_rate * settings.rate_factor(global_round)
+    plain = settings.local_optimiser == "sgd" and not settings.proximal
+    train = _one_step if plain and steps[0] <= 1 else _many_steps
+    row_deltas, network_deltas, loss = train(group, steps, model, kept, settings, private_rate)
+    control_deltas = np.zeros_like(kept.control)
+    if settings.scaffold:
+        trained = steps > 0
+        travelled = (steps[trained, None] * settings.local_rate).astype(np.float32)
+        control = next_control(kept.control[trained], model["control"], network_deltas[trained], travelled)
+        control_deltas[trained] = control - kept.control[trained]
+        kept.control[trained] = control
+    for k, work in enumerate(group):
+        one = slice(k, k + 1)
+        yield UserUpdate(
+            work.index,
+            work.touched.astype(np.int32),
+            row_deltas[k, : len(work.touched)],
+            network_deltas[k],
+            work.instances,
+            work.withheld,
+            float(loss[k] / steps[k]) if steps[k] else float("nan"),
+            Private(
+                kept.embedding[one], kept.first[one], kept.second[one], kept.steps[one], kept.control[one]
+            ),
+            control_deltas[k],
+            work.rng,
+        )
+
+
+_Trained = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.floating]]
+"""Changes of rows (users, touched, width) and network (users, network_size); sums of the steps' losses (users,)."""
+
+
+def _one_step(
+    group: list[_Work],
+    steps: NDArray[np.int64],
+    model: Mapping[str, NDArray[np.float32]],
+    kept: Private,
+    settings: FedNcfSettings,
+    private_rate: float,
+) -> _Trained:
+    """Take one step of SGD on all local data: no copies of rows or network are needed, only gradients."""
+    users, n = len(group), group[0].width
+    items, rate = model["items"], np.float32(settings.local_rate)
+    touched = np.zeros((users, n), np.int64)
+    label = np.zeros((users, n), np.float32)
+    weight = np.zeros((users, n), np.float32)
+    for k, work in enumerate(group):
+        m = len(work.touched)
+        touched[k, :m] = work.touched
+        label[k, :m] = work.label
+        weight[k, :m] = work.weight
+    rows = np.ones((users, items.shape[1] + 1, n), np.float32)
+    rows[:, :-1] = items.take(touched, axis=0).transpose(0, 2, 1)
+    found = gradients(
+        settings.architecture, kept.embedding[:, :, None], rows, model["network"], label, weight
+    )
+    sizes = np.array([work.instances for work in group], np.float32)
+    row_deltas = np.empty((users, n, items.shape[1]), np.float32)
+    np.multiply(found.rows.transpose(0, 2, 1), -rate * sizes[:, None, None], out=row_deltas)
+    push = found.network
+    if settings.scaffold:
+        push = corrected(push, kept.control, model["control"])
+    push *= -rate
+    if not steps[0]:
+        push[:] = 0
+    _move_private(kept, int(np.count_nonzero(steps)), found.private, settings, private_rate)
+    return row_deltas, push, found.loss
+
+
+def _many_steps(
+    group: list[_Work],
+    steps: NDArray[np.int64],
+    model: Mapping[str, NDArray[np.float32]],
+    kept: Private,
+    settings: FedNcfSettings,
+    private_rate: float,
+) -> _Trained:
+    """Take steps on copies of the rows and of the network."""
+    users, width = len(group), settings.architecture.width
     start, where, label, weight, counts = _stacked(group, model["items"])
     rows = start.copy()
     flat = rows.reshape(-1, width)
@@ -293,13 +378,11 @@ def _train(
     dense = adaptive or settings.proximal > 0
     moments = [np.zeros_like(value) for value in (rows, rows, own, own)] if adaptive else []
     rate = np.float32(settings.local_rate)
-    private_rate = settings.private_rate * settings.rate_factor(global_round)
     loss = np.zeros(users)
-
     for s in range(len(where)):
         active = int(np.count_nonzero(steps > s))
         at = where[s, :active]
-        met = flat[at]
+        met = flat.take(at, axis=0)
         stacked = np.ones((active, width + 1, at.shape[1]), np.float32)
         stacked[:, :-1] = met.transpose(0, 2, 1)
         found = gradients(
@@ -311,10 +394,10 @@ def _train(
             weight[s, :active],
         )
         loss[:active] += found.loss
-        pull = found.rows.transpose(0, 2, 1)
-        push = found.network
+        pull, push = found.rows, found.network
         if not adaptive:
-            pull = pull * counts[s, :active, None, None]
+            pull *= counts[s, :active, None, None]
+        pull = pull.transpose(0, 2, 1)
         if dense:
             every = np.zeros_like(rows[:active])
             every.reshape(-1, width)[at] = pull
@@ -331,49 +414,32 @@ def _train(
             ):
                 adam(value[:active], gradient, first[:active], second[:active], s + 1, settings.local_rate)
         else:
-            own[:active] -= rate * push
+            push *= rate
+            own[:active] -= push
+            pull *= rate
             if dense:
-                rows[:active] -= rate * pull
+                rows[:active] -= pull
             else:
-                pull *= rate
                 met -= pull
                 flat[at] = met
-        embedding, reached = kept.embedding[:active], found.private[:, :, 0]
-        kept.steps[:active] += 1
-        if settings.private_optimiser == "adam":
-            adam(
-                embedding,
-                reached,
-                kept.first[:active],
-                kept.second[:active],
-                kept.steps[:active],
-                private_rate,
-            )
-        else:
-            embedding -= np.float32(private_rate) * reached
-
+        _move_private(kept, active, found.private, settings, private_rate)
     rows -= start
     own -= network
-    control_delta = np.zeros_like(kept.control)
-    if settings.scaffold:
-        trained = steps > 0
-        travelled = (steps[trained, None] * settings.local_rate).astype(np.float32)
-        control = next_control(kept.control[trained], model["control"], own[trained], travelled)
-        control_delta[trained] = control - kept.control[trained]
-        kept.control[trained] = control
-    for k, work in enumerate(group):
-        yield UserUpdate(
-            work.index,
-            work.touched.astype(np.int32),
-            rows[k, : len(work.touched)],
-            own[k],
-            work.instances,
-            work.withheld,
-            float(loss[k] / steps[k]) if steps[k] else float("nan"),
-            kept.take([k]),
-            control_delta[k],
-            work.rng,
-        )
+    return rows, own, loss
+
+
+def _move_private(
+    kept: Private, active: int, gradient: NDArray[np.float32], settings: FedNcfSettings, rate: float
+) -> None:
+    """Take one step with the embeddings of the first users."""
+    if not active:
+        return
+    embedding, gradient = kept.embedding[:active], gradient[:active, :, 0]
+    kept.steps[:active] += 1
+    if settings.private_optimiser == "adam":
+        adam(embedding, gradient, kept.first[:active], kept.second[:active], kept.steps[:active], rate)
+    else:
+        embedding -= np.float32(rate) * gradient
 
 
 def _stacked(

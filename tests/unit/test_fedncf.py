@@ -394,7 +394,7 @@ def test_a_layout_ends_with_the_segments_of_the_caller():
 
 
 def test_federated_training_learns_to_rank():
-    options = make("gmf", touch="once", server=ServerOptimiser("fedadam", rate=0.05))
+    options = make("gmf", touch="once", server=ServerOptimiser("fedadam", rate=0.05), row_bound=20.0)
     # Two camps: each likes half of the items.
     rng = np.random.default_rng(0)
     data = [rng.choice(30, 12, replace=False) + 30 * (u % 2) for u in range(40)]
