@@ -1,90 +1,221 @@
-"""``coterie evaluate``: a paper's table, run again over the network, ours beside the paper's."""
+"""``coterie evaluate`` and ``coterie tune``: a paper's table, run again, ours beside the paper's."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from coterie.cli.options import JsonOption, SetOption
 from coterie.cli.output import Output
 
-__all__ = ["evaluate"]
+if TYPE_CHECKING:
+    from coterie.config.run import RunSettings
+    from coterie.launch.tables import Table
+
+__all__ = ["evaluate", "tune"]
+
+_TableOption = Annotated[str, typer.Option("--table", metavar="NAME", help="Which table: drift or fedncf.")]
+_FileArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="FILE", help="A run whose settings hold for every row; the table's own when absent."
+    ),
+]
+_DataOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        metavar="PATH",
+        help="A data set, or its name below data/ or COTERIE_DATA; synthetic when absent.",
+    ),
+]
+_RowsOption = Annotated[
+    str | None, typer.Option("--rows", metavar="A,B", help="Only these rows; names as in the JSON.")
+]
+_OutOption = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder for the table's files.")]
+_OUT = Path("runs/tables")
 
 
 def evaluate(
-    table: Annotated[str, typer.Option("--table", help="Which table: drift.")],
-    file: Annotated[Path, typer.Argument(help="A run whose settings hold for every cell.")] = Path(
-        "examples/drift-genres.toml"
-    ),
-    data: Annotated[Path | None, typer.Option("--data", help="A data set; synthetic when absent.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="One seed instead of three.")] = False,
+    table: _TableOption,
+    file: _FileArgument = None,
+    data: _DataOption = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One seed.")] = False,
+    seeds: Annotated[
+        str | None, typer.Option("--seeds", metavar="0,1,2", help="These seeds; the table's when absent.")
+    ] = None,
+    rows: _RowsOption = None,
+    trials: Annotated[
+        Path | None,
+        typer.Option(
+            "--trials",
+            metavar="FILE",
+            help="What `coterie tune` tried; what it left in FOLDER when absent.",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Take up what an evaluation that was broken off left in FOLDER.")
+    ] = False,
     sets: SetOption = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder for the table's JSON.")] = Path("runs/tables"),
+    out: _OutOption = _OUT,
     json: JsonOption = False,
 ) -> None:
-    """Run a paper's table again and print ours beside the reference.
+    """Run a paper's table again and print ours beside the paper's.
 
-    Rate and epoch are chosen on validation data, with the same budget for every system.
+    Versions and settings are chosen on validation data, never on test data. A row that could be tuned and was not is
+    marked as untuned.
     """
-    if table != "drift":
-        raise typer.BadParameter(f"{table!r} is no table; there is: drift", param_hint="--table")
     output = Output("evaluate", as_json=json)
+    from coterie.launch import tables
+
+    found, settings = _prepared(table, file, data, sets)
+    known, path = _trials(found, settings, trials, out)
+    if known is not None and not found.enumerate_options:
+        output.say(f"trials: {path}")
+    made, written = tables.evaluate(
+        found,
+        settings,
+        seeds=(0,) if quick else _numbers(seeds) or found.seeds,
+        out=out,
+        names=_names(rows),
+        trials=known,
+        resume=resume,
+        say=output.say,
+    )
+    _print(output, made)
+    output.say(f"table: {written}")
+    output.finish({"path": written, "table": made})
+
+
+def tune(
+    table: _TableOption,
+    file: _FileArgument = None,
+    data: _DataOption = None,
+    trials: Annotated[int, typer.Option(metavar="N", min=1, help="Trials for each row.")] = 12,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of split, training and search.")] = 0,
+    rows: _RowsOption = None,
+    sets: SetOption = None,
+    out: _OutOption = _OUT,
+    json: JsonOption = False,
+) -> None:
+    """Search the settings of a table's rows at random.
+
+    The same number of trials for each row, judged on validation data. Every trial is kept in a JSON file, from which the next call goes on and which
+    `coterie evaluate` reads.
+    """
+    output = Output("tune", as_json=json)
+    from coterie.errors import ConfigError
+    from coterie.launch import tables
+    from coterie.launch.feed import load, make_feed
+
+    found, settings = _prepared(table, file, data, sets)
+    if found.enumerate_options:
+        raise ConfigError(
+            f"the table {found.name} tries every combination of its rows' settings itself",
+            hint=f"`coterie evaluate --table {found.name}` tunes while it evaluates",
+        )
+    dataset = load(settings)
+    settings = found.prepare(settings, dataset)
+    feed = make_feed(settings, dataset, seed)
+    path = out / f"{tables.stem(found, settings, dataset)}-trials.json"
+    about = {
+        "table": found.name,
+        "dataset": dataset.name,
+        "split_sha256": feed.split.sha256(dataset),
+        "choose_by": found.choose_by,
+        "seed": seed,
+    }
+    known = tables.Trials.read(path) if path.exists() else tables.Trials(about)
+    if known.about != about:
+        differing = ", ".join(name for name in about if known.about.get(name) != about[name])
+        raise ConfigError(
+            f"{path} holds trials of another search (other {differing})", hint="--out names another folder"
+        )
+    made = tables.tune(
+        tables.chosen_rows(found, _names(rows)),
+        settings,
+        feed,
+        seed,
+        trials=trials,
+        choose_by=found.choose_by,
+        known=known,
+        keep=lambda these: these.write(path),
+        say=output.say,
+    )
+    best = {name: made.best(name) for name in made.rows}
+    for name, options in best.items():
+        shown = (
+            "no trial had a result" if options is None else ", ".join(f"{k} {v}" for k, v in options.items())
+        )
+        output.say(f"{name}: {shown}")
+    output.say(f"trials: {path}")
+    output.finish({"path": path, "trials": {**made.about, "rows": made.rows}, "best": best})
+
+
+def _prepared(
+    name: str, file: Path | None, data: Path | None, sets: Sequence[str] | None
+) -> tuple[Table, RunSettings]:
     from coterie.config.load import load
     from coterie.config.run import RunSettings
-
-    given = list(sets or ())
-    if data is not None:
-        given.append(f"data.path={str(data)!r}")
-    settings = load(RunSettings, file, sets=given).settings
-
     from coterie.launch import tables
     from coterie.telemetry.logs import configure
 
+    table = tables.find(name)
+    given = list(sets or ())
+    if data is not None:
+        given.append(f"data.path={str(_located(data))!r}")
+    path = file if file is not None else None if table.file is None else Path(table.file)
     configure("error", service="launcher")
-    made = tables.drift_table(settings, seeds=(0,) if quick else (0, 1, 2), say=output.say)
-    path = tables.write(made, out)
-    _print(output, made)
-    output.say(f"table: {path}")
-    output.finish({"path": path, "table": made})
+    return table, load(RunSettings, path, sets=given).settings
 
 
-def _print(output: Output, made: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    summary, shown = made["summary"], ("ndcg@10", "map@10", "ndcg_test_items@10", "map_test_items@10")
-    dataset = made["dataset"]
-    first = Table(
-        title=f"After epoch 1 on {dataset['name']}: DRIFT / SAROS (means of {len(made['seeds'])} seeds)"
-    )
-    first.add_column("rate")
-    for metric in shown:
-        first.add_column(metric, justify="right")
-    for rate in made["rates"]:
-        cells = {cell["metric"]: cell for cell in summary["epoch_1"] if cell["rate"] == rate}
-        first.add_row(
-            str(rate),
-            *(
-                f"{cells[m]['drift']:.4f} / {cells[m]['saros']:.4f}{'' if cells[m]['above'] else ' (below)'}"
-                for m in shown
-            ),
-        )
-    best = Table(title=f"At the rate and epoch chosen by {made['chosen_by']}")
-    for name in ("system", "rate", "epoch", *shown):
-        best.add_column(name, justify="left" if name == "system" else "right")
-    for system, row in summary["best"].items():
-        if not row:
-            best.add_row(system, "", "", "no validation data to choose by")
-            continue
-        best.add_row(system, str(row["rate"]), str(row["epoch"]), *_cells(row["metrics"], shown))
-    for name, metrics in summary["trivial"].items():
-        best.add_row(name, "", "", *_cells(metrics, shown))
-    output.say(first, best, f"paper: {made['paper']}")
+def _located(data: Path) -> Path:
+    """Return the data set of a path, or of a name below the usual folders."""
+    if data.exists() or data.is_absolute():
+        return data
+    folders = [Path("data"), *(Path(root) for root in (os.environ.get("COTERIE_DATA"),) if root)]
+    return next((folder / data for folder in folders if (folder / data).exists()), data)
 
 
-def _cells(metrics: dict[str, Any], shown: tuple[str, ...]) -> list[str]:
-    return [
-        f"{metrics[name]['mean']:.4f}" + (f" ± {metrics[name]['std']:.4f}" if metrics[name]["std"] else "")
-        for name in shown
-    ]
+def _trials(table: Table, settings: RunSettings, given: Path | None, out: Path) -> tuple[Any, Path | None]:
+    """Return the trials that were named, or those that lie where ``tune`` leaves them."""
+    from coterie.launch import tables
+    from coterie.launch.feed import load
+
+    if given is not None:
+        return tables.Trials.read(given), given
+    dataset = load(settings)
+    path = out / f"{tables.stem(table, table.prepare(settings, dataset), dataset)}-trials.json"
+    return (tables.Trials.read(path), path) if path.exists() else (None, None)
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+def _numbers(text: str | None) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(part) for part in _names(text))
+    except ValueError:
+        numbers = (-1,)
+    if any(number < 0 for number in numbers) or len(set(numbers)) < len(numbers):
+        raise typer.BadParameter(f"{text!r}; expected distinct numbers, as in 0,1,2", param_hint="--seeds")
+    return numbers
+
+
+def _print(output: Output, made: Mapping[str, Any]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table as Printed
+
+    for block in made["blocks"]:
+        printed = Printed(title=block["title"], title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        for number, column in enumerate(block["columns"]):
+            printed.add_column(column, justify="right" if number else "left", no_wrap=not number)
+        for row in block["rows"]:
+            printed.add_row(*row)
+        output.say(printed, *block["notes"])
+    output.say(f"paper: {made['paper']}")

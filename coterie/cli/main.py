@@ -17,7 +17,7 @@ import typer
 
 from coterie.cli import certs, config_commands, data
 from coterie.cli.bootstrap import bootstrap
-from coterie.cli.evaluate import evaluate
+from coterie.cli.evaluate import evaluate, tune
 from coterie.cli.exits import exits
 from coterie.cli.operate import operate
 from coterie.cli.output import Failure, Status, failure_of, print_failure
@@ -56,6 +56,7 @@ _OPERATING = exits(ConfigError, PreflightError, CertificateError, PeerError, Run
 
 app.command(epilog=_RUNNING)(run)
 app.command(epilog=_RUNNING)(evaluate)
+app.command(epilog=_RUNNING)(tune)
 app.command(epilog=exits(ConfigError, PreflightError))(preflight)
 app.command(epilog=_ASKING)(recommend)
 app.command(epilog=_ASKING)(receipt)

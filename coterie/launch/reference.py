@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from coterie.learning import saros
 from coterie.learning.blocks import Stream
 from coterie.learning.drift import DriftSettings, score
 
-__all__ = ["Reference", "in_time_order", "learning_settings", "references"]
+__all__ = ["ROWS", "Reference", "in_time_order", "learning_settings", "references"]
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,25 @@ def in_time_order(feed: Feed, chosen: npt.NDArray[np.bool_]) -> Stream:
     return Stream(data.user[index], data.item[index], feed.positive[index])
 
 
-def references(feed: Feed, options: DriftOptions, seed: int) -> dict[str, Reference]:
+ROWS = ("saros", "random", "popularity", "positive_share")
+"""What stands beside a run of DRIFT."""
+
+
+def references(
+    feed: Feed, options: DriftOptions, seed: int, *, only: Collection[str] = ROWS
+) -> dict[str, Reference]:
     """Train SAROS and score the trivial rows.
 
     Returns
     -------
     dict
-        ``saros``, ``random``, ``popularity``, ``positive_share``.
+        By name, those of `ROWS` that ``only`` names.
     """
+    rows = {name: _trivial(name, feed, seed) for name in ROWS if name in only and name != "saros"}
+    return {"saros": _saros(feed, options, seed), **rows} if "saros" in only else rows
+
+
+def _saros(feed: Feed, options: DriftOptions, seed: int) -> Reference:
     data, holdout = feed.dataset, feed.holdout()
     n_users, n_items = len(data.users), len(data.items)
     train = feed.split.part == TRAIN
@@ -69,16 +81,20 @@ def references(feed: Feed, options: DriftOptions, seed: int) -> dict[str, Refere
         stream, n_users, n_items, learning_settings(options), epochs=options.epochs, seed=seed, on_epoch=done
     )
 
+    return Reference(history[-1]["metrics"], history)
+
+
+def _trivial(name: str, feed: Feed, seed: int) -> Reference:
+    data = feed.dataset
+    shape = n_users, n_items = len(data.users), len(data.items)
+    train = feed.split.part == TRAIN
     liked, item = feed.positive[train], data.item[train]
-    chance = random_scores(n_users, n_items, seed)
-    trivial = {
-        "random": chance,
-        "popularity": np.broadcast_to(popularity(item, liked, n_items), (n_users, n_items)),
-        "positive_share": np.broadcast_to(positive_share(item, liked, n_items), (n_users, n_items)),
-    }
-    rows = {"saros": Reference(history[-1]["metrics"], history)}
-    for name, table in trivial.items():
-        measured = headline(holdout.measure(table.__getitem__))
-        # These scores order items; they are no logits, so the loss says nothing about them.
-        rows[name] = Reference({key: x for key, x in measured.items() if not key.endswith("_loss")}, [])
-    return rows
+    if name == "random":
+        table = random_scores(n_users, n_items, seed)
+    elif name == "popularity":
+        table = np.broadcast_to(popularity(item, liked, n_items), shape)
+    else:
+        table = np.broadcast_to(positive_share(item, liked, n_items), shape)
+    measured = headline(feed.holdout().measure(table.__getitem__))
+    # These scores order items; they are no logits, so the loss says nothing about them.
+    return Reference({key: x for key, x in measured.items() if not key.endswith("_loss")}, [])

@@ -1,0 +1,84 @@
+"""DRIFT's table as an instance of the harness: what is compared after an epoch, what SAROS and trivial rows give."""
+
+from typing import Any
+
+import pytest
+
+from coterie.config.run import RunSettings
+from coterie.launch import tables
+from coterie.launch.feed import load, make_feed
+from coterie.launch.reference import references
+from coterie.launch.tables.cell import Cell
+from coterie.launch.tables.drift import CHOOSE_BY, SHOWN, after_first_epoch
+from coterie.launch.tables.table import Results
+
+SETTINGS = RunSettings.model_validate(
+    {
+        "data": {"synthetic": {"users": 40, "items": 60, "interactions": 1100}},
+        "drift": {"epochs": 3, "dim": 4},
+    }
+)
+
+
+def cell(rate: float, first: float) -> Cell:
+    history = [
+        {"step": step, "metrics": dict.fromkeys(SHOWN, value)} for step, value in ((1, first), (2, 9.0))
+    ]
+    return Cell({"options": {"drift.rate": rate}, "history": history}, None)
+
+
+def results(**tried: Any) -> Results:
+    return Results("set", (0, 1), (), {}, {}, tried)
+
+
+def test_the_first_epoch_compares_means_over_the_seeds_at_each_rate() -> None:
+    drift = [cell(rate, value) for rate in (0.1, 0.2, 0.5) for value in (0.50, 0.52)]
+    saros = [cell(rate, rate + 0.2 + more) for rate in (0.1, 0.2, 0.5) for more in (0.0, 0.02)]
+    shown = after_first_epoch(results(drift=drift, saros=saros))
+    assert shown is not None
+    assert [line[0] for line in shown.rows] == ["0.1", "0.2", "0.5"]
+    assert shown.rows[0][1] == "0.5100 / 0.3100"
+    assert shown.rows[2][1:] == ("0.5100 / 0.7100 (below)",) * len(SHOWN)
+
+
+def test_without_both_systems_there_is_nothing_to_compare() -> None:
+    assert after_first_epoch(results(saros=[cell(0.1, 0.5)])) is None
+
+
+def test_saros_and_the_trivial_rows_are_those_that_stand_beside_a_run() -> None:
+    rows = {row.name: row for row in tables.find("drift").rows()}
+    feed = make_feed(SETTINGS, load(SETTINGS), 1)
+    options = {"drift.rate": 0.5}
+    expected = references(feed, SETTINGS.drift.model_copy(update={"rate": 0.5}), 1)
+    trained = rows["saros"].engine(SETTINGS, options, feed, 1)
+    assert [entry["step"] for entry in trained.history] == [1, 2, 3]
+    assert [entry["metrics"] for entry in trained.history] == [
+        entry["metrics"] for entry in expected["saros"].history
+    ]
+    chosen = [entry["metrics"][CHOOSE_BY] for entry in trained.history]
+    assert trained.best == chosen.index(max(chosen))
+    for name in ("random", "popularity", "positive_share"):
+        assert rows[name].engine(SETTINGS, {}, feed, 1).metrics == expected[name].metrics
+
+
+def test_only_what_is_asked_for_is_trained() -> None:
+    feed = make_feed(SETTINGS, load(SETTINGS), 1)
+    assert set(references(feed, SETTINGS.drift, 1, only=("random",))) == {"random"}
+
+
+def test_rows_that_run_in_one_process_make_the_table(tmp_path: Any) -> None:
+    made, path = tables.evaluate(
+        tables.find("drift"), SETTINGS, seeds=(0,), out=tmp_path, names=("saros", "popularity")
+    )
+    assert path.name == "drift-synthetic.json"
+    assert {one["options"]["drift.rate"] for one in made["tried"]} == {0.1, 0.2, 0.5}
+    assert made["summary"][0]["trials"] == 3
+    assert len(made["blocks"]) == 1
+    bias = SETTINGS.model_copy(update={"drift": SETTINGS.drift.model_copy(update={"item_bias": True})})
+    assert tables.stem(tables.find("drift"), bias, load(bias)) == "drift-synthetic-bias"
+
+
+@pytest.mark.parametrize("name", ["drift", "saros"])
+def test_both_systems_have_the_same_budget(name: str) -> None:
+    rows = {row.name: row for row in tables.find("drift").rows()}
+    assert rows[name].space == rows["drift"].space

@@ -1,0 +1,113 @@
+"""Tuning: equal budgets, validation data only, trials that survive being broken off."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coterie.config.run import RunSettings, SplitSettings
+from coterie.errors import DataError, RunError
+from coterie.evaluation.selection import Trained
+from coterie.launch.feed import load, make_feed
+from coterie.launch.tables.row import LogUniform, Row
+from coterie.launch.tables.tuning import Trials, tune
+
+SETTINGS = RunSettings(split=SplitSettings(kind="leave-last-out"))
+FEED = make_feed(SETTINGS, load(SETTINGS), 0)
+SCORE = "validation_hit_ratio@10"
+
+
+def engine(asked: list[float]) -> Any:
+    """Best on validation where the rate is near 1, on test where it is small."""
+
+    def train(settings: RunSettings, options: Mapping[str, Any], feed: object, seed: int) -> Trained:
+        rate = options["rate"]
+        asked.append(rate)
+        if rate > 50:
+            raise RunError("a score is nan; expected a finite one")
+        history = [
+            {"step": 1, "metrics": {SCORE: 0.0, "hit_ratio@10": 1 / rate}},
+            {"step": 2, "metrics": {SCORE: -abs(rate - 1), "hit_ratio@10": 1 / rate}},
+        ]
+        return Trained(history, 1, history[1]["metrics"])
+
+    return train
+
+
+def row(name: str, asked: list[float], **more: Any) -> Row:
+    return Row(
+        name, name, engine(asked), options={"rate": 90.0}, space={"rate": LogUniform(0.01, 100)}, **more
+    )
+
+
+def search(rows: list[Row], trials: int, known: Trials | None = None, **more: Any) -> Trials:
+    known = known or Trials({"table": "t"})
+    return tune(rows, SETTINGS, FEED, 0, trials=trials, choose_by=SCORE, known=known, **more)
+
+
+def test_every_row_gets_the_same_number_of_trials_and_the_best_is_that_of_validation() -> None:
+    asked: list[float] = []
+    fixed = Row("fixed", "Fixed", engine(asked), options={"rate": 1.0})
+    variant = row("variant", asked, like="a")
+    made = search([row("a", asked), fixed, row("b", asked), variant], 20)
+    assert {name: made.budget(name) for name in ("a", "b", "fixed", "variant")} == {
+        "a": 20, "b": 20, "fixed": 0, "variant": 0,
+    }  # fmt: skip
+    for name in ("a", "b"):
+        best = made.best(name)
+        assert best is not None
+        scored = [trial for trial in made.rows[name] if trial["score"] is not None]
+        assert abs(best["rate"] - 1) == min(abs(trial["options"]["rate"] - 1) for trial in scored)
+
+
+def test_no_figure_of_the_test_part_is_kept() -> None:
+    made = search([row("a", [])], 5)
+    assert "hit_ratio" not in json.dumps(made.rows).replace(SCORE, "")
+
+
+def test_a_trial_that_diverges_is_kept_with_its_reason_and_never_chosen() -> None:
+    made = search([row("a", [])], 3)
+    assert made.rows["a"][0] == {
+        "options": {"rate": 90.0},
+        "score": None,
+        "step": None,
+        "failed": "a score is nan; expected a finite one",
+        "seconds": made.rows["a"][0]["seconds"],
+    }
+    only = Trials({}, {"a": made.rows["a"][:1]})
+    assert only.best("a") is None
+    assert only.best("unknown") is None
+
+
+def test_a_search_that_was_broken_off_goes_on_where_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "trials.json"
+    asked: list[float] = []
+    search([row("a", asked)], 4, keep=lambda these: these.write(path))
+    again: list[float] = []
+    resumed = search([row("a", again)], 7, Trials.read(path))
+    assert len(again) == 3
+    assert resumed.rows["a"] == [
+        {**one, "seconds": two["seconds"]}
+        for one, two in zip(search([row("a", [])], 7).rows["a"], resumed.rows["a"], strict=True)
+    ]
+
+
+def test_without_validation_data_nothing_is_tuned() -> None:
+    settings = RunSettings(split=SplitSettings(kind="leave-last-out", validation=0))
+    feed = make_feed(settings, load(settings), 0)
+    with pytest.raises(DataError, match="nothing to validate by"):
+        tune([row("a", [])], settings, feed, 0, trials=1, choose_by=SCORE, known=Trials({}))
+    with pytest.raises(ValueError, match="'hit_ratio@10'; expected a metric on validation data"):
+        tune([row("a", [])], settings, FEED, 0, trials=1, choose_by="hit_ratio@10", known=Trials({}))
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"rows": {"a": [{}]}}', "{"])
+def test_a_file_that_holds_no_trials_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "trials.json"
+    path.write_text(content)
+    with pytest.raises(DataError, match="cannot read trials"):
+        Trials.read(path)
+    with pytest.raises(DataError, match="cannot read trials"):
+        Trials.read(tmp_path / "absent.json")
