@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,12 @@ import sqlalchemy as sa
 import structlog
 from numpy.typing import NDArray
 
-from coterie.rounds import cos as machine
 from coterie.rounds import training
 from coterie.rounds.conductor import Conductor, Population, model_to_bytes, new_training
-from coterie.rounds.cos import Phase, RoundState
 from coterie.rounds.system import Arrays, ServerSide
 from coterie.rounds.systems import server_half, server_side
 from coterie.rounds.training import Purpose, Training
-from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import Failed, Step, Total
+from coterie.secure_sum.protocol import Failed
 from coterie.store import cos as store
 from coterie.store.engine import Writer
 from coterie.telemetry.accounting import Accounting
@@ -32,72 +28,19 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import to_wire
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
-from coterie.wire.v1 import rounds_pb2
-from coterie.wire.v1.common_pb2 import RoundRef
-from coterie_cos.registry import ranges
 from coterie_cos.run import Run
+from coterie_cos.sums import OpenSum, Sums
 from coterie_cos.versions import Versions
 
 __all__ = ["RoundsRun"]
 
 _log = structlog.get_logger("coterie.cos")
 
-_STEPS = {
-    Step.ADVERTISE: wire.RoundStep.ROUND_STEP_ADVERTISE,
-    Step.SHARE: wire.RoundStep.ROUND_STEP_SHARE,
-    Step.SUBMIT: wire.RoundStep.ROUND_STEP_SUBMIT,
-    Step.CONFIRM: wire.RoundStep.ROUND_STEP_CONFIRM,
-    Step.UNMASK: wire.RoundStep.ROUND_STEP_UNMASK,
-}
-
-_KINDS = {
-    wire.SubmitKind.SUBMIT_KIND_ADVERT: Step.ADVERTISE,
-    wire.SubmitKind.SUBMIT_KIND_SHARES: Step.SHARE,
-    wire.SubmitKind.SUBMIT_KIND_VECTOR: Step.SUBMIT,
-    wire.SubmitKind.SUBMIT_KIND_CONFIRMATION: Step.CONFIRM,
-    wire.SubmitKind.SUBMIT_KIND_UNMASKING: Step.UNMASK,
-}
-
 _PURPOSES = {
     Purpose.SUPPORTS: operator.RunPhase.RUN_PHASE_SUPPORTS,
     Purpose.EVALUATE: operator.RunPhase.RUN_PHASE_ROUNDS,
     Purpose.TRAIN: operator.RunPhase.RUN_PHASE_ROUNDS,
 }
-
-
-@dataclass
-class _Round:
-    """The round in progress, and what is told about it when it is over."""
-
-    state: RoundState
-    slots: dict[int, list[int]]
-    """Slots that each member covers, ascending by position in the canonical order."""
-    member_of: dict[int, int]
-    """Member of each slot."""
-    by_party: dict[str, list[int]]
-    durable: Step | None = None
-    """The step that is durably open: nobody is asked for one that is not."""
-    refused: int = 0
-    bytes_in: int = 0
-    wrong: tuple[int, ...] = ()
-    marks: list[tuple[str, float]] = field(default_factory=list)
-
-    def mark(self) -> None:
-        """Note when a phase begins."""
-        name = self.phase
-        if not self.marks or self.marks[-1][0] != name:
-            self.marks.append((name, time.monotonic()))
-
-    @property
-    def phase(self) -> str:
-        """Name of the phase: a step, ``unmask`` or ``apply``."""
-        state = self.state
-        return state.step.value if state.phase is Phase.COLLECT else f"{state.phase.value} sum"
-
-    def seconds(self) -> dict[str, float]:
-        """Return how long each phase took."""
-        ends = [at for _, at in self.marks[1:]] + [time.monotonic()]
-        return {name: end - at for (name, at), end in zip(self.marks, ends, strict=True)}
 
 
 class RoundsRun(Run):
@@ -132,12 +75,9 @@ class RoundsRun(Run):
         self._arrays: Arrays = {}
         self._model = b""
         self._opened = b""
-        self._round: _Round | None = None
+        self._sums = Sums(self.plan.run_id, self._half, self, writer, accounting, self.touch)
         self._gather_since = time.monotonic()
         self._patience_s = self.plan.rounds.step_timeout_ms / 1e3
-        self._work: asyncio.Queue[tuple[_Round | None, RoundState | None, Sequence[_Task]]] = asyncio.Queue()
-        self._worker: asyncio.Task[None] | None = None
-        self.failure: BaseException | None = None
         self.history: list[dict[str, object]] = []
         self._rounds: list[dict[str, object]] = []
 
@@ -167,31 +107,10 @@ class RoundsRun(Run):
             return
         saved = store.load_sum(connection, self.plan.run_id)
         if saved is None:
-            self._next()
-        elif Phase(saved[0].phase).ended:
-            self._do([_Skip(saved[0].reason)])
+            self.proceed()
         else:
-            self._resume(conductor, *saved)
-
-    def _resume(
-        self, conductor: Conductor, saved: store.SavedSum, closed: dict[str, dict[int, bytes]]
-    ) -> None:
-        plan = SumPlan.from_wire(rounds_pb2.SumPlan.FromString(saved.plan))
-        running = np.frombuffer(saved.running, "<u4").astype(np.uint32) if saved.running is not None else None
-        state = RoundState(
-            plan,
-            conductor.side.layout(self.state.purpose),
-            self._half,
-            self._patience_s,
-            Step(saved.step),
-            Phase(saved.phase),
-            closed={Step(step): messages for step, messages in closed.items()},
-            running=running,
-        )
-        state, effects = machine.advance(state, machine.Resumed(time.monotonic()))
-        self._round = self._new_round(conductor, state)
-        self._round.durable = state.step
-        self._do(effects)
+            layout, slots = conductor.side.layout(self.state.purpose), self._slots(conductor)
+            self._sums.resume(*saved, layout, slots, self._patience_s)
 
     def _conduct(self) -> Conductor:
         """Return the conductor; the population is fixed."""
@@ -238,9 +157,9 @@ class RoundsRun(Run):
         self._refresh()
         _log.info("population fixed", run=self.plan.run_id, users=len(order), groups=self.state.groups)
         await self._save_state()
-        self._next()
+        self.proceed()
 
-    def _next(self) -> None:
+    def proceed(self) -> None:
         """Open the next round; rounds that cannot be opened are abandoned one after the other."""
         if self.state.phase.ended:
             return
@@ -249,141 +168,28 @@ class RoundsRun(Run):
         try:
             opening = conductor.open(self.state, hashlib.sha256(self._model).digest(), self._patience_s)
         except Failed as failed:
-            self._do([_Skip(str(failed))])
+            self._sums.skip(str(failed))
             return
-        self._round = self._new_round(conductor, opening)
-        now = time.monotonic()
-        lost = frozenset(
-            member
-            for party, members in self._round.by_party.items()
-            if not self.present(party)
-            for member in members
-        )
-        state, effects = machine.advance(opening, machine.Opened(now))
-        if lost:
-            state, more = machine.advance(state, machine.Lost(lost, now))
-            effects += more
-        self._round.state = state
-        self._do(effects)
+        self._sums.open(opening, self._slots(conductor), self.present)
 
-    def _new_round(self, conductor: Conductor, state: RoundState) -> _Round:
+    def _slots(self, conductor: Conductor) -> dict[int, list[int]]:
         covered = conductor.members(conductor.cohort(self.state))
-        slots = {member: [self.state.users[p] for p in positions] for member, positions in covered.items()}
-        by_party: dict[str, list[int]] = {}
-        for member, one in enumerate(state.plan.members):
-            by_party.setdefault(one.device, []).append(member)
-        member_of = {slot: member for member, own in slots.items() for slot in own}
-        return _Round(state, slots, member_of, by_party)
+        return {member: [self.state.users[p] for p in positions] for member, positions in covered.items()}
 
-    # --- effects -----------------------------------------------------------------------------------------------
-
-    def _do(self, effects: Sequence[_Task]) -> None:
-        """Have effects carried out, in order and after those before."""
-        if effects:
-            self._work.put_nowait((self._round, self._round.state if self._round else None, effects))
-            if self._worker is None:
-                self._worker = asyncio.create_task(self._carry_out())
-
-    async def _carry_out(self) -> None:
-        while True:
-            current, state, effects = await self._work.get()
-            try:
-                closed = [effect.closed for effect in effects if isinstance(effect, machine.Save)]
-                if closed and current is not None and state is not None:
-                    # Steps that closed together are written together: no crash comes between them.
-                    await self._save_round(current, state, closed)
-                for effect in effects:
-                    if self.state.phase.ended or current is not self._round:
-                        break
-                    await self._effect(effect)
-            except Exception as error:
-                _log.exception("a round failed", run=self.plan.run_id)
-                self.failure = error
-
-    async def _effect(self, effect: _Task) -> None:
-        match effect:
-            case _Skip(reason):
-                await self._abandoned(reason)
-                self._next()
-            case machine.Unmask():
-                await self._unmask(self._current)
-            case machine.Apply(total, users):
-                await self._apply(self._current, total, users)
-            case machine.End():
-                if self._current.state.phase is Phase.ABANDONED:
-                    await self._abandoned(self._current.state.reason)
-                self._round = None
-                self._next()
-
-    @property
-    def _current(self) -> _Round:
-        if self._round is None:
-            raise AssertionError("no round is in progress")
-        return self._round
-
-    def _advance(self, current: _Round, event: machine.Event) -> None:
-        """Take an event into a round; one that is not in progress any more has no more effects."""
-        current.state, effects = machine.advance(current.state, event)
-        if current is self._round:
-            self._do(effects)
-
-    async def _save_round(self, current: _Round, state: RoundState, closed: Sequence[Step | None]) -> None:
-        current.mark()
-        run_id = self.plan.run_id
-        running = state.running if Step.SUBMIT in closed else None
-        saved = store.SavedSum(
-            state.plan.round,
-            state.plan.to_wire().SerializeToString(),
-            state.step.value,
-            state.phase.value,
-            state.reason,
-            None if running is None else running.astype("<u4", copy=False).tobytes(),
-        )
-        messages = {step.value: state.closed[step] for step in closed if step is not None}
-        # The number of a round is taken for good when the round is opened.
-        text = self.state.to_json() if None in closed else None
-
-        def write(connection: sa.Connection) -> None:
-            if text is not None:
-                store.save_state(connection, run_id, text)
-            store.save_sum(connection, run_id, saved, messages)
-
-        await self._writer.run(write)
+    def saved(self) -> None:
+        """Make tasks from the present state, which is durable now."""
         self._published = self.state
-        current.durable = state.step
-        self.touch()
 
-    async def _unmask(self, current: _Round) -> None:
-        current.mark()
-        state = current.state
-        if state.running is None:
-            raise AssertionError("a sum is unmasked without a running sum")
-        try:
-            total = await asyncio.to_thread(self._unmasked, state, state.running)
-        except Failed as failed:
-            current.wrong = failed.wrong
-            self._advance(current, machine.UnmaskFailed(str(failed)))
-            return
-        current.wrong = total.wrong
-        if total.wrong:
-            _log.warning("wrong shares", run=self.plan.run_id, round=state.plan.round, members=total.wrong)
-        self._advance(current, machine.Unmasked(total.codes))
-
-    def _unmasked(self, state: RoundState, running: NDArray[np.uint32]) -> Total:
-        with self._accounting.activity("unmask"):
-            return self._half.unmask(state.plan, state.closed, running)
-
-    async def _apply(self, current: _Round, total: NDArray[np.uint32], users: int) -> None:
+    async def summed(self, current: OpenSum, total: NDArray[np.uint32], users: int) -> str:
+        """Apply a sum: the next version, the metrics in it, or nothing but a group's items."""
         conductor, before = self._conduct(), self.state
-        current.mark()
         try:
             arrays, measured = await asyncio.to_thread(self._applied, conductor, total, users)
         except ImpossibleSumError as error:
-            self._advance(current, machine.Applied(str(error)))
-            return
-        if current is not self._round:
+            return str(error)
+        if current is not self._sums.current:
             # Stopped meanwhile.
-            return
+            return ""
         self.state = training.step(before, training.Summed(measured))
         changed = before.purpose is not Purpose.EVALUATE
         round_ = before.round
@@ -392,7 +198,7 @@ class RoundsRun(Run):
         self._arrays = arrays
         if changed:
             self._refresh()
-        events = [self._round_event(users, self.state.version, ""), *self._consequences(before)]
+        events = [self._round_event(users), *self._consequences(before)]
         text, run_id = self.state.to_json(), self.plan.run_id
 
         def write(connection: sa.Connection) -> list[operator.WatchRunResponse]:
@@ -407,17 +213,18 @@ class RoundsRun(Run):
         if changed:
             chosen = self.state.chosen
             self._versions.prune(round_, [] if chosen is None else [chosen.version])
-        self._advance(current, machine.Applied())
+        return ""
 
     def _applied(self, conductor: Conductor, total: NDArray[np.uint32], users: int) -> Any:
         with self._accounting.activity("apply sums", users):
             return conductor.apply(self.state, self._arrays, total, users)
 
-    async def _abandoned(self, reason: str) -> None:
+    async def abandoned(self, reason: str) -> None:
+        """Count the round as abandoned."""
         before = self.state
         self.state = training.step(before, training.Abandoned(reason))
         _log.warning("round abandoned", run=self.plan.run_id, round=before.round, reason=reason)
-        events = [self._round_event(0, self.state.version, reason), *self._consequences(before)]
+        events = [self._round_event(0, reason), *self._consequences(before)]
         text, run_id = self.state.to_json(), self.plan.run_id
 
         def write(connection: sa.Connection) -> list[operator.WatchRunResponse]:
@@ -448,35 +255,8 @@ class RoundsRun(Run):
             self.ended.set()
         self.touch()
 
-    def _round_event(self, users: int, version: int, reason: str) -> operator.WatchRunResponse:
-        current = self._round
-        event = operator.RoundEvent(
-            round=self.state.round,
-            purpose="",
-            pass_number=self.state.pass_number,
-            version=version,
-            reason=reason,
-        )
-        if current is not None:
-            plan, seconds = current.state.plan, current.seconds()
-            answered = current.state.arrived or current.state.closed.get(current.state.step, {})
-            event = operator.RoundEvent(
-                round=plan.round,
-                purpose=plan.purpose,
-                pass_number=plan.pass_number,
-                users=plan.users,
-                members=len(plan.members),
-                summed=users,
-                dropped=len(plan.members) - len(answered),
-                refused=current.refused,
-                reason=reason,
-                phases=list(seconds),
-                seconds=list(seconds.values()),
-                bytes_in=current.bytes_in,
-                version=version,
-                liars=len(current.wrong),
-            )
-        return operator.WatchRunResponse(round=event)
+    def _round_event(self, users: int, reason: str = "") -> operator.WatchRunResponse:
+        return operator.WatchRunResponse(round=self._sums.event(users, self.state.version, reason))
 
     def _consequences(self, before: Training) -> list[operator.WatchRunResponse]:
         """Return the events of what a round's end changed: an evaluation that is complete, another phase."""
@@ -505,9 +285,7 @@ class RoundsRun(Run):
 
     async def on_lost(self, party: str) -> None:
         """Wait for its members no longer."""
-        current = self._round
-        if current is not None and party in current.by_party:
-            self._advance(current, machine.Lost(frozenset(current.by_party[party]), time.monotonic()))
+        self._sums.lost(party)
 
     async def on_seen(self, party: str) -> None:
         """Count it in again; its members are waited for from their next message on."""
@@ -520,7 +298,7 @@ class RoundsRun(Run):
         """End the run before its time."""
         if not self.state.phase.ended:
             self.state = training.step(self.state, training.Stopped(reason))
-            self._round = None
+            self._sums.stop()
             await self._save_state()
 
     def tasks(self, party: str) -> list[wire.Task]:
@@ -531,27 +309,7 @@ class RoundsRun(Run):
             return [
                 wire.Task(kind=wire.TaskKind.TASK_KIND_FINISH, reason=self._published.reason, version=version)
             ]
-        current = self._round
-        if current is None or party not in current.by_party:
-            return []
-        state = current.state
-        if state.step is not current.durable:
-            return []
-        asked = set(state.asked)
-        slots = [
-            slot for member in current.by_party[party] if member in asked for slot in current.slots[member]
-        ]
-        if not slots:
-            return []
-        return [
-            wire.Task(
-                kind=wire.TaskKind.TASK_KIND_ROUND,
-                round=RoundRef(run_id=self.plan.run_id, round=state.plan.round),
-                version=self._published.version,
-                slots=ranges(sorted(slots)),
-                step=_STEPS[state.step],
-            )
-        ]
+        return self._sums.tasks(party, self._published.version)
 
     def payload(self, party: str, role: str, request: wire.FetchRequest) -> tuple[int, bytes]:
         """Return model, plan, briefings, places, open items, catalogue or roster."""
@@ -566,10 +324,9 @@ class RoundsRun(Run):
             case wire.FetchKind.FETCH_KIND_PLACES if role == "client" and self._conductor is not None:
                 return 0, self._places(party).SerializeToString(deterministic=True)
             case wire.FetchKind.FETCH_KIND_SUM_PLAN if role == "client":
-                plan = self._open_round(request.version).state.plan
-                return plan.round, plan.to_wire().SerializeToString(deterministic=True)
+                return self._sums.plan(request.version)
             case wire.FetchKind.FETCH_KIND_BRIEFINGS if role == "client":
-                return request.version, self._briefings(party, request)
+                return request.version, self._sums.briefings(party, request)
         raise Refusal(
             ErrorReason.ERROR_REASON_INVALID_FIELD,
             "nothing of this kind for this caller, or not yet",
@@ -603,70 +360,19 @@ class RoundsRun(Run):
         table = np.array(rows, np.uint32).reshape(-1, 3)
         return wire.Places(users=len(self.state.users), places=to_wire(table))
 
-    def _open_round(self, number: int) -> _Round:
-        current = self._round
-        if current is None or current.durable is None or current.state.plan.round != number:
-            raise Refusal(
-                ErrorReason.ERROR_REASON_UNKNOWN_ROUND,
-                f"round {number} is not in progress",
-                field="round",
-                expected="the round of the present task",
-            )
-        return current
-
-    def _briefings(self, party: str, request: wire.FetchRequest) -> bytes:
-        current = self._open_round(request.version)
-        state = current.state
-        if _STEPS[state.step] != request.step or state.step is not current.durable:
-            raise Refusal(
-                ErrorReason.ERROR_REASON_UNKNOWN_ROUND,
-                "the step is not open",
-                field="step",
-                expected=wire.RoundStep.Name(_STEPS[state.step]),
-            )
-        asked = set(state.asked)
-        briefings = [
-            wire.Briefing(member=member, payload=state.briefing(member))
-            for member in current.by_party.get(party, [])
-            if member in asked
-        ]
-        return wire.Briefings(briefings=briefings).SerializeToString(deterministic=True)
-
     async def submitted(
         self, party: str, head: wire.SubmitRequest, slots: Sequence[int], payload: bytes
     ) -> None:
         """Take a member's message for a step."""
-        step = _KINDS.get(head.kind)
-        if step is None:
-            raise Refusal(
-                ErrorReason.ERROR_REASON_INVALID_FIELD,
-                "no such kind of item in a run with rounds",
-                field="kind",
-                expected="ADVERT, SHARES, VECTOR, CONFIRMATION or UNMASKING",
-            )
-        current = self._open_round(head.round.round)
-        try:
-            member = current.member_of.get(slots[0]) if slots else None
-            if member is None or sorted(current.slots[member]) != sorted(slots):
-                raise Refusal(
-                    ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
-                    "these slots are not those of one member of the round",
-                    field="slots",
-                    expected="all the slots that one member covers",
-                )
-            self._advance(current, machine.Arrived(member, step, payload, time.monotonic()))
-        except Refusal:
-            current.refused += 1
-            raise
-        current.bytes_in += len(payload)
+        self._sums.submitted(head, slots, payload)
 
     # --- time, watching ----------------------------------------------------------------------------------------
 
     async def on_time(self) -> None:
         """Let a step that takes too long close, and a gathering fail."""
         now = time.monotonic()
-        if self.failure is not None:
-            failure, self.failure = self.failure, None
+        if self._sums.failure is not None:
+            failure, self._sums.failure = self._sums.failure, None
             await self.stop(f"a fault of the orchestration server: {type(failure).__name__}")
         elif self.state.phase is training.Phase.GATHER:
             if now - self._gather_since > self.request.phase_timeout_ms / 1e3:
@@ -676,8 +382,8 @@ class RoundsRun(Run):
                     f"gather took too long; {owners} of {self.request.expect_owners} data owners and "
                     f"{users} of {self.request.expect_users} users came"
                 )
-        elif self._round is not None and self._round.durable is not None:
-            self._advance(self._round, machine.Tick(now))
+        else:
+            self._sums.tick()
 
     @property
     def over(self) -> bool:
@@ -708,22 +414,10 @@ class RoundsRun(Run):
         """Return counters for watchers."""
         received, sent = self._traffic()
         event = operator.ProgressEvent(updates=self.state.version, bytes_in=received, bytes_out=sent)
-        current = self._round
-        if current is not None:
-            state = current.state
-            expected = len(state.expected)
-            event.round.CopyFrom(
-                operator.RoundProgress(
-                    round=state.plan.round,
-                    purpose=state.plan.purpose,
-                    phase=current.phase,
-                    members=len(state.plan.members),
-                    answered=len(state.arrived),
-                    dropped=len(state.plan.members) - expected + len(state.lost & state.expected),
-                    passes=self.state.pass_number,
-                    of_passes=self.state.passes,
-                )
-            )
+        round_ = self._sums.progress()
+        if round_ is not None:
+            round_.passes, round_.of_passes = self.state.pass_number, self.state.passes
+            event.round.CopyFrom(round_)
         return event
 
     def remember(self, event: operator.WatchRunResponse) -> None:
@@ -779,16 +473,6 @@ class RoundsRun(Run):
                 "users": dict(chosen.users),
             },
         }
-
-
-@dataclass(frozen=True)
-class _Skip:
-    """A round that could not be opened."""
-
-    reason: str
-
-
-_Task = machine.Effect | _Skip
 
 
 def _run_phase(state: Training) -> operator.RunPhase.ValueType:

@@ -1,0 +1,466 @@
+"""One sum at a time at the COS: the machine of a round, carried out durably."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import sqlalchemy as sa
+import structlog
+from numpy.typing import NDArray
+
+from coterie.rounds import cos as machine
+from coterie.rounds.cos import Phase, RoundState
+from coterie.secure_sum.plan import SumPlan
+from coterie.secure_sum.protocol import Failed, ServerHalf, Step, Total
+from coterie.store import cos as store
+from coterie.store.engine import Writer
+from coterie.telemetry.accounting import Accounting
+from coterie.wire.layout import Layout
+from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.v1 import operator_pb2 as operator
+from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1 import rounds_pb2
+from coterie.wire.v1.common_pb2 import RoundRef
+from coterie_cos.registry import ranges
+
+__all__ = ["OpenSum", "SumOwner", "Sums"]
+
+_log = structlog.get_logger("coterie.cos")
+
+_STEPS = {
+    Step.ADVERTISE: wire.RoundStep.ROUND_STEP_ADVERTISE,
+    Step.SHARE: wire.RoundStep.ROUND_STEP_SHARE,
+    Step.SUBMIT: wire.RoundStep.ROUND_STEP_SUBMIT,
+    Step.CONFIRM: wire.RoundStep.ROUND_STEP_CONFIRM,
+    Step.UNMASK: wire.RoundStep.ROUND_STEP_UNMASK,
+}
+
+_KINDS = {
+    wire.SubmitKind.SUBMIT_KIND_ADVERT: Step.ADVERTISE,
+    wire.SubmitKind.SUBMIT_KIND_SHARES: Step.SHARE,
+    wire.SubmitKind.SUBMIT_KIND_VECTOR: Step.SUBMIT,
+    wire.SubmitKind.SUBMIT_KIND_CONFIRMATION: Step.CONFIRM,
+    wire.SubmitKind.SUBMIT_KIND_UNMASKING: Step.UNMASK,
+}
+
+
+@dataclass
+class OpenSum:
+    """The sum in progress, and what is told about it when it is over.
+
+    ``slots`` are those that each member covers, in the order of the plan.
+    """
+
+    state: RoundState
+    slots: Mapping[int, Sequence[int]]
+    durable: Step | None = None
+    """The step that is durably open: nobody is asked for one that is not."""
+    refused: int = 0
+    bytes_in: int = 0
+    wrong: tuple[int, ...] = ()
+    marks: list[tuple[str, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.member_of = {slot: member for member, own in self.slots.items() for slot in own}
+        self.by_party: dict[str, list[int]] = {}
+        for member, one in enumerate(self.state.plan.members):
+            self.by_party.setdefault(one.device, []).append(member)
+
+    def mark(self) -> None:
+        """Note when a phase begins."""
+        name = self.phase
+        if not self.marks or self.marks[-1][0] != name:
+            self.marks.append((name, time.monotonic()))
+
+    @property
+    def phase(self) -> str:
+        """Name of the phase: a step, ``unmask`` or ``apply``."""
+        state = self.state
+        return state.step.value if state.phase is Phase.COLLECT else f"{state.phase.value} sum"
+
+    def seconds(self) -> dict[str, float]:
+        """Return how long each phase took."""
+        ends = [at for _, at in self.marks[1:]] + [time.monotonic()]
+        return {name: end - at for (name, at), end in zip(self.marks, ends, strict=True)}
+
+
+class SumOwner(Protocol):
+    """The run for which sums are formed."""
+
+    def state_json(self) -> str:
+        """Return the run's state, in which the number of the open round is taken."""
+        ...
+
+    def saved(self) -> None:
+        """Take note that the state and the open step are durable."""
+        ...
+
+    async def summed(self, current: OpenSum, total: NDArray[np.uint32], users: int) -> str:
+        """Apply a sum and forget it, in one transaction; return why it was impossible, or nothing."""
+        ...
+
+    async def abandoned(self, reason: str) -> None:
+        """Take note that the sum is not formed, and forget it, in one transaction."""
+        ...
+
+    def proceed(self) -> None:
+        """Open the next sum, or end."""
+        ...
+
+
+class Sums:
+    """The sums of a run, one after the other.
+
+    Parameters
+    ----------
+    run_id : str
+    half : ServerHalf
+        How they are formed.
+    owner : SumOwner
+        Whose they are.
+    writer : Writer
+        The store's writer.
+    accounting : Accounting
+        Where CPU time is counted.
+    touch : callable
+        Wakes those who poll.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        half: ServerHalf,
+        owner: SumOwner,
+        writer: Writer,
+        accounting: Accounting,
+        touch: Callable[[], None],
+    ) -> None:
+        self._run_id = run_id
+        self._half = half
+        self._owner = owner
+        self._writer = writer
+        self._accounting = accounting
+        self._touch = touch
+        self.current: OpenSum | None = None
+        self.failure: BaseException | None = None
+        self._work: asyncio.Queue[tuple[OpenSum | None, RoundState | None, Sequence[_Task]]] = asyncio.Queue()
+        self._worker: asyncio.Task[None] | None = None
+
+    # --- the life of a sum -------------------------------------------------------------------------------------
+
+    def open(
+        self, opening: RoundState, slots: Mapping[int, Sequence[int]], present: Callable[[str], bool]
+    ) -> None:
+        """Open a sum; members of parties that are not present are not waited for."""
+        current = self.current = OpenSum(opening, slots)
+        now = time.monotonic()
+        lost = frozenset(
+            member for party, members in current.by_party.items() if not present(party) for member in members
+        )
+        current.state, effects = machine.advance(opening, machine.Opened(now))
+        if lost:
+            current.state, more = machine.advance(current.state, machine.Lost(lost, now))
+            effects += more
+        self._do(effects)
+
+    def skip(self, reason: str) -> None:
+        """Abandon a sum that could not be opened."""
+        self._do([_Skip(reason)])
+
+    def resume(
+        self,
+        saved: store.SavedSum,
+        closed: Mapping[str, Mapping[int, bytes]],
+        layout: Layout,
+        slots: Mapping[int, Sequence[int]],
+        patience_s: float,
+    ) -> None:
+        """Go on after a restart with what is durable."""
+        if Phase(saved.phase).ended:
+            self.skip(saved.reason)
+            return
+        running = np.frombuffer(saved.running, "<u4").astype(np.uint32) if saved.running is not None else None
+        state = RoundState(
+            SumPlan.from_wire(rounds_pb2.SumPlan.FromString(saved.plan)),
+            layout,
+            self._half,
+            patience_s,
+            Step(saved.step),
+            Phase(saved.phase),
+            closed={Step(step): messages for step, messages in closed.items()},
+            running=running,
+        )
+        state, effects = machine.advance(state, machine.Resumed(time.monotonic()))
+        self.current = OpenSum(state, slots, durable=state.step)
+        self._do(effects)
+
+    def stop(self) -> None:
+        """Drop the sum in progress: the run is over."""
+        self.current = None
+
+    def lost(self, party: str) -> None:
+        """Wait no longer for a party's members."""
+        current = self.current
+        if current is not None and party in current.by_party:
+            self._advance(current, machine.Lost(frozenset(current.by_party[party]), time.monotonic()))
+
+    def tick(self) -> None:
+        """Let a step that takes too long close."""
+        if self.current is not None and self.current.durable is not None:
+            self._advance(self.current, machine.Tick(time.monotonic()))
+
+    def _do(self, effects: Sequence[_Task]) -> None:
+        """Have effects carried out, in order and after those before."""
+        if effects:
+            self._work.put_nowait((self.current, self.current.state if self.current else None, effects))
+            if self._worker is None:
+                self._worker = asyncio.create_task(self._carry_out())
+
+    async def _carry_out(self) -> None:
+        while True:
+            current, state, effects = await self._work.get()
+            try:
+                closed = [effect.closed for effect in effects if isinstance(effect, machine.Save)]
+                if closed and current is not None and current is self.current and state is not None:
+                    # Steps that closed together are written together: no crash comes between them.
+                    await self._save(current, state, closed)
+                for effect in effects:
+                    if current is not self.current:
+                        break
+                    await self._effect(current, effect)
+            except Exception as error:
+                _log.exception("a round failed", run=self._run_id)
+                self.failure = error
+
+    async def _effect(self, current: OpenSum | None, effect: _Task) -> None:
+        if isinstance(effect, _Skip):
+            await self._owner.abandoned(effect.reason)
+            self._owner.proceed()
+            return
+        if current is None:
+            raise AssertionError(f"{effect} belongs to a sum")
+        match effect:
+            case machine.Unmask():
+                await self._unmask(current)
+            case machine.Apply(total, users):
+                current.mark()
+                reason = await self._owner.summed(current, total, users)
+                self._advance(current, machine.Applied(reason))
+            case machine.End():
+                if current.state.phase is Phase.ABANDONED:
+                    await self._owner.abandoned(current.state.reason)
+                if current is self.current:
+                    self.current = None
+                    self._owner.proceed()
+
+    def _advance(self, current: OpenSum, event: machine.Event) -> None:
+        """Take an event into a sum; one that is not in progress any more has no more effects."""
+        current.state, effects = machine.advance(current.state, event)
+        if current is self.current:
+            self._do(effects)
+
+    async def _save(self, current: OpenSum, state: RoundState, closed: Sequence[Step | None]) -> None:
+        current.mark()
+        run_id = self._run_id
+        running = state.running if Step.SUBMIT in closed else None
+        saved = store.SavedSum(
+            state.plan.round,
+            state.plan.to_wire().SerializeToString(),
+            state.step.value,
+            state.phase.value,
+            state.reason,
+            None if running is None else running.astype("<u4", copy=False).tobytes(),
+        )
+        messages = {step.value: state.closed[step] for step in closed if step is not None}
+        # The number of a round is taken for good when the round is opened.
+        text = self._owner.state_json() if None in closed else None
+
+        def write(connection: sa.Connection) -> None:
+            if text is not None:
+                store.save_state(connection, run_id, text)
+            store.save_sum(connection, run_id, saved, messages)
+
+        await self._writer.run(write)
+        self._owner.saved()
+        current.durable = state.step
+        self._touch()
+
+    async def _unmask(self, current: OpenSum) -> None:
+        current.mark()
+        state = current.state
+        if state.running is None:
+            raise AssertionError("a sum is unmasked without a running sum")
+        try:
+            total = await asyncio.to_thread(self._unmasked, state, state.running)
+        except Failed as failed:
+            current.wrong = failed.wrong
+            self._advance(current, machine.UnmaskFailed(str(failed)))
+            return
+        current.wrong = total.wrong
+        if total.wrong:
+            _log.warning("wrong shares", run=self._run_id, round=state.plan.round, members=total.wrong)
+        self._advance(current, machine.Unmasked(total.codes))
+
+    def _unmasked(self, state: RoundState, running: NDArray[np.uint32]) -> Total:
+        with self._accounting.activity("unmask"):
+            return self._half.unmask(state.plan, state.closed, running)
+
+    # --- what members ask --------------------------------------------------------------------------------------
+
+    def tasks(self, party: str, version: int) -> list[wire.Task]:
+        """Return what the open step asks of a party; ``version`` is the model's."""
+        current = self.current
+        if current is None or party not in current.by_party:
+            return []
+        state = current.state
+        if state.step is not current.durable:
+            return []
+        asked = set(state.asked)
+        slots = [
+            slot for member in current.by_party[party] if member in asked for slot in current.slots[member]
+        ]
+        if not slots:
+            return []
+        return [
+            wire.Task(
+                kind=wire.TaskKind.TASK_KIND_ROUND,
+                round=RoundRef(run_id=self._run_id, round=state.plan.round),
+                version=version,
+                slots=ranges(sorted(slots)),
+                step=_STEPS[state.step],
+            )
+        ]
+
+    def plan(self, number: int) -> tuple[int, bytes]:
+        """Return the plan of the round in progress, for members.
+
+        Raises
+        ------
+        Refusal
+            UNKNOWN_ROUND when another round is in progress, or none.
+        """
+        plan = self._open(number).state.plan
+        return plan.round, plan.to_wire().SerializeToString(deterministic=True)
+
+    def briefings(self, party: str, request: wire.FetchRequest) -> bytes:
+        """Return what a party's members need for the open step.
+
+        Raises
+        ------
+        Refusal
+            UNKNOWN_ROUND when the round or the step is not open.
+        """
+        current = self._open(request.version)
+        state = current.state
+        if _STEPS[state.step] != request.step or state.step is not current.durable:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_UNKNOWN_ROUND,
+                "the step is not open",
+                field="step",
+                expected=wire.RoundStep.Name(_STEPS[state.step]),
+            )
+        asked = set(state.asked)
+        briefings = [
+            wire.Briefing(member=member, payload=state.briefing(member))
+            for member in current.by_party.get(party, [])
+            if member in asked
+        ]
+        return wire.Briefings(briefings=briefings).SerializeToString(deterministic=True)
+
+    def submitted(self, head: wire.SubmitRequest, slots: Sequence[int], payload: bytes) -> None:
+        """Take a member's message for a step.
+
+        Raises
+        ------
+        Refusal
+            When it does not fit; the state does not change.
+        """
+        step = _KINDS.get(head.kind)
+        if step is None:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                "no such kind of item in a run with rounds",
+                field="kind",
+                expected="ADVERT, SHARES, VECTOR, CONFIRMATION or UNMASKING",
+            )
+        current = self._open(head.round.round)
+        try:
+            member = current.member_of.get(slots[0]) if slots else None
+            if member is None or sorted(current.slots[member]) != sorted(slots):
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
+                    "these slots are not those of one member of the round",
+                    field="slots",
+                    expected="all the slots that one member covers",
+                )
+            self._advance(current, machine.Arrived(member, step, payload, time.monotonic()))
+        except Refusal:
+            current.refused += 1
+            raise
+        current.bytes_in += len(payload)
+
+    def _open(self, number: int) -> OpenSum:
+        current = self.current
+        if current is None or current.durable is None or current.state.plan.round != number:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_UNKNOWN_ROUND,
+                f"round {number} is not in progress",
+                field="round",
+                expected="the round of the present task",
+            )
+        return current
+
+    # --- watching ----------------------------------------------------------------------------------------------
+
+    def event(self, users: int, version: int, reason: str) -> operator.RoundEvent:
+        """Return what is told about the sum in progress, which is over."""
+        current = self.current
+        if current is None:
+            return operator.RoundEvent(version=version, reason=reason)
+        plan, seconds = current.state.plan, current.seconds()
+        return operator.RoundEvent(
+            round=plan.round,
+            purpose=plan.purpose,
+            pass_number=plan.pass_number,
+            users=plan.users,
+            members=len(plan.members),
+            summed=users,
+            dropped=len(plan.members) - len(current.state.arrived),
+            refused=current.refused,
+            reason=reason,
+            phases=list(seconds),
+            seconds=list(seconds.values()),
+            bytes_in=current.bytes_in,
+            version=version,
+            liars=len(current.wrong),
+        )
+
+    def progress(self) -> operator.RoundProgress | None:
+        """Return how far the sum in progress is."""
+        current = self.current
+        if current is None:
+            return None
+        state = current.state
+        return operator.RoundProgress(
+            round=state.plan.round,
+            purpose=state.plan.purpose,
+            phase=current.phase,
+            members=len(state.plan.members),
+            answered=len(state.arrived),
+            dropped=len(state.plan.members) - len(state.expected) + len(state.lost & state.expected),
+        )
+
+
+@dataclass(frozen=True)
+class _Skip:
+    """A sum that could not be opened."""
+
+    reason: str
+
+
+_Task = machine.Effect | _Skip
