@@ -379,4 +379,5 @@ def _progress(state: RoundState, now: float, effects: list[Effect]) -> tuple[Rou
 
 
 def _abandon(state: RoundState, reason: str) -> tuple[RoundState, list[Effect]]:
-    return replace(state, phase=Phase.ABANDONED, reason=reason), [Save(), End()]
+    # The model stays as it is, and nothing is kept of a sum that is not to be.
+    return replace(state, phase=Phase.ABANDONED, reason=reason, running=None), [Save(), End()]

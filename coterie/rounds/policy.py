@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -47,9 +48,14 @@ class CohortRule:
 
 
 def _permutation(beacon: bytes, purpose: str, number: int, count: int) -> NDArray[np.int64]:
-    seed = hashlib.sha256(encode(purpose, beacon, number, count)).digest()
-    # PCG64 seeded with 256 bits: nothing here is secret once the beacon is.
-    return np.random.Generator(np.random.PCG64(int.from_bytes(seed, "big"))).permutation(count)
+    """Return the positions 0 to ``count - 1`` in the order of their keys.
+
+    The keys are 64-bit numbers, big-endian, one after the other from SHAKE-256 over (purpose, beacon, number, count);
+    equal keys stay in order.  (The streams of NumPy's generators may change from one release to the next, and members
+    draw the same cohorts with whatever they run on.)
+    """
+    keys = hashlib.shake_256(encode(purpose, beacon, number, count)).digest(8 * count)
+    return np.argsort(np.frombuffer(keys, ">u8"), kind="stable")
 
 
 def groups(rule: CohortRule, users: int, epoch: int = 0) -> list[NDArray[np.int64]]:
@@ -88,11 +94,12 @@ def cohorts(rule: CohortRule, users: int, global_round: int, epoch: int = 0) -> 
         return [np.sort(order[first : first + rule.size]) for first in range(0, users, rule.size)]
     fixed = groups(rule, users, epoch)
     least = min(len(part) for part in fixed)
-    per = max(-(-rule.size // least), 1)
+    # Groups that are left over at the end of a pass join its last cohort: none is smaller than asked for.
+    per = min(max(-(-rule.size // least), 1), len(fixed))
     order = _permutation(rule.beacon, "cohorts", global_round, len(fixed))
     return [
-        np.sort(np.concatenate([fixed[n] for n in order[first : first + per]]))
-        for first in range(0, len(fixed), per)
+        np.sort(np.concatenate([fixed[n] for n in order[first:last]]))
+        for first, last in pairwise([*range(0, len(fixed) - per + 1, per), len(fixed)])
     ]
 
 

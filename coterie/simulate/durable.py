@@ -47,6 +47,8 @@ class ServerDisk:
         if state.plan.round != self.round:
             self.closed, self.running, self.round = {}, b"", state.plan.round
         self._write_head(state, state.phase)
+        if state.phase is Phase.ABANDONED:
+            self.running = b""
         if closed is not None:
             self.closed[closed] = dict(state.closed[closed])
             if closed is Step.SUBMIT and state.running is not None:

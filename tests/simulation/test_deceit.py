@@ -65,7 +65,7 @@ class Cohort:
             if message is None:
                 continue
             if step is Step.SUBMIT:
-                notes = {n: kept for n, kept in there.items()}
+                notes = dict(there.items())
                 message = self.half.vector(self.plan, self.closed, notes, member, message, LAYOUT).note
             else:
                 self.half.check(self.plan, self.closed, step, member, message)
@@ -204,7 +204,6 @@ def test_advertisements_of_another_plan_are_refused():
 def test_a_member_that_restarted_is_asked_again_for_nothing_but_its_contribution(step):
     cohort = Cohort().up_to(step)
     sent = cohort.journals[0].contribution
-    server, member_half = halves("masked")
     cohort.members[0] = MemberRound(
         cohort.plan, cohort.journals[0], lambda: pytest.fail("new secrets for the same round")
     )

@@ -78,7 +78,7 @@ def test_a_round_survives_as_many_as_leave_everybody_enough_neighbours(count, th
 
 
 def test_a_round_survives_somebody_missing_at_every_step():
-    gone = {step_at: step for step_at, step in enumerate(STEPS)}
+    gone = dict(enumerate(STEPS))
     result, codes = outcome(12, 6, gone)
     assert result.submitters == tuple(range(3, 12))
     assert np.array_equal(result.total, sum(codes[3:]).astype(np.uint32))

@@ -1,0 +1,272 @@
+"""A member's half of a round: what it sends, what it keeps first, when it sits out."""
+
+import numpy as np
+import pytest
+
+from coterie.rounds.party import Journal, Keep, MemberRound, Send, SitOut, Train
+from coterie.secure_sum.plan import Member, SumPlan
+from coterie.secure_sum.protocol import Declined, Step
+
+CODES = np.arange(4, dtype=np.uint32)
+
+
+class Half:
+    """Answers with the step and the briefing; a briefing of ``decline`` is declined."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        Half.made += 1
+        self.number = Half.made
+        self.forgotten = False
+
+    def answer(self, step, briefing, codes=None):
+        if briefing == b"decline":
+            raise Declined(f"does not like {step.value}")
+        if (step is Step.SUBMIT) != (codes is not None):
+            raise AssertionError("codes belong to SUBMIT")
+        return b"%d %s %s" % (self.number, step.value.encode(), briefing)
+
+    def forget(self):
+        self.forgotten = True
+
+
+@pytest.fixture(autouse=True)
+def _count():
+    Half.made = 0
+
+
+def plan_of(number: int = 7, purpose: str = "train", model: bytes = b"m" * 32) -> SumPlan:
+    return SumPlan(
+        run_id="run",
+        round=number,
+        purpose=purpose,
+        secure_sum="masked",
+        model_sha256=model,
+        layout_sha256=bytes(32),
+        members=(Member(bytes(32), "h"), Member(b"1" * 32, "h")),
+    )
+
+
+def member(journal: Journal | None = None, **fields) -> MemberRound:
+    return MemberRound(plan_of(**fields), journal or Journal(), Half)
+
+
+def through(one: MemberRound, upto: Step = Step.UNMASK) -> list:
+    """Take a member through all steps before one and return all effects."""
+    effects = []
+    for step in Step:
+        if step is upto:
+            return effects
+        effects += one.asked(step, b"b")
+        if step is Step.SUBMIT:
+            effects += one.trained(CODES)
+    return effects
+
+
+def test_a_member_keeps_that_it_joined_before_it_says_anything():
+    assert member().asked(Step.ADVERTISE, b"") == [
+        Keep(Journal(joined=7)),
+        Send(Step.ADVERTISE, b"1 advertise "),
+    ]
+
+
+def test_a_member_of_a_clear_sum_joins_before_it_trains():
+    one = member()
+    assert one.asked(Step.SUBMIT, b"b") == [Keep(Journal(joined=7)), Train()]
+    message = b"1 submit b"
+    assert one.trained(CODES) == [Keep(Journal(joined=7, contribution=message)), Send(Step.SUBMIT, message)]
+
+
+def test_joining_forgets_the_contribution_of_an_older_round_and_keeps_the_reveals():
+    one = member(Journal(6, b"old", b"m" * 32, ("train",)))
+    (keep, _) = one.asked(Step.ADVERTISE, b"")
+    assert keep == Keep(Journal(7, b"", b"m" * 32, ("train",)))
+
+
+def test_every_step_is_answered_in_order():
+    one = member()
+    effects = [*through(one), *one.asked(Step.UNMASK, b"b")]
+    assert [effect.step for effect in effects if isinstance(effect, Send)] == list(Step)
+    assert Half.made == 1
+
+
+@pytest.mark.parametrize("step", [step for step in Step if step is not Step.SUBMIT])
+def test_the_same_question_gets_the_same_bytes_and_keeps_nothing(step):
+    one = member()
+    through(one, step)
+    first = one.asked(step, b"b")[-1]
+    assert one.asked(step, b"b") == [first]
+    assert one.asked(step, b"something else") == [first]
+
+
+def test_a_contribution_is_made_once_however_often_it_is_asked_for():
+    one = member()
+    through(one, Step.SUBMIT)
+    assert one.asked(Step.SUBMIT, b"b") == [Train()]
+    assert one.asked(Step.SUBMIT, b"b") == []
+    sent = one.trained(CODES)[-1]
+    assert one.asked(Step.SUBMIT, b"b") == [sent]
+    assert one.asked(Step.SUBMIT, b"other") == [sent]
+    assert one.trained(CODES + 1) == [], "a second vector is never made"
+    assert one.failed("too late for that") == []
+    assert one.asked(Step.SUBMIT, b"b") == [sent]
+
+
+def test_a_contribution_that_nobody_asked_for_is_not_made():
+    one = member()
+    through(one, Step.SUBMIT)
+    assert one.trained(CODES) == []
+
+
+def test_the_briefing_of_a_contribution_is_the_first_one():
+    one = member()
+    through(one, Step.SUBMIT)
+    one.asked(Step.SUBMIT, b"first")
+    one.asked(Step.SUBMIT, b"second")
+    assert one.trained(CODES)[-1].message == b"1 submit first"
+
+
+def test_a_member_that_cannot_train_sits_out_and_forgets_its_secrets():
+    one = member()
+    through(one, Step.SUBMIT)
+    one.asked(Step.SUBMIT, b"b")
+    half = one._half
+    assert one.failed("the local step diverged") == [SitOut("the local step diverged")]
+    assert half.forgotten
+    assert one.trained(CODES) == []
+    assert one.failed("again") == []
+    assert one.asked(Step.SUBMIT, b"b") == []
+
+
+@pytest.mark.parametrize("step", [step for step in Step if step is not Step.SUBMIT])
+def test_a_member_that_declines_says_why_once_and_takes_no_further_part(step):
+    one = member()
+    through(one, step)
+    half = one._half
+    effects = one.asked(step, b"decline")
+    assert effects[-1] == SitOut(f"does not like {step.value}")
+    assert not any(isinstance(effect, Send) for effect in effects)
+    assert half is None or half.forgotten
+    assert all(one.asked(later, b"b") == [] for later in Step)
+
+
+def test_that_it_joined_is_kept_also_when_it_declines_at_once():
+    assert member().asked(Step.ADVERTISE, b"decline")[0] == Keep(Journal(joined=7))
+
+
+def test_a_contribution_that_is_declined_is_not_sent():
+    one = member()
+    through(one, Step.SUBMIT)
+    one.asked(Step.SUBMIT, b"decline")
+    assert one.trained(CODES) == [SitOut("does not like submit")]
+    assert one.journal.contribution == b""
+
+
+# --- restarts --------------------------------------------------------------------------------------------------------
+
+
+def test_a_round_at_or_below_the_last_one_is_refused():
+    for joined in (7, 8, 100):
+        one = member(Journal(joined=joined))
+        assert one.reason
+        assert all(one.asked(step, b"b") == [] for step in Step)
+    assert Half.made == 0
+
+
+def test_a_restart_before_the_contribution_was_kept_sits_the_round_out():
+    one = member()
+    through(one, Step.SUBMIT)
+    again = member(one.journal)
+    assert again.reason == "restarted in round 7 before its contribution was safe"
+    assert all(again.asked(step, b"b") == [] for step in Step)
+    assert again.trained(CODES) == []
+
+
+def test_after_a_restart_the_same_bytes_are_sent_and_nothing_is_revealed():
+    one = member()
+    through(one, Step.CONFIRM)
+    again = member(one.journal)
+    message = one.journal.contribution
+    assert again.asked(Step.SUBMIT, b"b") == [Send(Step.SUBMIT, message)]
+    assert again.asked(Step.CONFIRM, b"b") == [SitOut("restarted in round 7: its secrets are gone")]
+    assert again.asked(Step.UNMASK, b"b") == []
+    assert Half.made == 1
+
+
+def test_after_a_restart_unmask_gets_nothing():
+    one = member()
+    through(one, Step.UNMASK)
+    assert member(one.journal).asked(Step.UNMASK, b"b") == [
+        SitOut("restarted in round 7: its secrets are gone")
+    ]
+
+
+@pytest.mark.parametrize("step", [Step.ADVERTISE, Step.SHARE])
+def test_an_old_question_that_was_late_does_not_keep_a_restarted_member_from_sending(step):
+    one = member()
+    through(one, Step.CONFIRM)
+    again = member(one.journal)
+    assert again.asked(step, b"b") == []
+    assert again.asked(Step.SUBMIT, b"b") == [Send(Step.SUBMIT, one.journal.contribution)]
+
+
+def test_a_closed_round_is_forgotten_and_answers_nothing():
+    one = member()
+    through(one, Step.CONFIRM)
+    half = one._half
+    assert one.close() == [Keep(Journal(joined=7))]
+    assert half.forgotten
+    assert one.close() == []
+    assert all(one.asked(step, b"b") == [] for step in Step)
+    assert one.trained(CODES) == []
+    assert member(one.journal).reason
+
+
+def test_closing_a_round_without_a_contribution_keeps_nothing():
+    one = member()
+    through(one, Step.SHARE)
+    assert one.close() == []
+
+
+# --- how often sums are revealed -------------------------------------------------------------------------------------
+
+
+def revealed(journal: Journal, **fields) -> tuple[Journal, list]:
+    one = member(journal, **fields)
+    through(one)
+    effects = one.asked(Step.UNMASK, b"b")
+    one.close()
+    return one.journal, effects
+
+
+def test_what_is_revealed_is_counted_durably_before_it_is_sent():
+    _, effects = revealed(Journal())
+    assert isinstance(effects[0], Keep)
+    assert effects[0].journal.reveals == ("train",)
+    assert effects[0].journal.model_sha256 == b"m" * 32
+    assert isinstance(effects[1], Send)
+
+
+def test_sums_of_one_purpose_over_one_version_are_revealed_twice():
+    journal = Journal()
+    for number in (1, 2):
+        journal, effects = revealed(journal, number=number)
+        assert isinstance(effects[-1], Send)
+    journal, effects = revealed(journal, number=3)
+    assert effects == [SitOut("sums over this model version were revealed 2 times")]
+    journal, effects = revealed(journal, number=4, purpose="evaluate")
+    assert isinstance(effects[-1], Send), "another purpose counts on its own"
+    journal, effects = revealed(journal, number=5)
+    assert isinstance(effects[-1], SitOut), "and does not make room"
+    journal, effects = revealed(journal, number=6, model=b"n" * 32)
+    assert isinstance(effects[-1], Send), "another version begins anew"
+    assert journal.reveals == ("train",)
+
+
+def test_an_answer_repeated_is_revealed_once():
+    one = member()
+    through(one)
+    one.asked(Step.UNMASK, b"b")
+    one.asked(Step.UNMASK, b"b")
+    assert one.journal.reveals == ("train",)
