@@ -36,7 +36,7 @@ def operate(
 
     import asyncio
 
-    from coterie.cli.progress import Progress
+    from coterie.cli.progress import Progress, headline
     from coterie.launch.operation import operate as carry_out
     from coterie.launch.order import Order
     from coterie.telemetry.logs import configure
@@ -45,7 +45,7 @@ def operate(
     configure("warning", service="operator")
     order = Order.load(settings.order)
     run = order.settings
-    output.say(f"run {order.run_id}: {run.system}, {run.drift.form}, secure sum {run.secure_sum}")
+    output.say(f"run {order.run_id}: {headline(run)}")
     with Progress(output.console, run) as progress:
 
         def show(event: WatchRunResponse) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from types import TracebackType
 from typing import Self
 
@@ -14,7 +15,7 @@ from coterie.config.run import RunSettings
 from coterie.telemetry.quantities import volume
 from coterie.wire.v1 import operator_pb2 as wire
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "headline"]
 
 _PHASES = {
     wire.RunPhase.RUN_PHASE_GATHER: "gathering parties",
@@ -22,10 +23,31 @@ _PHASES = {
     wire.RunPhase.RUN_PHASE_FLUSH: "owners finish trailing blocks",
     wire.RunPhase.RUN_PHASE_EPOCH: "owners pass over their blocks",
     wire.RunPhase.RUN_PHASE_EVALUATE: "clients evaluate",
+    wire.RunPhase.RUN_PHASE_SUPPORTS: "groups are asked for their items",
+    wire.RunPhase.RUN_PHASE_ROUNDS: "rounds of training",
     wire.RunPhase.RUN_PHASE_DONE: "done",
     wire.RunPhase.RUN_PHASE_FAILED: "failed",
 }
-_SHOWN = ("ndcg@10", "map@10", "ndcg_test_items@10")
+_PURPOSES = {
+    "supports": "a group is asked for its items",
+    "evaluate": "all users evaluate",
+    "train": "a cohort trains",
+}
+_SHOWN = {
+    "drift": ("ndcg@10", "map@10", "ndcg_test_items@10"),
+    "fedncf": ("hit_ratio@10", "ndcg@10", "hit_ratio_all@10", "ndcg_all@10"),
+}
+"""The first two of fedncf are among 100 sampled items, the others among all unseen ones."""
+
+
+def headline(settings: RunSettings) -> str:
+    """Say in one line what is run."""
+    if settings.system == "drift":
+        return f"drift, {settings.form}, secure sum {settings.secure_sum}"
+    return (
+        f"{settings.system}, {settings.fedncf.model}, {settings.form} as parties, "
+        f"secure sum {settings.secure_sum}"
+    )
 
 
 class Progress:
@@ -36,12 +58,15 @@ class Progress:
     console : rich.console.Console
         Where to show it.
     settings : RunSettings
-        The run, for its number of epochs.
+        The run, for its number of epochs or passes.
     """
 
     def __init__(self, console: Console, settings: RunSettings) -> None:
         self._console = console
-        self._epochs = settings.drift.epochs
+        in_rounds = settings.system != "drift"
+        self._unit = "pass" if in_rounds else "epoch"
+        self._epochs = settings.rounds.passes if in_rounds else settings.drift.epochs
+        self._shown = _SHOWN[settings.system]
         self._seeds = len(settings.seeds)
         self._live = (
             Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
@@ -51,6 +76,9 @@ class Progress:
         self._metrics: dict[str, float] = {}
         self._speed = 0.0
         self._before: tuple[float, int] = (time.monotonic(), 0)
+        self._round: wire.RoundEvent | None = None
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._abandoned = 0
 
     def __enter__(self) -> Self:
         """Begin to show."""
@@ -74,11 +102,13 @@ class Progress:
                 self._count(event.progress)
             case "metrics":
                 self._metrics = dict(zip(event.metrics.names, event.metrics.means, strict=True))
-                self._line(f"epoch {event.metrics.epoch}/{self._epochs}  {self._quality()}", seed)
+                self._line(f"{self._unit} {event.metrics.epoch}/{self._epochs}  {self._quality()}", seed)
             case "phase" if event.phase.phase != wire.RunPhase.RUN_PHASE_EPOCH:
                 self._line(_PHASES[event.phase.phase], seed)
             case "party" if event.party.change in ("lost", "returned", "left"):
                 self._line(f"{event.party.party} {event.party.change}", seed)
+            case "round":
+                self._ended(event.round, seed)
         if self._live is not None:
             self._live.update(self._table(seed))
 
@@ -90,8 +120,23 @@ class Progress:
         self._before = (now, counters.interactions)
         self._counters = counters
 
+    def _ended(self, one: wire.RoundEvent, seed: int) -> None:
+        """Take note of a round; only what went wrong is worth a line of its own."""
+        self._round = one
+        for name, seconds in zip(one.phases, one.seconds, strict=True):
+            self._seconds[name] += seconds
+        if one.reason:
+            self._abandoned += 1
+            self._line(f"round {one.round} ({one.purpose}) was abandoned: {one.reason}", seed)
+        elif one.dropped:
+            self._line(
+                f"round {one.round} ({one.purpose}): {one.dropped} of {one.members} members dropped out, "
+                f"{one.summed} of {one.users} users summed",
+                seed,
+            )
+
     def _quality(self) -> str:
-        shown = [f"{name} {self._metrics[name]:.4f}" for name in _SHOWN if name in self._metrics]
+        shown = [f"{name} {self._metrics[name]:.4f}" for name in self._shown if name in self._metrics]
         if "train_loss" in self._metrics:
             shown.insert(0, f"loss {self._metrics['train_loss']:.4f}")
         return "  ".join(shown)
@@ -104,15 +149,56 @@ class Progress:
         state, counters = self._state, self._counters
         table = Table.grid(padding=(0, 2))
         rows = [
-            ("phase", f"{_PHASES.get(state.phase, '')}, epoch {state.epoch}/{self._epochs}, seed {seed}"),
+            (
+                "phase",
+                f"{_PHASES.get(state.phase, '')}, {self._unit} {state.epoch}/{self._epochs}, seed {seed}",
+            ),
             (
                 "alive",
                 f"{state.owners_alive} data owners, {state.hosts_alive} client hosts, {state.users} users",
             ),
-            ("model", f"version {state.version:,}, {self._speed:,.0f} interactions/s"),
+        ]
+        if state.plan.HasField("rounds"):
+            rows += self._round_rows()
+        else:
+            rows.append(("model", f"version {state.version:,}, {self._speed:,.0f} interactions/s"))
+        rows += [
             ("quality", self._quality()),
             ("COS traffic", f"{volume(counters.bytes_in)} in, {volume(counters.bytes_out)} out"),
         ]
         for name, value in rows:
             table.add_row(f"[bold]{name}[/bold]", value)
         return table
+
+    def _round_rows(self) -> list[tuple[str, str]]:
+        rows = []
+        now = self._counters.round
+        if now.round:
+            rows.append(
+                (
+                    "round",
+                    f"{now.round}: {_PURPOSES.get(now.purpose, now.purpose)}, {now.phase}, "
+                    f"{now.answered} of {now.members - now.dropped} heard"
+                    + (f", {now.dropped} dropped" if now.dropped else ""),
+                )
+            )
+        rows.append(
+            (
+                "model",
+                f"version {self._state.version:,}"
+                + (f", {self._abandoned} rounds abandoned" if self._abandoned else ""),
+            )
+        )
+        if self._round is not None and self._round.members:
+            last = self._round
+            rows.append(
+                (
+                    "last round",
+                    f"{last.summed} of {last.users} users in the sum, {last.dropped} of {last.members} members "
+                    f"dropped, {volume(last.bytes_in / last.members)} from each",
+                )
+            )
+        if total := sum(self._seconds.values()):
+            spent = sorted(self._seconds.items(), key=lambda one: -one[1])
+            rows.append(("time", "  ".join(f"{name} {seconds / total:.0%}" for name, seconds in spent)))
+        return rows

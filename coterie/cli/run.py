@@ -21,6 +21,10 @@ def run(
     data: Annotated[
         Path | None, typer.Option("--data", metavar="PATH", help="A data set; the synthetic one when absent.")
     ] = None,
+    in_process: Annotated[
+        bool,
+        typer.Option("--in-process", help="Rounds-based systems: the same mathematics without services."),
+    ] = False,
     sets: SetOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -40,19 +44,19 @@ def run(
 
     import asyncio
 
-    from coterie.cli.progress import Progress
+    from coterie.cli.progress import Progress, headline
     from coterie.launch import experiment
     from coterie.telemetry.logs import configure
 
     configure("warning", service="launcher")
     run_id = experiment.new_run_id(settings.name)
-    output.say(f"run {run_id}: {settings.system}, {settings.drift.form}, secure sum {settings.secure_sum}")
+    output.say(f"run {run_id}: {headline(settings)}" + (", in process" if in_process else ""))
     with Progress(output.console, settings) as progress:
 
         def show(seed: int, event: WatchRunResponse) -> None:
             progress.update(seed, event)
 
-        report, folder = asyncio.run(experiment.run(settings, run_id, show))
+        report, folder = asyncio.run(experiment.run(settings, run_id, show, in_process=in_process))
     _print(output, report, folder)
 
 

@@ -16,11 +16,12 @@ from coterie.crypto.keyfile import write_private_file
 from coterie.errors import ConfigError, PreflightError
 from coterie.launch.authority import TOKENS, make_authority, make_token
 from coterie.launch.children import toml
+from coterie.launch.cohorts import protection, require_cohorts
 from coterie.launch.feed import load, make_feed
+from coterie.launch.ncf_reference import reference_rows
 from coterie.launch.order import Order
 from coterie.launch.outcome import about
 from coterie.launch.parties import DIRECTORY, JOIN_S, Place, lay_out
-from coterie.launch.reference import references
 
 __all__ = ["ENROL_PORT", "METRICS", "PORT", "bootstrap", "held_order"]
 
@@ -141,6 +142,8 @@ def _lay_out(settings: RunSettings, layout: _Layout, run_id: str) -> Order:
     (state / TOKENS).unlink(missing_ok=True)  # tokens of an interrupted bootstrap
 
     feed = make_feed(settings, load(settings), seed)
+    if settings.system != "drift":
+        require_cohorts(settings, sum(feed.users_of_hosts()))
     laid = lay_out(settings, feed, layout, run_id=run_id, seed=seed)
     places = {thirdparty.folder.name, *(party.place.folder.name for party in laid.parties)}
     layout.require_known(places)
@@ -188,7 +191,8 @@ def _lay_out(settings: RunSettings, layout: _Layout, run_id: str) -> Order:
         users=laid.users,
         dataset=about(feed.dataset),
         split_sha256=feed.split.sha256(feed.dataset),
-        reference=references(feed, settings.drift, seed) if settings.reference else {},
+        reference=reference_rows(settings, feed, seed) if settings.reference else {},
+        protection={} if settings.system == "drift" else protection(settings, feed.users_of_hosts()),
     )
     order.save(operator / _ORDER)
     return order

@@ -14,13 +14,15 @@ import numpy as np
 import sqlalchemy as sa
 
 from coterie.config.run import FederationSettings, RunSettings
-from coterie.errors import RunError
+from coterie.errors import ConfigError, RunError
 from coterie.evaluation.holdout import TRAIN
+from coterie.launch.cohorts import protection, require_cohorts
 from coterie.launch.federation import Federation
 from coterie.launch.feed import Feed, load, make_feed
+from coterie.launch.in_process import train_in_process
 from coterie.launch.local_run import save_settings
+from coterie.launch.ncf_reference import reference_rows
 from coterie.launch.outcome import Outcome, about, from_cos, together, write
-from coterie.launch.reference import references
 from coterie.net.enrolment import saved_bundles
 from coterie.net.meter import merge
 from coterie.privacy import visibility
@@ -41,8 +43,19 @@ def new_run_id(name: str) -> str:
     return f"{name}-{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
-async def run(settings: RunSettings, run_id: str, watcher: Watcher) -> tuple[Outcome, Path]:
+async def run(
+    settings: RunSettings, run_id: str, watcher: Watcher, *, in_process: bool = False
+) -> tuple[Outcome, Path]:
     """Run a federation for each seed and report.
+
+    Parameters
+    ----------
+    settings : RunSettings
+    run_id : str
+    watcher : callable
+        Sees each event.
+    in_process : bool
+        Train a rounds-based system in this process, without services.
 
     Returns
     -------
@@ -53,11 +66,19 @@ async def run(settings: RunSettings, run_id: str, watcher: Watcher) -> tuple[Out
 
     Raises
     ------
+    ConfigError
+        When the users cannot fill the rounds, or the system cannot run in one process.
     RunError
         When a run ends without a result.
     DataError
         When the data set cannot be read or divided.
     """
+    if in_process and settings.system == "drift":
+        raise ConfigError(
+            "drift does not run in one process: its owners work side by side",
+            hint="without --in-process every service is a process of its own",
+        )
+    one = _in_process if in_process else _one
     started = datetime.datetime.now(datetime.UTC)
     begun = time.perf_counter()
     folder = (settings.output / run_id).absolute()
@@ -67,7 +88,9 @@ async def run(settings: RunSettings, run_id: str, watcher: Watcher) -> tuple[Out
     for seed in settings.seeds:
         feed = make_feed(settings, dataset, seed)
         single = folder / f"seed-{seed}" if len(settings.seeds) > 1 else folder
-        singles.append(await _one(settings, feed, single, run_id, seed, watcher))
+        if settings.system != "drift":
+            require_cohorts(settings, sum(feed.users_of_hosts()))
+        singles.append(await one(settings, feed, single, run_id, seed, watcher))
     report = together(settings, about(dataset), run_id, singles)
     if settings.study.theta:
         feed = make_feed(settings, dataset, settings.seeds[0])
@@ -116,8 +139,34 @@ async def _one(
     outcome["visibility"] = await asyncio.to_thread(_visibility, settings, recorded)
     if settings.federation.attacks:
         outcome["attacks"] = await asyncio.to_thread(_attack, federation, feed, recorded["cos/cos"])
+    return await _completed(settings, feed, seed, outcome)
+
+
+async def _in_process(
+    settings: RunSettings, feed: Feed, folder: Path, run_id: str, seed: int, watcher: Watcher
+) -> Outcome:
+    begun = time.process_time()
+
+    def see(event: wire.WatchRunResponse) -> None:
+        watcher(seed, event)
+
+    trained = await asyncio.to_thread(train_in_process, settings, feed, run_id=run_id, seed=seed, see=see)
+    outcome: Outcome = {
+        "seed": seed,
+        "split_sha256": feed.split.sha256(feed.dataset),
+        "in_process": True,
+        **from_cos(trained.known),
+        "cpu_seconds": {"in process": {"total": round(time.process_time() - begun, 3), "start": 0.0}},
+    }
+    return await _completed(settings, feed, seed, outcome)
+
+
+async def _completed(settings: RunSettings, feed: Feed, seed: int, outcome: Outcome) -> Outcome:
+    """Add what the sums protect and the rows beside."""
+    if settings.system != "drift":
+        outcome["protection"] = protection(settings, feed.users_of_hosts())
     if settings.reference:
-        outcome["reference"] = await asyncio.to_thread(references, feed, settings.drift, seed)
+        outcome["reference"] = await asyncio.to_thread(reference_rows, settings, feed, seed)
     return outcome
 
 
@@ -129,7 +178,7 @@ def _visibility(settings: RunSettings, recorded: Mapping[str, Sequence[Path]]) -
             party: {kind: "seen" if yes else "not seen" for kind, yes in kinds.items()}
             for party, kinds in seen.items()
         }
-    declared = visibility.matrix(settings.system, settings.drift.form, settings.secure_sum)
+    declared = visibility.matrix(settings.system, settings.form, settings.secure_sum)
     return {
         party: {
             kind: "may see" if access.allowed else "may not see"

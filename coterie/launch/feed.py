@@ -29,7 +29,10 @@ from coterie.errors import DataError
 from coterie.evaluation.holdout import Holdout
 from coterie.evaluation.leave_one_out import LeaveOneOut
 
-__all__ = ["Feed", "load", "make_feed"]
+__all__ = ["CATALOGUE", "Feed", "load", "make_feed"]
+
+CATALOGUE = "catalogue"
+"""The data owner of a rounds-based run: it registers all items, and takes no other part."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,26 @@ class Feed:
         if self.negatives is not None:
             return LeaveOneOut(len(data.items), data.user, data.item, part, self.negatives)
         return LeaveOneOut.sampled(data.users, data.items, data.user, data.item, part, seed=self.seed)
+
+    def users_of_hosts(self) -> list[int]:
+        """Return how many users with a history each host has, up to the last host that has any."""
+        users = np.unique(self.dataset.user)
+        return [int(count) for count in np.bincount(self.host[users])]
+
+    def hosted(self, host: int) -> tuple[list[str], LeaveOneOut]:
+        """Return a host's users in the order of their histories, and what is measured of them, positions being theirs.
+
+        Users without any interaction are nobody's.
+        """
+        data = self.dataset
+        mine = self.host[data.user] == host
+        users = np.unique(data.user[mine])
+        names = [data.users[user] for user in users.tolist()]
+        position = np.searchsorted(users, data.user[mine])
+        item, part = data.item[mine], self.split.part[mine]
+        if self.negatives is not None:
+            return names, LeaveOneOut(len(data.items), position, item, part, self.negatives[users])
+        return names, LeaveOneOut.sampled(names, data.items, position, item, part, seed=self.seed)
 
     def write_items(self, owner: int, path: Path) -> None:
         """Write the items of an owner, CSV with a column ``item``."""
@@ -140,15 +163,24 @@ def make_feed(settings: RunSettings, dataset: Dataset, seed: int) -> Feed:
         When the data set lacks what the division needs, such as timestamps, genres or a published hold-out.
     """
     published = _published(settings, dataset) if settings.split.kind == "published" else None
+    in_rounds = settings.system == "fedncf"
     return Feed(
         dataset=dataset,
-        positive=dataset.positive(settings.data.positive_from),
+        # Implicit feedback: whatever a user rated counts, however it was rated.
+        positive=np.ones(len(dataset), np.bool_)
+        if in_rounds
+        else dataset.positive(settings.data.positive_from),
         split=_split(settings, dataset, published, seed),
-        partition=by_genre(dataset, settings.federation.owners or None),
+        partition=_catalogue(dataset) if in_rounds else by_genre(dataset, settings.federation.owners or None),
         host=spread_users(len(dataset.users), settings.federation.hosts, seed),
         seed=seed,
         negatives=None if published is None else published.negatives,
     )
+
+
+def _catalogue(dataset: Dataset) -> Partition:
+    """Return the partition in which one owner says which items there are."""
+    return Partition((CATALOGUE,), np.ones((len(dataset.items), 1), np.bool_))
 
 
 def _split(settings: RunSettings, dataset: Dataset, published: PublishedHoldout | None, seed: int) -> Split:

@@ -65,6 +65,8 @@ async def operate(settings: OperateSettings, order: Order, watcher: Watcher) -> 
             f"the run ended before its time: {known['reason']}", hint="the logs of the services say more"
         )
     outcome: Outcome = {"seed": order.seed, "split_sha256": order.split_sha256, **from_cos(known)}
+    if order.protection:
+        outcome["protection"] = order.protection
     if order.reference:
         outcome["reference"] = order.reference
     report = together(order.settings, order.dataset, order.run_id, [outcome])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,6 +42,8 @@ class Order:
         Digest of the split.
     reference : dict
         Rows beside the federation's, by name; empty when the run wants none.
+    protection : dict
+        What the sums of a rounds-based run protect, as the report says it; empty for others.
     """
 
     run_id: str
@@ -52,6 +54,7 @@ class Order:
     dataset: dict[str, Any]
     split_sha256: str
     reference: dict[str, Reference]
+    protection: dict[str, Any] = field(default_factory=dict)
 
     def request(self) -> wire.StartRunRequest:
         """Return what to ask of the COS."""

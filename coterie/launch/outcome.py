@@ -59,13 +59,30 @@ def from_cos(known: Mapping[str, Any]) -> Outcome:
     known : mapping
         The answer to ``GetReport``.
     """
-    return {
+    found = {
         "history": _history(known),
-        "staleness": known["staleness"],
         "owners_timeline": _timeline(known),
         "events": _events(known),
         "updates": known["version"],
     }
+    if "rounds" not in known:
+        return {**found, "staleness": known["staleness"]}
+    start = _start(known)
+    rounds = [
+        {"time_s": round((one["time_ms"] - start) / 1e3, 3), **_without(one, "time_ms")}
+        for one in known["rounds"]
+    ]
+    return {
+        **found,
+        "rounds": rounds,
+        "abandoned": known["abandoned"],
+        "groups": known["groups"],
+        "chosen": known["chosen"],
+    }
+
+
+def _without(record: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name != key}
 
 
 def _start(known: Mapping[str, Any]) -> int:
@@ -84,8 +101,8 @@ def _history(known: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "version": one["version"],
                 "time_s": round((one["time_ms"] - start) / 1e3, 3),
                 "train_loss": metrics.pop("train_loss", None),
-                "owners": one["owners"],
-                "withheld": one["withheld"],
+                "owners": one.get("owners"),
+                "withheld": one.get("withheld"),
                 "users": max((n for name, n in one["users"].items() if name != "train_loss"), default=0),
                 "metrics": metrics,
             }
@@ -112,6 +129,8 @@ _PHASES = {
     "flush": "everything is delivered: owners finish trailing blocks",
     "epoch": "epoch {}: owners pass over their blocks",
     "evaluate": "clients evaluate",
+    "supports": "groups are asked for their items",
+    "rounds": "rounds of training",
     "done": "done",
     "failed": "failed",
 }
@@ -147,12 +166,12 @@ def together(
     report: Outcome = {
         "run_id": run_id,
         "system": settings.system,
-        "form": settings.drift.form,
+        "form": settings.form,
         "secure_sum": settings.secure_sum,
         "dataset": {**dataset, "split_sha256": first["split_sha256"]},
         "seeds": list(settings.seeds),
         "settings": settings.model_dump(mode="json", exclude={"output"}),
-        "metrics": _mean_std([single["history"][-1]["metrics"] for single in singles]),
+        "metrics": _mean_std([_result(single) for single in singles]),
         "reference": {},
         **surroundings(),
     }
@@ -166,6 +185,12 @@ def together(
         }
     for key in (
         "history",
+        "chosen",
+        "rounds",
+        "abandoned",
+        "groups",
+        "protection",
+        "in_process",
         "staleness",
         "owners_timeline",
         "events",
@@ -183,10 +208,21 @@ def together(
             report[key] = first[key]
     if len(singles) > 1:
         report["per_seed"] = [
-            {key: single[key] for key in ("seed", "split_sha256", "history", "updates", "cpu_seconds")}
+            {
+                key: single[key]
+                for key in ("seed", "split_sha256", "history", "chosen", "updates", "cpu_seconds")
+                if key in single
+            }
             for single in singles
         ]
     return report
+
+
+def _result(single: Outcome) -> dict[str, float]:
+    """Return the metrics that count: at the version that validation items chose, else at the last evaluation."""
+    chosen = single.get("chosen") or single["history"][-1]
+    metrics: dict[str, float] = chosen["metrics"]
+    return metrics
 
 
 def _mean_std(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float | None]]:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from coterie.config.run import RunSettings
+from coterie.launch.cohorts import rounds_plan
 from coterie.launch.feed import Feed
 from coterie.wire.v1 import operator_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
@@ -161,22 +162,27 @@ def _owners(settings: RunSettings, feed: Feed, layout: Layout, common: dict[str,
 
 def run_plan(settings: RunSettings, *, run_id: str, seed: int) -> RunPlan:
     """Return the plan that every participant gets."""
-    drift = settings.drift
-    return RunPlan(
+    plan = RunPlan(
         run_id=run_id,
         system=settings.system,
-        form=drift.form,
+        form=settings.form,
         secure_sum=settings.secure_sum,
-        dim=drift.dim,
-        rate=drift.rate,
-        ridge=drift.ridge,
-        theta=drift.theta,
-        item_bias=drift.item_bias,
         seed=seed,
-        max_staleness=drift.max_staleness,
-        epochs=drift.epochs,
         min_users=settings.federation.min_users,
     )
+    if settings.system == "fedncf":
+        plan.settings = settings.fedncf.plan().to_json()
+        plan.rounds.CopyFrom(rounds_plan(settings.rounds, seed))
+        return plan
+    drift = settings.drift
+    plan.dim = drift.dim
+    plan.rate = drift.rate
+    plan.ridge = drift.ridge
+    plan.theta = drift.theta
+    plan.item_bias = drift.item_bias
+    plan.max_staleness = drift.max_staleness
+    plan.epochs = drift.epochs
+    return plan
 
 
 def start_request(settings: RunSettings, plan: RunPlan, *, owners: int, users: int) -> wire.StartRunRequest:

@@ -1,0 +1,176 @@
+"""The rounds of a run as its plan carries them, whether its users can fill them, and what its sums protect."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from coterie.config.fedncf import RoundsSettings
+from coterie.config.run import RunSettings
+from coterie.crypto.explicit import encode
+from coterie.errors import ConfigError
+from coterie.learning.fedncf import layout
+from coterie.rounds import policy
+from coterie.rounds.conductor import cohort_rule
+from coterie.secure_sum.graph import graph_fields, tolerance
+from coterie.secure_sum.protocol import Failed
+from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan
+
+__all__ = ["protection", "require_cohorts", "rounds_plan"]
+
+_KINDS = {
+    "groups": CohortKind.COHORT_KIND_GROUPS,
+    "random": CohortKind.COHORT_KIND_RANDOM,
+    "all": CohortKind.COHORT_KIND_ALL,
+}
+
+
+def rounds_plan(settings: RoundsSettings, seed: int) -> RoundsPlan:
+    """Return the rounds of a run's plan.
+
+    The beacon is SHA-256 of a label and the seed, so that a run can be repeated: whoever starts it could try seeds
+    until the groups please.  A beacon that the third party signs would rule that out.
+    """
+    return RoundsPlan(
+        cohorts=_KINDS[settings.cohorts],
+        cohort=settings.cohort,
+        group=settings.group,
+        beacon=hashlib.sha256(encode("experiment-beacon", seed)).digest(),
+        party_per_user=settings.party_per_user,
+        min_cohort=settings.min_cohort,
+        min_sum=settings.min_sum,
+        experiment=settings.experiment,
+        passes=settings.passes,
+        evaluate_every=settings.evaluate_every,
+        patience=settings.patience,
+        choose_by=settings.choose_by,
+        step_timeout_ms=round(settings.step_timeout_s * 1000),
+    )
+
+
+def require_cohorts(settings: RunSettings, users: int) -> None:
+    """Check that so many users can fill the rounds of a run, and that their sums have room.
+
+    Raises
+    ------
+    ConfigError
+        Every round, or every evaluation, would be abandoned.
+    """
+    rounds = settings.rounds
+    floor = max(rounds.min_cohort, rounds.min_sum)
+    cohorts = policy.cohorts(cohort_rule(rounds_plan(rounds, 0)), users, 0)
+    largest = max(len(cohort) for cohort in cohorts)
+    if largest < floor:
+        raise ConfigError(
+            f"a cohort has {largest} of {users} users, and min_cohort {rounds.min_cohort}, min_sum {rounds.min_sum} "
+            "would abandon it",
+            hint="lower floors, or more users",
+        )
+    room = layout(settings.fedncf.plan().learning, n_items=1).capacity
+    if largest > room:
+        raise ConfigError(
+            f"a sum over a cohort of {largest} users would overflow: there is room for {room}",
+            hint="fewer fedncf.bits, a lower fedncf.n_cap, or smaller cohorts",
+        )
+
+
+def protection(settings: RunSettings, devices: Sequence[int]) -> dict[str, Any]:
+    """Return what the sums of a run protect, and what its cohorts give away, in words.
+
+    Parameters
+    ----------
+    settings : RunSettings
+    devices : sequence of int
+        Users on each client host.
+
+    Returns
+    -------
+    dict
+        ``sum``, ``parties`` (``hosts`` or ``users``), ``says``: what the server sees of a contribution, ``warnings``;
+        of a masked sum ``devices``: how many there are in a cohort, how many of them may be ``curious`` and how many
+        ``lost``.
+    """
+    rounds = settings.rounds
+    each = "user" if rounds.party_per_user else "host"
+    found: dict[str, Any] = {
+        "sum": settings.secure_sum,
+        "parties": settings.form,
+        "warnings": _warnings(settings),
+    }
+    if settings.secure_sum == "clear":
+        found["says"] = f"The server sees the contribution of each {each} in clear" + (
+            "." if rounds.party_per_user else ", a sum over its users of the cohort."
+        )
+    else:
+        found["says"] = f"The server sees sums over whole cohorts, and no contribution of a single {each}."
+        found["devices"] = _devices(settings, devices)
+    if cut := _short_cohorts(settings, sum(devices)):
+        found["warnings"].append(cut)
+    return found
+
+
+def _warnings(settings: RunSettings) -> list[str]:
+    rounds, fedncf = settings.rounds, settings.fedncf
+    counted = fedncf.aggregation == "mf-fedavg"
+    found = []
+    if rounds.cohorts == "random":
+        found.append(
+            "Random cohorts: every round sums over other users, and who sees many such sums can solve for single "
+            "users. Fixed groups do not have this."
+        )
+    if counted and fedncf.touch == "exact":
+        found.append(
+            "Exact counts: each round tells the server how many of the cohort have, or drew, each item"
+            + (
+                "; with random cohorts many rounds give every user's items away."
+                if rounds.cohorts == "random"
+                else "."
+            )
+        )
+    if counted and fedncf.touch == "once" and rounds.cohorts == "random":
+        found.append(
+            "touch = once asks groups for their items, but cohorts are no groups: an item that enough users of a group "
+            "have may have a single one in a cohort, whose row the sum then shows."
+        )
+    if not counted:
+        found.append(
+            f"{fedncf.aggregation}: no item is closed to a cohort in which a single user has it; its row is that "
+            "user's."
+        )
+    if settings.secure_sum == "masked" and rounds.experiment:
+        found.append(
+            "An experiment: floors count users, and a host of this machine stands for many people's devices."
+        )
+    return found
+
+
+def _short_cohorts(settings: RunSettings, users: int) -> str:
+    rounds = settings.rounds
+    if not users:
+        return ""
+    sizes = [len(one) for one in policy.cohorts(cohort_rule(rounds_plan(rounds, 0)), users, 0)]
+    short = sum(max(rounds.min_cohort, rounds.min_sum) > size for size in sizes)
+    return (
+        f"{short} of the {len(sizes)} cohorts of a pass are below the floors and abandoned." if short else ""
+    )
+
+
+def _devices(settings: RunSettings, devices: Sequence[int]) -> dict[str, int]:
+    """Say how many devices of a usual cohort may be curious and how many may be lost."""
+    sizes = [users for users in devices if users]
+    rule = cohort_rule(rounds_plan(settings.rounds, 0))
+    cohort = policy.cohorts(rule, sum(sizes), 0)[0]
+    if settings.rounds.party_per_user:
+        # Users are spread at random: each device has its share of a cohort.
+        place = [device for device, users in enumerate(sizes) for _ in range(users)]
+        members = list(Counter(place[position] for position in cohort.tolist()).values())
+    else:
+        members = [1] * len(sizes)
+    try:
+        degree, threshold = graph_fields(sum(members))
+    except Failed:
+        return {"count": len(members), "curious": 0, "lost": 0}
+    withstood = tolerance(members, degree, threshold)
+    return {"count": len(members), "curious": withstood.curious, "lost": withstood.lost}

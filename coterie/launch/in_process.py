@@ -1,0 +1,287 @@
+"""A rounds-based run in this process: the machines of the services without services, network and faults.
+
+Its numbers are those that the services come to with the same seed, and its report has the same keys.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from coterie.config.run import RunSettings
+from coterie.crypto.identity import Identity, countersign
+from coterie.crypto.verified import Verified
+from coterie.data.keyed_order import key_hash
+from coterie.launch.feed import Feed
+from coterie.launch.parties import run_plan
+from coterie.rounds.conductor import Conductor, Population, new_training
+from coterie.rounds.system import Arrays, HostSide, ServerSide
+from coterie.rounds.systems import Signer, host_side, member_half, server_half, server_side
+from coterie.rounds.training import Purpose, Training, step
+from coterie.secure_sum.plan import SumPlan
+from coterie.secure_sum.protocol import MemberHalf
+from coterie.simulate.rounds import Outcome
+from coterie.simulate.training import LocalHost, Trained, train
+from coterie.wire.v1 import operator_pb2 as wire
+
+__all__ = ["InProcess", "train_in_process"]
+
+_VALID_S = 7 * 24 * 3600
+
+See = Callable[[wire.WatchRunResponse], None]
+"""Takes an event, as a watcher of the services does."""
+
+
+@dataclass(frozen=True)
+class InProcess:
+    """What came out of a run in this process.
+
+    Parameters
+    ----------
+    known : dict
+        As the orchestration server would report it (``GetReport``).
+    trained : Trained
+    hosts : list of HostSide
+        With the users' private state after the last round; in the order of the hosts that have users.
+    """
+
+    known: dict[str, Any]
+    trained: Trained
+    hosts: list[HostSide]
+
+
+def train_in_process(settings: RunSettings, feed: Feed, *, run_id: str, seed: int, see: See) -> InProcess:
+    """Train a rounds-based system in this process.
+
+    Parameters
+    ----------
+    settings : RunSettings
+    feed : Feed
+    run_id : str
+    seed : int
+    see : callable
+        Sees each event.
+
+    Raises
+    ------
+    RunError
+        When the run fails; names why.
+    """
+    plan = run_plan(settings, run_id=run_id, seed=seed)
+    people = _People()
+    hosts, sides = [], []
+    for number in range(settings.federation.hosts):
+        names, holdout = feed.hosted(number)
+        if not names:
+            continue
+        # Nothing is left from before: users' own arrays begin as they are made.
+        side = host_side(plan.system, plan.settings, holdout, key_hash(names, seed), seed, lambda made: made)
+        hosts.append(LocalHost(f"client/host-{number}", people.enrolled(len(names)), side, people.half))
+        sides.append(side)
+    half = server_half(settings.secure_sum)
+
+    def server(groups: int) -> ServerSide:
+        return server_side(settings.system, plan.settings, len(feed.dataset.items), seed, groups)
+
+    ordered = sorted(hosts, key=lambda host: host.device)
+    population = Population(
+        [one for host in ordered for one in host.participants],
+        [host.device for host in ordered for _ in host.participants],
+    )
+    groups = len(Conductor(plan, population, server(0), half).groups)
+    record = _Record(Conductor(plan, population, server(groups), half), len(feed.dataset.items), see)
+    record.began()
+    trained = train(plan, server, half, hosts, on_evaluation=record.evaluated, on_round=record.round_ended)
+    return InProcess(record.known(trained.state), trained, sides)
+
+
+class _People:
+    """Participants of a run in this process, with keys of their own and a directory that vouches for them."""
+
+    def __init__(self) -> None:
+        self._directory = Ed25519PrivateKey.generate()
+        self._public = self._directory.public_key().public_bytes_raw()
+        self._now = int(time.time())
+        self._verified = Verified()
+        self._signers: dict[bytes, Signer] = {}
+
+    def enrolled(self, count: int) -> list[bytes]:
+        """Return the ids of so many new participants."""
+        found = []
+        for _ in range(count):
+            identity = Identity.generate()
+            validity = (self._now - _VALID_S, self._now + _VALID_S)
+            bundle = countersign(identity.bundle(1, validity), self._directory)
+            signer = Signer(identity, bundle, self._public, self._now, self._verified)
+            self._signers[bundle.participant_id] = signer
+            found.append(bundle.participant_id)
+        return found
+
+    def half(self, plan: SumPlan, member: int) -> MemberHalf:
+        """Return a member's half of the secure sum."""
+        return member_half(plan, member, self._signers[plan.members[member].participant])
+
+
+class _Record:
+    """What watchers see of a run, and what its report keeps."""
+
+    def __init__(self, conductor: Conductor, items: int, see: See) -> None:
+        self._conductor = conductor
+        self._items = items
+        self._see = see
+        self._users = len(conductor.population)
+        self._hosts = len(set(conductor.population.devices))
+        state = new_training(conductor.plan, supports=conductor.side.asks_supports)
+        self._state = step(state, conductor.started(range(self._users)))
+        self._mark = time.perf_counter()
+        self._phase = wire.RunPhase.RUN_PHASE_GATHER
+        self._phases: list[dict[str, Any]] = []
+        self._history: list[dict[str, Any]] = []
+        self._rounds: list[dict[str, Any]] = []
+
+    def began(self) -> None:
+        """Note the beginning."""
+        self._changed(self._state)
+
+    def round_ended(self, state: Training, outcome: Outcome) -> None:
+        """Note a round; ``state`` is the one after it."""
+        now = time.perf_counter()
+        before, self._state = self._state, state
+        cohort = self._conductor.cohort(before)
+        members = len(self._conductor.members(cohort))
+        done = outcome.total is not None
+        event = wire.RoundEvent(
+            round=state.round,
+            purpose=before.purpose.value,
+            pass_number=before.pass_number,
+            users=len(cohort),
+            members=members,
+            summed=outcome.users if done else 0,
+            dropped=members - len(outcome.submitters) if done else 0,
+            refused=len(outcome.refused),
+            reason=outcome.reason,
+            phases=["round"],
+            seconds=[now - self._mark],
+            version=state.version,
+            liars=len(outcome.wrong),
+        )
+        self._mark = now
+        self._rounds.append(
+            {
+                "round": event.round,
+                "time_ms": _now_ms(),
+                "purpose": event.purpose,
+                "pass": event.pass_number,
+                "users": event.users,
+                "members": event.members,
+                "summed": event.summed,
+                "dropped": event.dropped,
+                "refused": event.refused,
+                "liars": event.liars,
+                "reason": event.reason,
+                "seconds": {"round": event.seconds[0]},
+                "bytes_in": None,
+                "version": event.version,
+            }
+        )
+        self._show(wire.WatchRunResponse(round=event))
+        if len(state.evaluations) == len(before.evaluations):
+            self._changed(state)
+
+    def evaluated(self, state: Training, arrays: Arrays) -> None:
+        """Note an evaluation."""
+        last = state.evaluations[-1]
+        metrics, users = dict(last.metrics), dict(last.users)
+        entry = {
+            "epoch": last.pass_number,
+            "version": last.version,
+            "time_ms": _now_ms(),
+            "metrics": metrics,
+            "users": users,
+        }
+        self._history.append(entry)
+        event = wire.MetricsEvent(
+            epoch=last.pass_number,
+            version=last.version,
+            names=list(metrics),
+            means=list(metrics.values()),
+            users=[users[name] for name in metrics],
+        )
+        self._show(wire.WatchRunResponse(metrics=event))
+        self._changed(state)
+        self._mark = time.perf_counter()
+
+    def known(self, state: Training) -> dict[str, Any]:
+        """Return what the orchestration server would report."""
+        chosen = state.chosen
+        return {
+            "phase": state.phase.value,
+            "reason": state.reason,
+            "version": state.version,
+            "users": self._users,
+            "items": self._items,
+            "parties": [],
+            "phases": self._phases,
+            "history": self._history,
+            "rounds": self._rounds,
+            "abandoned": state.abandoned,
+            "groups": state.groups,
+            "chosen": None
+            if chosen is None
+            else {
+                "version": chosen.version,
+                "epoch": chosen.pass_number,
+                "metrics": dict(chosen.metrics),
+                "users": dict(chosen.users),
+            },
+        }
+
+    def _changed(self, state: Training) -> None:
+        """Note the phase where it is another one."""
+        phase = _phase_of(state)
+        if phase == self._phase:
+            return
+        self._phase = phase
+        self._phases.append(
+            {
+                "time_ms": _now_ms(),
+                "phase": wire.RunPhase.Name(phase).removeprefix("RUN_PHASE_").lower(),
+                "epoch": state.pass_number,
+                "owners": None,
+                "hosts": self._hosts,
+                "version": state.version,
+            }
+        )
+        self._show(wire.WatchRunResponse(phase=wire.PhaseEvent(phase=phase, epoch=state.pass_number)))
+
+    def _show(self, event: wire.WatchRunResponse) -> None:
+        state = self._state
+        event.state.CopyFrom(
+            wire.RunState(
+                plan=self._conductor.plan,
+                phase=self._phase,
+                epoch=state.pass_number,
+                version=state.version,
+                hosts_alive=self._hosts,
+                users=self._users,
+                items=self._items,
+                reason=state.reason,
+            )
+        )
+        event.time_ms = _now_ms()
+        self._see(event)
+
+
+def _phase_of(state: Training) -> wire.RunPhase.ValueType:
+    if state.phase.ended:
+        return wire.RunPhase.Value(f"RUN_PHASE_{state.phase.name}")
+    supports = state.purpose is Purpose.SUPPORTS
+    return wire.RunPhase.RUN_PHASE_SUPPORTS if supports else wire.RunPhase.RUN_PHASE_ROUNDS
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,119 @@
+"""The rounds of a run's plan, whether the users can fill them, and what is said about what they protect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from coterie.config.run import RunSettings
+from coterie.errors import ConfigError
+from coterie.launch.cohorts import protection, require_cohorts, rounds_plan
+from coterie.launch.parties import run_plan
+from coterie.rounds.fedncf import FedNcfPlan
+from coterie.wire.v1.orchestrator_pb2 import CohortKind
+
+ROUNDS = {
+    "cohorts": "random",
+    "cohort": 31,
+    "group": 32,
+    "passes": 33,
+    "evaluate_every": 34,
+    "patience": 35,
+    "choose_by": "validation_ndcg@10",
+    "min_cohort": 21,
+    "min_sum": 22,
+    "step_timeout_s": 1.5,
+    "experiment": True,
+    "party_per_user": True,
+}
+
+
+def settings(**given: Any) -> RunSettings:
+    return RunSettings.model_validate({"system": "fedncf", **given})
+
+
+def test_the_plan_carries_every_key_of_the_rounds() -> None:
+    made = rounds_plan(settings(rounds=ROUNDS).rounds, 0)
+    assert made.cohorts == CohortKind.COHORT_KIND_RANDOM
+    assert made.step_timeout_ms == 1500
+    others = ROUNDS.keys() - {"cohorts", "step_timeout_s"}
+    assert {name: getattr(made, name) for name in others} == {name: ROUNDS[name] for name in others}
+    assert set(ROUNDS) == set(
+        RunSettings().rounds.model_fields_set | type(RunSettings().rounds).model_fields.keys()
+    )
+
+
+def test_the_beacon_is_a_function_of_the_seed_alone() -> None:
+    rounds = settings().rounds
+    first = rounds_plan(rounds, 0).beacon
+    assert len(first) == 32
+    assert rounds_plan(settings(rounds=ROUNDS).rounds, 0).beacon == first
+    assert rounds_plan(rounds, 1).beacon != first
+
+
+def test_the_plan_of_a_run_in_rounds_carries_the_learning_as_its_peers_read_it() -> None:
+    given = settings(
+        secure_sum="masked", rounds={"party_per_user": True}, fedncf={"model": "mlp", "min_touch": 7}
+    )
+    plan = run_plan(given, run_id="a-run", seed=5)
+    assert (plan.system, plan.form, plan.secure_sum, plan.seed) == ("fedncf", "users", "masked", 5)
+    assert FedNcfPlan.from_json(plan.settings) == given.fedncf.plan()
+    assert plan.rounds == rounds_plan(given.rounds, 5)
+    assert plan.dim == plan.theta == plan.epochs == 0
+
+
+def test_the_plan_of_drift_has_no_rounds() -> None:
+    plan = run_plan(RunSettings(), run_id="a-run", seed=5)
+    assert not plan.HasField("rounds")
+    assert not plan.settings
+    assert (plan.form, plan.dim, plan.epochs) == ("published", 16, 8)
+
+
+def test_users_who_cannot_fill_a_cohort_are_refused() -> None:
+    require_cohorts(settings(), 20)
+    with pytest.raises(ConfigError, match="a cohort has 19 of 19 users"):
+        require_cohorts(settings(), 19)
+
+
+def test_a_cohort_that_would_overflow_the_sum_is_refused() -> None:
+    everybody = settings(rounds={"cohorts": "all"}, fedncf={"bits": 24})
+    require_cohorts(everybody, 256)
+    with pytest.raises(ConfigError, match="room for 256"):
+        require_cohorts(everybody, 257)
+
+
+def test_the_report_says_that_a_clear_sum_shows_each_partys_contribution() -> None:
+    hosts = protection(settings(), [150, 150])
+    assert (hosts["sum"], hosts["parties"]) == ("clear", "hosts")
+    assert "each host in clear" in hosts["says"]
+    assert "devices" not in hosts
+    assert hosts["warnings"] == []
+    assert "each user in clear" in protection(settings(rounds={"party_per_user": True}), [300])["says"]
+
+
+def test_the_report_says_how_many_devices_a_masked_sum_withstands() -> None:
+    masked = protection(settings(secure_sum="masked"), [150, 0, 150])
+    assert "no contribution of a single host" in masked["says"]
+    assert masked["devices"] == {"count": 2, "curious": 0, "lost": 0}
+    many = protection(settings(secure_sum="masked", federation={"hosts": 40}), [30] * 40)
+    assert many["devices"]["count"] == 40
+    assert many["devices"]["curious"] > 0
+    assert many["devices"]["lost"] > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"rounds": {"cohorts": "random"}}, "Random cohorts"),
+        ({"rounds": {"cohorts": "random"}}, "touch = once asks groups"),
+        ({"fedncf": {"touch": "exact"}}, "Exact counts"),
+        ({"rounds": {"cohorts": "random"}, "fedncf": {"touch": "exact"}}, "give every user's items away"),
+        ({"fedncf": {"aggregation": "simple"}}, "its row is that user's"),
+        ({"rounds": {"cohorts": "random", "cohort": 40}}, "1 of the 8 cohorts of a pass"),
+        ({"secure_sum": "masked"}, "An experiment"),
+    ],
+)
+def test_what_a_setting_gives_away_is_a_warning(given: dict[str, Any], words: str) -> None:
+    warnings = protection(settings(**given), [149, 150])["warnings"]
+    assert any(words in one for one in warnings), warnings

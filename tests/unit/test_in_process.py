@@ -1,0 +1,108 @@
+"""A rounds-based run in this process: what its report says, and that neither sum nor repetition changes a number."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coterie.config.run import RunSettings
+from coterie.errors import ConfigError
+from coterie.launch import experiment
+from coterie.launch.feed import load, make_feed
+from coterie.launch.in_process import InProcess, train_in_process
+from coterie.wire.v1 import operator_pb2 as wire
+
+SMALL = {
+    "system": "fedncf",
+    "reference": False,
+    "data": {"synthetic": {"users": 60, "items": 80, "interactions": 1200}},
+    "rounds": {"cohort": 20, "group": 20, "passes": 3, "evaluate_every": 2},
+    "federation": {"hosts": 3},
+}
+
+
+def settings(**given: Any) -> RunSettings:
+    return RunSettings.model_validate({**SMALL, **given})
+
+
+def trained(**given: Any) -> tuple[InProcess, list[wire.WatchRunResponse]]:
+    made = settings(**given)
+    events: list[wire.WatchRunResponse] = []
+    feed = make_feed(made, load(made), 0)
+    return train_in_process(made, feed, run_id="test", seed=0, see=events.append), events
+
+
+@pytest.fixture(scope="module")
+def clear() -> tuple[InProcess, list[wire.WatchRunResponse]]:
+    return trained()
+
+
+def test_the_masked_sum_changes_no_number(clear: tuple[InProcess, list[wire.WatchRunResponse]]) -> None:
+    masked, _ = trained(secure_sum="masked")
+    for name, value in clear[0].trained.arrays.items():
+        np.testing.assert_array_equal(masked.trained.arrays[name], value)
+    assert masked.known["chosen"] == clear[0].known["chosen"]
+
+
+def test_users_as_parties_learn_what_hosts_learn(
+    clear: tuple[InProcess, list[wire.WatchRunResponse]],
+) -> None:
+    # The first version is the same; its metrics are rounded with other draws, in steps of 3e-5 each.
+    users, _ = trained(rounds={**SMALL["rounds"], "party_per_user": True})  # type: ignore[dict-item]
+    expected = clear[0].known["history"][0]["metrics"]
+    assert users.known["history"][0]["metrics"] == pytest.approx(expected, abs=1e-4)
+    assert {one["members"] for one in users.known["rounds"]} == {20}
+
+
+def test_every_round_and_evaluation_is_kept_in_order(
+    clear: tuple[InProcess, list[wire.WatchRunResponse]],
+) -> None:
+    known = clear[0].known
+    rounds = known["rounds"]
+    assert [one["round"] for one in rounds] == list(range(1, len(rounds) + 1))
+    purposes = [one["purpose"] for one in rounds]
+    # Three groups, evaluation, two passes of three cohorts, evaluation, one pass, evaluation.
+    assert purposes == ["supports"] * 3 + ["evaluate"] + ["train"] * 6 + ["evaluate"] + ["train"] * 3 + [
+        "evaluate"
+    ]
+    assert [one["version"] for one in rounds if one["purpose"] == "train"] == list(range(1, 10))
+    assert {one["users"] for one in rounds if one["purpose"] == "train"} == {20}
+    assert all(one["summed"] == one["users"] and not one["reason"] for one in rounds)
+    assert [one["epoch"] for one in known["history"]] == [0, 2, 3]
+    assert known["chosen"] in [
+        {key: one[key] for key in ("version", "epoch", "metrics", "users")} for one in known["history"]
+    ]
+    assert (known["phase"], known["groups"], known["abandoned"]) == ("done", 3, 0)
+
+
+def test_watchers_see_every_round_and_evaluation_and_the_end_last(
+    clear: tuple[InProcess, list[wire.WatchRunResponse]],
+) -> None:
+    known, events = clear[0].known, clear[1]
+    assert [e.round.round for e in events if e.HasField("round")] == [one["round"] for one in known["rounds"]]
+    assert [e.metrics.epoch for e in events if e.HasField("metrics")] == [0, 2, 3]
+    assert events[-1].phase.phase == wire.RunPhase.RUN_PHASE_DONE
+    assert {e.state.users for e in events} == {60}
+
+
+def test_a_report_in_process_has_the_keys_of_one_of_services(tmp_path: Any) -> None:
+    made = settings(output=tmp_path, reference=True)
+    report, folder = asyncio.run(experiment.run(made, "test", lambda seed, event: None, in_process=True))
+    held = json.loads((folder / "report.json").read_text())
+    assert held["system"] == "fedncf"
+    assert held["form"] == "hosts"
+    assert held["in_process"] is True
+    assert held["metrics"]["hit_ratio@10"]["mean"] == held["chosen"]["metrics"]["hit_ratio@10"]
+    assert held["protection"]["sum"] == "clear"
+    assert {"popularity", "random"} <= held["reference"].keys()
+    assert held["rounds"] == json.loads(json.dumps(report["rounds"]))
+    assert (folder / "report.html").is_file()
+
+
+def test_drift_is_refused_in_one_process_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match="owners work side by side"):
+        asyncio.run(experiment.run(RunSettings(), "test", lambda seed, event: None, in_process=True))
