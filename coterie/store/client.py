@@ -1,4 +1,4 @@
-"""A client host's store: users, their private histories, one outbox for each (user, owner).
+"""A client host's store: users, their private histories, one outbox for each (user, owner), journals of rounds.
 
 The sequence number of a record is its position in that outbox, contiguous from 1; it is given once and never changes.
 """
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-__all__ = ["Interaction", "OutboxEntry", "metadata"]
+__all__ = ["Entry", "Interaction", "OutboxEntry", "Refused", "Sent", "metadata"]
 
 metadata = sa.MetaData()
 
@@ -58,6 +58,42 @@ sent = sa.Table(
 """What has left, by user (0 for the host as a whole), recipient and kind."""
 
 
+journal = sa.Table(
+    "journal",
+    metadata,
+    sa.Column("run", sa.String, primary_key=True),
+    sa.Column("participant", sa.LargeBinary, primary_key=True),
+    sa.Column("joined", sa.Integer, nullable=False),
+    sa.Column("model_sha256", sa.LargeBinary, nullable=False),
+    sa.Column("reveals", sa.String, nullable=False),
+    sa.Column("offset", sa.Integer, nullable=False),
+    sa.Column("length", sa.Integer, nullable=False),
+    sa.Column("checksum", sa.Integer, nullable=False),
+)
+"""What members of rounds keep; a contribution is a range of a file beside the store, of length 0 when there is none."""
+
+taken_part = sa.Table(
+    "taken_part",
+    metadata,
+    sa.Column("user", sa.Integer, primary_key=True),
+    sa.Column("day", sa.Integer, nullable=False),
+    sa.Column("rounds", sa.Integer, nullable=False),
+)
+"""In how many rounds a user took part on the day on which it last did; days since 1970, UTC."""
+
+declined = sa.Table(
+    "declined",
+    metadata,
+    sa.Column("user", sa.Integer, primary_key=True),
+    sa.Column("recipient", sa.String, primary_key=True),
+    sa.Column("reason", sa.String, primary_key=True),
+    sa.Column("times", sa.Integer, nullable=False),
+    sa.Column("first_ms", sa.Integer, nullable=False),
+    sa.Column("last_ms", sa.Integer, nullable=False),
+)
+"""What was refused, by user (0 for the host as a whole) and who asked."""
+
+
 class Interaction(NamedTuple):
     """One row of a history; ``part`` is 0 for training, 1 validation, 2 test."""
 
@@ -76,6 +112,27 @@ class OutboxEntry(NamedTuple):
     first: int
     length: int
     rows: bytes
+
+
+class Entry(NamedTuple):
+    """One member's journal; the contribution is ``length`` bytes at ``offset`` of its file, with this CRC-32."""
+
+    participant: bytes
+    joined: int
+    model_sha256: bytes
+    reveals: str
+    offset: int
+    length: int
+    checksum: int
+
+
+class Refused(NamedTuple):
+    """What was refused in one go."""
+
+    user: int
+    recipient: str
+    reason: str
+    time_ms: int
 
 
 class Sent(NamedTuple):
@@ -155,5 +212,72 @@ def load_sent(connection: sa.Connection) -> list[sa.Row[Any]]:
                 sent.c.first_ms,
                 sent.c.last_ms,
             ).order_by(sent.c.user, sent.c.recipient, sent.c.kind)
+        )
+    )
+
+
+def save_journals(connection: sa.Connection, run: str, entries: Sequence[Entry]) -> None:
+    """Write journals in place of what they were."""
+    if entries:
+        statement = sa.text(
+            "INSERT OR REPLACE INTO journal "
+            "(run, participant, joined, model_sha256, reveals, offset, length, checksum) "
+            "VALUES (:run, :participant, :joined, :model_sha256, :reveals, :offset, :length, :checksum)"
+        )
+        connection.execute(statement, [{"run": run, **entry._asdict()} for entry in entries])
+
+
+def load_journals(connection: sa.Connection, run: str) -> list[Entry]:
+    """Return the journals of a run."""
+    rows = connection.execute(sa.select(journal).where(journal.c.run == run))
+    return [
+        Entry(
+            row.participant,
+            row.joined,
+            row.model_sha256,
+            row.reveals,
+            row.offset,
+            row.length,
+            row.checksum,
+        )
+        for row in rows
+    ]
+
+
+def add_taken_part(connection: sa.Connection, users: Sequence[int], day: int) -> None:
+    """Count one more round of a day for some users."""
+    if users:
+        statement = sa.text(
+            "INSERT INTO taken_part (user, day, rounds) VALUES (:user, :day, 1) "
+            "ON CONFLICT (user) DO UPDATE SET "
+            "rounds = CASE WHEN taken_part.day = excluded.day THEN taken_part.rounds + 1 ELSE 1 END, "
+            "day = excluded.day"
+        )
+        connection.execute(statement, [{"user": user, "day": day} for user in users])
+
+
+def load_taken_part(connection: sa.Connection, day: int) -> dict[int, int]:
+    """Return in how many rounds of a day each user took part, where it did."""
+    rows = connection.execute(sa.select(taken_part).where(taken_part.c.day == day))
+    return {row.user: row.rounds for row in rows}
+
+
+def add_declined(connection: sa.Connection, things: Sequence[Refused]) -> None:
+    """Add to what was refused."""
+    if things:
+        statement = sa.text(
+            "INSERT INTO declined (user, recipient, reason, times, first_ms, last_ms) "
+            "VALUES (:user, :recipient, :reason, 1, :time_ms, :time_ms) "
+            "ON CONFLICT (user, recipient, reason) DO UPDATE SET "
+            "times = declined.times + 1, last_ms = excluded.last_ms"
+        )
+        connection.execute(statement, [thing._asdict() for thing in things])
+
+
+def load_declined(connection: sa.Connection) -> list[sa.Row[Any]]:
+    """Return what was refused."""
+    return list(
+        connection.execute(
+            sa.select(declined).order_by(declined.c.user, declined.c.recipient, declined.c.reason)
         )
     )

@@ -15,6 +15,8 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import client_pb2 as wire
 from coterie.wire.v1.client_pb2_grpc import UserAgentServicer
 from coterie_client.history import Histories
+from coterie_client.host import Recommended
+from coterie_client.rounds import CONTRIBUTIONS
 
 __all__ = ["Agent"]
 
@@ -25,10 +27,16 @@ PROTECTIONS = {
     "metric sum": "sum over the host's users",
     "record count": "sum over the host's users",
     "registration": "public keys and signatures",
+    "round keys": "public keys and signatures",
+    "confirmation": "a signature",
+    "sealed shares": "sealed to each neighbour",
+    "revealed shares": "of each neighbour one of two secrets",
+} | {
+    f"{what} ({how})": protection
+    for what in CONTRIBUTIONS.values()
+    for how, protection in (("clear", "in clear"), ("masked", "masked: only the sum over the cohort"))
 }
 """How each kind of datum leaves, in words."""
-
-Recommended = tuple[list[str], list[float], int]
 
 
 class Agent(UserAgentServicer):
@@ -99,10 +107,10 @@ class Agent(UserAgentServicer):
     async def DisclosureReceipt(  # noqa: N802
         self, request: wire.DisclosureReceiptRequest, context: Any
     ) -> wire.DisclosureReceiptResponse:
-        """List what has left."""
+        """List what has left, and what was refused."""
         wanted = self._user(request.user) if request.user else None
         with self._engine.connect() as connection:
-            rows = store.load_sent(connection)
+            rows, refused = store.load_sent(connection), store.load_declined(connection)
         found: dict[tuple[str, str], wire.Disclosure] = {}
         for row in rows:
             # What the host sent for all its users (user 0) concerns each of them.
@@ -121,4 +129,17 @@ class Agent(UserAgentServicer):
             line.bytes += row.bytes
             line.first_ms = min(line.first_ms, row.first_ms)
             line.last_ms = max(line.last_ms, row.last_ms)
-        return wire.DisclosureReceiptResponse(disclosures=[found[key] for key in sorted(found)])
+        declined = [
+            wire.Declined(
+                recipient=row.recipient,
+                reason=row.reason,
+                count=row.times,
+                first_ms=row.first_ms,
+                last_ms=row.last_ms,
+            )
+            for row in refused
+            if wanted is None or row.user in (wanted, 0)
+        ]
+        return wire.DisclosureReceiptResponse(
+            disclosures=[found[key] for key in sorted(found)], declined=declined
+        )

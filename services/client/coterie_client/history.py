@@ -263,6 +263,23 @@ class Histories:
             part=np.array([one.part for one in self._interactions], np.int64)[known],
         )
 
+    def interactions(
+        self, catalogue: Catalogued
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return user (from 0), item and part of interactions with the catalogue's items; of equal pairs the first.
+
+        Returns
+        -------
+        user, item, part : ndarray of int64, shape (N,)
+        """
+        item, _ = self._by_row(catalogue)
+        user = np.array([one.user for one in self._interactions], np.int64) - 1
+        part = np.array([one.part for one in self._interactions], np.int64)
+        known = np.flatnonzero(item >= 0)
+        _, first = np.unique(user[known] * len(catalogue.index) + item[known], return_index=True)
+        chosen = known[np.sort(first)]
+        return user[chosen], item[chosen], part[chosen]
+
     def waiting(self, owner: bytes) -> list[tuple[int, Outbox]]:
         """Return the users that have something to send to an owner, in a fixed order."""
         return sorted(

@@ -1,0 +1,184 @@
+"""DRIFT, published form: deliver sealed records to owners, evaluate at the host, ask the COS for recommendations."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import structlog
+
+from coterie.errors import PeerError
+from coterie.evaluation.holdout import sums
+from coterie.learning.drift import score
+from coterie.net.bundles import bundle_from_wire
+from coterie.wire.tensor import from_wire, to_wire
+from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1.common_pb2 import RoundRef, Tensor
+from coterie_client.delivery import Delivery
+from coterie_client.history import Catalogued
+from coterie_client.host import Host, Recommended, catalogued
+
+__all__ = ["Drift"]
+
+_log = structlog.get_logger("coterie.client")
+
+
+class Drift:
+    """A host in a run of DRIFT.
+
+    Parameters
+    ----------
+    host : Host
+        Registered.
+    """
+
+    metrics: Sequence[str] = ()
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._party = host.party
+        self._histories = host.histories
+        self._delivery = Delivery(
+            host.runtime,
+            host.settings.run,
+            host.identities,
+            host.histories,
+            host.writer,
+            host.directory_key,
+            host.settings.seed or 0,
+        )
+        self._catalogue: Catalogued | None = None
+        self._news = asyncio.Event()
+        self._delivering = -1
+        self._evaluated = 0
+        self._running: asyncio.TaskGroup | None = None
+
+    async def begin(self, running: asyncio.TaskGroup) -> None:
+        """Learn the catalogue."""
+        self._running = running
+        running.create_task(self._send_news())
+        await self._fetch_catalogue()
+        if self._histories.outboxes:
+            # Before a restart something was sent; what was recorded then may not have arrived.
+            self._news.set()
+
+    async def told(self, tasks: Sequence[wire.Task]) -> None:
+        """Deliver and evaluate."""
+        for task in tasks:
+            match task.kind:
+                case wire.TaskKind.TASK_KIND_DELIVER:
+                    if task.version > self._delivering and self._running is not None:
+                        self._delivering = task.version
+                        # Beside everything else: an owner that is away holds up nothing but its own records.
+                        self._running.create_task(self._deliver())
+                case wire.TaskKind.TASK_KIND_EVALUATE:
+                    await self._evaluate(task)
+
+    async def finished(self) -> None:
+        """Go on: records that users make later still go to their owners."""
+
+    # --- delivery ----------------------------------------------------------------------------------------------
+
+    async def _deliver(self) -> None:
+        catalogue = await self._fetch_catalogue()
+        self._delivering = max(self._delivering, catalogue.version)
+        records = await self._delivery.deliver(catalogue)
+        _log.info("delivered", catalogue=catalogue.version, records=records)
+        status = wire.DeliveryStatus(catalogue_version=catalogue.version, records=records)
+        round_ = RoundRef(run_id=self._party.plan.run_id)
+        await self._party.submit(wire.SubmitKind.SUBMIT_KIND_DELIVERED, round_, status)
+        await self._host.note_sent("cos", "record count", 1, status.ByteSize())
+
+    async def _fetch_catalogue(self) -> Catalogued:
+        message = await self._host.fetch_catalogue()
+        self._delivery.know(message.version, message.owners)
+        owners = [bundle_from_wire(owner.bundle).participant_id for owner in message.owners]
+        self._catalogue = catalogued(message, owners)
+        return self._catalogue
+
+    async def _send_news(self) -> None:
+        """Send what users record themselves, beside what the COS asks for."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            if self._catalogue is not None:
+                await self._delivery.begin(self._catalogue)
+
+    def recorded(self, item: str) -> int:
+        """Send a new interaction to the owners of the item; return how many there are."""
+        catalogue = self._catalogue
+        if catalogue is None:
+            # Not joined yet: it will be sent with everything else.
+            return 0
+        self._news.set()
+        index = catalogue.index.get(item)
+        return 0 if index is None else int(catalogue.member[index].sum())
+
+    # --- evaluation --------------------------------------------------------------------------------------------
+
+    async def _evaluate(self, task: wire.Task) -> None:
+        if task.round.point <= self._evaluated:
+            return
+        payload = wire.MetricSums(version=task.version)
+        if len(self._host.identities) >= self._party.plan.min_users:
+            users, items = await self._factors(task.version)
+            # None after a restart when everything was delivered before.
+            catalogue = self._catalogue or await self._fetch_catalogue()
+            measured = await asyncio.to_thread(self._measure, users, items, catalogue)
+            names, table = sums(measured)
+            payload.names.extend(names)
+            payload.sums.CopyFrom(to_wire(table))
+            if self._host.settings.per_user_metrics:
+                self._host.write_per_user(task.round.point, measured)
+        await self._party.submit(wire.SubmitKind.SUBMIT_KIND_METRICS, task.round, payload)
+        self._evaluated = task.round.point
+        await self._host.note_sent("cos", "metric sum", 1, payload.ByteSize())
+
+    async def _factors(self, version: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        dim = self._party.plan.dim
+        _, rows = await self._party.fetch(wire.FetchKind.FETCH_KIND_USER_ROWS, version=version)
+        _, model = await self._party.fetch(wire.FetchKind.FETCH_KIND_MODEL, version=version)
+        users = from_wire(Tensor.FromString(rows or b""), np.float32, (None, dim), field="user rows")
+        items = from_wire(Tensor.FromString(model or b""), np.float32, (None, dim), field="model")
+        if len(users) != len(self._party.slots):
+            raise PeerError("the COS sent rows of other users than this host's")
+        # Rows come in the order of the slots, users stand in the order of their registration.
+        order = np.argsort(np.argsort(self._party.slots))
+        return users[order], items
+
+    def _measure(
+        self, users: npt.NDArray[np.float32], items: npt.NDArray[np.float32], catalogue: Catalogued
+    ) -> dict[str, npt.NDArray[np.float64]]:
+        with self._host.runtime.accounting.activity("evaluate", len(users)):
+            # Either may be newer than the other: items are only ever added at the end.
+            holdout = self._histories.holdout(catalogue, at_most=len(items))
+            return holdout.measure(lambda chosen: score(users[chosen], items[: holdout.n_items]))
+
+    # --- recommendation ----------------------------------------------------------------------------------------
+
+    async def recommend(self, user: int, k: int) -> Recommended:
+        """Return the best items for a user, as the COS scores them."""
+        catalogue = self._catalogue or await self._fetch_catalogue()
+        seen = self._histories.seen(user, catalogue)
+        # Asking for as many more as were seen leaves k whatever the COS returns; it learns how many, not which.
+        slot, asked = self._party.slots[user - 1], k + len(seen)
+        response = await self._party.recommend(slot, asked)
+        request = wire.RecommendRequest(run_id=self._party.plan.run_id, slot=slot, k=asked)
+        await self._host.note_sent("cos", "recommendation request", 1, request.ByteSize(), user)
+        items = from_wire(response.items, np.uint32, (None,), field="items")
+        scores = from_wire(response.scores, np.float32, (len(items),), field="scores")
+        if items.size and int(items.max()) >= len(catalogue.index):
+            # The model has items of an owner that came after this catalogue.
+            catalogue = await self._fetch_catalogue()
+        keys = list(catalogue.index)
+        best = [(keys[i], float(s)) for i, s in zip(items, scores, strict=True) if int(i) not in seen][:k]
+        return [key for key, _ in best], [value for _, value in best], response.version
+
+    async def stop(self) -> None:
+        """Send nothing more; what is not acknowledged stays in the outboxes."""
+        await self._delivery.close()
+
+    def close(self) -> None:
+        """Close nothing: the store is the host's."""

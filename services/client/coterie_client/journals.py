@@ -1,0 +1,165 @@
+"""What members of rounds keep on disk: one row each in the store, contributions in a file beside it.
+
+A contribution may be long, and it is needed only until its round is closed.  So contributions of one round go one after
+the other into a file that the next round writes over; a row names its range.  The file is synced before the row that
+names it is committed, and both before anything is sent.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import sqlalchemy as sa
+import structlog
+
+from coterie.errors import StoreError
+from coterie.rounds.party import Journal
+from coterie.store import client as store
+from coterie.store.engine import Writer
+
+__all__ = ["Journals"]
+
+_log = structlog.get_logger("coterie.journals")
+
+
+class Journals:
+    """Journals of a host's participants in one run.
+
+    Parameters
+    ----------
+    engine, writer
+        The store.
+    path : Path
+        The file of contributions.
+    run : str
+        The run: numbers of rounds count within it.
+
+    Raises
+    ------
+    StoreError
+        When the file cannot be opened.
+    """
+
+    def __init__(self, engine: sa.Engine, writer: Writer, path: Path, run: str) -> None:
+        self._writer = writer
+        self._run = run
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise StoreError(f"cannot open {path}: {error.strerror}") from error
+        self._entries: dict[bytes, store.Entry] = {}
+        self._contributions: dict[bytes, bytes] = {}
+        with engine.connect() as connection:
+            for entry in store.load_journals(connection, run):
+                self._entries[entry.participant] = entry
+        for entry in self._entries.values():
+            if entry.length:
+                self._take_up(entry)
+
+    def _take_up(self, entry: store.Entry) -> None:
+        held = os.pread(self._file, entry.length, entry.offset)
+        if len(held) == entry.length and zlib.crc32(held) == entry.checksum:
+            self._contributions[entry.participant] = held
+        else:
+            # Its member sits out what is left of the round, as one does that lost its contribution.
+            _log.warning("a contribution is damaged", round=entry.joined)
+
+    @property
+    def joined(self) -> int:
+        """Number of the newest round that any participant joined."""
+        return max((entry.joined for entry in self._entries.values()), default=0)
+
+    def of(self, participant: bytes) -> Journal:
+        """Return a participant's journal."""
+        entry = self._entries.get(participant)
+        if entry is None:
+            return Journal()
+        reveals = tuple(entry.reveals.split(",")) if entry.reveals else ()
+        contribution = self._contributions.get(participant, b"")
+        return Journal(entry.joined, contribution, entry.model_sha256, reveals)
+
+    async def keep(
+        self,
+        journals: Mapping[bytes, Journal],
+        sent: Sequence[store.Sent] = (),
+        refused: Sequence[store.Refused] = (),
+        taking_part: Sequence[int] = (),
+        day: int = 0,
+    ) -> None:
+        """Make journals durable, in one transaction with what belongs to them.
+
+        Parameters
+        ----------
+        journals : mapping of bytes to Journal
+            By participant.
+        sent, refused : sequence
+            For the receipts: what leaves once this is durable, and what was refused.
+        taking_part, day : sequence of int, int
+            Users for whom one more round of this day counts.
+
+        Raises
+        ------
+        StoreError
+            When the store is full or broken; nothing was kept.
+        """
+        entries, new, end = [], [], self._end(journals)
+        for participant, journal in journals.items():
+            held = self._entries.get(participant)
+            entry = store.Entry(
+                participant, journal.joined, journal.model_sha256, ",".join(journal.reveals), 0, 0, 0
+            )
+            if journal.contribution and held is not None and held.length and held.joined == journal.joined:
+                # Never another one in one round.
+                entry = entry._replace(offset=held.offset, length=held.length, checksum=held.checksum)
+            elif journal.contribution:
+                checksum = zlib.crc32(journal.contribution)
+                entry = entry._replace(offset=end, length=len(journal.contribution), checksum=checksum)
+                new.append((end, journal.contribution))
+                end += len(journal.contribution)
+            entries.append(entry)
+
+        def write(connection: sa.Connection) -> None:
+            for offset, contribution in new:
+                _write(self._file, contribution, offset)
+            if new:
+                os.fdatasync(self._file)
+            store.save_journals(connection, self._run, entries)
+            store.add_sent(connection, sent)
+            store.add_declined(connection, refused)
+            store.add_taken_part(connection, taking_part, day)
+
+        try:
+            await self._writer.run_when_possible(write)
+        except OSError as error:
+            raise StoreError(f"cannot keep contributions: {error.strerror}") from error
+        for entry in entries:
+            self._entries[entry.participant] = entry
+            if entry.length:
+                self._contributions[entry.participant] = journals[entry.participant].contribution
+            else:
+                self._contributions.pop(entry.participant, None)
+
+    def _end(self, journals: Mapping[bytes, Journal]) -> int:
+        """Return where the file is free: behind the contributions that are still kept."""
+        return max(
+            (
+                entry.offset + entry.length
+                for participant, entry in self._entries.items()
+                if entry.length and (participant not in journals or journals[participant].contribution)
+            ),
+            default=0,
+        )
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+
+def _write(file: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(file, view, offset)
+        view, offset = view[written:], offset + written

@@ -1,0 +1,226 @@
+"""What the users of a host learn with: their side of the system, the model, the items open to their groups."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from coterie.crypto.keyfile import read_private_file, write_private_file
+from coterie.data.keyed_order import key_hash
+from coterie.errors import PeerError, RunError
+from coterie.evaluation.leave_one_out import LeaveOneOut
+from coterie.rounds.conductor import model_from_bytes
+from coterie.rounds.plan import plan_hash
+from coterie.rounds.system import Arrays, HostSide
+from coterie.rounds.systems import host_side
+from coterie.secure_sum.protocol import Declined
+from coterie.wire.tensor import from_wire
+from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1.common_pb2 import Tensor
+from coterie_client.history import Catalogued
+from coterie_client.host import Host, catalogued, read
+from coterie_client.private import PrivateFiles
+
+__all__ = ["Learner", "Model", "StaleError", "user_keys"]
+
+_log = structlog.get_logger("coterie.rounds")
+
+_SECRET = "randomness.key"  # noqa: S105 - a file's name
+_SECRET_BYTES = 32
+
+
+class StaleError(Exception):
+    """What was asked for is no longer what the COS has: there are newer tasks."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A version of the model.
+
+    Parameters
+    ----------
+    version : int
+    sha256 : bytes
+        Of its payload.
+    arrays : dict of str to ndarray of float32
+    """
+
+    version: int
+    sha256: bytes
+    arrays: dict[str, NDArray[np.float32]]
+
+
+def user_keys(state: Path, names: Sequence[str], seed: int | None) -> NDArray[np.uint64]:
+    """Return each user's own number, from which all its randomness in learning follows.
+
+    Parameters
+    ----------
+    state : Path
+        Folder of the process: holds 32 bytes of the operating system's randomness, mode 0600, made when missing.
+    names : sequence of str
+        The users.
+    seed : int, optional
+        Of an experiment, in place of that randomness: the same keys on every machine.
+
+    Returns
+    -------
+    ndarray of uint64, shape (len(names),)
+    """
+    if seed is not None:
+        return key_hash(names, seed)
+    path = state / _SECRET
+    if not path.exists():
+        write_private_file(path, os.urandom(_SECRET_BYTES))
+    keyed = hashlib.blake2b(digest_size=8, key=read_private_file(path), person=b"coterie.user.v1")
+    digests = bytearray()
+    for name in names:
+        one = keyed.copy()
+        one.update(name.encode())
+        digests += one.digest()
+    return np.frombuffer(bytes(digests), "<u8").astype(np.uint64)
+
+
+class Learner:
+    """A host's half of a rounds-based system, and what it is given.
+
+    Parameters
+    ----------
+    host : Host
+        Registered.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._plan = host.party.plan
+        self._files = PrivateFiles(host.settings.state / "private", plan_hash(self._plan))
+        self._private: Arrays | None = None
+        self._side: HostSide | None = None
+        self._built_from = 0
+        self._building = asyncio.Lock()
+        self._model: Model | None = None
+        self._newest: Model | None = None
+        self._opened_sha256 = b""
+        self._opened: NDArray[np.bool_] | None = None
+        self.catalogue: Catalogued | None = None
+        """As it was when the population was fixed."""
+        self.items: list[str] = []
+
+    async def side(self, *, joined: bool) -> HostSide:
+        """Return the host's side, made anew when users have recorded something.
+
+        Parameters
+        ----------
+        joined : bool
+            Whether users have been in rounds of this run before.
+        """
+        async with self._building:
+            histories = self._host.histories
+            if self.catalogue is None:
+                message = await self._host.fetch_catalogue()
+                self.items = list(message.items)
+                self.catalogue = catalogued(message, ())
+            if self._side is None or self._built_from != len(histories):
+                self._built_from = len(histories)
+                self._side = await asyncio.to_thread(self._build, self.catalogue, joined)
+            return self._side
+
+    def _build(self, catalogue: Catalogued, joined: bool) -> HostSide:
+        names = self._host.histories.names
+        user, item, part = self._host.histories.interactions(catalogue)
+        try:
+            holdout = LeaveOneOut.sampled(names, self.items, user, item, part, seed=self._plan.seed)
+        except ValueError as error:
+            raise RunError(f"the histories do not fit this system: {error}") from error
+        keys = user_keys(self._host.settings.state, names, self._host.settings.seed)
+
+        def keep(initial: Arrays) -> Arrays:
+            if self._private is None:
+                self._private = self._files.take_up(initial, expected=joined)
+            return self._private
+
+        return host_side(self._plan.system, self._plan.settings, holdout, keys, self._plan.seed, keep)
+
+    def save(self, users: Sequence[int]) -> None:
+        """Write the private state of some users through to the disk."""
+        self._files.save(users)
+
+    async def model(self, version: int, sha256: bytes) -> Model:
+        """Return the version on which a round trains.
+
+        Raises
+        ------
+        Declined
+            When what the COS sends does not have the hash that the round's plan names.
+        StaleError
+            When the COS has gone on to another version.
+        """
+        held = self._model if self._model and self._model.sha256 == sha256 else self._newest
+        if held is None or held.sha256 != sha256:
+            held = await self._fetch(version)
+            if held.version != version:
+                raise StaleError
+            if held.sha256 != sha256:
+                raise Declined("the model that the server sent is not the one of the round's plan")
+        self._model = held
+        if self._newest is None or held.version > self._newest.version:
+            self._newest = held
+        return held
+
+    async def newest(self) -> Model:
+        """Return the newest version, or after the run the one that was chosen; fetched once."""
+        self._newest = await self._fetch(0, self._newest)
+        return self._newest
+
+    async def _fetch(self, version: int, held: Model | None = None) -> Model:
+        found, payload = await self._host.party.fetch(
+            wire.FetchKind.FETCH_KIND_MODEL, version=version, held_sha256=held.sha256 if held else b""
+        )
+        if payload is None:
+            if held is None:
+                raise PeerError("the COS says that an unknown model is current")
+            return held
+
+        def decode(payload: bytes) -> Model:
+            return Model(found, hashlib.sha256(payload).digest(), model_from_bytes(payload))
+
+        return await asyncio.to_thread(decode, payload)
+
+    async def opened(self, *, needed: bool) -> NDArray[np.bool_] | None:
+        """Return which items each group may train, bool (groups, I).
+
+        Parameters
+        ----------
+        needed : bool
+            Whether the system opens items only to groups with enough who have them.
+
+        Raises
+        ------
+        Declined
+            When the list is needed and the COS has none.
+        """
+        _, payload = await self._host.party.fetch(
+            wire.FetchKind.FETCH_KIND_OPEN_ITEMS, held_sha256=self._opened_sha256
+        )
+        if payload is not None:
+            self._opened_sha256 = hashlib.sha256(payload).digest()
+            self._opened = None
+            if payload:
+                width = -(-len(self.items) // 8)
+                packed = from_wire(read(Tensor, payload), np.uint8, (None, width), field="open items")
+                bits = np.unpackbits(packed, axis=1, count=len(self.items), bitorder="little")
+                self._opened = bits.astype(np.bool_)
+        if needed and self._opened is None:
+            raise Declined("the server has no list of items that are open for training")
+        return self._opened
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files.close()

@@ -1,0 +1,159 @@
+"""What users of a host keep between rounds: one file for each array, a row for each user.
+
+Files are mapped copy-on-write: training changes memory only.  Rows go to the files after the journal has the
+contribution that belongs to them, so that no user's private state is ahead of what it may still send.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import structlog
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from coterie.errors import StoreError
+from coterie.rounds.system import Arrays
+
+__all__ = ["PrivateFiles"]
+
+_log = structlog.get_logger("coterie.private")
+
+_MARK = "belongs-to.json"
+
+
+class PrivateFiles:
+    """Private arrays of a host's users in a folder.
+
+    Parameters
+    ----------
+    folder : Path
+        Made when missing, mode 0700.
+    plan_hash : bytes
+        Of the run to which the arrays belong: under another plan they mean nothing.
+    """
+
+    def __init__(self, folder: Path, plan_hash: bytes) -> None:
+        self._folder = folder
+        self._plan_hash = plan_hash
+        self._files: dict[str, tuple[int, int]] = {}
+        self._arrays: Arrays = {}
+        # A thread may still be writing when the process stops.
+        self._using = threading.Lock()
+
+    def take_up(self, initial: Arrays, *, expected: bool) -> Arrays:
+        """Return the arrays as they were left; users that are new, and all where there is nothing, as given.
+
+        Parameters
+        ----------
+        initial : dict of str to ndarray, shape (users, ...)
+            What users have before their first round.
+        expected : bool
+            Whether users have been in rounds of this run: nothing found means that it was lost.
+
+        Raises
+        ------
+        StoreError
+            When the folder cannot be used.
+        """
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            held = self._held(initial)
+            if held is None:
+                if expected:
+                    _log.warning("the private state of this host's users is lost: they begin anew")
+                held = {}
+            for name, array in initial.items():
+                self._arrays[name] = self._mapped(name, array, held.get(name))
+            mark = json.dumps({"plan": self._plan_hash.hex()}).encode()
+            _replace(self._folder / _MARK, mark)
+        except OSError as error:
+            raise StoreError(f"cannot use the folder {self._folder}: {error.strerror}") from error
+        return dict(self._arrays)
+
+    def _held(self, initial: Arrays) -> Arrays | None:
+        """Return what the folder holds; None unless it belongs to the plan and is whole."""
+        try:
+            mark = json.loads((self._folder / _MARK).read_bytes())
+            if mark != {"plan": self._plan_hash.hex()}:
+                return None
+            found = {
+                name: np.load(self._path(name), mmap_mode=None if not array.size else "r", allow_pickle=False)
+                for name, array in initial.items()
+            }
+        except (OSError, ValueError, EOFError):
+            return None
+        fits = all(
+            found[name].dtype == array.dtype
+            and found[name].shape[1:] == array.shape[1:]
+            and len(found[name]) <= len(array)
+            for name, array in initial.items()
+        )
+        return found if fits and len({len(array) for array in found.values()}) == 1 else None
+
+    def _mapped(self, name: str, initial: NDArray[Any], held: NDArray[Any] | None) -> NDArray[Any]:
+        path = self._path(name)
+        if held is None or len(held) < len(initial):
+            whole = np.ascontiguousarray(initial)
+            if held is not None:
+                whole = whole.copy()
+                whole[: len(held)] = held
+            _replace(path, _packed(whole))
+        if not initial.size:
+            return initial
+        mapped: np.memmap[Any, Any] = np.load(path, mmap_mode="c", allow_pickle=False)
+        self._files[name] = (os.open(path, os.O_WRONLY), mapped.offset)
+        return mapped.view(np.ndarray)
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.npy"
+
+    def save(self, users: Sequence[int]) -> None:
+        """Write the rows of some users through to the disk.
+
+        Raises
+        ------
+        StoreError
+            When they cannot be written.
+        """
+        try:
+            with self._using:
+                for name, (file, offset) in self._files.items():
+                    array = self._arrays[name]
+                    size = array.strides[0]
+                    for user in users:
+                        os.pwrite(file, array[user].tobytes(), offset + user * size)
+                    os.fdatasync(file)
+        except OSError as error:
+            raise StoreError(f"cannot write the private state: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Close the files."""
+        with self._using:
+            for file, _ in self._files.values():
+                os.close(file)
+            self._files.clear()
+
+
+def _packed(array: NDArray[Any]) -> bytes:
+    buffer = io.BytesIO()
+    npy.write_array(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file as a whole, mode 0600, durably."""
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    Path(temporary).replace(path)

@@ -1,0 +1,493 @@
+"""A host in the rounds of a run: what the COS asks of its members, answered by the machine of ``coterie.rounds.party``.
+
+The COS is polled beside the work.  Of the tasks only the newest count: they are level-triggered, so what was missed is
+asked again, and a round with a higher number means that those below are over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from coterie.crypto.verified import Verified
+from coterie.errors import PeerError
+from coterie.net.party import Item
+from coterie.rounds.membership import Membership
+from coterie.rounds.party import Effect, Journal, Keep, MemberRound, Send, SitOut, Train
+from coterie.rounds.system import HostSide, User
+from coterie.rounds.systems import Signer, member_half, server_side
+from coterie.rounds.training import Purpose
+from coterie.secure_sum.plan import SumPlan, layout_hash
+from coterie.secure_sum.protocol import Declined, Step
+from coterie.store import client as store
+from coterie.wire.refusal import ErrorReason, Refusal, reason_name
+from coterie.wire.tensor import from_wire
+from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1 import rounds_pb2
+from coterie.wire.v1.common_pb2 import RoundRef
+from coterie_client.host import Host, Recommended, best_unseen, now_ms, read
+from coterie_client.journals import Journals
+from coterie_client.learner import Learner, Model, StaleError
+
+__all__ = ["CONTRIBUTIONS", "Rounds"]
+
+_log = structlog.get_logger("coterie.rounds")
+
+_STEPS = {
+    wire.RoundStep.ROUND_STEP_ADVERTISE: Step.ADVERTISE,
+    wire.RoundStep.ROUND_STEP_SHARE: Step.SHARE,
+    wire.RoundStep.ROUND_STEP_SUBMIT: Step.SUBMIT,
+    wire.RoundStep.ROUND_STEP_CONFIRM: Step.CONFIRM,
+    wire.RoundStep.ROUND_STEP_UNMASK: Step.UNMASK,
+}
+
+_KINDS = {
+    Step.ADVERTISE: wire.SubmitKind.SUBMIT_KIND_ADVERT,
+    Step.SHARE: wire.SubmitKind.SUBMIT_KIND_SHARES,
+    Step.SUBMIT: wire.SubmitKind.SUBMIT_KIND_VECTOR,
+    Step.CONFIRM: wire.SubmitKind.SUBMIT_KIND_CONFIRMATION,
+    Step.UNMASK: wire.SubmitKind.SUBMIT_KIND_UNMASKING,
+}
+
+_SENT = {
+    Step.ADVERTISE: "round keys",
+    Step.SHARE: "sealed shares",
+    Step.CONFIRM: "confirmation",
+    Step.UNMASK: "revealed shares",
+}
+"""What leaves in each step but SUBMIT, as receipts name it."""
+
+CONTRIBUTIONS = {
+    Purpose.TRAIN: "model update",
+    Purpose.EVALUATE: "metrics",
+    Purpose.SUPPORTS: "items of the history",
+}
+"""What leaves in SUBMIT, by purpose, as receipts name it; the secure sum follows in parentheses."""
+
+_ACTIVITIES = {
+    Step.ADVERTISE: "round keys",
+    Step.SHARE: "shares",
+    Step.CONFIRM: "signatures",
+    Step.UNMASK: "shares",
+}
+
+_BATCH_BYTES = 32 << 20
+"""Contributions that are made durable and sent together, bytes."""
+
+_DAY_S = 24 * 3600
+
+
+@dataclass
+class _Round:
+    """The round in progress, as this host takes part in it.
+
+    ``rounds`` has the members that take part; ``reason`` says why none does.
+    """
+
+    number: int
+    plan: SumPlan | None = None
+    covered: dict[int, list[User]] = field(default_factory=dict)
+    rounds: dict[int, MemberRound] = field(default_factory=dict)
+    slots: dict[int, list[int]] = field(default_factory=dict)
+    side: HostSide | None = None
+    model: Model | None = None
+    opened: NDArray[np.bool_] | None = None
+    taking_part: list[int] = field(default_factory=list)
+    reason: str = ""
+    sent: set[tuple[int, Step]] = field(default_factory=set)
+    """Which messages are on the receipt."""
+    taken: dict[tuple[int, Step], float] = field(default_factory=dict)
+    """When the COS answered to each message, ``time.monotonic`` seconds."""
+
+
+class Rounds:
+    """A host in a run of a rounds-based system.
+
+    Parameters
+    ----------
+    host : Host
+        Registered.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._party = host.party
+        self._plan = host.party.plan
+        # Names of metrics and whether groups are asked for their items depend on nothing else.
+        server = server_side(self._plan.system, self._plan.settings, 1, self._plan.seed, 1)
+        self.metrics: Sequence[str] = server.metrics
+        self._asks_supports = server.asks_supports
+        self._consent = host.consent
+        state = host.settings.state
+        self._journals = Journals(host.engine, host.writer, state / "contributions.bin", self._plan.run_id)
+        self._learner = Learner(host)
+        self._verified = Verified()
+        self._membership: Membership | None = None
+        self._open: tuple[Sequence[wire.Task], float] = ((), 0.0)
+        self._news = asyncio.Event()
+        self._over = False
+        self._round: _Round | None = None
+        # Written with the next journals.
+        self._pending: dict[bytes, Journal] = {}
+        self._sent: list[store.Sent] = []
+        self._refused: list[store.Refused] = []
+
+    async def begin(self, running: asyncio.TaskGroup) -> None:
+        """Answer what the COS asks from now on."""
+        running.create_task(self._work())
+
+    async def told(self, tasks: Sequence[wire.Task]) -> None:
+        """Take note of the open tasks."""
+        self._open = tasks, self._party.asked_at
+        self._news.set()
+
+    async def finished(self) -> None:
+        """Forget the last round."""
+        self._over = True
+        self._news.set()
+
+    def recorded(self, item: str) -> int:
+        """Return 0: an interaction stays here, and is trained on from the next round on."""
+        return 0
+
+    async def stop(self) -> None:
+        """Nothing is under way that the end of the process does not end."""
+
+    def close(self) -> None:
+        """Close the files."""
+        self._journals.close()
+        self._learner.close()
+
+    # --- the rounds, one after the other ---------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        while not self._over:
+            await self._news.wait()
+            self._news.clear()
+            tasks, asked_at = self._open
+            for task in tasks:
+                if task.kind != wire.TaskKind.TASK_KIND_ROUND or self._over:
+                    continue
+                try:
+                    await self._asked(task, asked_at)
+                except StaleError:
+                    _log.debug("a task was out of date", round=task.round.round)
+                except PeerError as error:
+                    # It is asked again for as long as it is open.
+                    _log.warning("a step is not answered yet", round=task.round.round, error=error.message)
+        self._leave_round()
+        await self._keep()
+
+    async def _asked(self, task: wire.Task, asked_at: float) -> None:
+        number, step = task.round.round, _STEPS.get(task.step)
+        if step is None:
+            raise PeerError("the COS asks for an unknown step of a round", hint="is it of another release?")
+        if self._round is None or number > self._round.number:
+            self._leave_round()
+            self._round = await self._begin_round(number, task.version)
+        current = self._round
+        if number != current.number:
+            return
+        slots = {slot for part in task.slots for slot in range(part.first, part.first + part.count)}
+        members = [
+            member
+            for member in current.rounds
+            if current.slots[member][0] in slots
+            # A task that was on its way before an answer was taken asks for it once more.
+            and current.taken.get((member, step), -1.0) < asked_at
+        ]
+        if members:
+            await self._answer(current, step, members)
+
+    def _leave_round(self) -> None:
+        if self._round is None or self._round.plan is None:
+            return
+        for member, one in self._round.rounds.items():
+            for effect in one.close():
+                if isinstance(effect, Keep):
+                    self._pending[self._round.plan.members[member].participant] = effect.journal
+        self._round = None
+
+    async def _begin_round(self, number: int, version: int) -> _Round:
+        _, payload = await self._party.fetch(wire.FetchKind.FETCH_KIND_SUM_PLAN, version=number)
+        plan = SumPlan.from_wire(read(rounds_pb2.SumPlan, payload))
+        if plan.round != number:
+            raise StaleError
+        try:
+            return await self._accept(plan, version)
+        except Declined as declined:
+            self._sit_out(number, str(declined))
+            await self._keep()
+            return _Round(number, reason=str(declined))
+
+    async def _accept(self, plan: SumPlan, version: int) -> _Round:
+        """Check a plan and return the round under it.
+
+        Raises
+        ------
+        Declined
+            When the plan is outside the run's plan or the consent, or model, layout or list of items are not its own.
+        """
+        if self._membership is None:
+            self._membership = await self._find_places()
+        covered = self._membership.covered(plan)
+        current = _Round(plan.round, plan, covered)
+        today = self._today()
+        for member, users in covered.items():
+            self._admit(current, plan, member, users, today)
+        purpose = Purpose(plan.purpose)
+        current.side = await self._learner.side(joined=self._journals.joined > 0)
+        if layout_hash(current.side.layout(purpose)) != plan.layout_sha256:
+            raise Declined("the layout of the sum is not the one that this host computes")
+        current.model = await self._learner.model(version, plan.model_sha256)
+        if purpose is Purpose.TRAIN:
+            current.opened = await self._learner.opened(needed=self._asks_supports)
+        return current
+
+    def _admit(
+        self, current: _Round, plan: SumPlan, member: int, users: Sequence[User], today: Mapping[int, int]
+    ) -> None:
+        """Let a member take part, unless the consent of its users is against it."""
+        participant = plan.members[member].participant
+        journal = self._pending.get(participant, self._journals.of(participant))
+        fresh = journal.joined < plan.round
+        most = max(today.get(user.index + 1, 0) for user in users) if fresh else 0
+        objections = self._consent.objections_to_round(plan, most)
+        first = users[0].index
+        signer = Signer(
+            self._host.identities[first],
+            self._host.bundles[first],
+            self._host.directory_key,
+            int(time.time()),
+            self._verified,
+        )
+        one = MemberRound(plan, journal, partial(member_half, plan, member, signer))
+        if one.reason:
+            objections = [one.reason]
+        if objections:
+            for reason in objections:
+                self._sit_out(plan.round, reason, self._receipt_of(users))
+            return
+        if fresh and self._consent.rounds_per_day:
+            current.taking_part += [user.index + 1 for user in users]
+        if not fresh:
+            # It went out, or was about to, before a restart.
+            current.sent.add((member, Step.SUBMIT))
+        current.slots[member] = [self._party.slots[user.index] for user in users]
+        current.rounds[member] = one
+
+    def _receipt_of(self, users: Sequence[User]) -> int:
+        """Return on whose receipt it belongs what a member does: 0 for all users of the host."""
+        return users[0].index + 1 if self._plan.rounds.party_per_user else 0
+
+    def _today(self) -> dict[int, int]:
+        """Return in how many rounds of this day users took part; empty where that is nobody's concern."""
+        if not self._consent.rounds_per_day:
+            return {}
+        with self._host.engine.connect() as connection:
+            return store.load_taken_part(connection, int(time.time()) // _DAY_S)
+
+    async def _find_places(self) -> Membership:
+        _, payload = await self._party.fetch(wire.FetchKind.FETCH_KIND_PLACES)
+        message = read(wire.Places, payload)
+        table = from_wire(message.places, np.uint32, (None, 3), field="places").astype(np.int64)
+        at = {slot: index for index, slot in enumerate(self._party.slots)}
+        if not set(table[:, 0].tolist()) <= at.keys():
+            raise Declined("the server names places of users that are not this host's")
+        return Membership(
+            self._plan,
+            self._host.runtime.party,
+            message.users,
+            np.array([at[slot] for slot in table[:, 0].tolist()], np.int64),
+            table[:, 1],
+            table[:, 2],
+            [identity.participant_id for identity in self._host.identities],
+        )
+
+    # --- one step --------------------------------------------------------------------------------------------------
+
+    async def _answer(self, current: _Round, step: Step, members: Sequence[int]) -> None:
+        briefings = await self._briefings(current, step)
+
+        def ask() -> list[tuple[int, list[Effect]]]:
+            activity = self._host.runtime.accounting.activity
+            found = []
+            for member in members:
+                with activity(_ACTIVITIES.get(step, "rounds")):
+                    found.append((member, current.rounds[member].asked(step, briefings.get(member, b""))))
+            return found
+
+        asked = await asyncio.to_thread(ask)
+        training = [member for member, effects in asked if any(isinstance(one, Train) for one in effects)]
+        await self._carry_out(current, asked)
+        if training:
+            await self._train(current, training)
+
+    async def _briefings(self, current: _Round, step: Step) -> dict[int, bytes]:
+        if self._plan.secure_sum == "clear" or step is Step.ADVERTISE:
+            return {}
+        wanted = next(one for one, known in _STEPS.items() if known is step)
+        _, payload = await self._party.fetch(
+            wire.FetchKind.FETCH_KIND_BRIEFINGS, version=current.number, step=wanted
+        )
+        message = read(wire.Briefings, payload)
+        return {one.member: message.common + one.payload for one in message.briefings}
+
+    async def _train(self, current: _Round, members: Sequence[int]) -> None:
+        """Make the contributions of some members, as one batch; keep and send them piece by piece."""
+        side, model, plan = current.side, current.model, current.plan
+        if side is None or model is None or plan is None:
+            raise AssertionError("a round was begun without its model")
+        covered = {member: current.covered[member] for member in members}
+        waiting = set(members)
+        made = side.contributions(plan, model.arrays, current.opened, covered)
+        failure: PeerError | None = None
+        while waiting:
+            batch = await asyncio.to_thread(self._some, current, made, waiting)
+            trained = [user.index for member, _ in batch for user in current.covered[member]]
+            try:
+                await self._carry_out(current, batch, trained if plan.purpose == Purpose.TRAIN.value else ())
+            except PeerError as error:
+                # The others are still kept, so that they can be sent when the COS can be reached again.
+                failure = error
+        if plan.purpose == Purpose.EVALUATE.value and self._host.settings.per_user_metrics:
+            users = [user.index for member in members for user in current.covered[member]]
+            await asyncio.to_thread(self._host.write_per_user, plan.pass_number, dict(side.measured), users)
+        if failure is not None:
+            raise failure
+
+    def _some(
+        self, current: _Round, made: Iterator[tuple[int, NDArray[np.uint32]]], waiting: set[int]
+    ) -> list[tuple[int, list[Effect]]]:
+        """Return the next contributions as effects; members left when the local step fails sit out."""
+        activity = self._host.runtime.accounting.activity
+        batch: list[tuple[int, list[Effect]]] = []
+        size, reason = 0, "the local step made no contribution"
+        while size < _BATCH_BYTES:
+            try:
+                with activity("local step"):
+                    member, codes = next(made)
+            except StopIteration:
+                break
+            except Exception as error:
+                # Whatever it is, the run goes on without these members; its words may hold private values.
+                _log.error("the local step failed", round=current.number, error=type(error).__name__)
+                reason = f"the local step failed: {type(error).__name__}"
+                break
+            with activity("masks" if self._plan.secure_sum == "masked" else "rounds"):
+                effects = current.rounds[member].trained(codes)
+            batch.append((member, effects))
+            waiting.discard(member)
+            size += codes.nbytes
+        else:
+            return batch
+        batch += [(member, current.rounds[member].failed(reason)) for member in sorted(waiting)]
+        waiting.clear()
+        return batch
+
+    async def _carry_out(
+        self, current: _Round, batch: Sequence[tuple[int, list[Effect]]], trained: Sequence[int] = ()
+    ) -> None:
+        """Make all journals of a batch durable in one transaction, then send everything in one stream."""
+        if current.plan is None:
+            raise AssertionError("a round without a plan has no effects")
+        sends: list[tuple[int, Send]] = []
+        for member, effects in batch:
+            participant = current.plan.members[member].participant
+            for effect in effects:
+                match effect:
+                    case Keep(journal):
+                        self._pending[participant] = journal
+                    case Send():
+                        sends.append((member, effect))
+                    case SitOut(reason):
+                        who = self._receipt_of(current.covered[member])
+                        self._sit_out(current.number, reason, who)
+                    case Train():
+                        pass
+        for member, send in sends:
+            self._note(current, member, send)
+        if (sends and self._pending) or self._refused:
+            # A member that is only asked to train is written down with its contribution: before that nothing leaves.
+            await self._keep(current)
+        sending = self._submit(current, sends)
+        if trained:
+            await asyncio.gather(sending, asyncio.to_thread(self._learner.save, trained))
+        else:
+            await sending
+
+    def _note(self, current: _Round, member: int, send: Send) -> None:
+        """Put a message on the receipt, once."""
+        if current.plan is None or (member, send.step) in current.sent:
+            return
+        current.sent.add((member, send.step))
+        kind = (
+            _SENT.get(send.step)
+            or f"{CONTRIBUTIONS[Purpose(current.plan.purpose)]} ({current.plan.secure_sum})"
+        )
+        who = self._receipt_of(current.covered[member])
+        self._sent.append(store.Sent(who, "cos", kind, 1, len(send.message), now_ms()))
+
+    async def _keep(self, current: _Round | None = None) -> None:
+        pending, sent, refused = self._pending, self._sent, self._refused
+        taking_part: list[int] = []
+        if current is not None:
+            taking_part, current.taking_part = current.taking_part, []
+        self._pending, self._sent, self._refused = {}, [], []
+        if pending or sent or refused or taking_part:
+            await self._journals.keep(pending, sent, refused, taking_part, int(time.time()) // _DAY_S)
+
+    async def _submit(self, current: _Round, sends: Sequence[tuple[int, Send]]) -> None:
+        if not sends:
+            return
+        items = [Item(_KINDS[send.step], current.slots[member], send.message) for member, send in sends]
+        refused = await self._party.submit_many(
+            RoundRef(run_id=self._plan.run_id, round=current.number), items
+        )
+        now = time.monotonic()
+        for member, send in sends:
+            current.taken[member, send.step] = now
+        for (reason, message), count in Counter((one.reason, one.message) for one in refused).items():
+            _log.warning(
+                "the COS refused items",
+                round=current.number,
+                items=count,
+                reason=reason_name(reason),
+                message=message,
+            )
+
+    def _sit_out(self, number: int, reason: str, user: int = 0) -> None:
+        _log.warning("sits out", round=number, reason=reason, user=user)
+        # Numbers of rounds would make every line a new one.
+        reason = re.sub(r"\bround \d+( is not above \d+)?", "a round", reason)
+        self._refused.append(store.Refused(user, "cos", reason, now_ms()))
+
+    # --- recommendation --------------------------------------------------------------------------------------------
+
+    async def recommend(self, user: int, k: int) -> Recommended:
+        """Score all items here, by the newest model."""
+        try:
+            model = await self._learner.newest()
+        except Refusal as refusal:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_NOT_READY,
+                "there is no model yet: the run is still gathering",
+                field="user",
+            ) from refusal
+        side = await self._learner.side(joined=self._journals.joined > 0)
+        catalogue = self._learner.catalogue
+        if catalogue is None:
+            raise AssertionError("a side was made without a catalogue")
+        scores = await asyncio.to_thread(side.recommend, model.arrays, user - 1)
+        seen = self._host.histories.seen(user, catalogue)
+        items, values = best_unseen(self._learner.items, scores, seen, k)
+        return items, values, model.version
