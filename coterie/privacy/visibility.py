@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 from coterie.errors import ConfigError
 from coterie.privacy.canaries import Canary, CanaryKit
-from coterie.privacy.observation import UNCLASSIFIED, observed_kinds
+from coterie.privacy.declarations import DECLARED, KINDS, ROLES, Access
+from coterie.privacy.observation import observed_kinds
 from coterie.privacy.transcript import read_transcript, role_of
 
 __all__ = [
@@ -30,252 +30,6 @@ __all__ = [
     "observed",
 ]
 
-ROLES = ("cos", "data-owner", "client", "thirdparty", "operator")
-"""Roles of parties, as in certificates."""
-
-KINDS: Mapping[str, str] = MappingProxyType(
-    {
-        "interaction": "a user's item with its flag, in clear",
-        "history": "a user's interactions at all owners together",
-        "user_name": "a user's name on its host",
-        "sealed_record": "an interaction sealed for one owner",
-        "record_count": "how many records a user, or a host's users together, sent",
-        "user_metric": "a metric of a single user",
-        "metric_sum": "a metric summed over at least min_users users of a host",
-        "metric_mean": "a metric, or the training loss, averaged over everybody who reported",
-        "user_factor": "a row of Upsilon",
-        "item_factor": "a row of Psi",
-        "user_gradient": "the gradient of a user's row over an owner's blocks",
-        "item_gradient": "the gradient of an item's row over an owner's blocks",
-        "requested_rows": "users and items named together in one exchange",
-        "block_loss": "the loss of an owner's blocks",
-        "block_count": "how many blocks an owner has applied, of how many interactions",
-        "recommendation": "the items recommended to a user, their scores, how many were asked for",
-        "disclosure": "the receipt of what has left a user's device",
-        "item_key": "the external key of an item",
-        "holding": "which owner holds which items",
-        "participant_id": "the pseudonym of a participant, SHA-256 of its public key",
-        "slot": "the number of a participant within a run",
-        "public_key": "key bundles, certificates, prekeys and the signatures on them",
-        "secret_key": "a private key",
-        "enrolment_token": "a one-time token for enrolment",
-        "delegation": "a participant's statement that a connection speaks for it",
-        "endpoint": "logical name, role and address of a service",
-        "plan": "what a run learns and how",
-        "run_state": "phase, epoch, version and counters of a run",
-        "protocol": "sequence numbers, cursors, hashes, deadlines",
-        UNCLASSIFIED: "a field of a message that has no kind yet",
-    }
-)
-"""Every kind of datum, in words."""
-
-
-@dataclass(frozen=True)
-class Access:
-    """Whether a role may see a kind of datum.
-
-    Attributes
-    ----------
-    allowed : bool
-        Whether it may.
-    why : str
-        Why, or why not, in one line; the RPC that carries it in parentheses.
-    own_only : bool
-        Whether it may see only what is its own: its users' or items', not another party's of the same role.
-    """
-
-    allowed: bool
-    why: str
-    own_only: bool = False
-
-
-def _any(why: str) -> Access:
-    return Access(True, why)
-
-
-def _own(why: str) -> Access:
-    return Access(True, why, own_only=True)
-
-
-_Row = tuple[Mapping[str, Access], str]
-"""Who may see a kind, by role; and why nobody else may."""
-
-
-def _everybody(why: str, roles: Iterable[str] = ROLES, *, otherwise: str = "") -> _Row:
-    return {role: _any(why) for role in roles}, otherwise
-
-
-_RUN_PARTIES = ("cos", "data-owner", "client")
-
-_DRIFT_PUBLISHED: Mapping[str, _Row] = {
-    "interaction": (
-        {
-            "client": _own("the user's own, kept in its host's store (RecordInteraction)"),
-            "data-owner": _own(
-                "sealed by the user for the owner of the item, which opens it (SubmitInteractions)"
-            ),
-        },
-        "records are sealed between user and owner and do not pass through here (SubmitInteractions)",
-    ),
-    "history": (
-        {"client": _own("the user's own, kept in its host's store (RecordInteraction)")},
-        "an owner gets the records on its own items; only the user has them all (SubmitInteractions)",
-    ),
-    "user_name": (
-        {"client": _own("the user's application names the user to its host (UserAgent)")},
-        "a user is a key's SHA-256 beyond its host; no message of any other service has a name (Participant)",
-    ),
-    "sealed_record": (
-        {
-            "client": _own("it seals the records (SubmitInteractions)"),
-            "data-owner": _own("the records of its own items are sent to it (SubmitInteractions)"),
-        },
-        "clients send sealed records to owners directly, never through another service (SubmitInteractions)",
-    ),
-    "record_count": (
-        {
-            "client": _own("it numbers its own records (SubmitInteractions)"),
-            "data-owner": _own("it acknowledges the last durable number of each user (SubmitInteractions)"),
-            "cos": _any("a host reports the sum over its users when its outboxes are empty (Submit)"),
-        },
-        "no RPC carries it here",
-    ),
-    "user_metric": (
-        {"client": _own("each user's metrics are computed at its own host")},
-        "a host adds up its users and withholds a sum over fewer than min_users (Submit)",
-    ),
-    "metric_sum": (
-        {
-            "client": _own("it adds up its own users (Submit)"),
-            "cos": _any("one sum a host over at least min_users users, secure_sum = clear (Submit)"),
-        },
-        "only means over all hosts go further (WatchRun)",
-    ),
-    "metric_mean": _everybody(
-        "a mean over all hosts or owners that reported (WatchRun)",
-        ("cos", "operator"),
-        otherwise="no RPC carries it here",
-    ),
-    "user_factor": (
-        {
-            "cos": _any("in the published form it keeps Upsilon (DRIFT, section 3; Exchange)"),
-            "data-owner": _own("it computes on the rows of users in its blocks (Exchange)"),
-            "client": _own("the rows of its own users, for scoring at the host (Fetch)"),
-        },
-        "no RPC carries it here",
-    ),
-    "item_factor": _everybody(
-        "the shared model (Fetch, Exchange)",
-        _RUN_PARTIES,
-        otherwise="takes no part in the learning: no RPC carries it here",
-    ),
-    "user_gradient": (
-        {
-            "cos": _any("the published form sends gradients in clear: a leak, see the attacks (Exchange)"),
-            "data-owner": _own("it computes it (DRIFT, Alg. 3)"),
-        },
-        "goes from owner to COS only (Exchange)",
-    ),
-    "item_gradient": (
-        {
-            "cos": _any("the published form sends gradients in clear: a leak, see the attacks (Exchange)"),
-            "data-owner": _own("it computes it (DRIFT, Alg. 3)"),
-        },
-        "goes from owner to COS only (Exchange)",
-    ),
-    "requested_rows": (
-        {
-            "cos": _any("the published form asks for rows by name: a leak, see the attacks (Exchange)"),
-            "data-owner": _own("it asks for the rows of its own blocks (Exchange)"),
-        },
-        "goes from owner to COS only (Exchange)",
-    ),
-    "block_loss": (
-        {
-            "cos": _any("sent with the gradient, for the progress of the run (Exchange)"),
-            "data-owner": _own("it computes it (Exchange)"),
-        },
-        "only its mean goes further (WatchRun)",
-    ),
-    "block_count": (
-        {
-            "cos": _any("the durable progress of each owner (Exchange, Submit)"),
-            "data-owner": _own("its own progress (Exchange, Submit)"),
-            "operator": _any("in all, or as the answer to a flush (WatchRun, Flush)"),
-        },
-        "no RPC carries it here",
-    ),
-    "recommendation": (
-        {
-            "cos": _any("it scores by the factors that it keeps, before seen items are filtered (Recommend)"),
-            "client": _own("its own users' (Recommend)"),
-            "operator": _any(
-                "in place of the user's application towards a hosted user (UserAgent.Recommend)"
-            ),
-        },
-        "goes to the user only (Recommend)",
-    ),
-    "disclosure": (
-        {
-            "client": _own("written from its own send log (DisclosureReceipt)"),
-            "operator": _any("in place of the user's application towards a hosted user (DisclosureReceipt)"),
-        },
-        "goes to the user only (DisclosureReceipt)",
-    ),
-    "item_key": _everybody(
-        "public by design: the catalogue, and the lists made from it (Register, Fetch)",
-        (*_RUN_PARTIES, "operator"),
-        otherwise="keeps keys of participants, not of items: no RPC carries it here",
-    ),
-    "holding": _everybody(
-        "public by design: clients look up an item's owners in the catalogue (Fetch)",
-        _RUN_PARTIES,
-        otherwise="no RPC carries it here",
-    ),
-    "participant_id": _everybody("a pseudonym that says nothing but which key it is (Lookup, Fetch)"),
-    "slot": _everybody(
-        "numbers participants within a run (Register, Fetch)",
-        _RUN_PARTIES,
-        otherwise="takes no part in runs: no RPC carries it here",
-    ),
-    "public_key": _everybody("public (Enrol, Lookup)"),
-    "secret_key": (
-        {role: _own("its own, or its participants', in files of mode 0600") for role in ROLES},
-        "no private key leaves the party that made it",
-    ),
-    "enrolment_token": (
-        {
-            "thirdparty": _any("it exchanges tokens for certificates (Enrol)"),
-            "operator": _any("it hands tokens out"),
-            **{role: _own("its own, used once (Enrol)") for role in _RUN_PARTIES},
-        },
-        "",
-    ),
-    "delegation": (
-        {
-            "cos": _any("it checks who speaks for a participant (Register)"),
-            "client": _own("its participants sign it (Register)"),
-            "data-owner": _own("its participants sign it (Register)"),
-        },
-        "no RPC carries it here",
-    ),
-    "endpoint": _everybody("how services find and verify each other (Register, Fetch, Enrol)"),
-    "plan": _everybody(
-        "everybody in a run can verify its plan (Register, StartRun)",
-        (*_RUN_PARTIES, "operator"),
-        otherwise="takes no part in runs: no RPC carries it here",
-    ),
-    "run_state": _everybody(
-        "counters over everybody (WatchRun)", ("cos", "operator"), otherwise="no RPC carries it here"
-    ),
-    "protocol": _everybody("the protocol's own numbers"),
-    UNCLASSIFIED: ({}, "give the field a kind in coterie/privacy/observation.py"),
-}
-
-_DECLARED: Mapping[tuple[str, str, str], Mapping[str, _Row]] = {
-    ("drift", "published", "clear"): _DRIFT_PUBLISHED,
-}
-
 
 def matrix(system: str, form: str, secure_sum: str) -> dict[str, dict[str, Access]]:
     """Return who may see what.
@@ -283,7 +37,8 @@ def matrix(system: str, form: str, secure_sum: str) -> dict[str, dict[str, Acces
     Parameters
     ----------
     system, form, secure_sum : str
-        As in the run plan: ``"drift"``, ``"published"``, ``"clear"``.
+        As in the run plan: ``"drift"``, ``"published"``, ``"clear"``.  Forms of FedNCF are ``"hosts"``, where a host is
+        one member of a sum for all its users in the cohort, and ``"users"``, where every user is one.
 
     Returns
     -------
@@ -295,9 +50,9 @@ def matrix(system: str, form: str, secure_sum: str) -> dict[str, dict[str, Acces
     ConfigError
         When nothing is declared for the combination.
     """
-    rows = _DECLARED.get((system, form, secure_sum))
+    rows = DECLARED.get((system, form, secure_sum))
     if rows is None:
-        known = "; ".join(", ".join(each) for each in _DECLARED)
+        known = "; ".join(", ".join(each) for each in DECLARED)
         raise ConfigError(
             f"no visibility is declared for {system}, {form}, {secure_sum}", hint=f"declared: {known}"
         )

@@ -22,6 +22,7 @@ from coterie.net.authorisation import ALLOWED
 from coterie.net.status import status_code
 from coterie.privacy import visibility
 from coterie.wire.refusal import ErrorReason, reason_name
+from coterie.wire.v1.orchestrator_pb2 import FetchKind, RoundStep, SubmitKind, TaskKind
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -213,18 +214,60 @@ def rows(page: str, first: str) -> list[list[str]]:
     return found
 
 
+FEDNCF = {
+    (form, secure_sum): visibility.matrix("fedncf", form, secure_sum)
+    for form in ("hosts", "users")
+    for secure_sum in ("clear", "masked")
+}
+
+
+def access(declared: dict[str, dict[str, visibility.Access]], role: str, kind: str) -> str:
+    """Return the cell of a role and kind."""
+    entry = declared[role][kind]
+    return ("own" if entry.own_only else "yes") if entry.allowed else "-"
+
+
 def test_the_threat_model_says_what_the_code_declares() -> None:
     declared = visibility.matrix("drift", "published", "clear")
-    cells = {True: "own", False: "yes"}
+    cells = {kind: [access(declared, role, kind) for role in visibility.ROLES] for kind in visibility.KINDS}
     expected = [
-        [f"`{kind}`", meaning]
-        + [
-            cells[declared[role][kind].own_only] if declared[role][kind].allowed else "-"
-            for role in visibility.ROLES
-        ]
+        [f"`{kind}`", meaning, *cells[kind]]
         for kind, meaning in visibility.KINDS.items()
+        # What nobody may see has no place in the system; that of unclassified fields is said all the same.
+        if set(cells[kind]) != {"-"} or kind == "unclassified"
     ]
     assert rows("docs/threat-model.md", "kind") == expected
+
+
+def test_the_threat_model_says_of_fedncf_what_differs_from_drift() -> None:
+    drift = visibility.matrix("drift", "published", "clear")
+    expected = []
+    for kind, meaning in visibility.KINDS.items():
+        cells = {role: [access(table, role, kind) for table in FEDNCF.values()] for role in visibility.ROLES}
+        if all({access(drift, role, kind)} == set(cells[role]) for role in cells) or all(
+            set(each) == {"-"} for each in cells.values()
+        ):
+            continue
+        cos = [access(FEDNCF[combination], "cos", kind) for combination in FEDNCF]
+        hosts_clear, hosts_masked, users_clear, users_masked = cos
+        assert hosts_masked == users_masked, kind
+        (owner,) = set(cells["data-owner"])
+        (client,) = set(cells["client"]) - {"-"} or {"-"}
+        assert set(cells["thirdparty"]) == {"-"}, kind
+        assert set(cells["operator"]) == ({"yes"} if kind == "recommendation" else {"-"}), kind
+        expected.append([f"`{kind}`", meaning, users_clear, hosts_clear, hosts_masked, owner, client])
+    assert rows("docs/threat-model.md", "datum") == expected
+
+
+def test_the_protocol_lists_every_task_step_fetch_and_submission() -> None:
+    for head, enum, prefix in (
+        ("task", TaskKind, "TASK_KIND_"),
+        ("step", RoundStep, "ROUND_STEP_"),
+        ("fetched", FetchKind, "FETCH_KIND_"),
+        ("submitted", SubmitKind, "SUBMIT_KIND_"),
+    ):
+        names = [f"`{name.removeprefix(prefix)}`" for name in enum.keys()[1:]]
+        assert [row[0] for row in rows("docs/protocol.md", head)] == names, head
 
 
 def test_the_protocol_lists_every_refusal_with_its_status() -> None:

@@ -1,0 +1,440 @@
+"""What kinds of datum there are, and which role may see which, for each system, form and secure sum.
+
+A table for people is made from this in docs/threat-model.md, and compared with it by a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from coterie.privacy.fields import UNCLASSIFIED
+
+__all__ = ["DECLARED", "KINDS", "ROLES", "Access"]
+
+ROLES = ("cos", "data-owner", "client", "thirdparty", "operator")
+"""Roles of parties, as in certificates."""
+
+KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        "interaction": "a user's item with its flag, in clear",
+        "history": "a user's interactions at all owners together",
+        "user_name": "a user's name on its host",
+        "sealed_record": "an interaction sealed for one owner",
+        "record_count": "how many records a user, or a host's users together, sent",
+        "user_metric": "a metric of a single user",
+        "metric_sum": "a metric summed over users of a host; in DRIFT over at least min_users",
+        "metric_mean": "a metric, or the training loss, averaged over everybody who reported",
+        "user_factor": "a row of Upsilon",
+        "item_factor": "the model that everybody shares: a row of Psi or of item embeddings, a network's weights",
+        "private_state": "what stays with a user from round to round: its own embedding, its optimiser's moments",
+        "user_gradient": "the gradient of a user's row over an owner's blocks",
+        "item_gradient": "the gradient of an item's row over an owner's blocks",
+        "requested_rows": "users and items named together in one exchange",
+        "block_loss": "the loss of an owner's blocks",
+        "block_count": "how many blocks an owner has applied, of how many interactions",
+        "user_update": "what one user's training changes in the model, with its counts, in clear",
+        "host_update": "the same, summed over those users of a host who are in the cohort",
+        "user_items": "which items one user has, without more, in clear",
+        "host_items": "how many of a host's users in a group have each item",
+        "masked_vector": "a contribution under masks",
+        "round_key": "a member's public keys, commitments and signatures of one round",
+        "sealed_share": "shares of a member's secrets of one round, sealed for one neighbour",
+        "revealed_share": "a share of one of a member's two secrets of a round",
+        "round_sum": "the sum over all who contributed to a round, with its counts and metrics",
+        "item_support": "how many users of a group have each item",
+        "open_items": "which items a group may train",
+        "cohort": "who is in a group, in a round, at which host, and who contributed",
+        "recommendation": "the items recommended to a user, their scores, how many were asked for",
+        "disclosure": "the receipt of what has left a user's device",
+        "item_key": "the external key of an item",
+        "holding": "which owner holds which items",
+        "participant_id": "the pseudonym of a participant, SHA-256 of its public key",
+        "slot": "the number of a participant within a run",
+        "public_key": "key bundles, certificates, prekeys and the signatures on them",
+        "secret_key": "a private key",
+        "enrolment_token": "a one-time token for enrolment",
+        "delegation": "a participant's statement that a connection speaks for it",
+        "endpoint": "logical name, role and address of a service",
+        "plan": "what a run learns and how",
+        "run_state": "phase, epoch, version and counters of a run",
+        "protocol": "sequence numbers, cursors, hashes, deadlines",
+        UNCLASSIFIED: "a field of a message that has no kind yet",
+    }
+)
+"""Every kind of datum, in words."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """Whether a role may see a kind of datum.
+
+    Attributes
+    ----------
+    allowed : bool
+        Whether it may.
+    why : str
+        Why, or why not, in one line; the RPC that carries it in parentheses.
+    own_only : bool
+        Whether it may see only what is its own (its users' or items', not another party's of the same role) or only
+        what ``why`` names.
+    """
+
+    allowed: bool
+    why: str
+    own_only: bool = False
+
+
+def _any(why: str) -> Access:
+    return Access(True, why)
+
+
+def _own(why: str) -> Access:
+    return Access(True, why, own_only=True)
+
+
+_Row = tuple[Mapping[str, Access], str]
+"""Who may see a kind, by role; and why nobody else may."""
+
+
+def _everybody(why: str, roles: Iterable[str] = ROLES, *, otherwise: str = "") -> _Row:
+    return {role: _any(why) for role in roles}, otherwise
+
+
+def _nobody(why: str) -> _Row:
+    return {}, why
+
+
+_RUN_PARTIES = ("cos", "data-owner", "client")
+
+_SHARED: Mapping[str, _Row] = {
+    "user_name": (
+        {"client": _own("the user's application names the user to its host (UserAgent)")},
+        "a user is a key's SHA-256 beyond its host; no message of any other service has a name (Participant)",
+    ),
+    "metric_mean": _everybody(
+        "a mean over all hosts or owners that reported (WatchRun)",
+        ("cos", "operator"),
+        otherwise="no RPC carries it here",
+    ),
+    "item_factor": _everybody(
+        "the shared model (Fetch; in DRIFT also Exchange)",
+        _RUN_PARTIES,
+        otherwise="takes no part in the learning: no RPC carries it here",
+    ),
+    "disclosure": (
+        {
+            "client": _own("written from its own send log (DisclosureReceipt)"),
+            "operator": _any("in place of the user's application towards a hosted user (DisclosureReceipt)"),
+        },
+        "goes to the user only (DisclosureReceipt)",
+    ),
+    "item_key": _everybody(
+        "public by design: the catalogue, and the lists made from it (Register, Fetch)",
+        (*_RUN_PARTIES, "operator"),
+        otherwise="keeps keys of participants, not of items: no RPC carries it here",
+    ),
+    "holding": _everybody(
+        "public by design: clients look up an item's owners in the catalogue (Fetch)",
+        _RUN_PARTIES,
+        otherwise="no RPC carries it here",
+    ),
+    "participant_id": _everybody("a pseudonym that says nothing but which key it is (Lookup, Fetch)"),
+    "slot": _everybody(
+        "numbers participants within a run (Register, Fetch)",
+        _RUN_PARTIES,
+        otherwise="takes no part in runs: no RPC carries it here",
+    ),
+    "public_key": _everybody("public (Enrol, Lookup)"),
+    "secret_key": (
+        {role: _own("its own, or its participants', in files of mode 0600") for role in ROLES},
+        "no private key leaves the party that made it",
+    ),
+    "enrolment_token": (
+        {
+            "thirdparty": _any("it exchanges tokens for certificates (Enrol)"),
+            "operator": _any("it hands tokens out"),
+            **{role: _own("its own, used once (Enrol)") for role in _RUN_PARTIES},
+        },
+        "",
+    ),
+    "delegation": (
+        {
+            "cos": _any("it checks who speaks for a participant (Register)"),
+            "client": _own("its participants sign it (Register)"),
+            "data-owner": _own("its participants sign it (Register)"),
+        },
+        "no RPC carries it here",
+    ),
+    "endpoint": _everybody("how services find and verify each other (Register, Fetch, Enrol)"),
+    "plan": _everybody(
+        "everybody in a run can verify its plan (Register, StartRun)",
+        (*_RUN_PARTIES, "operator"),
+        otherwise="takes no part in runs: no RPC carries it here",
+    ),
+    "run_state": _everybody(
+        "counters over everybody (WatchRun)", ("cos", "operator"), otherwise="no RPC carries it here"
+    ),
+    "protocol": _everybody("the protocol's own numbers"),
+    UNCLASSIFIED: ({}, "give the field a kind in coterie/privacy/fields.py"),
+}
+"""Rows that are the same whatever is learned."""
+
+_ROUNDS_ONLY = (
+    "private_state",
+    "user_update",
+    "host_update",
+    "user_items",
+    "host_items",
+    "masked_vector",
+    "round_key",
+    "sealed_share",
+    "revealed_share",
+    "round_sum",
+    "item_support",
+    "open_items",
+    "cohort",
+)
+
+_DRIFT_PUBLISHED: Mapping[str, _Row] = {
+    **_SHARED,
+    **dict.fromkeys(_ROUNDS_ONLY, _nobody("the published form has no rounds: no RPC carries it")),
+    "interaction": (
+        {
+            "client": _own("the user's own, kept in its host's store (RecordInteraction)"),
+            "data-owner": _own(
+                "sealed by the user for the owner of the item, which opens it (SubmitInteractions)"
+            ),
+        },
+        "records are sealed between user and owner and do not pass through here (SubmitInteractions)",
+    ),
+    "history": (
+        {"client": _own("the user's own, kept in its host's store (RecordInteraction)")},
+        "an owner gets the records on its own items; only the user has them all (SubmitInteractions)",
+    ),
+    "sealed_record": (
+        {
+            "client": _own("it seals the records (SubmitInteractions)"),
+            "data-owner": _own("the records of its own items are sent to it (SubmitInteractions)"),
+        },
+        "clients send sealed records to owners directly, never through another service (SubmitInteractions)",
+    ),
+    "record_count": (
+        {
+            "client": _own("it numbers its own records (SubmitInteractions)"),
+            "data-owner": _own("it acknowledges the last durable number of each user (SubmitInteractions)"),
+            "cos": _any("a host reports the sum over its users when its outboxes are empty (Submit)"),
+        },
+        "no RPC carries it here",
+    ),
+    "user_metric": (
+        {"client": _own("each user's metrics are computed at its own host")},
+        "a host adds up its users and withholds a sum over fewer than min_users (Submit)",
+    ),
+    "metric_sum": (
+        {
+            "client": _own("it adds up its own users (Submit)"),
+            "cos": _any("one sum a host over at least min_users users, secure_sum = clear (Submit)"),
+        },
+        "only means over all hosts go further (WatchRun)",
+    ),
+    "user_factor": (
+        {
+            "cos": _any("in the published form it keeps Upsilon (DRIFT, section 3; Exchange)"),
+            "data-owner": _own("it computes on the rows of users in its blocks (Exchange)"),
+            "client": _own("the rows of its own users, for scoring at the host (Fetch)"),
+        },
+        "no RPC carries it here",
+    ),
+    "user_gradient": (
+        {
+            "cos": _any("the published form sends gradients in clear: a leak, see the attacks (Exchange)"),
+            "data-owner": _own("it computes it (DRIFT, Alg. 3)"),
+        },
+        "goes from owner to COS only (Exchange)",
+    ),
+    "item_gradient": (
+        {
+            "cos": _any("the published form sends gradients in clear: a leak, see the attacks (Exchange)"),
+            "data-owner": _own("it computes it (DRIFT, Alg. 3)"),
+        },
+        "goes from owner to COS only (Exchange)",
+    ),
+    "requested_rows": (
+        {
+            "cos": _any("the published form asks for rows by name: a leak, see the attacks (Exchange)"),
+            "data-owner": _own("it asks for the rows of its own blocks (Exchange)"),
+        },
+        "goes from owner to COS only (Exchange)",
+    ),
+    "block_loss": (
+        {
+            "cos": _any("sent with the gradient, for the progress of the run (Exchange)"),
+            "data-owner": _own("it computes it (Exchange)"),
+        },
+        "only its mean goes further (WatchRun)",
+    ),
+    "block_count": (
+        {
+            "cos": _any("the durable progress of each owner (Exchange, Submit)"),
+            "data-owner": _own("its own progress (Exchange, Submit)"),
+            "operator": _any("in all, or as the answer to a flush (WatchRun, Flush)"),
+        },
+        "no RPC carries it here",
+    ),
+    "recommendation": (
+        {
+            "cos": _any("it scores by the factors that it keeps, before seen items are filtered (Recommend)"),
+            "client": _own("its own users' (Recommend)"),
+            "operator": _any(
+                "in place of the user's application towards a hosted user (UserAgent.Recommend)"
+            ),
+        },
+        "goes to the user only (Recommend)",
+    ),
+}
+
+_DRIFT_ONLY = (
+    "sealed_record",
+    "record_count",
+    "user_factor",
+    "user_gradient",
+    "item_gradient",
+    "requested_rows",
+    "block_loss",
+    "block_count",
+)
+
+_MASKED_ONLY = ("masked_vector", "round_key", "sealed_share", "revealed_share")
+
+_FEDNCF: Mapping[str, _Row] = {
+    **_SHARED,
+    **dict.fromkeys(_DRIFT_ONLY, _nobody("owners learn nothing from users here: no RPC carries it")),
+    "interaction": (
+        {"client": _own("the user's own, kept in its host's store (RecordInteraction)")},
+        "interactions never leave the host of their user: it trains where they are",
+    ),
+    "history": (
+        {"client": _own("the user's own, kept in its host's store (RecordInteraction)")},
+        "a history never leaves the host of its user; what a contribution tells of it is a kind of its own",
+    ),
+    "private_state": (
+        {"client": _own("its users' own, kept in its store; used by the next round and for recommendations")},
+        "is part of no contribution and of no other message",
+    ),
+    "round_sum": (
+        {"cos": _any("what a round is for: it changes the model, and metrics become means (Submit)")},
+        "goes no further; two versions of the model show what it changed (Fetch)",
+    ),
+    "item_support": (
+        {"cos": _any("each group's once, to find the items that are open to it; touch = once (Submit)")},
+        "only the list of open items goes further (Fetch)",
+    ),
+    "open_items": _everybody(
+        "which items a group may train (Fetch)", _RUN_PARTIES, otherwise="takes no part in runs"
+    ),
+    "cohort": (
+        {
+            "cos": _any("it draws the cohorts, and hears who contributes (Submit)"),
+            "client": _any("members check who is in their sum before they take part (Fetch)"),
+        },
+        "is told to hosts of users only (Fetch)",
+    ),
+    "recommendation": (
+        {
+            "client": _own("scored at the host, by the model and the user's own embedding"),
+            "operator": _any(
+                "in place of the user's application towards a hosted user (UserAgent.Recommend)"
+            ),
+        },
+        "goes to the user only: hosts score by themselves",
+    ),
+}
+"""Rows of FedNCF that do not depend on who is a member of a sum, nor on how it is formed."""
+
+_OF_ONE_USER = ("user_update", "user_metric", "user_items")
+_OF_A_HOST = ("host_update", "metric_sum", "host_items")
+
+
+def _fedncf(form: str, secure_sum: str) -> dict[str, _Row]:
+    """Return the rows of FedNCF.
+
+    Parameters
+    ----------
+    form : {"hosts", "users"}
+        Whether a host is one member of a sum for all its users in the cohort, or every user is a member.
+    secure_sum : {"clear", "masked"}
+    """
+    at_host = {"client": _own("computed at the user's own host")}
+    added_up = {"client": _own("it adds up its own users")}
+    clear, hosts = secure_sum == "clear", form == "hosts"
+    if not clear:
+        one = (at_host, "leaves its host only under masks, as part of a sum (Submit)")
+    elif hosts:
+        alone = _own(
+            "of a user who is the only one of its host in the cohort: the host's sum is its own (Submit)"
+        )
+        one = (at_host | {"cos": alone}, "goes to the COS only, as part of its host's sum (Submit)")
+    else:
+        each = _any("each user is a member of its own: a leak, secure_sum = masked stops it (Submit)")
+        one = (at_host | {"cos": each}, "goes to the COS only (Submit)")
+    if not hosts:
+        several = _nobody("every user is a member of its own: no host adds up its users")
+    elif clear:
+        several = (
+            added_up | {"cos": _any("one sum of each host in the cohort (Submit)")},
+            "goes to the COS only (Submit)",
+        )
+    else:
+        several = (added_up, "leaves the host only under masks (Submit)")
+    return {
+        **_FEDNCF,
+        **dict.fromkeys(_OF_ONE_USER, one),
+        **dict.fromkeys(_OF_A_HOST, several),
+        **(dict.fromkeys(_MASKED_ONLY, _nobody("a sum in clear has no masks")) if clear else _MASKED),
+    }
+
+
+_MASKED: Mapping[str, _Row] = {
+    "masked_vector": (
+        {
+            "client": _own("it masks its own (Submit)"),
+            "cos": _any("it adds them up; the masks leave with the last of them (Submit)"),
+        },
+        "goes to the COS only (Submit)",
+    ),
+    "round_key": (
+        {
+            "client": _any("members check the keys and signatures of their neighbours (Fetch)"),
+            "cos": _any("it passes them on between members (Submit, Fetch)"),
+        },
+        "goes to members only, through the COS",
+    ),
+    "sealed_share": (
+        {
+            "client": _own("it seals its own, and opens those that are for it (Submit, Fetch)"),
+            "cos": _any("it passes them on between members, unopened (Submit, Fetch)"),
+        },
+        "goes to one member only, through the COS",
+    ),
+    "revealed_share": (
+        {
+            "client": _own(
+                "it reveals shares that it holds, one of the two secrets of each neighbour (Submit)"
+            ),
+            "cos": _any("it removes the masks of the sum by them (Submit)"),
+        },
+        "goes to the COS only (Submit)",
+    ),
+}
+
+DECLARED: Mapping[tuple[str, str, str], Mapping[str, _Row]] = {
+    ("drift", "published", "clear"): _DRIFT_PUBLISHED,
+    **{
+        ("fedncf", form, secure_sum): _fedncf(form, secure_sum)
+        for form in ("hosts", "users")
+        for secure_sum in ("clear", "masked")
+    },
+}
+"""Rows by system, form and secure sum, as in the run plan; of FedNCF the form says who is a member of a sum."""

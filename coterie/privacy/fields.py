@@ -1,0 +1,236 @@
+"""The kind of datum of every field of the contract.
+
+A field that the table does not know counts as ``unclassified``, which nobody may see: a new field of the contract
+cannot pass unnoticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from types import MappingProxyType
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+
+__all__ = ["FIELD_KINDS", "PROTOCOL_MESSAGES", "UNCLASSIFIED", "kinds_in", "reachable_kinds"]
+
+UNCLASSIFIED = "unclassified"
+
+PROTOCOL_MESSAGES: frozenset[str] = frozenset(
+    {
+        "FetchRequest",
+        "FetchResponse",
+        "FlushRequest",
+        "GetReportRequest",
+        "GetRunRequest",
+        "OwnerProgress",
+        "PollRequest",
+        "PollResponse",
+        "RefusedBatch",
+        "RefusedItem",
+        "RoundRef",
+        "StopRunRequest",
+        "SubmitRequest",
+        "SubmitResponse",
+        "Task",
+        "WatchRunRequest",
+    }
+)
+"""Messages of nothing but the protocol's own numbers: rounds, versions, hashes, cursors, deadlines."""
+
+_BY_MESSAGE: dict[str, dict[str, str]] = {
+    # client.proto
+    "RecordInteractionRequest": {"user": "user_name", "item": "interaction", "positive": "interaction"},
+    "RecordInteractionResponse": {"owners": "holding"},
+    "UserRecommendRequest": {"user": "user_name", "k": "recommendation"},
+    "UserRecommendResponse": {"items": "recommendation", "scores": "recommendation", "version": "protocol"},
+    "DisclosureReceiptRequest": {"user": "user_name"},
+    "DisclosureReceiptResponse": {"disclosures": "disclosure", "declined": "disclosure"},
+    # common.proto
+    "KeyBundle": dict.fromkeys(
+        (
+            "signing_public",
+            "agreement_public",
+            "version",
+            "not_before",
+            "not_after",
+            "signature",
+            "countersignature",
+        ),
+        "public_key",
+    ),
+    "Delegation": dict.fromkeys(
+        ("certificate_fingerprint", "run_id", "expiry", "signature"),
+        "delegation",
+    ),
+    "SlotRange": {"first": "slot", "count": "slot"},
+    # data_owner.proto
+    "SealedBatch": {"user": "participant_id", "header": "record_count", "ciphertext": "sealed_record"},
+    "SubmitInteractionsRequest": {"run_id": "protocol", "owner": "participant_id"},
+    "SubmitInteractionsResponse": {"durable": "record_count", "duplicates": "protocol"},
+    "OwnerInfoRequest": {"run_id": "protocol", "owner": "participant_id"},
+    "OwnerInfoResponse": {"items": "holding"},
+    "Prekey": dict.fromkeys(("prekey_id", "public", "expiry", "signature"), "public_key"),
+    "FlushResponse": {"blocks": "block_count"},
+    # operator.proto
+    "StartRunRequest": {"plan": "plan"}
+    | dict.fromkeys(
+        ("expect_owners", "expect_users", "phase_timeout_ms", "party_timeout_ms", "evaluate_every"),
+        "run_state",
+    ),
+    "StartRunResponse": {"plan_hash": "plan"},
+    "ListRunsResponse": {"runs": "run_state"},
+    "GetRunResponse": {"run": "run_state"},
+    "WatchRunResponse": {
+        "number": "protocol",
+        "time_ms": "protocol",
+        "state": "run_state",
+        "phase": "run_state",
+        "round": "run_state",
+    },
+    "MetricsEvent": dict.fromkeys(("names", "means", "users"), "metric_mean")
+    | dict.fromkeys(("epoch", "version", "owners", "withheld"), "run_state"),
+    "PartyEvent": {"party": "endpoint", "change": "run_state"},
+    "ProgressEvent": {"blocks": "block_count", "interactions": "block_count", "loss": "metric_mean"}
+    | dict.fromkeys(("updates", "bytes_in", "bytes_out", "stale", "round"), "run_state"),
+    "GetReportResponse": {"json": "run_state"},
+    # orchestrator.proto
+    "RegisterRequest": {
+        "run_id": "protocol",
+        "intent": "protocol",
+        "items": "item_key",
+        "items_of": "holding",
+    },
+    "Participant": {"kind": "protocol", "name": "endpoint", "address": "endpoint", "tls_name": "endpoint"},
+    "RegisterResponse": {"plan": "plan", "plan_hash": "plan"},
+    "Catalogue": {
+        "version": "protocol",
+        "items": "item_key",
+        "owner_counts": "holding",
+        "owner_positions": "holding",
+    },
+    "NamedTensor": {"name": "protocol", "tensor": "item_factor"},
+    # What a briefing's bytes are is read as a payload of its own.
+    "Briefings": {"common": "protocol"},
+    "Briefing": {"member": "protocol", "payload": "protocol"},
+    "Places": {"users": "cohort", "places": "cohort"},
+    "CatalogueOwner": {"slot": "slot", "name": "endpoint", "address": "endpoint", "tls_name": "endpoint"},
+    "ExchangeRequest": {
+        "run_id": "protocol",
+        "owner": "slot",
+        "sequence": "protocol",
+        "users": "requested_rows",
+        "items": "requested_rows",
+    },
+    "Gradient": {
+        "rows_version": "protocol",
+        "epoch": "protocol",
+        "first_block": "block_count",
+        "blocks": "block_count",
+        "interactions": "block_count",
+        "loss": "block_loss",
+        "users": "requested_rows",
+        "items": "requested_rows",
+        "user_gradient": "user_gradient",
+        "item_gradient": "item_gradient",
+    },
+    "ExchangeResponse": {"version": "protocol", "user_rows": "user_factor", "item_rows": "item_factor"},
+    "RecommendRequest": {"run_id": "protocol", "slot": "slot", "k": "recommendation"},
+    "RecommendResponse": {"items": "recommendation", "scores": "recommendation", "version": "protocol"},
+    # rounds.proto
+    "RoundMember": {"participant": "participant_id", "device": "cohort", "users": "cohort"},
+    "SumPlan": {"devices": "cohort"}
+    | dict.fromkeys(
+        (
+            "version",
+            "run_id",
+            "round",
+            "purpose",
+            "secure_sum",
+            "model_sha256",
+            "layout_sha256",
+            "degree",
+            "threshold",
+            "min_sum",
+            "pass_number",
+            "part",
+        ),
+        "protocol",
+    ),
+    "Advert": {"member": "protocol"}
+    | dict.fromkeys(("channel_public", "mask_public", "signature"), "round_key"),
+    "SealedShare": {"member": "protocol", "sealed": "sealed_share"},
+    "Shares": {"seed_hash": "round_key"},
+    # Of the codes this is the worst that they can be; the plan and the slots say what they are.
+    "SummedVector": {"codes": "user_update", "left_out": "cohort", "signature": "round_key"},
+    "Submitters": {"members": "cohort"},
+    "Confirmation": {"member": "protocol", "signature": "round_key"},
+    "RevealedShare": {"member": "cohort", "seed": "revealed_share", "mask": "revealed_share"},
+    # thirdparty.proto
+    "EnrolRequest": {
+        "token": "enrolment_token",
+        "role": "endpoint",
+        "name": "endpoint",
+        "certificate_request": "public_key",
+    },
+    "EnrolResponse": {
+        "certificate_chain": "public_key",
+        "directory_key": "public_key",
+        "countersignatures": "public_key",
+    },
+    "LookupRequest": {"participants": "participant_id"},
+    "LookupResponse": {"revision": "protocol"},
+    "DirectoryEntry": {"participant": "participant_id", "revoked": "participant_id"},
+    "RevokeRequest": {"participants": "participant_id", "certificates": "public_key"},
+    "RevokeResponse": {"revision": "protocol"},
+    "RevocationsRequest": {"held_revision": "protocol", "hold_ms": "protocol"},
+    "RevocationsResponse": {
+        "revision": "protocol",
+        "participants": "participant_id",
+        "certificates": "public_key",
+    },
+    "PublishBundlesResponse": {"countersignatures": "public_key"},
+}
+
+FIELD_KINDS: Mapping[str, str] = MappingProxyType(
+    {f"{message}.{name}": kind for message, fields in _BY_MESSAGE.items() for name, kind in fields.items()}
+)
+"""Kind of datum by ``Message.field``.  A field that holds a message and is not listed is looked into."""
+
+
+def kinds_in(message: Message) -> Iterator[str]:
+    """Yield the kinds of the fields that are set in a message, at any depth; kinds may repeat."""
+    for descriptor, value in message.ListFields():
+        kind = _kind_of(descriptor)
+        if kind is not None:
+            yield kind
+        else:
+            for each in (value,) if isinstance(value, Message) else value:
+                yield from kinds_in(each)
+
+
+def _kind_of(descriptor: FieldDescriptor) -> str | None:
+    """Return the kind of a field; None for a message to look into."""
+    owner = descriptor.containing_type.name if descriptor.containing_type else ""
+    kind = FIELD_KINDS.get(f"{owner}.{descriptor.name}")
+    if kind is not None:
+        return kind
+    if owner in PROTOCOL_MESSAGES and (
+        descriptor.message_type is None or descriptor.message_type.name == "Chunk"
+    ):
+        return "protocol"
+    # An array says nothing by itself: the field that holds it must be in the table.
+    if descriptor.message_type is None or descriptor.message_type.name in ("Tensor", "Chunk"):
+        return UNCLASSIFIED
+    return None
+
+
+@cache
+def reachable_kinds(descriptor: Descriptor) -> frozenset[str]:
+    """Return all kinds that the fields of a message may show; what a chunk carries is not among them."""
+    kinds: set[str] = set()
+    for field in descriptor.fields:
+        kind = _kind_of(field)
+        kinds |= reachable_kinds(field.message_type) if kind is None else {kind}
+    return frozenset(kinds)

@@ -1,0 +1,356 @@
+"""What was carried in chunks: payloads of ``Fetch`` and ``Submit``, put together again and read.
+
+A payload of ``Submit`` says what it is; what a contribution shows depends on the plan of its sum and on how many users
+it covers.  An answer of ``Fetch`` does not repeat what was asked for: it is read as what the peer has asked for and it
+can be, and where no question was recorded, as everything that it can be.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
+from math import prod
+from typing import Any, NamedTuple, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from coterie.privacy.fields import UNCLASSIFIED, kinds_in, reachable_kinds
+from coterie.privacy.transcript import Entry
+from coterie.wire.v1.common_pb2 import Chunk, DType, Tensor
+from coterie.wire.v1.orchestrator_pb2 import (
+    Briefings,
+    Catalogue,
+    FetchKind,
+    FetchRequest,
+    FetchResponse,
+    Model,
+    Places,
+    SubmitKind,
+    SubmitRequest,
+)
+from coterie.wire.v1.rounds_pb2 import (
+    Advert,
+    Adverts,
+    Confirmation,
+    Confirmations,
+    ShareInbox,
+    Shares,
+    Submitters,
+    SummedVector,
+    SumPlan,
+    Unmasking,
+)
+
+__all__ = ["CARRIERS", "Payloads"]
+
+CARRIERS = (FetchRequest, FetchResponse, SubmitRequest)
+"""Messages that carry others in chunks, or say what will be carried."""
+
+_LABELLED = {
+    SubmitKind.SUBMIT_KIND_DELIVERED: "record_count",
+    SubmitKind.SUBMIT_KIND_EPOCH_DONE: "block_count",
+    SubmitKind.SUBMIT_KIND_METRICS: "metric_sum",
+}
+"""Items of ``Submit`` whose kind of datum their label tells."""
+
+_STEPS: Mapping[SubmitKind.ValueType, type[Message]] = {
+    SubmitKind.SUBMIT_KIND_ADVERT: Advert,
+    SubmitKind.SUBMIT_KIND_SHARES: Shares,
+    SubmitKind.SUBMIT_KIND_CONFIRMATION: Confirmation,
+    SubmitKind.SUBMIT_KIND_UNMASKING: Unmasking,
+}
+"""Payloads of the steps of a round; a contribution is apart."""
+
+_IN_CLEAR: Mapping[str, Mapping[bool, frozenset[str]]] = {
+    "train": {
+        True: frozenset({"user_update", "user_metric"}),
+        False: frozenset({"host_update", "metric_sum"}),
+    },
+    "evaluate": {True: frozenset({"user_metric"}), False: frozenset({"metric_sum"})},
+    "supports": {True: frozenset({"user_items"}), False: frozenset({"host_items"})},
+}
+"""What a contribution in clear shows, by purpose of its sum and whether it covers one user."""
+
+_SUMS = {"train": "round_sum", "evaluate": "round_sum", "supports": "item_support"}
+"""What whoever forms a sum learns, by its purpose."""
+
+_PARTICIPANT_BYTES = 32
+_SIGNATURE_BYTES = 64
+_SEALED_BYTES = 81
+
+_Round = tuple[str, int]
+"""A run and the number of a round in it."""
+
+
+class _Contribution(NamedTuple):
+    round: _Round
+    one_user: bool
+    signed: bool
+
+
+class _Open(NamedTuple):
+    """A payload of which chunks are still to come, and the message that began it."""
+
+    first: Message
+    data: bytearray
+
+
+class _Assembly:
+    """Puts payloads together; those of concurrent calls are told apart by the offsets of their chunks."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], list[_Open]] = defaultdict(list)
+
+    def add(self, entry: Entry, message: Message, chunk: Chunk) -> _Open | None:
+        """Take the next chunk; return the payload that it completes.
+
+        Raises
+        ------
+        DecodeError
+            When the chunk continues nothing.
+        """
+        payloads = self._open[entry.peer, entry.direction]
+        if chunk.offset == 0:
+            found = _Open(message, bytearray())
+            payloads.append(found)
+        else:
+            continued = [each for each in payloads if len(each.data) == chunk.offset]
+            if not continued:
+                raise DecodeError("a chunk without those before it")
+            found = continued[0]
+        found.data.extend(chunk.data)
+        if not chunk.last:
+            return None
+        payloads[:] = [each for each in payloads if each is not found]
+        return found
+
+
+class Payloads:
+    """Finds out what the payloads in one party's transcripts show."""
+
+    def __init__(self) -> None:
+        self._kinds: set[str] = set()
+        self._fetched = _Assembly()
+        self._submitted = _Assembly()
+        self._asked: dict[str, set[FetchKind.ValueType]] = defaultdict(set)
+        self._items: set[int] = set()
+        self._factor_rows: set[int] = set()
+        self._plans: dict[_Round, SumPlan] = {}
+        self._contributions: set[_Contribution] = set()
+        self._revealed: set[_Round] = set()
+
+    def add(self, entry: Entry, message: Message) -> None:
+        """Take the next of the ``CARRIERS``."""
+        try:
+            if isinstance(message, FetchRequest):
+                self._asked[entry.peer].add(message.kind)
+            elif isinstance(message, FetchResponse):
+                self._add_fetched(entry, message)
+            elif isinstance(message, SubmitRequest):
+                self._add_submitted(entry, message)
+        except DecodeError:
+            self._kinds.add(UNCLASSIFIED)
+
+    def kinds(self) -> set[str]:
+        """Return the kinds of datum that all payloads show."""
+        kinds = set(self._kinds)
+        for rows in self._factor_rows:
+            # Item factors have a row for each item of the catalogue; without one both readings count.
+            kinds |= (
+                {"item_factor" if rows in self._items else "user_factor"}
+                if self._items
+                else {"item_factor", "user_factor"}
+            )
+        for contribution in self._contributions:
+            kinds |= self._kinds_of(contribution)
+        return kinds
+
+    def sums(self) -> set[str]:
+        """Return the kinds of the sums that can be formed from what was submitted: in clear, or revealed."""
+        rounds = self._revealed | {each.round for each in self._contributions if not self._is_masked(each)}
+        return {_SUMS.get(purpose, UNCLASSIFIED) for each in rounds for purpose in self._purposes(each)}
+
+    # --- Submit ------------------------------------------------------------------------------------------------------
+
+    def _add_submitted(self, entry: Entry, message: SubmitRequest) -> None:
+        self._kinds.update(filter(None, [_LABELLED.get(message.kind)]))
+        if not message.HasField("chunk"):
+            return
+        whole = self._submitted.add(entry, message, message.chunk)
+        if whole is None or not isinstance(whole.first, SubmitRequest):
+            return
+        kind, of_round = whole.first.kind, (whole.first.round.run_id, whole.first.round.round)
+        if kind in _STEPS:
+            self._kinds.update(kinds_in(_present(_strictly(_STEPS[kind], bytes(whole.data)))))
+            if kind == SubmitKind.SUBMIT_KIND_UNMASKING:
+                self._revealed.add(of_round)
+        elif kind == SubmitKind.SUBMIT_KIND_VECTOR:
+            vector = _present(_strictly(SummedVector, bytes(whole.data)))
+            self._contributions.add(
+                _Contribution(
+                    of_round,
+                    # A contribution that names nobody is taken for one user's.
+                    one_user=sum(slots.count for slots in whole.first.slots) <= 1,
+                    signed=len(vector.signature) == _SIGNATURE_BYTES,
+                )
+            )
+            if vector.left_out:
+                self._kinds.add("cohort")
+        elif kind not in _LABELLED:
+            self._kinds.add(UNCLASSIFIED)
+
+    def _is_masked(self, contribution: _Contribution) -> bool:
+        """Whether a contribution is under masks: only then it is signed, and the plan says so where it is known."""
+        plan = self._plans.get(contribution.round)
+        return contribution.signed and (plan is None or plan.secure_sum == "masked")
+
+    def _purposes(self, of_round: _Round) -> Iterable[str]:
+        """Return what a round may be for: without its plan everything."""
+        plan = self._plans.get(of_round)
+        return _IN_CLEAR if plan is None else (plan.purpose,)
+
+    def _kinds_of(self, contribution: _Contribution) -> set[str]:
+        kinds = {"round_key"} if contribution.signed else set()
+        if self._is_masked(contribution):
+            return kinds | {"masked_vector"}
+        for purpose in self._purposes(contribution.round):
+            shown = _IN_CLEAR.get(purpose)
+            kinds |= {UNCLASSIFIED} if shown is None else shown[contribution.one_user]
+        return kinds
+
+    # --- Fetch -------------------------------------------------------------------------------------------------------
+
+    def _add_fetched(self, entry: Entry, message: FetchResponse) -> None:
+        if not message.HasField("chunk"):
+            return
+        whole = self._fetched.add(entry, message, message.chunk)
+        if whole is None or not whole.data:
+            return
+        payload, asked = bytes(whole.data), self._asked[entry.peer]
+        read = _readings(payload, asked) or _readings(payload, _READERS)
+        if not read:
+            self._kinds.add(UNCLASSIFIED)
+        if read.keys() >= _ROWS:
+            # Rows of items and of users look alike; which they are is told by the catalogue, once it is known.
+            self._factor_rows.add(read.pop(FetchKind.FETCH_KIND_MODEL).shape[0])
+            del read[FetchKind.FETCH_KIND_USER_ROWS]
+        for kind, found in read.items():
+            self._note(kind, found)
+
+    def _note(self, kind: FetchKind.ValueType, found: Message) -> None:
+        if isinstance(found, Tensor):
+            self._kinds |= _ARRAYS[kind]
+            return
+        self._kinds.update(kinds_in(found))
+        if isinstance(found, Catalogue):
+            self._items.add(len(found.items))
+        elif isinstance(found, SumPlan):
+            self._plans[found.run_id, found.round] = found
+        elif isinstance(found, Briefings):
+            for part in {found.common, *(each.payload for each in found.briefings)} - {b""}:
+                message = _briefing(part)
+                # Their fields are all set: looking at each would be most of the work.
+                self._kinds |= {UNCLASSIFIED} if message is None else reachable_kinds(message.DESCRIPTOR)
+
+
+# --- what bytes can be -----------------------------------------------------------------------------------------------
+
+M = TypeVar("M", bound=Message)
+
+
+def _strictly(cls: type[M], payload: bytes) -> M | None:
+    """Return the message that bytes are, with no field that it does not know: many bytes parse as many messages."""
+    try:
+        message = cls.FromString(payload)
+    except DecodeError:
+        return None
+    message.DiscardUnknownFields()
+    return message if message.ByteSize() == len(payload) else None
+
+
+def _array(payload: bytes, dtype: DType.ValueType, axes: int = 2) -> Tensor | None:
+    tensor = _strictly(Tensor, payload)
+    return tensor if tensor is not None and _is_array(tensor, dtype, axes) else None
+
+
+def _is_array(tensor: Tensor, dtype: DType.ValueType, axes: int) -> bool:
+    size = {DType.DTYPE_UINT8: 1}.get(tensor.dtype, 4)
+    whole = size * prod(tensor.shape) == len(tensor.data)
+    return whole and tensor.dtype == dtype and len(tensor.shape) == axes
+
+
+def _model(payload: bytes) -> Message | None:
+    model = _strictly(Model, payload)
+    if model is None or not all(each.name and each.tensor.data for each in model.tensors):
+        return _array(payload, DType.DTYPE_FLOAT32)
+    return model
+
+
+def _roster(payload: bytes) -> Tensor | None:
+    tensor = _array(payload, DType.DTYPE_UINT8)
+    return tensor if tensor is not None and tensor.shape[1] == _PARTICIPANT_BYTES else None
+
+
+def _sum_plan(payload: bytes) -> SumPlan | None:
+    plan = _strictly(SumPlan, payload)
+    return plan if plan is not None and plan.round and plan.members else None
+
+
+def _places(payload: bytes) -> Places | None:
+    places = _strictly(Places, payload)
+    return places if places is not None and _is_array(places.places, DType.DTYPE_UINT32, 2) else None
+
+
+def _briefing(payload: bytes) -> Message | None:
+    """Return what a member was told; the lengths of keys, shares and signatures tell the messages apart."""
+    adverts = _strictly(Adverts, payload)
+    if adverts is not None and all(each.channel_public and each.mask_public for each in adverts.adverts):
+        return adverts
+    confirmations = _strictly(Confirmations, payload)
+    if confirmations is not None and all(
+        len(each.signature) == _SIGNATURE_BYTES for each in confirmations.confirmations
+    ):
+        return confirmations
+    inbox = _strictly(ShareInbox, payload)
+    if inbox is not None and all(len(each.sealed) == _SEALED_BYTES for each in inbox.shares):
+        return inbox
+    submitters = _strictly(Submitters, payload)
+    if submitters is not None and all(a < b for a, b in pairwise(submitters.members)):
+        return submitters
+    return None
+
+
+_READERS: Mapping[FetchKind.ValueType, Callable[[bytes], Message | None]] = {
+    FetchKind.FETCH_KIND_MODEL: _model,
+    FetchKind.FETCH_KIND_USER_ROWS: lambda payload: _array(payload, DType.DTYPE_FLOAT32),
+    FetchKind.FETCH_KIND_CATALOGUE: lambda payload: _strictly(Catalogue, payload),
+    FetchKind.FETCH_KIND_ROSTER: _roster,
+    FetchKind.FETCH_KIND_SUM_PLAN: _sum_plan,
+    FetchKind.FETCH_KIND_BRIEFINGS: lambda payload: _strictly(Briefings, payload),
+    FetchKind.FETCH_KIND_PLACES: _places,
+    FetchKind.FETCH_KIND_OPEN_ITEMS: lambda payload: _array(payload, DType.DTYPE_UINT8),
+}
+"""What a payload is when this was asked for; None when it cannot be that."""
+
+_ROWS = {FetchKind.FETCH_KIND_MODEL, FetchKind.FETCH_KIND_USER_ROWS}
+
+_ARRAYS: Mapping[FetchKind.ValueType, frozenset[str]] = {
+    FetchKind.FETCH_KIND_MODEL: frozenset({"item_factor"}),
+    FetchKind.FETCH_KIND_USER_ROWS: frozenset({"user_factor"}),
+    FetchKind.FETCH_KIND_ROSTER: frozenset({"participant_id", "slot"}),
+    FetchKind.FETCH_KIND_OPEN_ITEMS: frozenset({"open_items"}),
+}
+"""Kinds of payloads that are arrays without a name."""
+
+
+def _readings(payload: bytes, asked: Iterable[FetchKind.ValueType]) -> dict[FetchKind.ValueType, Any]:
+    """Return what a payload is, for each kind that was asked for and that it can be."""
+    read = {kind: _READERS[kind](payload) for kind in asked if kind in _READERS}
+    return {kind: message for kind, message in read.items() if message is not None}
+
+
+def _present(message: M | None) -> M:
+    if message is None:
+        raise DecodeError("not what its label says")
+    return message
