@@ -30,8 +30,10 @@ __all__ = [
     "metric",
     "metrics",
     "rows",
+    "run_label",
     "section",
     "system_label",
+    "taught",
 ]
 
 Report = Mapping[str, Any]
@@ -39,18 +41,24 @@ Report = Mapping[str, Any]
 
 _SYSTEMS = {
     "drift": "DRIFT",
+    "fedncf": "FedNCF",
     "saros": "SAROS",
+    "ncf": "NCF, centralised",
+    "als": "ALS",
     "popularity": "Popularity",
     "positive_share": "Positive share",
     "random": "Random order",
 }
+_MODELS = {"gmf": "GMF", "mlp": "MLP", "neumf": "NeuMF"}
 _NOTES = {
     "saros": "centralised, same blocks",
+    "ncf": "the same model with all data in one place",
+    "als": "alternating least squares with all data in one place",
     "popularity": "items by number of interactions",
     "positive_share": "items by share of positives",
     "random": "no learning",
 }
-_REFERENCE_ORDER = ("saros", "popularity", "positive_share", "random")
+_REFERENCE_ORDER = ("saros", "ncf", "als", "popularity", "positive_share", "random")
 _RANKED = {
     "ndcg": "NDCG",
     "map": "MAP",
@@ -66,6 +74,9 @@ _ORDER = {stem: place for place, stem in enumerate([*_RANKED, *_ERRORS])}
 _VALIDATION = "validation_"
 _HEADLINE_AT_MOST = 6
 _HEADLINE = ("ndcg", "map", *_ERRORS)
+_EVERYTHING = "_all"
+"""Ends the keys of a ranking of all unseen items where the bare keys are a ranking of sampled ones."""
+_POPULATIONS = {name: place for place, name in enumerate(("sampled items", "all unseen items", "test items"))}
 
 
 @dataclass(frozen=True)
@@ -188,8 +199,32 @@ def system_label(name: str) -> str:
     return _SYSTEMS.get(name, name)
 
 
-def metric(key: str) -> Metric:
+def run_label(report: Report, otherwise: str = "this run") -> str:
+    """Return the name of what was run, of FedNCF with the model that it trained."""
+    name = str(report.get("system") or otherwise)
+    if name == "fedncf":
+        model = section(section(report, "settings"), "fedncf").get("model")
+        if model in _MODELS:
+            return f"Fed{_MODELS[model]}"
+    return system_label(name)
+
+
+def taught(report: Report) -> tuple[str, list[Report]]:
+    """Return the reference that learned, and its evaluations; no evaluation where there is none."""
+    for name, reference in _references(report):
+        if history := entries(reference, "history"):
+            return name, history
+    return next((name for name, _ in _references(report)), ""), []
+
+
+def metric(key: str, *, sampled: bool = False) -> Metric:
     """Return how a metric key reads.
+
+    Parameters
+    ----------
+    key : str
+    sampled : bool
+        Whether keys without ``_all`` are of a ranking of sampled items, as with one held-out item.
 
     >>> metric("ndcg_test_items@10").full_label
     'NDCG@10, test items'
@@ -205,7 +240,7 @@ def metric(key: str) -> Metric:
     if base.endswith("_items") and stem != base:
         population = "validation items" if validation else "test items"
     elif stem in _RANKED:
-        population = "all unseen items"
+        population = "sampled items" if sampled and not base.endswith(_EVERYTHING) else "all unseen items"
     return Metric(key, label, population, lower_is_better=stem in _ERRORS, on_validation=validation)
 
 
@@ -214,12 +249,12 @@ def metrics(report: Report) -> list[Metric]:
     keys = list(section(report, "metrics"))
     for _, reference in _references(report):
         keys += [key for key in section(reference, "metrics") if key not in keys]
-    found = [metric(key) for key in keys]
-    populations = {"all unseen items": 0, "test items": 1, "validation items": 1}
+    sampled = any(f"{_EVERYTHING}@" in key for key in keys)
+    found = [metric(key, sampled=sampled) for key in keys]
 
     def order(one: Metric) -> tuple[bool, bool, int, int]:
         place = _ORDER.get(_stem(one.key), len(_ORDER))
-        return one.on_validation, one.is_loss, populations.get(one.population, len(populations)), place
+        return one.on_validation, one.is_loss, _POPULATIONS.get(one.population, 2), place
 
     return sorted(found, key=order)
 
@@ -239,13 +274,18 @@ def headline(report: Report) -> list[Metric]:
 def _stem(key: str) -> str:
     base = key.partition("@")[0]
     if base.startswith(_VALIDATION):
-        return base.removeprefix(_VALIDATION).removesuffix("_items")
-    return base.removesuffix("_test_items")
+        return base.removeprefix(_VALIDATION).removesuffix("_items").removesuffix(_EVERYTHING)
+    return base.removesuffix("_test_items").removesuffix(_EVERYTHING)
 
 
 def leading_metric(report: Report) -> Metric | None:
-    """Return the metric that stands for the run: NDCG over all unseen items where it was measured."""
+    """Return the metric that stands for the run.
+
+    The hit ratio among sampled items where one item is held out, else NDCG over all unseen items where it was measured.
+    """
     found = [one for one in metrics(report) if not one.is_loss and not one.on_validation]
+    if found and found[0].population == "sampled items":
+        return next((one for one in found if one.key.startswith("hit_ratio@")), found[0])
     return next((one for one in found if one.key.startswith("ndcg@")), found[0] if found else None)
 
 
@@ -268,7 +308,7 @@ def rows(report: Report, columns: Sequence[Metric]) -> list[Row]:
         scores = tuple(score(column, values) for column in columns)
         if all(one.mean is None for one in scores):
             continue
-        label = system_label(name or str(report.get("system") or "this run"))
+        label = system_label(name) if name else run_label(report)
         note = str(report.get("form") or "") if not name else _NOTES.get(name, "")
         found.append(Row(name, label, note, scores, is_run=not name))
     return found

@@ -35,10 +35,13 @@ from coterie.telemetry.report_facts import (
     leading_metric,
     metrics,
     rows,
+    run_label,
     section,
     system_label,
+    taught,
 )
-from coterie.telemetry.report_sections import Fact, Table, sections
+from coterie.telemetry.report_parts import Fact, Table
+from coterie.telemetry.report_sections import sections
 
 __all__ = ["render", "write"]
 
@@ -112,8 +115,8 @@ def write(report: Report, path: Path) -> None:
 
 
 def _title(report: Report) -> str:
-    system = system_label(str(report.get("system") or "Federated run"))
-    form = f", {report['form']} form," if report.get("form") else ""
+    system = run_label(report, "Federated run")
+    form = f", {report['form']} form," if report.get("form") and not entries(report, "rounds") else ""
     dataset = section(report, "dataset").get("name")
     return f"{system}{form} on {dataset}" if dataset else f"{system}{form}".rstrip(",")
 
@@ -157,11 +160,12 @@ def _tiles(report: Report) -> list[Fact]:
     found, total, leading = [], costs(report), leading_metric(report)
     if leading is not None:
         by_name = {row.name: row.scores[0].mean for row in rows(report, [leading])}
-        ours, saros = by_name.get(""), by_name.get("saros")
+        name, _ = taught(report)
+        ours, reference = by_name.get(""), by_name.get(name)
         note = leading.population
-        if ours is not None and saros:
-            gain = signed(100 * (ours / saros - 1), 1)
-            note = f"{gain}% against {system_label('saros')}" + (f" ({note})" if note else "")
+        if ours is not None and reference:
+            gain = signed(100 * (ours / reference - 1), 1)
+            note = f"{gain}% against {system_label(name)}" + (f" ({note})" if note else "")
         if ours is not None:
             found.append(Fact(leading.label, measure(ours), note))
     if total.security_share is not None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from coterie.telemetry import plots
 from coterie.telemetry.accounting import SECURITY
@@ -32,57 +31,23 @@ from coterie.telemetry.report_facts import (
     metric,
     metrics,
     rows,
+    run_label,
     section,
     system_label,
+    taught,
 )
+from coterie.telemetry.report_parts import Fact, Section, Table
+from coterie.telemetry.report_rounds import rounds_section
 
-__all__ = ["Fact", "Section", "Table", "sections"]
+__all__ = ["sections"]
 
 _HISTORY_ROWS = 200
 _BARS = 12
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table of texts; the first column heads its rows."""
-
-    caption: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str = ""
-    numeric: bool = True
-
-
-@dataclass(frozen=True)
-class Fact:
-    """A single figure with its name, and in ``note`` what it is measured against."""
-
-    name: str
-    value: str
-    note: str = ""
-
-
-@dataclass
-class Section:
-    """A part of the page; empty ones are not shown."""
-
-    name: str
-    short: str
-    title: str
-    lead: str = ""
-    figures: list[plots.Plot] = field(default_factory=list)
-    more_figures: list[plots.Plot] = field(default_factory=list)
-    facts: list[Fact] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
-    folded: list[Table] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.figures or self.facts or self.tables or self.folded)
-
-
 def sections(report: Report) -> list[Section]:
     """Return the sections that have something to show, in the order of the page."""
-    builders = (_learning, _traffic, _work, _staleness, _theta, _events)
+    builders = (_learning, rounds_section, _traffic, _work, _staleness, _theta, _events)
     return [found for found in (build(report) for build in builders) if found]
 
 
@@ -94,10 +59,14 @@ def _learning(report: Report) -> Section:
     run = epoch_positions(entries(report, "history"))
     if not run:
         return found
-    reference = section(section(report, "reference"), "saros")
-    saros = epoch_positions(entries(reference, "history"))
-    label, saros_label = system_label(str(report.get("system") or "run")), system_label("saros")
-    found.lead = "One point for each evaluation; an epoch is one pass over the blocks."
+    in_rounds = bool(entries(report, "rounds"))
+    name, central = taught(report)
+    reference = epoch_positions(central)
+    label, reference_label = run_label(report), system_label(name)
+    unit = "pass" if in_rounds else "epoch"
+    found.lead = "One point for each evaluation; " + (
+        "a pass visits every user once." if in_rounds else "an epoch is one pass over the blocks."
+    )
     seeds = report.get("seeds")
     if isinstance(seeds, list | tuple) and len(seeds) > 1:
         found.lead += f" The curves, and all that follows, are of the first seed, {seeds[0]}."
@@ -106,7 +75,9 @@ def _learning(report: Report) -> Section:
     for number, column in enumerate(metrics(report)):
         lines = [
             plots.Line(label, *_series(run, column.key), colour="s1", marker=True),
-            plots.Line(saros_label, *_series(saros, column.key), colour="s2", style="--", marker=True),
+            plots.Line(
+                reference_label, *_series(reference, column.key), colour="s2", style="--", marker=True
+            ),
         ]
         lines = [line for line in lines if line.x]
         if column.is_loss or column.on_validation or not lines:
@@ -115,10 +86,10 @@ def _learning(report: Report) -> Section:
         (found.figures if column in first else found.more_figures).append(
             plots.curves(
                 f"curve-{number}",
-                f"{column.full_label}, by epoch",
+                f"{column.full_label}, by {unit}",
                 _ends(lines) + " " + _ends(levels, verb="stays at"),
                 [*lines, *levels],
-                x_label="Epoch",
+                x_label=unit.capitalize(),
                 y_label=column.label,
             )
         )
@@ -126,24 +97,24 @@ def _learning(report: Report) -> Section:
         # One colour for a system, one pattern for each line.
         plots.Line(f"{label}, test", *_series(run, "test_loss"), colour="s1"),
         plots.Line(f"{label}, train", *_series(run, "train_loss"), colour="s1", style=":"),
-        plots.Line(f"{saros_label}, test", *_series(saros, "test_loss"), colour="s2", style="--"),
-        plots.Line(f"{saros_label}, train", *_series(saros, "train_loss"), colour="s2", style="-."),
+        plots.Line(f"{reference_label}, test", *_series(reference, "test_loss"), colour="s2", style="--"),
+        plots.Line(f"{reference_label}, train", *_series(reference, "train_loss"), colour="s2", style="-."),
     ]
     losses = [line for line in losses if line.x]
     if losses:
         found.figures.append(
             plots.curves(
                 "loss",
-                "Training and test loss, by epoch",
+                f"Training and test loss, by {unit}",
                 _ends(losses),
                 losses,
-                x_label="Epoch",
+                x_label=unit.capitalize(),
                 y_label="Loss",
             )
         )
     if (leading := leading_metric(report)) is not None:
         found.figures += _timed(report, leading, label)
-    found.folded = [_history(run)]
+    found.folded = [_history(run, unit.capitalize(), {one.key: one for one in metrics(report)})]
     return found
 
 
@@ -235,20 +206,26 @@ def _alive(report: Report) -> list[plots.Line]:
     return found
 
 
-def _history(run: Sequence[tuple[float, Report]]) -> Table:
+def _history(run: Sequence[tuple[float, Report]], unit: str, known: Mapping[str, Metric]) -> Table:
     keys = list(dict.fromkeys(key for _, entry in run for key in section(entry, "metrics")))
     every = math.ceil(len(run) / _HISTORY_ROWS)
     shown = [one for n, one in enumerate(reversed(run)) if n % every == 0][::-1]
+    # Not every system has owners who train, or a loss.
+    more = {
+        name: (title, write)
+        for name, title, write in (("owners", "Owners", count), ("train_loss", "Train loss", measure))
+        if any(finite(entry.get(name)) is not None for _, entry in run)
+    }
+    heads = [title for title, _ in more.values()]
     return Table(
         "Every evaluation" if every == 1 else f"One evaluation in {every}, and the last",
-        ["Epoch", "Time", "Version", "Owners", "Train loss", *(metric(key).full_label for key in keys)],
+        [unit, "Time", "Version", *heads, *((known.get(key) or metric(key)).full_label for key in keys)],
         [
             [
                 f"{x:.2f}".rstrip("0").rstrip("."),
                 duration(entry.get("time_s")),
                 count(entry.get("version")),
-                count(entry.get("owners")),
-                measure(entry.get("train_loss")),
+                *(write(entry.get(name)) for name, (_, write) in more.items()),
                 *(measure(_value(entry, key)) for key in keys),
             ]
             for x, entry in shown

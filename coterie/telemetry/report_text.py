@@ -19,9 +19,10 @@ from coterie.telemetry.report_facts import (
     entries,
     headline,
     rows,
+    run_label,
     section,
-    system_label,
 )
+from coterie.telemetry.report_rounds import protection_lines, rounds_lines
 
 __all__ = ["tables"]
 
@@ -88,13 +89,13 @@ def _cell(score: Score) -> Text:
 
 def _title(report: Report) -> str:
     name = section(report, "dataset").get("name")
-    system = system_label(str(report.get("system") or "Results"))
+    system = run_label(report, "Results")
     return f"{system} on {name}" if name else system
 
 
 def _facts(report: Report) -> list[tuple[str, str]]:
     total = costs(report)
-    found = []
+    found = [*protection_lines(report), *rounds_lines(report)]
     if total.bytes_total is not None:
         sent = f"{volume(total.bytes_total)} in {count(total.calls)} calls"
         found.append(

@@ -1,0 +1,48 @@
+"""What the page of a report is made of: sections with figures, facts and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from coterie.telemetry import plots
+
+__all__ = ["Fact", "Section", "Table"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of texts; the first column heads its rows."""
+
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+    numeric: bool = True
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A single figure with its name, and in ``note`` what it is measured against."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+@dataclass
+class Section:
+    """A part of the page; empty ones are not shown."""
+
+    name: str
+    short: str
+    title: str
+    lead: str = ""
+    figures: list[plots.Plot] = field(default_factory=list)
+    more_figures: list[plots.Plot] = field(default_factory=list)
+    facts: list[Fact] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    folded: list[Table] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.figures or self.facts or self.tables or self.folded)
