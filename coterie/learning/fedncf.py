@@ -49,6 +49,9 @@ AGGREGATIONS = ("simple", "fedavg", "mf-fedavg")
 TOUCHES = ("exact", "once")
 LOCAL_OPTIMISERS = ("sgd", "adam")
 
+_CLOSED = np.float32(1e3)
+"""Taken from the scores of closed items: more than any score, and little enough to keep their order."""
+
 _MODEL, _PRIVATE = 0, 1
 """First element of the key under which each use of a seed draws; `coterie.learning.fedncf_local` has 2."""
 
@@ -396,8 +399,13 @@ def scores(
     embedding: NDArray[np.float32],
     settings: FedNcfSettings,
     candidates: NDArray[np.integer] | None = None,
+    *,
+    allowed: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.float32]:
     """Return the scores of some participants for some items; the higher the better.
+
+    Items that are closed for a participant's group come after all that are open to it.  Its embedding has never met
+    them, not even as negatives, so that their scores mean nothing beside the others.
 
     Parameters
     ----------
@@ -407,9 +415,15 @@ def scores(
     settings : FedNcfSettings
     candidates : ndarray of int, shape (users, n), optional
         Each user's items; all items for everybody if left out.
+    allowed : ndarray of bool, shape (n_items,), optional
+        Items that are open to the group of these participants.
 
     Returns
     -------
     ndarray of float32, shape (users, n) or (users, n_items)
     """
-    return ncf.scores(settings.architecture, model["items"], model["network"], embedding, candidates)
+    found = ncf.scores(settings.architecture, model["items"], model["network"], embedding, candidates)
+    if allowed is not None:
+        closed = ~allowed
+        found -= _CLOSED * (closed if candidates is None else closed[candidates])
+    return found

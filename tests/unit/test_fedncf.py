@@ -370,6 +370,20 @@ def test_scaffold_keeps_a_control_variate_with_the_participant_and_its_mean_with
         np.testing.assert_allclose(model["control"], private.control.mean(axis=0), atol=1e-5)
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_closed_items_come_last_in_the_order_of_their_scores(model):
+    options = make(model)
+    shared, private = initial(options, ITEMS, 1), initial_private(options, KEYS)
+    allowed = np.arange(ITEMS) % 3 > 0
+    plain = scores(shared, private.embedding, options)
+    found = scores(shared, private.embedding, options, allowed=allowed)
+    np.testing.assert_array_equal(found[:, allowed], plain[:, allowed])
+    assert found[:, ~allowed].max() < found[:, allowed].min()
+    candidates = np.tile([4, 3, 0, 1], (6, 1))
+    some = scores(shared, private.embedding, options, candidates, allowed=allowed)
+    np.testing.assert_allclose(some, found[:, [4, 3, 0, 1]], rtol=1e-5)
+
+
 def test_private_state_goes_slot_by_slot():
     options = make(scaffold=True)
     private = initial_private(options, KEYS)
