@@ -17,6 +17,7 @@ from coterie.simulate.watch import Violation
 __all__ = ["main"]
 
 _PART = 200
+_SAY_EVERY = 5000
 
 
 def _some(secure_sum: str, seeds: range) -> tuple[Counter[str], list[Found]]:
@@ -62,7 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     work = partial(_some, options.sum)
     with ProcessPoolExecutor(options.jobs) as pool:
         for counted, found in (pool.map if options.jobs > 1 else map)(work, parts):
-            total += counted
+            before, total = total["schedules"], total + counted
+            if before // _SAY_EVERY < total["schedules"] // _SAY_EVERY:
+                print(f"{total['schedules']:,} schedules, {failed} failed", file=sys.stderr)
             for one in found:
                 failed += 1
                 print(f"\n{one}", file=sys.stderr)

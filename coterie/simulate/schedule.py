@@ -51,8 +51,8 @@ class Scenario:
             members = rng.choice((1, 2, 3, 3, 4, 5))
             rounds = rng.choice((2, 3, 4))
         else:
-            members = rng.choice((2, 3, 4, 4, 5, 5, 6))
-            rounds = rng.choice((1, 2, 2, 3))
+            members = rng.choice((2, 3, 3, 4, 4, 5, 6))
+            rounds = rng.choice((1, 1, 2, 3))
         users = [1 if secure_sum == "masked" else rng.choice((1, 1, 1, 2, 5)) for _ in range(members)]
         hosts: list[list[int]] = []
         for one in users:

@@ -70,9 +70,10 @@ def acts_before_it_saves(state, event):
 
 def closes_below_the_floor(state, event):
     after, effects = cos.advance(state, event)
-    if after.phase is cos.Phase.ABANDONED and after.step is Step.SUBMIT and after.arrived:
+    ended = after.phase is cos.Phase.ABANDONED and not state.phase.ended
+    if ended and isinstance(event, cos.Tick) and after.step is Step.SUBMIT and after.arrived:
         closed = {**state.closed, Step.SUBMIT: after.arrived}
-        after = dataclasses.replace(after, phase=cos.Phase.UNMASK, reason="", closed=closed)
+        after = dataclasses.replace(state, phase=cos.Phase.UNMASK, closed=closed)
         return after, [cos.Save(Step.SUBMIT), cos.Unmask()]
     return after, effects
 
