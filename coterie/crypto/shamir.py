@@ -82,15 +82,20 @@ def weights(points: Sequence[int]) -> tuple[int, ...]:
     return _weights(tuple(points))
 
 
-def reconstruct(shares: Mapping[int, int]) -> int:
+def reconstruct(shares: Mapping[int, int], among: tuple[int, ...] = ()) -> int:
     """Return the value at 0 of the polynomial through these shares, in [0, PRIME).
 
     Parameters
     ----------
     shares : mapping
         Point to share; exactly as many as the threshold.
+    among : tuple of int, optional
+        These points and one more, in the same order: where many secrets are reconstructed from nearly the same holders,
+        the weights follow from those of all of them, which are remembered.
     """
-    return sum(map(int.__mul__, weights(tuple(shares)), shares.values())) % PRIME
+    points = tuple(shares)
+    found = weights(points) if len(among) != len(points) + 1 else _without(among, points)
+    return sum(map(int.__mul__, found, shares.values())) % PRIME
 
 
 def interpolate(shares: Mapping[int, int], x: int) -> int:
@@ -141,6 +146,17 @@ def _unpack(packed: int, count: int, room: int) -> tuple[int, ...]:
 def _weights(points: tuple[int, ...]) -> tuple[int, ...]:
     _require_points(points)
     return _lagrange(points)
+
+
+def _without(among: tuple[int, ...], points: tuple[int, ...]) -> list[int]:
+    """Return the weights of points from those of one more: each loses its factor of that one."""
+    (left,) = set(among).difference(points)
+    inverse = pow(left, -1, PRIME)
+    return [
+        weight * ((left - x) * inverse % PRIME)
+        for x, weight in zip(among, _weights(among), strict=True)
+        if x != left
+    ]
 
 
 def _lagrange(points: Sequence[int]) -> tuple[int, ...]:

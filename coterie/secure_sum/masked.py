@@ -263,8 +263,10 @@ class MaskedServer:
         minus: list[bytes] = []
         adverts = self._adverts(plan, closed)
         submitted = closed[Step.SUBMIT]
+        # Where the graph is complete, the first shares of all secrets come from these, less the secret's owner.
+        pool = tuple(sorted(closed[Step.UNMASK]))[: plan.threshold + 1]
         for secret in self._revealed(plan, closed):
-            value = _reconstruct(plan, secret, wrong)
+            value = _reconstruct(plan, secret, pool, wrong)
             own = plan.members[secret.member].participant
             if secret.kind == "seed":
                 minus.append(masking.own_mask_key(value, plan.hash, own))
@@ -481,7 +483,7 @@ def _has_public(public: bytes) -> Callable[[bytes], bool]:
     return lambda secret: masking.public_of(secret) == public
 
 
-def _reconstruct(plan: SumPlan, secret: _Secret, wrong: set[int]) -> bytes:
+def _reconstruct(plan: SumPlan, secret: _Secret, pool: tuple[int, ...], wrong: set[int]) -> bytes:
     """Return a secret; adds to ``wrong`` those whose shares were found not to fit.
 
     Raises
@@ -498,8 +500,10 @@ def _reconstruct(plan: SumPlan, secret: _Secret, wrong: set[int]) -> bytes:
             tuple(sorted(wrong)),
         )
     for attempt, chosen in enumerate(_subsets(plan, secret.member, holders)):
-        points = {holder + 1: secret.shares[holder] for holder in sorted(chosen)}
-        value = shamir.reconstruct(points)
+        chosen = sorted(chosen)
+        points = {holder + 1: secret.shares[holder] for holder in chosen}
+        among = tuple(holder + 1 for holder in pool) if set(pool).issuperset(chosen) else ()
+        value = shamir.reconstruct(points, among)
         if value < 1 << 8 * shamir.SECRET_BYTES:
             found = value.to_bytes(shamir.SECRET_BYTES)
             if secret.fits(found):

@@ -16,7 +16,7 @@ from coterie.crypto.masking import Keystream, RoundKey, add_masks
 from coterie.crypto.verification import VerificationError
 
 P = 2**256 + 297
-CHUNK = 1 << 16
+CHUNK = masking._CHUNK
 
 keys = st.binary(min_size=32, max_size=32)
 

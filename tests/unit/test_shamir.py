@@ -60,6 +60,18 @@ def test_every_share_lies_on_the_polynomial_through_threshold_others(sharing):
         assert lagrange(first, holder) == share[0] == shamir.interpolate(first, holder)
 
 
+@given(shared(), st.data())
+@settings(deadline=None, max_examples=30)
+def test_nearly_the_same_holders_give_the_secret_by_the_weights_of_all_of_them(sharing, data):
+    threshold, holders, values = sharing
+    shares = dict(zip(holders, shamir.split(values, threshold, holders), strict=True))
+    among = tuple(holders[: threshold + 1])
+    left = data.draw(st.sampled_from(among))
+    some = {x: shares[x][0] for x in among if x != left}
+    if len(some) == threshold:
+        assert shamir.reconstruct(some, among) == int.from_bytes(values[0])
+
+
 @given(secrets, secrets, st.integers(2, 20))
 @settings(deadline=None, max_examples=30)
 def test_one_share_too_few_fits_every_secret(secret, other, threshold):
