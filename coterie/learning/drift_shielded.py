@@ -1,0 +1,198 @@
+r"""DRIFT, shielded form: the orchestrator sees neither who asked for what, nor a single user's gradient.
+
+The user's row :math:`v_u` stays with the user, who takes it along to each owner that it visits.  An owner computes its
+blocks' gradients with the mathematics of `coterie.learning.drift`, moves :math:`v_u` from block to block, and *holds*
+the items' gradients back until enough users have contributed to a row.  Now and then the orchestrator opens a
+*window*: owners hand over the rows that may leave, as one vector over all items whose sum steps :math:`\Psi`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.learning.blocks import Block, BlockBuilder, Stream
+from coterie.learning.drift import DriftSettings, Rows, gradients, initial, wanted
+
+__all__ = ["HeldRows", "Visited", "run_shielded", "visit"]
+
+_ORDER = 3
+"""First element of the key under which the order of visits is drawn; `coterie.learning.drift` has lower ones."""
+
+
+@dataclass
+class HeldRows:
+    """Item gradients that an owner holds back, and who contributed to each row.
+
+    Parameters
+    ----------
+    n_items, dim : int
+        Of the model; rows of items that are not the owner's stay zero.
+    """
+
+    n_items: int
+    dim: int
+    gradient: NDArray[np.float32] = field(init=False)
+    contributors: dict[int, set[int]] = field(default_factory=dict)
+    """Distinct users by item."""
+
+    def __post_init__(self) -> None:
+        self.gradient = np.zeros((self.n_items, self.dim), np.float32)
+
+    def add(self, user: int, items: NDArray[np.integer], gradient: NDArray[np.float32]) -> None:
+        """Add one user's gradient of some rows; (n,) items, none twice, and (n, d) values."""
+        self.gradient[items] += gradient
+        for item in items.tolist():
+            self.contributors.setdefault(item, set()).add(user)
+
+    def release(self, k_min: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Take out the rows to which at least ``k_min`` users contributed.
+
+        Returns
+        -------
+        items : ndarray of int32, shape (n,)
+            Ascending.
+        gradient : ndarray of float32, shape (n, d)
+        """
+        ready = [item for item, users in self.contributors.items() if len(users) >= k_min]
+        items = np.array(sorted(ready), np.int32)
+        gradient = self.gradient[items]
+        self.gradient[items] = 0
+        for item in ready:
+            del self.contributors[item]
+        return items, gradient
+
+    def __len__(self) -> int:
+        """Return how many rows are held."""
+        return len(self.contributors)
+
+
+@dataclass(frozen=True)
+class Visited:
+    r"""What a visit of a user to an owner made.
+
+    Parameters
+    ----------
+    step : ndarray of float32, shape (d,)
+        To be added to the user's row, the paper's :math:`-\alpha \nabla v_u` over all blocks.
+    loss : float
+        Sum over the blocks.
+    blocks : int
+    """
+
+    step: NDArray[np.float32]
+    loss: float
+    blocks: int
+
+
+def visit(
+    blocks: Sequence[Block],
+    row: NDArray[np.float32],
+    Psi: NDArray[np.float32],
+    settings: DriftSettings,
+    held: HeldRows,
+) -> Visited:
+    """Learn from one user's blocks at an owner: the user's row moves from block to block, items are held back.
+
+    Parameters
+    ----------
+    blocks : sequence of Block
+        All of one user.
+    row : ndarray of float32, shape (d,)
+        The user's row when it comes.
+    Psi : ndarray of float32, shape (I, d)
+        As the owner has it; only rows of its own items are read.
+    settings : DriftSettings
+    held : HeldRows
+        Changed in place.
+    """
+    moving, loss = row.astype(np.float32, copy=True), 0.0
+    for block in blocks:
+        users, items = wanted([block])
+        update = gradients(
+            [block],
+            Rows(users, items, moving[None, :], Psi[items]),
+            settings.ridge,
+            item_bias=settings.item_bias,
+        )
+        moving -= np.float32(settings.rate) * update.user_gradient[0]
+        held.add(block.user, items, update.item_gradient)
+        loss += update.loss
+    return Visited(moving - row, loss, len(blocks))
+
+
+def run_shielded(
+    streams: Sequence[Stream],
+    n_users: int,
+    n_items: int,
+    settings: DriftSettings,
+    *,
+    epochs: int,
+    seed: int,
+    k_min: int = 5,
+    window: int = 64,
+    on_epoch: Callable[[int, NDArray[np.float32], NDArray[np.float32], float], None] | None = None,
+) -> tuple[NDArray[np.float32], NDArray[np.float32], int]:
+    """Train over several owners in one process.
+
+    Parameters
+    ----------
+    streams : sequence of Stream
+        One per owner.
+    n_users, n_items : int
+    settings : DriftSettings
+        ``theta`` is not used.
+    epochs, seed : int
+    k_min : int
+        Fewest distinct users behind a row that leaves an owner.
+    window : int
+        Visits between two windows.
+    on_epoch : callable, optional
+        As in `coterie.learning.drift_reference.run_in_process`.
+
+    Returns
+    -------
+    Upsilon : ndarray of float32, shape (n_users, d)
+    Psi : ndarray of float32, shape (n_items, d)
+    dropped : int
+        Rows that were still held at the end.
+    """
+    Upsilon, Psi = initial(n_users, n_items, settings, seed)
+    blocks: list[dict[int, list[Block]]] = []
+    for stream in streams:
+        builder = BlockBuilder()
+        interactions = zip(stream.user.tolist(), stream.item.tolist(), stream.positive.tolist(), strict=True)
+        made = [block for one in interactions if (block := builder.add(*one)) is not None] + builder.flush()
+        by_user: dict[int, list[Block]] = {}
+        for block in made:
+            by_user.setdefault(block.user, []).append(block)
+        blocks.append(by_user)
+    held = [HeldRows(n_items, settings.dim) for _ in streams]
+    visits = [(user, owner) for owner, by_user in enumerate(blocks) for user in by_user]
+    since = 0
+    for epoch in range(1, epochs + 1):
+        loss, count = 0.0, 0
+        order = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_ORDER, epoch))).permutation(
+            len(visits)
+        )
+        for place in order.tolist():
+            user, owner = visits[place]
+            visited = visit(blocks[owner][user], Upsilon[user], Psi, settings, held[owner])
+            Upsilon[user] += visited.step
+            loss, count, since = loss + visited.loss, count + visited.blocks, since + 1
+            if since >= window:
+                since = 0
+                _step(Psi, held, k_min, settings.rate)
+        _step(Psi, held, k_min, settings.rate)
+        if on_epoch is not None:
+            on_epoch(epoch, Upsilon, Psi, loss / count if count else float("nan"))
+    return Upsilon, Psi, sum(map(len, held))
+
+
+def _step(Psi: NDArray[np.float32], held: Sequence[HeldRows], k_min: int, rate: float) -> None:
+    for one in held:
+        items, gradient = one.release(k_min)
+        Psi[items] -= np.float32(rate) * gradient
