@@ -20,6 +20,8 @@ __all__ = ["Effect", "Journal", "Keep", "MemberRound", "Send", "SitOut", "Train"
 
 _BEFORE_SUBMIT = (Step.ADVERTISE, Step.SHARE)
 
+_HASH_BYTES = 32
+
 _MOST_REVEALS = 2
 """How often a sum of one purpose over one model version may be revealed: more could be subtracted from one another."""
 
@@ -33,7 +35,8 @@ class Journal:
     joined : int
         Number of the last round that it joined; a number at or below it is refused.
     contribution : bytes
-        What it submitted in that round, until the round is closed; empty when it has not.
+        Hash of that round's plan, 32 bytes, and behind it what it submitted under this plan, until the round is
+        closed; empty when it has not.
     model_sha256 : bytes
         The model version for which it last answered UNMASK.
     reveals : tuple of str
@@ -105,10 +108,17 @@ class MemberRound:
             self.reason = f"round {self.plan.round} is not above {self.journal.joined}, the last one joined"
         elif self.journal.joined == self.plan.round:
             # A restart: the secrets of this round are gone.
-            if self.journal.contribution:
-                self._answers[Step.SUBMIT] = self.journal.contribution
-            else:
+            plan_hash, message = (
+                self.journal.contribution[:_HASH_BYTES],
+                self.journal.contribution[_HASH_BYTES:],
+            )
+            if not message:
                 self.reason = f"restarted in round {self.plan.round} before its contribution was safe"
+            elif plan_hash != self.plan.hash:
+                # A server that was restored from a backup uses the number again.
+                self.reason = f"round {self.plan.round} was joined under another plan"
+            else:
+                self._answers[Step.SUBMIT] = message
 
     def asked(self, step: Step, briefing: bytes) -> list[Effect]:
         """Answer a step that the server asks for."""
@@ -148,7 +158,7 @@ class MemberRound:
         except Declined as declined:
             return self._sit_out(str(declined))
         self._answers[Step.SUBMIT] = message
-        self.journal = replace(self.journal, contribution=message)
+        self.journal = replace(self.journal, contribution=self.plan.hash + message)
         return [Keep(self.journal), Send(Step.SUBMIT, message)]
 
     def failed(self, reason: str) -> list[Effect]:

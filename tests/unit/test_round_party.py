@@ -75,7 +75,8 @@ def test_a_member_of_a_clear_sum_joins_before_it_trains():
     one = member()
     assert one.asked(Step.SUBMIT, b"b") == [Keep(Journal(joined=7)), Train()]
     message = b"1 submit b"
-    assert one.trained(CODES) == [Keep(Journal(joined=7, contribution=message)), Send(Step.SUBMIT, message)]
+    kept = Journal(joined=7, contribution=one.plan.hash + message)
+    assert one.trained(CODES) == [Keep(kept), Send(Step.SUBMIT, message)]
 
 
 def test_joining_forgets_the_contribution_of_an_older_round_and_keeps_the_reveals():
@@ -187,7 +188,7 @@ def test_after_a_restart_the_same_bytes_are_sent_and_nothing_is_revealed():
     one = member()
     through(one, Step.CONFIRM)
     again = member(one.journal)
-    message = one.journal.contribution
+    message = b"1 submit b"
     assert again.asked(Step.SUBMIT, b"b") == [Send(Step.SUBMIT, message)]
     assert again.asked(Step.CONFIRM, b"b") == [SitOut("restarted in round 7: its secrets are gone")]
     assert again.asked(Step.UNMASK, b"b") == []
@@ -208,7 +209,18 @@ def test_an_old_question_that_was_late_does_not_keep_a_restarted_member_from_sen
     through(one, Step.CONFIRM)
     again = member(one.journal)
     assert again.asked(step, b"b") == []
-    assert again.asked(Step.SUBMIT, b"b") == [Send(Step.SUBMIT, one.journal.contribution)]
+    assert again.asked(Step.SUBMIT, b"b") == [Send(Step.SUBMIT, b"1 submit b")]
+
+
+@pytest.mark.parametrize("other", [{"model": b"n" * 32}, {"purpose": "evaluate"}])
+def test_a_contribution_is_not_sent_under_another_plan_of_the_same_number(other):
+    """A server restored from a backup begins a round once more."""
+    one = member()
+    through(one, Step.CONFIRM)
+    again = member(one.journal, **other)
+    assert again.reason == "round 7 was joined under another plan"
+    assert all(again.asked(step, b"b") == [] for step in Step)
+    assert Half.made == 1
 
 
 def test_a_closed_round_is_forgotten_and_answers_nothing():
