@@ -1,8 +1,8 @@
 """Canaries: private values that can be recognised wherever they turn up.
 
-A test plants them (user names, item keys, runs of sealed records, rows of factors, secret keys) and searches
-every byte that a party received, stored, logged or exposed.  Each canary is looked for as it is and in the
-notations that logs use: hexadecimal and base64.
+A test plants them (user names, item keys, runs of sealed records, lists of items, rows of factors and of private
+state, contributions, secret keys) and searches every byte that a party received, stored, logged or exposed.  Each
+canary is looked for as it is and in the notations that logs use: hexadecimal and base64.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ __all__ = ["Canary", "CanaryKit", "PatternSearch", "pack_records"]
 _RECORD = np.dtype([("item", "<u4"), ("flag", "u1")])
 _RUN = 3
 """Records, ids or numbers in a row that make a canary: fewer occur by chance."""
+_LIST_RUN = 4
+"""Indices of items in a row, without a gap of one between any two: what is counted off stands everywhere."""
+_CODES_RUN = 8
+"""Codes in a row that all differ from the code of zero: small numbers are often the same."""
 _ANCHOR = 4
 _SLICE = 1 << 22
 
@@ -221,19 +225,104 @@ class CanaryKit:
             window = slice(first, first + _RUN)
             self.plant(kind, pack_records(items[window], flags[window]), holders)
 
-    def rows(self, kind: str, rows: npt.ArrayLike, holders: Collection[str] | None = None) -> None:
-        """Search for rows of factors or gradients by the bits of their first three numbers.
+    def item_lists(
+        self,
+        items: Sequence[int] | npt.NDArray[np.integer],
+        holders: Collection[str] | None = None,
+        *,
+        kind: str = "history",
+    ) -> int:
+        """Search for a user's items as arrays hold them: every four in a row, as uint32 and as int64.
+
+        Ascending and in the order given.  Four that follow each other closely also stand in lists that count items
+        off, so those are left out.  Every run is some twenty patterns: of a large data set plant some users.
+
+        Parameters
+        ----------
+        items : sequence of int
+            Indices in the model, in the order of the user's records.
+        holders : collection of str, optional
+            The only parties that may hold them: the user's host.
+        kind : str
+            ``"history"``, or ``"user_items"``.
+
+        Returns
+        -------
+        int
+            How many runs are searched for; 0 for a user whose items tell nothing.
+        """
+        given = np.asarray(items, np.int64)
+        runs = {
+            tuple(order[first : first + _LIST_RUN].tolist())
+            for order in (given, np.sort(given))
+            for first in range(len(order) - _LIST_RUN + 1)
+        }
+        telling = sorted(run for run in runs if np.abs(np.diff(run)).min() > 1)
+        for run in telling:
+            for dtype in ("<u4", "<i8"):
+                self.plant(kind, np.array(run, dtype).tobytes(), holders)
+        return len(telling)
+
+    def codes(
+        self,
+        kind: str,
+        codes: npt.NDArray[np.uint32],
+        zero: npt.ArrayLike,
+        holders: Collection[str] | None = None,
+    ) -> int:
+        """Search for a contribution as it travels in clear: eight codes in a row, none of which stands for zero.
 
         Parameters
         ----------
         kind : str
-            ``"user_factor"``, ``"item_gradient"``, ...
+            ``"user_update"``, ``"host_update"``.
+        codes : ndarray of uint32, shape (size,)
+            Before masking, in the order of the layout.
+        zero : array_like of int, scalar or shape (size,)
+            The codes of a contribution that changes nothing.
+        holders : collection of str, optional
+            The only parties that may hold it.
+
+        Returns
+        -------
+        int
+            How many runs are searched for; they do not overlap.
+        """
+        moved = np.asarray(codes) != np.asarray(zero)
+        found, first = 0, 0
+        while first + _CODES_RUN <= len(codes):
+            run = slice(first, first + _CODES_RUN)
+            if moved[run].all():
+                self.plant(kind, np.asarray(codes[run], "<u4").tobytes(), holders)
+                found += 1
+                first += _CODES_RUN
+            else:
+                # Behind the last of them that stands for zero.
+                first += int(np.flatnonzero(~moved[run])[-1]) + 1
+        return found
+
+    def rows(self, kind: str, rows: npt.ArrayLike, holders: Collection[str] | None = None) -> None:
+        """Search for rows of factors, gradients or private state by the bits of their first three numbers.
+
+        Rows that are still zero, as moments of an optimiser before its first step, are refused: zeros are everywhere.
+
+        Parameters
+        ----------
+        kind : str
+            ``"user_factor"``, ``"item_gradient"``, ``"private_state"``, ...
         rows : array_like of float, shape (n, d), d >= 3
             As float32 on the wire and in stores.
         holders : collection of str, optional
             The only parties that may hold them.
+
+        Raises
+        ------
+        ValueError
+            When a row begins with three zeros.
         """
         for row in np.atleast_2d(np.asarray(rows, dtype="<f4")):
+            if not row[:_RUN].any():
+                raise ValueError(f"a row of {kind} that begins with zeros occurs by chance; leave it out")
             self.plant(kind, row[:_RUN].tobytes(), holders)
 
     def factors(

@@ -466,6 +466,74 @@ def test_the_same_seed_makes_the_same_canaries_and_another_seed_others():
     )
 
 
+def test_a_history_is_found_in_arrays_of_indices_in_either_order_and_width():
+    kit = CanaryKit(0)
+    items = [812, 40, 977, 311, 650]
+    assert kit.item_lists(items, holders=[CLIENT]) == 4
+    for dtype in ("<u4", "<i8"):
+        for order in (items, sorted(items)):
+            for four in (order[:4], order[1:]):
+                assert kit.search(b"..." + np.array(four, dtype).tobytes() + b"...") == {"history"}
+            assert kit.search(np.array(order[:3], dtype).tobytes()) == set()
+    # Another user has the same items, and never four of them in a row.
+    assert kit.search(np.array([812, 40, 977, 1, 311, 650], "<u4").tobytes()) == set()
+
+
+def test_items_that_are_counted_off_are_no_history():
+    kit = CanaryKit(0)
+    assert kit.item_lists([3, 4, 5, 6, 7]) == 0
+    assert kit.item_lists([1, 2]) == 0
+    assert kit.item_lists([10, 20, 30, 31, 40, 50, 60, 70]) == 2
+    assert kit.search(np.arange(1000, dtype="<u4").tobytes()) == set()
+    assert kit.search(np.array([40, 50, 60, 70], "<u4").tobytes()) == {"history"}
+
+
+def test_a_contribution_in_clear_is_found_and_its_masked_form_is_not():
+    rng = np.random.default_rng(0)
+    zero = np.repeat(np.array([2**15, 1], np.uint32), [300, 20])
+    codes = zero.copy()
+    codes[12:36] += rng.integers(1, 900, 24).astype(np.uint32)
+    codes[100:107] += np.uint32(5)
+    kit = CanaryKit(0)
+    assert kit.codes("user_update", codes, zero, holders=[CLIENT]) == 3
+    assert kit.search(codes.astype("<u4").tobytes()) == {"user_update"}
+    masked = codes + rng.integers(0, 2**32, len(codes), dtype=np.uint32)
+    assert kit.search(masked.astype("<u4").tobytes()) == set()
+    assert kit.search(zero.astype("<u4").tobytes()) == set()
+    # Runs of their own each: a part that was cut out is found, too.
+    assert kit.search(codes[20:28].astype("<u4").tobytes()) == {"user_update"}
+
+
+def test_a_contribution_that_changes_nothing_is_no_canary():
+    kit = CanaryKit(0)
+    assert kit.codes("user_update", np.full(64, 2**15, np.uint32), 2**15) == 0
+    assert kit.codes("user_update", np.zeros(3, np.uint32), 2**15) == 0
+    assert kit.canaries == ()
+
+
+def test_private_state_is_found_in_the_file_that_a_host_keeps_it_in(tmp_path):
+    kit = CanaryKit(0)
+    state = kit.factors("private_state", 5, 12, holders=[CLIENT])
+    np.save(tmp_path / "p_u.npy", state)
+    search = Audit(kit, system="fedncf", form="users", secure_sum="masked")
+    assert search.audit_tree(CLIENT, tmp_path) == {"private_state"}
+    assert search.result().violations == ()
+    for other in ("client/host-1", COS, OWNER, THIRD, "operator/operator"):
+        assert search.audit_tree(other, tmp_path) == {"private_state"}
+    assert {one.party for one in search.result().violations} == {
+        "client/host-1",
+        COS,
+        OWNER,
+        THIRD,
+        "operator/operator",
+    }
+
+
+def test_state_that_is_still_zero_is_refused_as_a_canary():
+    with pytest.raises(ValueError, match="by chance"):
+        CanaryKit(0).rows("private_state", np.zeros((2, 12)))
+
+
 def test_canaries_that_would_occur_by_chance_are_refused():
     with pytest.raises(ValueError, match="by chance"):
         Canary("secret_key", b"short")
