@@ -6,7 +6,7 @@ Its numbers are those that the services come to with the same seed, and its repo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,9 @@ _VALID_S = 7 * 24 * 3600
 See = Callable[[wire.WatchRunResponse], None]
 """Takes an event, as a watcher of the services does."""
 
+Evaluated = Callable[[Training, Sequence[HostSide]], None]
+"""Takes the state of a run and its hosts."""
+
 
 @dataclass(frozen=True)
 class InProcess:
@@ -54,7 +57,15 @@ class InProcess:
     hosts: list[HostSide]
 
 
-def train_in_process(settings: RunSettings, feed: Feed, *, run_id: str, seed: int, see: See) -> InProcess:
+def train_in_process(
+    settings: RunSettings,
+    feed: Feed,
+    *,
+    run_id: str,
+    seed: int,
+    see: See,
+    on_evaluation: Evaluated | None = None,
+) -> InProcess:
     """Train a rounds-based system in this process.
 
     Parameters
@@ -65,6 +76,9 @@ def train_in_process(settings: RunSettings, feed: Feed, *, run_id: str, seed: in
     seed : int
     see : callable
         Sees each event.
+    on_evaluation : callable, optional
+        Is given the hosts after each evaluation, in the order of `InProcess.hosts`: what is known of single users is
+        there and in no event.
 
     Raises
     ------
@@ -95,7 +109,13 @@ def train_in_process(settings: RunSettings, feed: Feed, *, run_id: str, seed: in
     groups = len(Conductor(plan, population, server(0), half).groups)
     record = _Record(Conductor(plan, population, server(groups), half), len(feed.dataset.items), see)
     record.began()
-    trained = train(plan, server, half, hosts, on_evaluation=record.evaluated, on_round=record.round_ended)
+
+    def evaluated(state: Training, arrays: Arrays) -> None:
+        record.evaluated(state, arrays)
+        if on_evaluation is not None:
+            on_evaluation(state, sides)
+
+    trained = train(plan, server, half, hosts, on_evaluation=evaluated, on_round=record.round_ended)
     return InProcess(record.known(trained.state), trained, sides)
 
 
