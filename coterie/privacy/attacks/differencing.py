@@ -1,0 +1,126 @@
+"""Differencing: two sums whose participants differ by one leave that participant's contribution.
+
+Exactly so when everybody else contributed the same both times; otherwise with what changed in between, which the
+attacker averages out over the pairs that it finds.  A COS can ask for such a pair, and dropouts make them for nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.privacy.attacks.rounds import RoundView, known_slots
+from coterie.privacy.attacks.scoring import Truth, mean_auc
+
+__all__ = ["Difference", "DifferencingReport", "differences", "report"]
+
+_PAIRS_EACH = 8
+"""Pairs taken for each participant and sum: enough to average over, and bounded however many rounds there were."""
+
+
+@dataclass(frozen=True, eq=False)
+class Difference:
+    """What one participant contributed, by two sums.
+
+    Attributes
+    ----------
+    slot : int
+        The participant.
+    versions : tuple of int
+        Of the models of the sum with it and of the one without.
+    rows : ndarray of float32, shape (I, d), optional
+    touched : ndarray of float32, shape (I,), optional
+    """
+
+    slot: int
+    versions: tuple[int, int]
+    rows: npt.NDArray[np.float32] | None
+    touched: npt.NDArray[np.float32] | None
+
+
+class DifferencingReport(TypedDict):
+    """AUC over the items of the participants that pairs of sums single out; None where there is none.
+
+    ``exposed`` is their share of all participants, ``pairs`` how many pairs there are, ``same_version`` how many
+    of them are of one version of the model, where the difference may be exact.
+    """
+
+    auc: float | None
+    popularity_auc: float | None
+    exposed: float
+    pairs: int
+    same_version: int
+
+
+def differences(views: Sequence[RoundView], n_users: int) -> Iterator[Difference]:
+    """Find the pairs of sums that differ by one participant.
+
+    Parameters
+    ----------
+    views : sequence of RoundView
+    n_users : int
+        Slots are below.
+
+    Yields
+    ------
+    Difference
+        For each sum and each of its participants, over sums of all the others: those of the nearest versions.
+    """
+    # Equal sets have equal sums of random numbers; others do once in 2^63.
+    rng = np.random.default_rng(0)
+    mark = rng.integers(0, 2**63, n_users, dtype=np.uint64)
+    names = [int(np.bitwise_xor.reduce(mark[view.slots])) for view in views]
+    by_name: dict[int, list[RoundView]] = defaultdict(list)
+    for name, view in zip(names, views, strict=True):
+        by_name[name].append(view)
+    for name, view in zip(names, views, strict=True):
+        for slot in view.slots.tolist():
+            others = by_name.get(name ^ int(mark[slot]), [])
+            near = sorted(others, key=lambda other: abs(other.version - view.version))[:_PAIRS_EACH]
+            for other in near:
+                yield Difference(
+                    slot,
+                    (view.version, other.version),
+                    None if view.rows is None or other.rows is None else view.rows - other.rows,
+                    None if view.touched is None or other.touched is None else view.touched - other.touched,
+                )
+
+
+def report(views: Iterable[RoundView], truth: Truth) -> DifferencingReport:
+    """Attack the participants that pairs of sums single out.
+
+    Parameters
+    ----------
+    views : iterable of RoundView
+        All sums of the run.
+    truth : Truth
+        What users interacted with.
+    """
+    counts = np.zeros((truth.n_users, truth.n_items), np.float32)
+    lengths = np.zeros_like(counts)
+    seen = np.zeros(truth.n_users, np.bool_)
+    pairs = same = 0
+    for found in differences(known_slots(views, truth.n_users), truth.n_users):
+        pairs += 1
+        same += found.versions[0] == found.versions[1]
+        seen[found.slot] = True
+        if found.touched is not None:
+            counts[found.slot] += found.touched
+        if found.rows is not None:
+            length = np.linalg.norm(found.rows, axis=1)
+            lengths[found.slot] += length / max(float(length.max(initial=0)), 1e-30)
+    consumed = truth.consumed()[seen]
+    # Counts are whole numbers; lengths are below 1 for each pair and decide between equals.
+    scores = counts[seen] + (0.5 * lengths[seen] / max(pairs, 1) if counts.any() else lengths[seen])
+    return DifferencingReport(
+        auc=mean_auc(scores, consumed)[0],
+        popularity_auc=mean_auc(truth.popularity(), consumed)[0],
+        exposed=float(seen.mean()) if len(seen) else 0.0,
+        pairs=pairs,
+        same_version=same,
+    )
