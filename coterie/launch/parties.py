@@ -134,9 +134,24 @@ def lay_out(settings: RunSettings, feed: Feed, layout: Layout, *, run_id: str, s
         users = feed.write_histories(host, place.folder / "histories.csv")
         if users:
             total += users
-            values = {**common, "histories": "histories.csv", "seed": seed}
+            values = {**common, "histories": "histories.csv", "seed": seed, **_consent(settings)}
             parties.append(PartyPlan("client", name, place, users, values))
     return Laid(tuple(parties), total)
+
+
+def _consent(settings: RunSettings) -> dict[str, Any]:
+    """Return what a host is told to accept: this run's floors, where it has rounds."""
+    if settings.system == "drift":
+        return {}
+    rounds = settings.rounds
+    return {
+        "consent": {
+            "systems": [settings.system],
+            "secure_sums": [settings.secure_sum],
+            "min_cohort": rounds.min_cohort,
+            "min_sum": rounds.min_sum,
+        }
+    }
 
 
 def _owners(settings: RunSettings, feed: Feed, layout: Layout, common: dict[str, Any]) -> list[PartyPlan]:
