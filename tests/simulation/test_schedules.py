@@ -11,7 +11,7 @@ import pytest
 from coterie.simulate.faults import CHOICES, Drawn, Fault, Replayed
 from coterie.simulate.schedule import Found, Scenario, find, run
 
-CLEAR, MASKED, PART = 1800, 200, 100
+CLEAR, MASKED, PART = 1600, 400, 100
 CORPUS = sorted((Path(__file__).parent / "found").glob("*.json"))
 
 
