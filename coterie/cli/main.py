@@ -25,6 +25,7 @@ from coterie.cli.preflight import preflight
 from coterie.cli.recommend import receipt, recommend
 from coterie.cli.run import run
 from coterie.cli.serve import serve
+from coterie.cli.systems import systems
 from coterie.cli.version import version
 from coterie.errors import (
     CertificateError,
@@ -66,6 +67,7 @@ app.command(epilog=_OPERATING)(operate)
 app.add_typer(certs.app, name="certs")
 app.add_typer(config_commands.app, name="config")
 app.add_typer(data.app, name="data")
+app.command(epilog=exits())(systems)
 app.command(epilog=exits())(version)
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

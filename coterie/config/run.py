@@ -12,6 +12,7 @@ from coterie.config.base import Label, Model
 from coterie.config.fedncf import FedNcfOptions, RoundsSettings
 from coterie.evaluation.leave_one_out import metric_names
 from coterie.learning.fedncf import layout
+from coterie.rounds.combinations import combination
 
 __all__ = [
     "ChurnSettings",
@@ -195,19 +196,13 @@ class RunSettings(Model):
 
     @model_validator(mode="after")
     def _goes_together(self) -> RunSettings:
-        problems = _drift_problems(self) if self.system == "drift" else _fedncf_problems(self)
+        problems = [] if self.system == "drift" else _fedncf_problems(self)
+        together = combination(self.system, self.secure_sum)
+        if not together.allowed:
+            problems.append(f"secure_sum {self.secure_sum!r} with system {self.system!r}: {together.why}")
         if problems:
             raise ValueError("; ".join(problems))
         return self
-
-
-def _drift_problems(settings: RunSettings) -> list[str]:
-    if settings.secure_sum == "clear":
-        return []
-    return [
-        f"secure_sum {settings.secure_sum!r} needs rounds, and the published form of drift has none: each owner's "
-        "update is applied by itself; expected 'clear'"
-    ]
 
 
 def _fedncf_problems(settings: RunSettings) -> list[str]:

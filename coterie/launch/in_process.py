@@ -27,8 +27,9 @@ from coterie.secure_sum.protocol import MemberHalf
 from coterie.simulate.rounds import Outcome
 from coterie.simulate.training import LocalHost, Trained, train
 from coterie.wire.v1 import operator_pb2 as wire
+from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
-__all__ = ["InProcess", "train_in_process"]
+__all__ = ["InProcess", "train_in_process", "train_plan"]
 
 _VALID_S = 7 * 24 * 3600
 
@@ -86,22 +87,47 @@ def train_in_process(
         When the run fails; names why.
     """
     plan = run_plan(settings, run_id=run_id, seed=seed)
+    return train_plan(plan, feed, hosts=settings.federation.hosts, see=see, on_evaluation=on_evaluation)
+
+
+def train_plan(
+    plan: RunPlan, feed: Feed, *, hosts: int, see: See, on_evaluation: Evaluated | None = None
+) -> InProcess:
+    """Train by a plan, of whatever system `coterie.rounds.systems` offers.
+
+    Parameters
+    ----------
+    plan : RunPlan
+    feed : Feed
+    hosts : int
+        Hosts over which the feed's users are spread.
+    see, on_evaluation : callable
+        As for `train_in_process`.
+
+    Raises
+    ------
+    ConfigError
+        There is no such system or sum, or the settings are not the system's own.
+    RunError
+        When the run fails; names why.
+    """
     people = _People()
-    hosts, sides = [], []
-    for number in range(settings.federation.hosts):
+    local, sides = [], []
+    for number in range(hosts):
         names, holdout = feed.hosted(number)
         if not names:
             continue
         # Nothing is left from before: users' own arrays begin as they are made.
-        side = host_side(plan.system, plan.settings, holdout, key_hash(names, seed), seed, lambda made: made)
-        hosts.append(LocalHost(f"client/host-{number}", people.enrolled(len(names)), side, people.half))
+        keys = key_hash(names, plan.seed)
+        side = host_side(plan.system, plan.settings, holdout, keys, plan.seed, lambda made: made)
+        local.append(LocalHost(f"client/host-{number}", people.enrolled(len(names)), side, people.half))
         sides.append(side)
-    half = server_half(settings.secure_sum)
+    half = server_half(plan.secure_sum)
 
     def server(groups: int) -> ServerSide:
-        return server_side(settings.system, plan.settings, len(feed.dataset.items), seed, groups)
+        return server_side(plan.system, plan.settings, len(feed.dataset.items), plan.seed, groups)
 
-    ordered = sorted(hosts, key=lambda host: host.device)
+    ordered = sorted(local, key=lambda host: host.device)
     population = Population(
         [one for host in ordered for one in host.participants],
         [host.device for host in ordered for _ in host.participants],
@@ -115,7 +141,7 @@ def train_in_process(
         if on_evaluation is not None:
             on_evaluation(state, sides)
 
-    trained = train(plan, server, half, hosts, on_evaluation=evaluated, on_round=record.round_ended)
+    trained = train(plan, server, half, local, on_evaluation=evaluated, on_round=record.round_ended)
     return InProcess(record.known(trained.state), trained, sides)
 
 

@@ -122,7 +122,7 @@ def test_what_does_not_go_together_is_refused_with_the_reason(given: dict[str, A
 
 
 def test_a_sum_that_needs_rounds_is_refused_where_there_are_none() -> None:
-    with pytest.raises(ValueError, match="needs rounds"):
+    with pytest.raises(ValueError, match="a sum needs rounds"):
         RunSettings(secure_sum="masked")
 
 

@@ -1,0 +1,29 @@
+"""``coterie systems``: which learning system runs under which secure sum, and why not under the others."""
+
+from __future__ import annotations
+
+from coterie.cli.options import JsonOption
+from coterie.cli.output import Output
+
+__all__ = ["systems"]
+
+
+def systems(json: JsonOption = False) -> None:
+    """Show which learning system runs under which secure sum, and why not under the others.
+
+    `system` and `secure_sum` in the file of a run name them.
+    """
+    output = Output("systems", as_json=json)
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from coterie.rounds.combinations import combinations
+
+    found = combinations()
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("System", "Secure sum", "Runs", "What it gives, or why not"):
+        table.add_column(heading, no_wrap=heading != "What it gives, or why not")
+    for one in found:
+        table.add_row(one.system, one.secure_sum, "yes" if one.allowed else "no", one.why)
+    output.say(table)
+    output.finish({"systems": found})

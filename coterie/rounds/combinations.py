@@ -1,0 +1,61 @@
+"""Which system runs under which secure sum, and why not under the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coterie.rounds.systems import SUMS, SYSTEMS
+
+__all__ = ["Combination", "combination", "combinations"]
+
+_DRIFT = "drift"
+_PROTECTS = {
+    "clear": "the server sees the contribution of each party; a host adds up its users before",
+    "masked": "the server sees sums over whole cohorts, and no contribution of a single party",
+}
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A system under a secure sum.
+
+    Parameters
+    ----------
+    system, secure_sum : str
+    allowed : bool
+    why : str
+        What the sum gives, or why the two do not go together.
+    """
+
+    system: str
+    secure_sum: str
+    allowed: bool
+    why: str
+
+
+def combination(system: str, secure_sum: str) -> Combination:
+    """Return one combination; of names that nobody entered, one that is not allowed."""
+    if system == _DRIFT:
+        if secure_sum == "clear":
+            return Combination(
+                system, secure_sum, True, "asynchronous, no rounds: each owner's update in clear"
+            )
+        why = "a sum needs rounds, and the published form has none: each owner's update is applied by itself"
+        return Combination(system, secure_sum, False, why)
+    if system not in SYSTEMS:
+        return Combination(system, secure_sum, False, f"no such system; there are {', '.join(_systems())}")
+    if secure_sum not in SUMS:
+        return Combination(system, secure_sum, False, f"no such sum; there are {', '.join(SUMS)}")
+    if secure_sum not in SYSTEMS[system].sums:
+        offered = ", ".join(SYSTEMS[system].sums)
+        return Combination(system, secure_sum, False, f"the system is entered for {offered} only")
+    return Combination(system, secure_sum, True, _PROTECTS.get(secure_sum, "see the sum's own description"))
+
+
+def combinations() -> list[Combination]:
+    """Return every system under every sum."""
+    return [combination(system, secure_sum) for system in _systems() for secure_sum in SUMS]
+
+
+def _systems() -> tuple[str, ...]:
+    return (_DRIFT, *SYSTEMS)
