@@ -1,0 +1,152 @@
+"""FedNCF over real processes: the numbers of the same run in one process, in clear and masked."""
+
+import asyncio
+
+import pytest
+
+from coterie.launch import experiment
+from coterie.launch.in_process import train_in_process
+from coterie.wire.v1 import operator_pb2 as wire
+
+ROUNDS = {"cohort": 20, "group": 20, "passes": 4, "evaluate_every": 2}
+FEDNCF = {
+    "system": "fedncf",
+    "split": {"kind": "leave-last-out"},
+    "data": {"synthetic": {"users": 60, "items": 80, "interactions": 1500}},
+    "rounds": ROUNDS,
+    "federation": {"hosts": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def trained(small, federation):
+    """Return what services and one process make of the same settings: running federation, its report, in process."""
+    made = {}
+
+    def make(name, **changes):
+        if name not in made:
+            settings = small(**{**FEDNCF, **changes})
+
+            async def to_the_end():
+                async with federation(settings) as running:
+                    await running.start()
+                    return running, await running.finish()
+
+            running, report = asyncio.run(to_the_end())
+            alone = train_in_process(settings, running.feed, run_id="test", seed=0, see=lambda event: None)
+            made[name] = running, report, alone
+        return made[name]
+
+    return make
+
+
+KINDS = {
+    "hosts, clear": {},
+    "hosts, masked": {"secure_sum": "masked"},
+    "users, clear": {"rounds": {**ROUNDS, "party_per_user": True}},
+    "users, masked": {"rounds": {**ROUNDS, "party_per_user": True, "passes": 2}, "secure_sum": "masked"},
+    "neumf with exact counts, clear": {"fedncf": {"model": "neumf", "touch": "exact"}},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_services_and_one_process_come_to_equal_numbers(trained, kind):
+    _, report, alone = trained(kind, **KINDS[kind])
+    assert report["phase"] == "done"
+    for found, expected in zip(report["history"], alone.known["history"], strict=True):
+        assert {key: found[key] for key in ("epoch", "version", "users", "metrics")} == {
+            key: expected[key] for key in ("epoch", "version", "users", "metrics")
+        }
+    assert report["chosen"] == alone.known["chosen"]
+    assert len(report["history"]) == 1 + KINDS[kind].get("rounds", ROUNDS)["passes"] // 2
+
+
+def test_the_masked_sum_changes_no_number(trained):
+    _, clear, _ = trained("hosts, clear")
+    _, masked, _ = trained("hosts, masked", secure_sum="masked")
+    assert [one["metrics"] for one in masked["history"]] == [one["metrics"] for one in clear["history"]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_round_is_accounted_for_by_services_as_in_one_process(trained, kind):
+    _, report, alone = trained(kind, **KINDS[kind])
+    same = (
+        "round",
+        "purpose",
+        "pass",
+        "users",
+        "members",
+        "summed",
+        "dropped",
+        "refused",
+        "reason",
+        "version",
+    )
+    assert [{key: one[key] for key in same} for one in report["rounds"]] == [
+        {key: one[key] for key in same} for one in alone.known["rounds"]
+    ]
+    assert report["abandoned"] == 0
+    for one in report["rounds"]:
+        assert one["bytes_in"] > 0
+        assert "submit" in one["seconds"]
+        assert ("share" in one["seconds"]) == ("masked" in kind)
+
+
+def test_watchers_see_groups_asked_then_rounds_then_the_end(trained):
+    running, _, _ = trained("hosts, clear")
+    phases = [wire.RunPhase.Name(event.phase.phase) for event in running.events if event.HasField("phase")]
+    assert phases == ["RUN_PHASE_SUPPORTS", "RUN_PHASE_ROUNDS", "RUN_PHASE_DONE"]
+    rounds = [event.round.round for event in running.events if event.HasField("round")]
+    assert rounds == list(range(1, len(rounds) + 1))
+    assert [event.metrics.epoch for event in running.events if event.HasField("metrics")] == [0, 2, 4]
+
+
+def test_a_host_that_is_killed_and_started_again_loses_nothing(small, federation):
+    settings = small(**FEDNCF)
+
+    async def disturbed():
+        async with federation(settings) as running:
+            await running.start()
+            await running.until(
+                lambda event: event.HasField("round") and event.round.purpose == "train",
+                "a round of training",
+            )
+            running.kill_and_restart("client/host-1")
+            return running, await running.finish()
+
+    running, report = asyncio.run(disturbed())
+    alone = train_in_process(settings, running.feed, run_id="test", seed=0, see=lambda event: None)
+    assert report["phase"] == "done"
+    assert report["abandoned"] == 0
+    assert report["chosen"] == alone.known["chosen"]
+
+
+def test_the_server_that_is_killed_and_started_again_comes_to_the_same_numbers(small, federation):
+    settings = small(**FEDNCF, secure_sum="masked")
+
+    async def disturbed():
+        async with federation(settings) as running:
+            await running.start()
+            await running.until(
+                lambda event: event.HasField("round") and event.round.purpose == "train",
+                "a round of training",
+            )
+            running.kill_and_restart("cos/cos")
+            return running, await running.finish()
+
+    running, report = asyncio.run(disturbed())
+    alone = train_in_process(settings, running.feed, run_id="test", seed=0, see=lambda event: None)
+    assert report["phase"] == "done"
+    assert report["chosen"]["version"] == alone.known["chosen"]["version"]
+    assert report["chosen"]["metrics"] == pytest.approx(alone.known["chosen"]["metrics"], abs=1e-3)
+
+
+def test_a_whole_experiment_leaves_a_report_of_its_rounds(small, tmp_path):
+    settings = small(**FEDNCF, output=tmp_path, reference=True)
+    report, folder = asyncio.run(experiment.run(settings, "test", lambda seed, event: None))
+    assert report["metrics"]["hit_ratio@10"]["mean"] == report["chosen"]["metrics"]["hit_ratio@10"]
+    assert {"ncf", "popularity", "random"} <= report["reference"].keys()
+    assert report["protection"]["sum"] == "clear"
+    assert report["visibility"]["cos/cos"]
+    assert "Submit" in report["traffic"]
+    assert (folder / "report.html").is_file()
