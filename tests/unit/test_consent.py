@@ -1,0 +1,107 @@
+"""Consent clause by clause: what is outside is refused with the clause's words, what is inside is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from coterie.config.services import ConsentSettings
+from coterie.rounds.consent import Consent
+from coterie.secure_sum.plan import Member, SumPlan
+from coterie.wire.v1.orchestrator_pb2 import RoundsPlan, RunPlan
+
+METRICS = ("hit_ratio@10", "ndcg@10")
+OPEN = Consent(min_cohort=1, min_sum=1, experiment=True)
+"""Accepts everything."""
+
+
+def run_plan(**rounds: Any) -> RunPlan:
+    floors = {"min_cohort": 20, "min_sum": 20, "experiment": True}
+    return RunPlan(system="fedncf", secure_sum="masked", rounds=RoundsPlan(**{**floors, **rounds}))
+
+
+def sum_plan(devices: int = 3, users: int = 30, min_sum: int = 20) -> SumPlan:
+    per_device = [users // devices] * devices
+    per_device[0] += users - sum(per_device)
+    members = tuple(Member(bytes([n]) * 32, f"client/{n}", count) for n, count in enumerate(per_device))
+    return SumPlan("run", 1, "train", "masked", bytes(32), bytes(32), members, min_sum=min_sum)
+
+
+def test_a_run_inside_every_clause_is_accepted() -> None:
+    strict = Consent(("fedncf",), ("masked",), 20, 20, True, 5, METRICS)
+    assert strict.objections(run_plan(), METRICS) == []
+    assert strict.objections_to_round(sum_plan(), 4) == []
+
+
+@pytest.mark.parametrize(
+    ("clause", "words"),
+    [
+        ({"systems": ("drift", "fcf")}, "'fedncf' is not among those accepted: drift, fcf"),
+        ({"secure_sums": ("clear",)}, "'masked'; accepted is: clear"),
+        ({"min_cohort": 21}, "floor of a cohort is 20; accepted is 21"),
+        ({"min_sum": 21}, "floor of a sum is 20; accepted is 21"),
+        ({"experiment": False}, "floors count users"),
+        ({"metrics": ("ndcg@10",)}, "may not leave are asked for: hit_ratio@10"),
+        ({"metrics": ()}, "hit_ratio@10, ndcg@10"),
+    ],
+)
+def test_a_run_outside_one_clause_is_refused_for_that_clause_alone(
+    clause: dict[str, Any], words: str
+) -> None:
+    inside = {"min_cohort": 20, "min_sum": 20, "experiment": True}
+    (objection,) = Consent(**{**inside, **clause}).objections(run_plan(), METRICS)
+    assert words in objection
+
+
+def test_every_clause_that_is_not_met_is_named() -> None:
+    consent = Consent(("drift",), ("clear",), 30, 30, False, 0, ())
+    assert len(consent.objections(run_plan(), METRICS)) == 6
+
+
+def test_a_run_without_rounds_is_held_against_system_and_sum_only() -> None:
+    plan = RunPlan(system="drift", secure_sum="clear")
+    assert Consent(min_cohort=1000, min_sum=1000, metrics=()).objections(plan) == []
+    assert len(Consent(systems=("fedncf",), secure_sums=("masked",)).objections(plan)) == 2
+
+
+def test_a_small_cohort_is_refused_by_users_in_an_experiment_and_by_devices_elsewhere() -> None:
+    plan = sum_plan(devices=3, users=30)
+    assert Consent(min_cohort=30, min_sum=1, experiment=True).objections_to_round(plan, 0) == []
+    (users,) = Consent(min_cohort=31, min_sum=1, experiment=True).objections_to_round(plan, 0)
+    assert "30 users; accepted is 31" in users
+    assert Consent(min_cohort=3, min_sum=1).objections_to_round(plan, 0) == []
+    (devices,) = Consent(min_cohort=4, min_sum=1).objections_to_round(plan, 0)
+    assert "3 devices; accepted is 4" in devices
+
+
+def test_a_low_floor_of_one_sum_is_refused() -> None:
+    (objection,) = Consent(min_cohort=1, min_sum=21, experiment=True).objections_to_round(sum_plan(), 0)
+    assert "floor of the sum is 20 users; accepted is 21" in objection
+
+
+def test_rounds_of_a_day_are_counted_and_none_means_any_number() -> None:
+    limited = Consent(min_cohort=1, min_sum=1, experiment=True, rounds_per_day=3)
+    assert limited.objections_to_round(sum_plan(), 2) == []
+    (objection,) = limited.objections_to_round(sum_plan(), 3)
+    assert "3 rounds today; accepted are 3" in objection
+    assert OPEN.objections_to_round(sum_plan(), 10**6) == []
+
+
+def test_a_host_of_one_user_counts_devices_unless_told_otherwise() -> None:
+    assert not ConsentSettings().consent(1).experiment
+    assert ConsentSettings().consent(2).experiment
+    assert not ConsentSettings(experiment=False).consent(2).experiment
+    assert ConsentSettings(experiment=True).consent(1).experiment
+
+
+def test_configured_clauses_arrive_in_the_consent() -> None:
+    settings = ConsentSettings(
+        systems=("fedncf",),
+        secure_sums=("masked",),
+        min_cohort=2,
+        min_sum=3,
+        rounds_per_day=4,
+        metrics=("a",),
+    )
+    assert settings.consent(5) == Consent(("fedncf",), ("masked",), 2, 3, True, 4, ("a",))

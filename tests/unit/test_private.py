@@ -1,0 +1,122 @@
+"""Private state of a host's users: it survives a restart, belongs to one plan, and its loss is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import structlog
+from coterie_client.learner import user_keys
+from coterie_client.private import PrivateFiles
+
+from coterie.errors import StoreError
+from coterie.rounds.system import Arrays
+
+PLAN = b"p" * 32
+
+
+def initial(users: int, fill: float = 0.0) -> Arrays:
+    return {
+        "embedding": np.full((users, 3), fill, np.float32) + np.arange(users, dtype=np.float32)[:, None],
+        "steps": np.zeros(users, np.int32),
+        "control": np.zeros((users, 0), np.float32),
+    }
+
+
+def test_only_rows_that_were_saved_survive(tmp_path: Path) -> None:
+    files = PrivateFiles(tmp_path / "private", PLAN)
+    arrays = files.take_up(initial(4), expected=False)
+    arrays["embedding"][[1, 2]] = 7.0
+    arrays["steps"][[1, 2]] = 5
+    files.save([1])
+    files.close()
+    again = PrivateFiles(tmp_path / "private", PLAN).take_up(initial(4), expected=True)
+    assert again["embedding"][:, 0].tolist() == [0.0, 7.0, 2.0, 3.0]
+    assert again["steps"].tolist() == [0, 5, 0, 0]
+    assert again["control"].shape == (4, 0)
+
+
+def test_others_cannot_read_it(tmp_path: Path) -> None:
+    PrivateFiles(tmp_path / "private", PLAN).take_up(initial(2), expected=False)
+    assert (tmp_path / "private").stat().st_mode & 0o077 == 0
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "private").iterdir())
+
+
+def test_users_that_are_new_are_added_behind_those_there(tmp_path: Path) -> None:
+    files = PrivateFiles(tmp_path / "private", PLAN)
+    arrays = files.take_up(initial(2), expected=False)
+    arrays["embedding"][0] = 9.0
+    files.save([0])
+    files.close()
+    grown = PrivateFiles(tmp_path / "private", PLAN).take_up(initial(4, 0.5), expected=True)
+    assert grown["embedding"][:, 0].tolist() == [9.0, 1.0, 2.5, 3.5]
+
+
+@pytest.mark.parametrize("harm", ["gone", "one file", "torn", "another shape", "another plan", "no mark"])
+def test_what_is_lost_begins_anew_and_is_said(tmp_path: Path, harm: str) -> None:
+    folder = tmp_path / "private"
+    files = PrivateFiles(folder, PLAN)
+    arrays = files.take_up(initial(3), expected=False)
+    arrays["embedding"][:] = 9.0
+    files.save([0, 1, 2])
+    files.close()
+    plan, users = PLAN, initial(3)
+    match harm:
+        case "gone":
+            for path in folder.iterdir():
+                path.unlink()
+        case "one file":
+            (folder / "steps.npy").unlink()
+        case "torn":
+            (folder / "embedding.npy").write_bytes((folder / "embedding.npy").read_bytes()[:-5])
+        case "another shape":
+            users["embedding"] = np.zeros((3, 8), np.float32)
+        case "another plan":
+            plan = b"q" * 32
+        case "no mark":
+            (folder / "belongs-to.json").unlink()
+    with structlog.testing.capture_logs() as logs:
+        found = PrivateFiles(folder, plan).take_up(users, expected=True)
+    np.testing.assert_array_equal(found["embedding"], users["embedding"])
+    assert any("lost" in entry["event"] for entry in logs)
+
+
+def test_nothing_is_said_where_nobody_was_in_a_round_yet(tmp_path: Path) -> None:
+    with structlog.testing.capture_logs() as logs:
+        PrivateFiles(tmp_path / "private", PLAN).take_up(initial(1), expected=False)
+    assert logs == []
+
+
+def test_nothing_is_written_once_it_is_closed(tmp_path: Path) -> None:
+    files = PrivateFiles(tmp_path / "private", PLAN)
+    arrays = files.take_up(initial(1), expected=False)
+    files.close()
+    arrays["embedding"][:] = 5.0
+    files.save([0])
+    again = PrivateFiles(tmp_path / "private", PLAN).take_up(initial(1), expected=True)
+    assert again["embedding"][0, 0] == 0.0
+
+
+def test_a_folder_that_cannot_be_used_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "private").write_text("a file")
+    with pytest.raises(StoreError, match="cannot use the folder"):
+        PrivateFiles(tmp_path / "private", PLAN).take_up(initial(1), expected=False)
+
+
+def test_a_seed_gives_the_same_keys_everywhere_and_without_one_they_are_this_hosts_own(
+    tmp_path: Path,
+) -> None:
+    names = ["ann", "bob", "cem"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    assert user_keys(one, names, 5).tolist() == user_keys(two, names, 5).tolist()
+    assert list(one.iterdir()) == []
+    own = user_keys(one, names, None)
+    assert own.dtype == np.uint64
+    assert user_keys(one, [*names, "dia"], None)[:3].tolist() == own.tolist()
+    assert set(own.tolist()).isdisjoint(user_keys(two, names, None).tolist())
+    (secret,) = one.iterdir()
+    assert secret.stat().st_mode & 0o777 == 0o600
+    assert len(secret.read_bytes()) == 32
