@@ -16,6 +16,10 @@ SECURITY: Mapping[str, str] = {
     "open": "sealing and opening",
     "key agreement": "key agreement",
     "signatures": "signatures",
+    "round keys": "masked sums",
+    "shares": "masked sums",
+    "masks": "masked sums",
+    "unmask": "masked sums",
 }
 """Activities that exist only to protect data, and what each is counted under.
 
