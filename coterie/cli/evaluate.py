@@ -34,7 +34,8 @@ _DataOption = Annotated[
     ),
 ]
 _RowsOption = Annotated[
-    str | None, typer.Option("--rows", metavar="A,B", help="Only these rows; names as in the JSON.")
+    str | None,
+    typer.Option("--rows", metavar="A,B", help="Only these rows or studies; names as in the JSON."),
 ]
 _OutOption = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder for the table's files.")]
 _OUT = Path("runs/tables")
@@ -104,8 +105,8 @@ def tune(
 ) -> None:
     """Search the settings of a table's rows at random.
 
-    The same number of trials for each row, judged on validation data. Every trial is kept in a JSON file, from which the next call goes on and which
-    `coterie evaluate` reads.
+    The same number of trials for each row, judged on validation data. Every trial is kept in a JSON file, from which
+    the next call goes on and which `coterie evaluate` reads.
     """
     output = Output("tune", as_json=json)
     from coterie.errors import ConfigError

@@ -38,13 +38,13 @@ class PublishedHoldout:
         The interactions that test, one for each user that the files name.
     negatives : ndarray of int32, shape (U, m)
         Items to rank the test item among; ``NO_ITEM`` behind the last one of a row.
-    own : int
+    own : ndarray of bool, shape (U,)
         Users whose test item was listed among their own negatives.
     """
 
     test: NDArray[np.bool_]
     negatives: NDArray[np.int32]
-    own: int
+    own: NDArray[np.bool_]
 
 
 def read_ncf_holdout(folder: Path, dataset: Dataset, *, keep_own: bool = False) -> PublishedHoldout:
@@ -91,7 +91,9 @@ def read_ncf_holdout(folder: Path, dataset: Dataset, *, keep_own: bool = False) 
         )
     negatives = np.full((len(dataset.users), width), NO_ITEM, np.int32)
     negatives[user] = negative
-    return PublishedHoldout(test=test, negatives=negatives, own=int(own.any(axis=1).sum()))
+    doubled = np.zeros(len(dataset.users), np.bool_)
+    doubled[user] = own.any(axis=1)
+    return PublishedHoldout(test=test, negatives=negatives, own=doubled)
 
 
 def _items(path: Path, dataset: Dataset) -> NDArray[np.int32]:

@@ -9,7 +9,7 @@ for trivial rows.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,6 +27,7 @@ __all__ = [
     "LeaveOneOut",
     "ScoreAll",
     "ScoreCandidates",
+    "as_if_own_kept",
     "metric_names",
     "sample_negatives",
 ]
@@ -62,6 +63,36 @@ def metric_names(k: int = 10, *, everything: bool = True) -> tuple[str, ...]:
         for ranking in rankings
         for metric in ("hit_ratio", "ndcg")
     )
+
+
+def as_if_own_kept(
+    values: Mapping[str, NDArray[np.float64]], own: NDArray[np.bool_], k: int = 10
+) -> dict[str, NDArray[np.float64]]:
+    """Return the figures that would be if test items listed among their own negatives were left there.
+
+    Such an item is ranked against itself and, as equal scores count against the model, loses one rank: the other
+    reading of the published negatives of NCF.
+
+    Parameters
+    ----------
+    values : mapping of str to ndarray of float64, shape (U,)
+        As `LeaveOneOut.measure` returns them, the duplicates having been removed.
+    own : ndarray of bool, shape (U,)
+        Users whose test item was among its own negatives.
+    k : int
+
+    Returns
+    -------
+    dict of str to ndarray of float64, shape (U,)
+        ``hit_ratio_own_kept@k``, ``ndcg_own_kept@k``.
+    """
+    hit, gain = values[f"hit_ratio@{k}"].copy(), values[f"ndcg@{k}"].copy()
+    # The gain 1 / log2(r + 2) of a hit tells the number r of candidates ahead of it.
+    lower = own & (hit > 0)
+    ahead = np.rint(2 ** (1 / gain[lower])) - 2 + 1
+    hit[lower] = ahead < k
+    gain[lower] = np.where(ahead < k, 1 / np.log2(ahead + 2), 0.0)
+    return {f"hit_ratio_own_kept@{k}": hit, f"ndcg_own_kept@{k}": gain}
 
 
 def sample_negatives(

@@ -29,7 +29,7 @@ from coterie.errors import DataError
 from coterie.evaluation.holdout import Holdout
 from coterie.evaluation.leave_one_out import LeaveOneOut
 
-__all__ = ["CATALOGUE", "Feed", "load", "make_feed"]
+__all__ = ["CATALOGUE", "Feed", "load", "make_feed", "read_published"]
 
 CATALOGUE = "catalogue"
 """The data owner of a rounds-based run: it registers all items, and takes no other part."""
@@ -162,7 +162,7 @@ def make_feed(settings: RunSettings, dataset: Dataset, seed: int) -> Feed:
     DataError
         When the data set lacks what the division needs, such as timestamps, genres or a published hold-out.
     """
-    published = _published(settings, dataset) if settings.split.kind == "published" else None
+    published = read_published(settings, dataset)
     in_rounds = settings.system == "fedncf"
     return Feed(
         dataset=dataset,
@@ -193,7 +193,16 @@ def _split(settings: RunSettings, dataset: Dataset, published: PublishedHoldout 
     return divide(dataset, train=options.train, validation=options.validation, seed=seed)
 
 
-def _published(settings: RunSettings, dataset: Dataset) -> PublishedHoldout:
+def read_published(settings: RunSettings, dataset: Dataset) -> PublishedHoldout | None:
+    """Return the published hold-out of a data set; None where the settings ask for another split.
+
+    Raises
+    ------
+    DataError
+        None lies beside the data set, or it is malformed.
+    """
+    if settings.split.kind != "published":
+        return None
     path = settings.data.path
     folder = None if path is None else (path if path.is_dir() else path.parent) / FOLDER
     if folder is None or not folder.is_dir():

@@ -19,7 +19,7 @@ from coterie.evaluation import (
     sample_negatives,
 )
 from coterie.evaluation.holdout import TEST, TRAIN, VALIDATION
-from coterie.evaluation.leave_one_out import NO_ITEM, metric_names
+from coterie.evaluation.leave_one_out import NO_ITEM, as_if_own_kept, metric_names
 
 DATA = generate(SyntheticSpec(users=40, items=150, interactions=900))
 PART = leave_last_out(DATA).part
@@ -278,3 +278,20 @@ def test_popularity_beats_chance_and_als_beats_both_on_the_synthetic_set() -> No
         )
     ]
     assert found[0] < found[1] < found[2]
+
+
+@given(st.integers(0, 2**32))
+def test_the_other_reading_of_published_negatives_is_that_of_a_test_item_among_its_own(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    scores = rng.random((40, 150))
+    whole = sampled(count=20)
+    kept = whole.negatives.copy()
+    own = rng.random(40) < 0.5
+    kept[own, 0] = whole.test[own]
+    removed = kept.copy()
+    removed[own, 0] = NO_ITEM
+    expected = dataclasses.replace(whole, negatives=kept).measure(*from_table(scores))
+    measured = dataclasses.replace(whole, negatives=removed).measure(*from_table(scores))
+    found = as_if_own_kept(measured, own)
+    np.testing.assert_array_equal(found["hit_ratio_own_kept@10"], expected["hit_ratio@10"])
+    np.testing.assert_allclose(found["ndcg_own_kept@10"], expected["ndcg@10"])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coterie.config.run import RunSettings, SplitSettings
+from coterie.config.run import FedNcfOptions, RoundsSettings, RunSettings, SplitSettings
 from coterie.errors import ConfigError, DataError
 from coterie.evaluation import from_table, headline, paired_difference, popularity, random_scores
 from coterie.evaluation.selection import Selection, Trained
@@ -18,7 +18,7 @@ from coterie.launch.feed import Feed, load, make_feed
 from coterie.launch.tables.beside import POPULARITY, RANDOM
 from coterie.launch.tables.blocks import Entry, beside, curves, differences
 from coterie.launch.tables.cell import read_pairs, write_pairs
-from coterie.launch.tables.row import Choices, Row
+from coterie.launch.tables.row import Choices, Row, draw, with_options
 from coterie.launch.tables.table import Block, Table, chosen_rows, evaluate
 from coterie.launch.tables.tuning import Trials
 
@@ -160,6 +160,26 @@ def test_rows_can_be_asked_for_by_name() -> None:
         chosen_rows(table(BLEND, RANDOM), ("blen",))
 
 
+def test_studies_are_trained_only_when_they_are_asked_for() -> None:
+    one = table(BLEND, POPULARITY, RANDOM, studies={"extra": ("popularity", "random")})
+    assert [row.name for row in chosen_rows(one, None)] == ["blend"]
+    assert [row.name for row in chosen_rows(one, ("extra",))] == ["popularity", "random"]
+    assert [row.name for row in chosen_rows(one, ("random", "blend"))] == ["blend", "random"]
+
+
+def test_further_metrics_of_users_are_kept_summarised_and_counted(tmp_path: Path) -> None:
+    def halved(values: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        return {"half@10": np.where(np.arange(60) < 10, np.nan, values["ndcg@10"] / 2)}
+
+    made, _ = evaluate(
+        table(RANDOM, also=lambda _settings, _dataset: halved), SETTINGS, seeds=(0,), out=tmp_path
+    )
+    (one,) = made["rows"]
+    _, values = read_pairs(tmp_path / "tried-synthetic" / one["per_user"])
+    assert one["metrics"]["half@10"] == pytest.approx(values["ndcg@10"][10:].mean() / 2, abs=1e-6)
+    assert one["users"]["half@10"] == 50
+
+
 def test_a_table_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'fedncv' is no table.*did you mean 'fedncf'"):
         tables.find("fedncv")
@@ -254,7 +274,8 @@ def test_data_without_times_is_divided_by_its_published_hold_out() -> None:
     assert table.prepare(SETTINGS, data).split.kind == "leave-last-out"
     assert table.prepare(SETTINGS, replace(data, time=None)).split.kind == "published"
     given = SETTINGS.model_copy(update={"split": SplitSettings(kind="published")})
-    assert table.prepare(given, data) is given
+    assert table.prepare(given, data).split == given.split
+    assert table.prepare(SETTINGS, data).system == "fedncf"
 
 
 def test_the_other_tie_rule_makes_another_file() -> None:
@@ -263,10 +284,67 @@ def test_the_other_tie_rule_makes_another_file() -> None:
     assert tables.stem(table, by_file, load(SETTINGS)) == "fedncf-synthetic-file-order"
 
 
-def test_every_row_of_every_table_has_a_name_of_its_own() -> None:
+def test_every_row_of_every_table_has_a_name_of_its_own_and_every_study_has_rows() -> None:
     for table in tables.TABLES.values():
         names = [row.name for row in table.rows()]
         assert len(set(names)) == len(names)
+        assert {name for study in table.studies.values() for name in study} <= set(names)
+        assert {row.like for row in table.rows()} - {None} <= set(names)
+
+
+def test_the_options_of_every_federated_row_make_a_run_with_the_models_of_the_paper() -> None:
+    table = tables.find("fedncf")
+    settings = table.prepare(SETTINGS, load(SETTINGS))
+    models = set()
+    for row in table.rows():
+        if row.name.startswith("fed-"):
+            run = with_options(settings, row.options)
+            models.add(run.fedncf.model)
+            assert run.fedncf.model in row.name
+            for options in draw(row, 3, seed=0):
+                with_options(settings, options)
+    assert models == {"gmf", "mlp", "neumf"}
+
+
+SMALL = SETTINGS.model_copy(
+    update={
+        "rounds": RoundsSettings(cohort=30, group=30, passes=2, evaluate_every=1, patience=0),
+        "fedncf": FedNcfOptions(dim=4),
+    }
+)
+
+
+@pytest.mark.parametrize("secure_sum", ["clear", "masked"])
+def test_a_federated_row_keeps_the_values_of_its_users_at_the_version_that_counts(
+    tmp_path: Path, secure_sum: str
+) -> None:
+    settings = SMALL.model_copy(update={"secure_sum": secure_sum})
+    made, _ = evaluate(
+        tables.find("fedncf"), settings, seeds=(1,), out=tmp_path, names=("fed-gmf", "fed-gmf-exact")
+    )
+    for one in made["rows"]:
+        assert [entry["step"] for entry in one["history"]] == [0, 1, 2]
+        chosen = [entry["metrics"]["validation_hit_ratio@10"] for entry in one["history"]]
+        assert one["step"] == int(np.argmax(chosen))
+        users, values = read_pairs(tmp_path / "fedncf-synthetic" / one["per_user"])
+        assert len(users) == 60
+        reported = one["history"][one["step"]]["metrics"]
+        for name, value in headline(values).items():
+            # What the server learns is a quantised sum.
+            assert reported[name] == pytest.approx(value, abs=0.003)
+        assert one["facts"]["secure_sum"] == secure_sum
+        assert one["facts"]["touch"] == ("exact" if one["row"].endswith("exact") else "once")
+    assert 0 < made["rows"][0]["facts"]["withheld"] < 1
+    assert made["differences"][0]["first"] == "fed-gmf"
+
+
+def test_a_centralised_row_stops_early_and_beats_popularity(tmp_path: Path) -> None:
+    made, _ = evaluate(tables.find("fedncf"), SETTINGS, seeds=(0,), out=tmp_path, names=("gmf", "popularity"))
+    hit = {one["row"]: one["metrics"]["hit_ratio@10"] for one in made["rows"]}
+    assert hit["gmf"] > hit["popularity"]
+    history = made["rows"][0]["history"]
+    assert len(history) == made["rows"][0]["step"] + 10 < 60
+    assert history[5]["train_loss"] < history[0]["train_loss"]
 
 
 def test_what_is_measured_is_what_the_feed_holds_out() -> None:

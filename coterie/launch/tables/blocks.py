@@ -72,17 +72,18 @@ def beside(
         ]
         if not any(entry.row in results.cells for entry in lines):
             return None
+        used = {m: head for m, head in more.items() if any(results.values(entry.row, m) for entry in lines)}
         columns = (
             "row",
             *(f"paper\n{head}" for head in metrics.values()),
             *metrics.values(),
-            *more.values(),
+            *used.values(),
             "tuned",
         )
         return Block(
             f"{title}, {results.dataset}, {_seeds(results)}",
             columns,
-            tuple(_line(entry, results, metrics, more, digits) for entry in lines),
+            tuple(_line(entry, results, metrics, used, digits) for entry in lines),
             notes,
         )
 

@@ -8,8 +8,8 @@ import importlib.metadata
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,18 @@ from numpy.typing import NDArray
 
 from coterie.config.run import RunSettings
 from coterie.errors import DataError
+from coterie.evaluation.holdout import headline
 from coterie.evaluation.selection import Trained, best_of
 from coterie.launch.feed import Feed
 from coterie.launch.tables.row import Options, Row
 
-__all__ = ["Cell", "read_pairs", "train_cell", "write_pairs"]
+__all__ = ["Also", "Cell", "read_pairs", "train_cell", "write_pairs"]
 
 Values = Mapping[str, NDArray[np.float64]]
 """Metrics by key, float64 (U,) each."""
+
+Also = Callable[[Values], Values]
+"""Makes further metrics of users from those that were measured."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ def train_cell(
     best_by: str,
     folder: Path,
     resume: bool = False,
+    also: Also | None = None,
 ) -> Cell:
     """Train a row with a seed, or take up what an earlier evaluation left.
 
@@ -76,6 +81,8 @@ def train_cell(
         Where the cell is kept, ``ROW-seed-N.json`` and ``.csv``.
     resume : bool
         Whether a cell that is there, for the same options, settings, data and version of Coterie, is taken.
+    also : callable, optional
+        Makes further metrics.
 
     Returns
     -------
@@ -92,7 +99,7 @@ def train_cell(
     if resume and (known := _known(folder, stem, key)) is not None:
         return Cell({**known.record, "label": row.label, "tuned": tuned}, known.per_user)
     begun = time.perf_counter()
-    trained = row.engine(settings, options, feed, seed)
+    trained = _completed(row.engine(settings, options, feed, seed), also)
     record = {
         "row": row.name,
         "label": row.label,
@@ -152,6 +159,19 @@ def read_pairs(path: Path) -> tuple[tuple[str, ...], dict[str, NDArray[np.float6
     except (OSError, ValueError, IndexError) as error:
         raise DataError(f"cannot read the values of users in {path}: {error}") from error
     return users, values
+
+
+def _completed(trained: Trained, also: Also | None) -> Trained:
+    if also is None or trained.per_user is None:
+        return trained
+    more = also(trained.per_user)
+    users = {name: int(np.count_nonzero(~np.isnan(values))) for name, values in more.items()}
+    return replace(
+        trained,
+        per_user={**trained.per_user, **more},
+        metrics={**trained.metrics, **headline(dict(more))},
+        users={**trained.users, **users},
+    )
 
 
 def _best_on_test(trained: Trained, best_by: str) -> dict[str, Any] | None:

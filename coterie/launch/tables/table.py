@@ -16,7 +16,7 @@ from coterie.errors import ConfigError, DataError, nearest
 from coterie.evaluation.paired import Difference, paired_difference
 from coterie.launch.feed import load, make_feed
 from coterie.launch.outcome import about, surroundings
-from coterie.launch.tables.cell import Cell, train_cell
+from coterie.launch.tables.cell import Also, Cell, train_cell
 from coterie.launch.tables.row import Options, Row, enumerated
 from coterie.launch.tables.tuning import Trials
 
@@ -128,6 +128,10 @@ class Table:
         ``coterie tune``.
     suffix : callable
         What else names the table's files, for settings that make it another table.
+    studies : mapping of str to tuple of str
+        Rows that are trained only when they are asked for, by a name for all of them.
+    also : callable, optional
+        Given settings and data set, returns what turns the values of users into further metrics of theirs, or None.
     """
 
     name: str
@@ -144,6 +148,8 @@ class Table:
     seeds: tuple[int, ...] = (0, 1, 2)
     enumerate_options: bool = False
     suffix: Callable[[RunSettings], str] = lambda _: ""
+    studies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    also: Callable[[RunSettings, Dataset], Also | None] = lambda _settings, _dataset: None
 
 
 def stem(table: Table, settings: RunSettings, dataset: Dataset) -> str:
@@ -152,23 +158,33 @@ def stem(table: Table, settings: RunSettings, dataset: Dataset) -> str:
 
 
 def chosen_rows(table: Table, names: Sequence[str] | None) -> tuple[Row, ...]:
-    """Return the rows of a table, or those asked for.
+    """Return the rows of a table without its studies, or those asked for.
+
+    Parameters
+    ----------
+    table : Table
+    names : sequence of str, optional
+        Of rows or of studies.
 
     Raises
     ------
     ConfigError
-        No such row.
+        No such row or study.
     """
-    rows = table.rows()
-    known = {row.name: row for row in rows}
-    for name in names or ():
-        if name not in known:
-            guess = nearest(name, known)
+    rows = {row.name: row for row in table.rows()}
+    if not names:
+        apart = {name for study in table.studies.values() for name in study}
+        return tuple(row for row in rows.values() if row.name not in apart)
+    wanted: set[str] = set()
+    for name in names:
+        if name not in rows and name not in table.studies:
+            guess = nearest(name, (*rows, *table.studies))
             raise ConfigError(
-                f"the table {table.name} has no row {name!r}; it has {', '.join(known)}",
+                f"the table {table.name} has no row {name!r}; it has {', '.join((*rows, *table.studies))}",
                 hint=f"did you mean {guess!r}?" if guess else None,
             )
-    return tuple(row for row in rows if not names or row.name in names)
+        wanted.update(table.studies.get(name, (name,)))
+    return tuple(row for row in rows.values() if row.name in wanted)
 
 
 def evaluate(
@@ -218,6 +234,7 @@ def evaluate(
     rows = chosen_rows(table, names)
     folder = out / stem(table, settings, dataset)
     feeds = {seed: make_feed(settings, dataset, seed) for seed in seeds}
+    also = table.also(settings, dataset)
     if trials is not None:
         _refuse_other_trials(trials, table, dataset)
 
@@ -234,6 +251,7 @@ def evaluate(
                 best_by=table.headline,
                 folder=place,
                 resume=resume,
+                also=also,
             )
             cells.append(cell)
             shown = cell.record["metrics"].get(table.headline)

@@ -1,0 +1,159 @@
+"""Rows of federated NCF, trained in one process: the same machines and the same sums as over the network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.config.run import RunSettings
+from coterie.evaluation.holdout import headline
+from coterie.evaluation.selection import Trained
+from coterie.launch.feed import Feed
+from coterie.launch.in_process import InProcess, train_in_process
+from coterie.launch.tables.row import Choices, LogUniform, Options, Row, Space, configured
+from coterie.rounds.fedncf import FedNcfHost
+from coterie.rounds.system import HostSide
+from coterie.rounds.training import Training
+
+__all__ = ["SPACE", "exact_row", "federated_row", "printed_row", "train_run"]
+
+SPACE: Space = {
+    "fedncf.server_rate": LogUniform(1e-3, 5e-2),
+    "fedncf.private_rate": LogUniform(5e-3, 0.2),
+    "fedncf.decay": Choices((1.0, 0.98, 0.96)),
+    "fedncf.local_epochs": Choices((1, 2, 3)),
+}
+"""What is tuned; the sizes of the model are the paper's in every row."""
+
+_EXACT: Options = {"fedncf.touch": "exact", "rounds.cohorts": "random"}
+
+_PRINTED: Options = {
+    **_EXACT,
+    "fedncf.server_optimiser": "fedavg",
+    "fedncf.local_optimiser": "adam",
+    "fedncf.local_rate": 1e-3,
+    "fedncf.private_optimiser": "adam",
+    "fedncf.private_rate": 1e-3,
+    "fedncf.decay": 1.0,
+    "rounds.cohort": 20,
+    "rounds.passes": 400,
+    "rounds.evaluate_every": 10,
+    "rounds.patience": 0,
+}
+"""The paper's appendix D: Adam with 1e-3, 400 passes, random cohorts of 20 (6.2). Batches are not named there."""
+
+
+def federated_row(name: str, model: str, label: str) -> Row:
+    """Return the row of a model with our settings: fixed groups, items asked for once, FedAdam at the server.
+
+    Passes, cohorts and the secure sum are those of the table's settings.
+
+    Parameters
+    ----------
+    name : str
+    model : {"gmf", "mlp", "neumf"}
+    label : str
+    """
+    options = {
+        "fedncf.model": model,
+        "fedncf.server_rate": 0.01,
+        "fedncf.private_rate": 0.05,
+        "fedncf.decay": 1.0,
+        "fedncf.local_epochs": 1,
+    }
+    return Row(name, label, configured(train_run), options=options, space=SPACE)
+
+
+def exact_row(name: str, like: str, model: str, label: str) -> Row:
+    """Return the row of a model that counts touches in every round, otherwise with the options of the row ``like``."""
+    options = {"fedncf.model": model, **_EXACT}
+    return Row(
+        name,
+        label,
+        configured(train_run),
+        options=options,
+        like=like,
+        note="random cohorts and exact counts, which give every user's items away",
+    )
+
+
+def printed_row(name: str, model: str, label: str, more: Options | None = None) -> Row:
+    """Return the row of a model with the paper's settings, and ``more`` options in their stead."""
+    options = {"fedncf.model": model, **_PRINTED, **(more or {})}
+    return Row(name, label, configured(train_run), options=options, note="the paper's settings")
+
+
+def train_run(settings: RunSettings, feed: Feed, seed: int) -> Trained:
+    """Train a run in this process and keep the users' figures at the version that counts.
+
+    Parameters
+    ----------
+    settings : RunSettings
+        Of a rounds-based system.
+    feed : Feed
+    seed : int
+
+    Raises
+    ------
+    RunError
+        When the run fails; names why.
+    """
+    per_user: dict[int, dict[str, NDArray[np.float64]] | None] = {}
+
+    def keep(state: Training, hosts: Sequence[HostSide]) -> None:
+        if state.chosen is not None and state.best == len(state.evaluations) - 1:
+            per_user.clear()
+            per_user[state.chosen.version] = _of_all(feed, settings.federation.hosts, hosts)
+
+    run = train_in_process(settings, feed, run_id="table", seed=seed, see=lambda _: None, on_evaluation=keep)
+    history = [{"step": entry["epoch"], "metrics": entry["metrics"]} for entry in run.known["history"]]
+    chosen = run.known["chosen"]
+    versions = [entry["version"] for entry in run.known["history"]]
+    values = per_user[chosen["version"]]
+    return Trained(
+        history=history,
+        best=versions.index(chosen["version"]),
+        metrics=chosen["metrics"] if values is None else headline(values),
+        users=chosen["users"],
+        per_user=values,
+        facts=_facts(settings, run),
+    )
+
+
+def _of_all(feed: Feed, hosts: int, sides: Sequence[HostSide]) -> dict[str, NDArray[np.float64]] | None:
+    """Return each user's metrics in the data set's order; None where a host did not measure all its users at once."""
+    data, holdout = feed.dataset, feed.leave_one_out()
+    found: dict[str, NDArray[np.float64]] = {}
+    remaining = list(sides)
+    for number in range(hosts):
+        users = np.unique(data.user[feed.host[data.user] == number])
+        if not len(users):
+            continue
+        for name, values in remaining.pop(0).measured.items():
+            found.setdefault(name, np.full(len(data.users), np.nan))[users] = values
+    held = holdout.validation >= 0
+    complete = found and all(
+        not np.isnan(values[held]).any() for name, values in found.items() if name.startswith("validation_")
+    )
+    return found if complete else None
+
+
+def _facts(settings: RunSettings, run: InProcess) -> Mapping[str, Any]:
+    fedncf, rounds = settings.fedncf, settings.rounds
+    facts: dict[str, Any] = {
+        "secure_sum": settings.secure_sum,
+        "parties": settings.form,
+        "cohorts": rounds.cohorts,
+        "touch": fedncf.touch,
+        "rounds": len(run.known["rounds"]),
+        "abandoned": run.known["abandoned"],
+        "engine": "in one process",
+    }
+    own = [host for host in run.hosts if isinstance(host, FedNcfHost)]
+    if fedncf.touch == "once" and own:
+        withheld = sum(int(host.withheld.sum()) for host in own)
+        facts["withheld"] = withheld / max(sum(int(host.interactions.sum()) for host in own), 1)
+    return facts
