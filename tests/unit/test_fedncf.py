@@ -17,7 +17,9 @@ from coterie.learning.fedncf import (
     initial_private,
     initial_server_state,
     layout,
+    published,
     scores,
+    tuned,
 )
 from coterie.learning.fedncf_local import _draw, contribute, local_step
 from coterie.learning.ncf import MODELS, Architecture
@@ -427,6 +429,25 @@ def test_federated_training_learns_to_rank():
         own = np.arange(30) + 30 * (u % 2)
         other = np.arange(30) + 30 * (1 - u % 2)
         assert np.median(found[u, own[unseen[u, own]]]) > np.quantile(found[u, other], 0.9)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("make_settings", [tuned, published])
+def test_the_settings_that_are_offered_send_changes_within_their_bounds(make_settings, model):
+    options = make_settings(model)
+    assert options.architecture.width == Architecture(model).width
+    shared = initial(options, ITEMS, 1)
+    contribution = Contribution(layout(options, ITEMS))
+    for update in train(options, model=shared):
+        contribute(update, contribution, options)
+        contribution.count()
+    assert not contribution.clipped
+    sums = contribution.layout.decode(contribution.codes(), 6)
+    # More than rounding: the changes are large beside the steps of the codes.
+    for name in ("items", "network"):
+        assert np.abs(sums[name]).max() > 100 * contribution.layout[name].step
+    with pytest.raises(ConfigError):
+        make_settings("svd")
 
 
 @pytest.mark.parametrize(
