@@ -307,6 +307,7 @@ def test_the_page_on_the_report_describes_every_key() -> None:
     for key in ("staleness", "owners_timeline", "events", "start_seconds", "traffic", "counts"):
         single[key] = {}
     single |= {"peak_rss_mb": {}, "visibility": {}, "attacks": {}, "reference": {}}
+    single |= {"chosen": None, "rounds": [], "abandoned": 0, "groups": 1, "protection": {}, "in_process": True}
     made = set(together(RunSettings(seeds=(0, 1)), {}, "run", [single, single]))
     described = {key for row in rows("docs/report.md", "key") for key in re.findall(r"`(\w+)`", row[0])}
     assert described == made | {"theta_study", "started", "duration_s"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from coterie.rounds.combinations import combination, combinations
 from coterie.rounds.systems import SUMS, SYSTEMS
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "extending" / "popular.py"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "extending" / "popular.py"
+PAGE = ROOT / "docs" / "extending.md"
 SETTINGS = {"fedncf": RunSettings(system="fedncf").fedncf.plan().to_json(), "popular": ""}
 """Settings of each rounds-based system for the rounds below."""
 
@@ -87,6 +90,16 @@ def test_the_example_counts_what_there_is_under_every_sum_that_it_offers(secure_
     assert before["metrics"]["hit_ratio@10"] == 0 < after["metrics"]["hit_ratio@10"]
     best = made.hosts[0].recommend({"counts": expected.astype(np.float32)}, 0)
     assert int(np.argmax(best)) == int(np.argmax(expected))
+
+
+def test_the_lines_of_the_page_run_as_they_stand_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    monkeypatch.syspath_prepend(str(EXAMPLE.parent))
+    monkeypatch.setitem(SYSTEMS, "popular", SYSTEMS["fedncf"])  # taken out again afterwards
+    names: dict[str, Any] = {}
+    exec(compile(block, str(PAGE), "exec"), names)  # a page of this repository
+    found = names["trained"].known
+    assert found["history"][0]["metrics"]["ndcg@10"] == 0 < found["chosen"]["metrics"]["ndcg@10"]
 
 
 def test_the_example_is_short() -> None:
