@@ -68,6 +68,7 @@ journal = sa.Table(
     sa.Column("reveals", sa.String, nullable=False),
     sa.Column("offset", sa.Integer, nullable=False),
     sa.Column("length", sa.Integer, nullable=False),
+    sa.Column("private", sa.Integer, nullable=False),
     sa.Column("checksum", sa.Integer, nullable=False),
 )
 """What members of rounds keep; a contribution is a range of a file beside the store, of length 0 when there is none."""
@@ -115,7 +116,10 @@ class OutboxEntry(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One member's journal; the contribution is ``length`` bytes at ``offset`` of its file, with this CRC-32."""
+    """One member's journal; the contribution is ``length`` bytes at ``offset`` of its file.
+
+    Behind it are ``private`` bytes: the private state of the member's users after it.  The CRC-32 is over both.
+    """
 
     participant: bytes
     joined: int
@@ -123,6 +127,7 @@ class Entry(NamedTuple):
     reveals: str
     offset: int
     length: int
+    private: int
     checksum: int
 
 
@@ -221,8 +226,9 @@ def save_journals(connection: sa.Connection, run: str, entries: Sequence[Entry])
     if entries:
         statement = sa.text(
             "INSERT OR REPLACE INTO journal "
-            "(run, participant, joined, model_sha256, reveals, offset, length, checksum) "
-            "VALUES (:run, :participant, :joined, :model_sha256, :reveals, :offset, :length, :checksum)"
+            "(run, participant, joined, model_sha256, reveals, offset, length, private, checksum) "
+            "VALUES (:run, :participant, :joined, :model_sha256, :reveals, :offset, :length, :private, "
+            ":checksum)"
         )
         connection.execute(statement, [{"run": run, **entry._asdict()} for entry in entries])
 
@@ -238,6 +244,7 @@ def load_journals(connection: sa.Connection, run: str) -> list[Entry]:
             row.reveals,
             row.offset,
             row.length,
+            row.private,
             row.checksum,
         )
         for row in rows

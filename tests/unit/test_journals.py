@@ -118,6 +118,20 @@ async def test_a_damaged_contribution_counts_as_lost(tmp_path: Path) -> None:
     stand.close()
 
 
+async def test_private_state_stands_with_the_contribution_that_it_belongs_to(tmp_path: Path) -> None:
+    stand = Stand(tmp_path)
+    await stand.journals.keep({TWO: journal(1, b"two"), THREE: journal(1)}, {TWO: b"rows of two"})
+    await stand.journals.keep({ONE: journal(1, b"one")}, {ONE: b"rows of one"})
+    await stand.journals.keep({TWO: journal(1, b"two", reveals=("train",))})
+    stand = stand.again()
+    assert stand.journals.private == [b"rows of two", b"rows of one"]
+    assert stand.journals.of(TWO).contribution == b"two"
+    await stand.journals.keep({ONE: journal(1), TWO: journal(1)})
+    stand = stand.again()
+    assert stand.journals.private == []
+    stand.close()
+
+
 async def test_runs_are_kept_apart(tmp_path: Path) -> None:
     stand = Stand(tmp_path)
     await stand.journals.keep({ONE: journal(9, b"of the run")})
@@ -131,12 +145,12 @@ async def test_runs_are_kept_apart(tmp_path: Path) -> None:
 async def test_receipts_and_counts_are_written_with_the_journals_or_not_at_all(stand: Stand) -> None:
     sent = [store.Sent(1, "cos", "model update (clear)", 1, 10, 1000)]
     refused = [store.Refused(0, "cos", "why", 1000), store.Refused(0, "cos", "why", 2000)]
-    await stand.journals.keep({ONE: journal(1)}, sent, refused, [4, 5], 20_000)
-    await stand.journals.keep({}, (), (), [5], 20_000)
+    await stand.journals.keep({ONE: journal(1)}, {}, sent, refused, [4, 5], 20_000)
+    await stand.journals.keep({}, {}, (), (), [5], 20_000)
     # A kind is missing: the transaction fails as a whole.
     broken = [store.Sent(1, "cos", None, 1, 10, 1000)]  # type: ignore[arg-type]
     with pytest.raises(StoreError):
-        await stand.journals.keep({ONE: journal(2)}, broken, (), [5], 20_000)
+        await stand.journals.keep({ONE: journal(2)}, {}, broken, (), [5], 20_000)
     assert stand.journals.of(ONE) == journal(1)
     with stand.engine.connect() as connection:
         assert store.load_taken_part(connection, 20_000) == {4: 1, 5: 2}
@@ -148,7 +162,7 @@ async def test_receipts_and_counts_are_written_with_the_journals_or_not_at_all(s
 
 async def test_a_new_day_begins_to_count_anew(stand: Stand) -> None:
     for day, expected in ((10, 1), (10, 2), (11, 1)):
-        await stand.journals.keep({}, (), (), [1], day)
+        await stand.journals.keep({}, {}, (), (), [1], day)
         with stand.engine.connect() as connection:
             assert store.load_taken_part(connection, day) == {1: expected}
 

@@ -37,6 +37,21 @@ def test_only_rows_that_were_saved_survive(tmp_path: Path) -> None:
     assert again["control"].shape == (4, 0)
 
 
+def test_rows_that_only_came_as_far_as_the_journal_are_taken_up_in_order_and_saved(tmp_path: Path) -> None:
+    files = PrivateFiles(tmp_path / "private", PLAN)
+    arrays = files.take_up(initial(4), expected=False)
+    journal = []
+    for users, value in (([1, 3], 7.0), ([3], 8.0), ([], 9.0)):
+        arrays["embedding"][users] = value
+        arrays["steps"][users] = int(value)
+        journal.append(files.rows(users))
+    files.close()
+    for given in ([*journal, b""], []):
+        again = PrivateFiles(tmp_path / "private", PLAN).take_up(initial(4), given, expected=True)
+        assert again["embedding"].tolist() == [[0.0] * 3, [7.0] * 3, [2.0] * 3, [8.0] * 3]
+        assert again["steps"].tolist() == [0, 7, 0, 8]
+
+
 def test_others_cannot_read_it(tmp_path: Path) -> None:
     PrivateFiles(tmp_path / "private", PLAN).take_up(initial(2), expected=False)
     assert (tmp_path / "private").stat().st_mode & 0o077 == 0

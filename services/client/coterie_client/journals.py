@@ -11,6 +11,7 @@ import os
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import sqlalchemy as sa
 import structlog
@@ -21,6 +22,8 @@ from coterie.store import client as store
 from coterie.store.engine import Writer
 
 __all__ = ["Journals"]
+
+_NOTHING: Mapping[bytes, bytes] = MappingProxyType({})
 
 _log = structlog.get_logger("coterie.journals")
 
@@ -52,17 +55,21 @@ class Journals:
             raise StoreError(f"cannot open {path}: {error.strerror}") from error
         self._entries: dict[bytes, store.Entry] = {}
         self._contributions: dict[bytes, bytes] = {}
+        self.private: list[bytes] = []
+        """Private state that belongs to the contributions found, in the order in which they were made."""
         with engine.connect() as connection:
             for entry in store.load_journals(connection, run):
                 self._entries[entry.participant] = entry
-        for entry in self._entries.values():
+        for entry in sorted(self._entries.values(), key=lambda entry: (entry.joined, entry.offset)):
             if entry.length:
                 self._take_up(entry)
 
     def _take_up(self, entry: store.Entry) -> None:
-        held = os.pread(self._file, entry.length, entry.offset)
-        if len(held) == entry.length and zlib.crc32(held) == entry.checksum:
-            self._contributions[entry.participant] = held
+        whole = entry.length + entry.private
+        held = os.pread(self._file, whole, entry.offset)
+        if len(held) == whole and zlib.crc32(held) == entry.checksum:
+            self._contributions[entry.participant] = held[: entry.length]
+            self.private.append(held[entry.length :])
         else:
             # Its member sits out what is left of the round, as one does that lost its contribution.
             _log.warning("a contribution is damaged", round=entry.joined)
@@ -84,6 +91,7 @@ class Journals:
     async def keep(
         self,
         journals: Mapping[bytes, Journal],
+        private: Mapping[bytes, bytes] = _NOTHING,
         sent: Sequence[store.Sent] = (),
         refused: Sequence[store.Refused] = (),
         taking_part: Sequence[int] = (),
@@ -95,6 +103,8 @@ class Journals:
         ----------
         journals : mapping of bytes to Journal
             By participant.
+        private : mapping of bytes to bytes
+            Private state of the users of members whose contribution is new, by participant.
         sent, refused : sequence
             For the receipts: what leaves once this is durable, and what was refused.
         taking_part, day : sequence of int, int
@@ -109,16 +119,20 @@ class Journals:
         for participant, journal in journals.items():
             held = self._entries.get(participant)
             entry = store.Entry(
-                participant, journal.joined, journal.model_sha256, ",".join(journal.reveals), 0, 0, 0
+                participant, journal.joined, journal.model_sha256, ",".join(journal.reveals), 0, 0, 0, 0
             )
             if journal.contribution and held is not None and held.length and held.joined == journal.joined:
                 # Never another one in one round.
-                entry = entry._replace(offset=held.offset, length=held.length, checksum=held.checksum)
+                entry = entry._replace(
+                    offset=held.offset, length=held.length, private=held.private, checksum=held.checksum
+                )
             elif journal.contribution:
-                checksum = zlib.crc32(journal.contribution)
-                entry = entry._replace(offset=end, length=len(journal.contribution), checksum=checksum)
-                new.append((end, journal.contribution))
-                end += len(journal.contribution)
+                rows = private.get(participant, b"")
+                checksum = zlib.crc32(rows, zlib.crc32(journal.contribution))
+                length = len(journal.contribution)
+                entry = entry._replace(offset=end, length=length, private=len(rows), checksum=checksum)
+                new += [(end, journal.contribution), (end + length, rows)]
+                end += length + len(rows)
             entries.append(entry)
 
         def write(connection: sa.Connection) -> None:
@@ -146,7 +160,7 @@ class Journals:
         """Return where the file is free: behind the contributions that are still kept."""
         return max(
             (
-                entry.offset + entry.length
+                entry.offset + entry.length + entry.private
                 for participant, entry in self._entries.items()
                 if entry.length and (participant not in journals or journals[participant].contribution)
             ),

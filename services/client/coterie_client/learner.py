@@ -27,6 +27,7 @@ from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Tensor
 from coterie_client.history import Catalogued
 from coterie_client.host import Host, catalogued, read
+from coterie_client.journals import Journals
 from coterie_client.private import PrivateFiles
 
 __all__ = ["Learner", "Model", "StaleError", "user_keys"]
@@ -95,10 +96,13 @@ class Learner:
     ----------
     host : Host
         Registered.
+    journals : Journals
+        Of its members, as they were found.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, journals: Journals) -> None:
         self._host = host
+        self._journals = journals
         self._plan = host.party.plan
         self._files = PrivateFiles(host.settings.state / "private", plan_hash(self._plan))
         self._private: Arrays | None = None
@@ -113,14 +117,8 @@ class Learner:
         """As it was when the population was fixed."""
         self.items: list[str] = []
 
-    async def side(self, *, joined: bool) -> HostSide:
-        """Return the host's side, made anew when users have recorded something.
-
-        Parameters
-        ----------
-        joined : bool
-            Whether users have been in rounds of this run before.
-        """
+    async def side(self) -> HostSide:
+        """Return the host's side, made anew when users have recorded something."""
         async with self._building:
             histories = self._host.histories
             if self.catalogue is None:
@@ -129,10 +127,10 @@ class Learner:
                 self.catalogue = catalogued(message, ())
             if self._side is None or self._built_from != len(histories):
                 self._built_from = len(histories)
-                self._side = await asyncio.to_thread(self._build, self.catalogue, joined)
+                self._side = await asyncio.to_thread(self._build, self.catalogue)
             return self._side
 
-    def _build(self, catalogue: Catalogued, joined: bool) -> HostSide:
+    def _build(self, catalogue: Catalogued) -> HostSide:
         names = self._host.histories.names
         user, item, part = self._host.histories.interactions(catalogue)
         try:
@@ -143,10 +141,16 @@ class Learner:
 
         def keep(initial: Arrays) -> Arrays:
             if self._private is None:
-                self._private = self._files.take_up(initial, expected=joined)
+                self._private = self._files.take_up(
+                    initial, self._journals.private, expected=self._journals.joined > 0
+                )
             return self._private
 
         return host_side(self._plan.system, self._plan.settings, holdout, keys, self._plan.seed, keep)
+
+    def rows(self, users: Sequence[int]) -> bytes:
+        """Return the private state of some users, packed for the journal."""
+        return self._files.rows(users)
 
     def save(self, users: Sequence[int]) -> None:
         """Write the private state of some users through to the disk."""

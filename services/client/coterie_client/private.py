@@ -1,7 +1,7 @@
 """What users of a host keep between rounds: one file for each array, a row for each user.
 
-Files are mapped copy-on-write: training changes memory only.  Rows go to the files after the journal has the
-contribution that belongs to them, so that no user's private state is ahead of what it may still send.
+Files are mapped copy-on-write: training changes memory only.  Rows go into the journal with the contribution that
+belongs to them (`rows`), and from there to the files (`save`).  After a crash between the two, the journal has them.
 """
 
 from __future__ import annotations
@@ -49,13 +49,15 @@ class PrivateFiles:
         # A thread may still be writing when the process stops.
         self._using = threading.Lock()
 
-    def take_up(self, initial: Arrays, *, expected: bool) -> Arrays:
+    def take_up(self, initial: Arrays, journal: Sequence[bytes] = (), *, expected: bool) -> Arrays:
         """Return the arrays as they were left; users that are new, and all where there is nothing, as given.
 
         Parameters
         ----------
         initial : dict of str to ndarray, shape (users, ...)
             What users have before their first round.
+        journal : sequence of bytes
+            Rows that may not have come to the files, as `rows` packed them, in order.
         expected : bool
             Whether users have been in rounds of this run: nothing found means that it was lost.
 
@@ -75,6 +77,8 @@ class PrivateFiles:
                 self._arrays[name] = self._mapped(name, array, held.get(name))
             mark = json.dumps({"plan": self._plan_hash.hex()}).encode()
             _replace(self._folder / _MARK, mark)
+            for packed in journal:
+                self._redo(packed)
         except OSError as error:
             raise StoreError(f"cannot use the folder {self._folder}: {error.strerror}") from error
         return dict(self._arrays)
@@ -115,6 +119,28 @@ class PrivateFiles:
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.npy"
+
+    def rows(self, users: Sequence[int]) -> bytes:
+        """Return the rows of some users, packed: their number, positions, then each array's rows by its name.
+
+        Integers are uint32, little-endian; arrays as in memory of this machine, which is where they are read again.
+        """
+        head = np.array([len(users), *users], "<u4").tobytes()
+        return head + b"".join(self._arrays[name][list(users)].tobytes() for name in sorted(self._arrays))
+
+    def _redo(self, packed: bytes) -> None:
+        if not packed:
+            return
+        count = int.from_bytes(packed[:4], "little")
+        users = np.frombuffer(packed, "<u4", count, 4).astype(np.intp)
+        at = 4 + 4 * count
+        for name in sorted(self._arrays):
+            array = self._arrays[name]
+            shape = (count, *array.shape[1:])
+            size = int(np.prod(shape))
+            array[users] = np.frombuffer(packed, array.dtype, size, at).reshape(shape)
+            at += size * array.itemsize
+        self.save(users.tolist())
 
     def save(self, users: Sequence[int]) -> None:
         """Write the rows of some users through to the disk.

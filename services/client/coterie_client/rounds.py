@@ -80,6 +80,8 @@ _ACTIVITIES = {
     Step.UNMASK: "shares",
 }
 
+_TRAIN = Purpose.TRAIN.value
+
 _BATCH_BYTES = 32 << 20
 """Contributions that are made durable and sent together, bytes."""
 
@@ -129,7 +131,7 @@ class Rounds:
         self._consent = host.consent
         state = host.settings.state
         self._journals = Journals(host.engine, host.writer, state / "contributions.bin", self._plan.run_id)
-        self._learner = Learner(host)
+        self._learner = Learner(host, self._journals)
         self._verified = Verified()
         self._membership: Membership | None = None
         self._open: tuple[Sequence[wire.Task], float] = ((), 0.0)
@@ -138,6 +140,7 @@ class Rounds:
         self._round: _Round | None = None
         # Written with the next journals.
         self._pending: dict[bytes, Journal] = {}
+        self._private: dict[bytes, bytes] = {}
         self._sent: list[store.Sent] = []
         self._refused: list[store.Refused] = []
 
@@ -245,7 +248,7 @@ class Rounds:
         for member, users in covered.items():
             self._admit(current, plan, member, users, today)
         purpose = Purpose(plan.purpose)
-        current.side = await self._learner.side(joined=self._journals.joined > 0)
+        current.side = await self._learner.side()
         if layout_hash(current.side.layout(purpose)) != plan.layout_sha256:
             raise Declined("the layout of the sum is not the one that this host computes")
         current.model = await self._learner.model(version, plan.model_sha256)
@@ -355,7 +358,7 @@ class Rounds:
             batch = await asyncio.to_thread(self._some, current, made, waiting)
             trained = [user.index for member, _ in batch for user in current.covered[member]]
             try:
-                await self._carry_out(current, batch, trained if plan.purpose == Purpose.TRAIN.value else ())
+                await self._carry_out(current, batch, trained if plan.purpose == _TRAIN else ())
             except PeerError as error:
                 # The others are still kept, so that they can be sent when the COS can be reached again.
                 failure = error
@@ -369,6 +372,8 @@ class Rounds:
         self, current: _Round, made: Iterator[tuple[int, NDArray[np.uint32]]], waiting: set[int]
     ) -> list[tuple[int, list[Effect]]]:
         """Return the next contributions as effects; members left when the local step fails sit out."""
+        if current.plan is None:
+            raise AssertionError("a round without a plan has no contributions")
         activity = self._host.runtime.accounting.activity
         batch: list[tuple[int, list[Effect]]] = []
         size, reason = 0, "the local step made no contribution"
@@ -385,6 +390,9 @@ class Rounds:
                 break
             with activity("masks" if self._plan.secure_sum == "masked" else "rounds"):
                 effects = current.rounds[member].trained(codes)
+            if current.plan.purpose == _TRAIN:
+                rows = self._learner.rows([user.index for user in current.covered[member]])
+                self._private[current.plan.members[member].participant] = rows
             batch.append((member, effects))
             waiting.discard(member)
             size += codes.nbytes
@@ -419,11 +427,13 @@ class Rounds:
         if (sends and self._pending) or self._refused:
             # A member that is only asked to train is written down with its contribution: before that nothing leaves.
             await self._keep(current)
-        sending = self._submit(current, sends)
-        if trained:
-            await asyncio.gather(sending, asyncio.to_thread(self._learner.save, trained))
-        else:
-            await sending
+        saving = asyncio.create_task(asyncio.to_thread(self._learner.save, trained)) if trained else None
+        try:
+            await self._submit(current, sends)
+        finally:
+            # Before the next round writes over the journal, which has the same rows.
+            if saving is not None:
+                await saving
 
     def _note(self, current: _Round, member: int, send: Send) -> None:
         """Put a message on the receipt, once."""
@@ -438,13 +448,14 @@ class Rounds:
         self._sent.append(store.Sent(who, "cos", kind, 1, len(send.message), now_ms()))
 
     async def _keep(self, current: _Round | None = None) -> None:
-        pending, sent, refused = self._pending, self._sent, self._refused
+        pending, private, sent, refused = self._pending, self._private, self._sent, self._refused
         taking_part: list[int] = []
         if current is not None:
             taking_part, current.taking_part = current.taking_part, []
-        self._pending, self._sent, self._refused = {}, [], []
+        self._pending, self._private, self._sent, self._refused = {}, {}, [], []
         if pending or sent or refused or taking_part:
-            await self._journals.keep(pending, sent, refused, taking_part, int(time.time()) // _DAY_S)
+            day = int(time.time()) // _DAY_S
+            await self._journals.keep(pending, private, sent, refused, taking_part, day)
 
     async def _submit(self, current: _Round, sends: Sequence[tuple[int, Send]]) -> None:
         if not sends:
@@ -483,7 +494,7 @@ class Rounds:
                 "there is no model yet: the run is still gathering",
                 field="user",
             ) from refusal
-        side = await self._learner.side(joined=self._journals.joined > 0)
+        side = await self._learner.side()
         catalogue = self._learner.catalogue
         if catalogue is None:
             raise AssertionError("a side was made without a catalogue")

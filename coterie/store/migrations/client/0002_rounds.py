@@ -19,6 +19,7 @@ def upgrade() -> None:
         sa.Column("reveals", sa.String, nullable=False),
         sa.Column("offset", sa.Integer, nullable=False),
         sa.Column("length", sa.Integer, nullable=False),
+        sa.Column("private", sa.Integer, nullable=False),
         sa.Column("checksum", sa.Integer, nullable=False),
     )
     op.create_table(
