@@ -296,6 +296,19 @@ def test_two_sums_of_one_version_that_differ_by_one_give_its_contribution() -> N
     np.testing.assert_allclose(found.rows, alone.rows, atol=1e-5)
 
 
+def test_the_sign_of_a_difference_tells_own_items_from_sampled_ones() -> None:
+    truth = histories(40, 100, 10, seed=3)
+    federation = Federation(truth)
+    cohort = np.arange(20)
+    views = [federation.ask(cohort, keep=False, draw=1)]
+    views += [federation.ask(np.delete(cohort, k), keep=False, draw=1) for k in range(6)]
+    found = differencing.report(views, truth)
+    assert found["auc"] is not None
+    assert found["auc"] > 0.99
+    assert found["exposed"] == 6 / 40
+    assert found["same_version"] == 6
+
+
 def test_differences_of_rounds_with_dropouts_expose_who_dropped_out() -> None:
     consumed = (truth := histories(40, 100, 10, seed=3)).consumed().astype(np.float32)
     everybody = np.arange(40)

@@ -102,7 +102,7 @@ def report(views: Iterable[RoundView], truth: Truth) -> DifferencingReport:
         What users interacted with.
     """
     counts = np.zeros((truth.n_users, truth.n_items), np.float32)
-    lengths = np.zeros_like(counts)
+    moves = np.zeros_like(counts)
     seen = np.zeros(truth.n_users, np.bool_)
     pairs = same = 0
     for found in differences(known_slots(views, truth.n_users), truth.n_users):
@@ -112,11 +112,10 @@ def report(views: Iterable[RoundView], truth: Truth) -> DifferencingReport:
         if found.touched is not None:
             counts[found.slot] += found.touched
         if found.rows is not None:
-            length = np.linalg.norm(found.rows, axis=1)
-            lengths[found.slot] += length / max(float(length.max(initial=0)), 1e-30)
+            moves[found.slot] += _along_line(found.rows)
     consumed = truth.consumed()[seen]
-    # Counts are whole numbers; lengths are below 1 for each pair and decide between equals.
-    scores = counts[seen] + (0.5 * lengths[seen] / max(pairs, 1) if counts.any() else lengths[seen])
+    # Counts cannot tell what was sampled from what the participant has; the direction of a row's change can.
+    scores = moves[seen] if moves.any() else counts[seen]
     return DifferencingReport(
         auc=mean_auc(scores, consumed)[0],
         popularity_auc=mean_auc(truth.popularity(), consumed)[0],
@@ -124,3 +123,18 @@ def report(views: Iterable[RoundView], truth: Truth) -> DifferencingReport:
         pairs=pairs,
         same_version=same,
     )
+
+
+def _along_line(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return how far each row moved along the line of one participant, float32 (I,); at most 1, its own items above 0.
+
+    In a product model all rows of a participant move along one line, and more items are sampled than are its own.
+    """
+    axis = np.linalg.eigh(rows.T.astype(np.float64) @ rows)[1][:, -1]
+    moved = rows @ axis.astype(np.float32)
+    largest = float(np.abs(moved).max(initial=0))
+    if not largest:
+        return moved
+    clear = moved[np.abs(moved) > 0.01 * largest]
+    forwards = -1 if 2 * np.count_nonzero(clear > 0) > len(clear) else 1
+    return np.asarray(moved * np.float32(forwards / largest))

@@ -230,7 +230,8 @@ def _along_own_line(fitted: _Fitted) -> Floats:
 
 def _scaled(part: Floats) -> Floats:
     spread = np.sqrt(np.mean(np.sum(np.square(part), axis=2), axis=0))
-    return np.divide(part, spread[:, None], out=np.zeros_like(part), where=spread[:, None] > 0)
+    scaled: Floats = np.divide(part, spread[:, None], out=np.zeros_like(part), where=spread[:, None] > 0)
+    return scaled
 
 
 def _weighed(features: Sequence[Floats], popularity: Doubles, n_users: int) -> Floats:
