@@ -8,6 +8,8 @@
 #   make proto                   stubs and proto/fields.lock from the contract
 #   make docs                    write docs/configuration.md again from the models
 #   make bench                   ratios within one run:                   make bench ARGS="--only sealed --json FILE"
+#   make peers                   what some benchmarks compare with, in .venv-peers
+#   make soak                    100,000 schedules of rounds with faults (slow)
 #   make tables DATA=FOLDER      the tables of the papers on real data (slow)
 #   make lock                    locked versions again;                   ARGS are given to requirements/compile.sh
 #   make clean                   remove the environment and everything that is built
@@ -17,7 +19,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 DATA ?=
 
-.PHONY: help setup run test lint format proto docs bench tables lock clean
+.PHONY: help setup run test lint format proto docs bench peers soak tables lock clean
 
 help:
 	@sed -n 's/^#  *\(make .*\)/\1/p' Makefile
@@ -57,6 +59,15 @@ docs: setup
 
 bench: setup
 	$(BIN)/python -m bench $(ARGS)
+
+# Another release of the libraries that ours needs: in an environment of its own, driven as a child process.
+peers:
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet 'flwr==1.41.*' 'numpy<3'
+
+soak: setup
+	$(BIN)/python -m coterie.simulate --schedules 90000 --sum clear --found soak $(ARGS)
+	$(BIN)/python -m coterie.simulate --schedules 10000 --sum masked --found soak $(ARGS)
 
 tables: setup
 	$(BIN)/coterie evaluate --table drift $(if $(DATA),--data $(DATA)) $(ARGS)

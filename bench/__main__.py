@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench import federation, sealed
+from bench import federation, local_step, masked, rounds, sealed
 from bench.rows import Row, machine
 from coterie.telemetry.logs import configure
 
@@ -20,6 +20,10 @@ SUITES: dict[str, Callable[[Path | None], Iterator[Row]]] = {
     "sealed": lambda _: sealed.rows(),
     "drift.epoch": federation.epoch_rows,
     "drift.growth": lambda _: federation.growth_rows(),
+    "masked": lambda _: masked.rows(),
+    "local_step": local_step.rows,
+    "round": rounds.rows,
+    "round.empty": lambda _: rounds.empty_rows(),
 }
 
 

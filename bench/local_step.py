@@ -60,9 +60,6 @@ def torch_user(
     private: Mapping[str, NDArray[np.generic]],
     history: NDArray[np.integer],
     rng: np.random.Generator,
-    *,
-    allowed: NDArray[np.bool_] | None = None,
-    epochs: int | None = None,
 ) -> dict[str, Any]:
     """Train one user with autograd and PyTorch's optimisers, drawing as the product does.
 
@@ -85,12 +82,9 @@ def torch_user(
     import torch
 
     n_items = len(model["items"])
-    opened = np.ones(n_items, bool) if allowed is None else allowed.copy()
     positives = np.sort(history)
-    positives = positives[opened[positives]]
-    opened[positives] = False
-    others = np.flatnonzero(opened)
-    epochs = settings.local_epochs if epochs is None else epochs
+    others = np.setdiff1d(np.arange(n_items), positives)
+    epochs = settings.local_epochs
     size = len(positives) * (1 + settings.negatives)
     batch = settings.batch_size or size
     negatives = others[rng.integers(0, len(others), (epochs, settings.negatives * len(positives)))]

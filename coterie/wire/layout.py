@@ -162,8 +162,9 @@ class Layout:
         return self._spread([1 << (segment.bits - 1) for segment in self.segments]).astype(np.uint32)
 
     @cached_property
-    def _levels(self) -> NDArray[np.int64]:
-        return self._spread([segment.levels for segment in self.segments])
+    def _span(self) -> NDArray[np.uint32]:
+        """Difference of the largest and the smallest code of one user."""
+        return self._spread([2 * segment.levels for segment in self.segments]).astype(np.uint32)
 
     def _spread(self, each: Sequence[int]) -> NDArray[np.int64]:
         return np.repeat(np.array(each, np.int64), [segment.size for segment in self.segments])
@@ -202,9 +203,10 @@ class Layout:
         ImpossibleSumError
             When a value is beyond ``users`` times its bound; names the segment, never the value.
         """
-        steps = self._steps(total, users)
-        if np.any(np.abs(steps) > users * self._levels):
+        if not self.possible(total, users):
             raise ImpossibleSumError(f"a sum is beyond what the contributions of {users} users can add up to")
+        # Within the bounds nothing wraps around.
+        steps = (total - np.uint32(users) * self._offsets).view(np.int32)
         values = {}
         for segment in self.segments:
             scaled: NDArray[np.float64] = steps[self.places[segment.name]].astype(np.float64) * segment.step
@@ -213,10 +215,8 @@ class Layout:
 
     def possible(self, codes: NDArray[np.uint32], users: int) -> bool:
         """Whether codes, summed over so many users, are within the declared bounds."""
-        return not np.any(np.abs(self._steps(codes, users)) > users * self._levels)
-
-    def _steps(self, total: NDArray[np.uint32], users: int) -> NDArray[np.int64]:
-        return (total - np.uint32(users) * self._offsets).view(np.int32).astype(np.int64)
+        # Each user's code is at least 1: what is below wraps around and is beyond the span.
+        return bool(((codes - np.uint32(users)) <= np.uint32(users) * self._span).all())
 
     def average(self, sums: Mapping[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:
         """Divide each segment by the one that it names; where that is zero nobody contributed, and the mean is 0."""

@@ -1,0 +1,192 @@
+"""A round through all processes with mutual TLS against the same round in one process; the time of an empty round."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.rows import Row, lower
+from coterie.config.run import RunSettings
+from coterie.launch.federation import Federation
+from coterie.launch.feed import Feed, load, make_feed
+from coterie.launch.in_process import train_in_process
+from coterie.wire.v1 import operator_pb2 as wire
+
+_TICK = os.sysconf("SC_CLK_TCK")
+_COHORT = 50
+_FIRST = 5
+"""Rounds of training before the measured ones: caches are warm, keys are agreed."""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a round of training took, on average over the measured rounds.
+
+    Parameters
+    ----------
+    cpu : float
+        CPU seconds of all service processes.
+    wall : float
+        Median seconds.
+    by_process : mapping of str to float
+        CPU seconds by role.
+    activities : mapping of str to float
+        CPU seconds of what the processes account for, over the whole run and all processes.
+    rounds : int
+        Rounds measured.
+    sent : float
+        Bytes of messages of one member.
+    """
+
+    cpu: float
+    wall: float
+    by_process: Mapping[str, float]
+    activities: Mapping[str, float]
+    rounds: int
+    sent: float
+
+
+def settings_for(
+    data: Path | None,
+    model: str,
+    secure_sum: str,
+    *,
+    per_user: bool = False,
+    synthetic: Mapping[str, int] | None = None,
+    **changes: Mapping[str, Any],
+) -> RunSettings:
+    """Return the settings of a measured run: cohorts of 50 users at two hosts, in one pass, evaluated at its ends."""
+    sections: dict[str, dict[str, Any]] = {
+        "data": {"path": data, "synthetic": dict(synthetic or {})},
+        "fedncf": {"model": model, "touch": "exact"},
+        "rounds": {
+            "cohorts": "random",
+            "cohort": _COHORT,
+            "passes": 2,
+            "evaluate_every": 1000,
+            "party_per_user": per_user,
+        },
+        "federation": {"hosts": 2},
+    }
+    for section, values in changes.items():
+        sections[section] = {**sections.get(section, {}), **values}
+    return RunSettings.model_validate(
+        {"system": "fedncf", "secure_sum": secure_sum, "reference": False, **sections}
+    )
+
+
+def _cpu(federation: Federation) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for child in federation.children.values():
+        if child.process is not None:
+            fields = Path(f"/proc/{child.process.pid}/stat").read_text().rpartition(") ")[2].split()
+            found[child.role] = found.get(child.role, 0.0) + (int(fields[11]) + int(fields[12])) / _TICK
+    return found
+
+
+async def spent(settings: RunSettings, feed: Feed) -> Spent:
+    """Run a federation and read the processes' CPU clocks between two rounds of training."""
+    marks: list[dict[str, float]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        async with Federation(settings, feed, Path(folder), run_id="bench", seed=0) as federation:
+            await federation.start()
+            async for event in federation.watch():
+                if event.HasField("round") and event.round.purpose == "train":
+                    marks += [_cpu(federation)]
+            report = await federation.report()
+        accounts = federation.accounts()
+    trained = [one for one in report["rounds"] if one["purpose"] == "train"]
+    rounds = len(marks) - 1 - _FIRST
+    by_process = {role: (marks[-1][role] - marks[_FIRST][role]) / rounds for role in marks[-1]}
+    activities: dict[str, float] = {}
+    for account in accounts.values():
+        for name, seconds in account["cpu_seconds"]["activities"].items():
+            activities[name] = activities.get(name, 0.0) + seconds
+    return Spent(
+        cpu=sum(by_process.values()),
+        wall=statistics.median(sum(one["seconds"].values()) for one in trained[_FIRST:]),
+        by_process=by_process,
+        activities=activities,
+        rounds=rounds,
+        sent=statistics.median(one["bytes_in"] / one["members"] for one in trained),
+    )
+
+
+def in_process(settings: RunSettings, feed: Feed) -> float:
+    """Return the CPU seconds of a round of training in this process."""
+    marks: list[float] = []
+
+    def see(event: wire.WatchRunResponse) -> None:
+        if event.HasField("round") and event.round.purpose == "train":
+            marks.append(time.process_time())
+
+    train_in_process(settings, feed, run_id="bench", seed=0, see=see)
+    return (marks[-1] - marks[_FIRST]) / (len(marks) - 1 - _FIRST)
+
+
+def rows(data: Path | None) -> Iterator[Row]:
+    """Measure rounds of 50 users on two hosts."""
+    cases = (
+        ("neumf", "clear", False, 1.5),
+        ("neumf", "masked", False, 2.0),
+        ("gmf", "clear", False, None),
+        ("gmf", "masked", False, None),
+        ("neumf", "clear", True, 2.5),
+        ("neumf", "masked", True, None),
+    )
+    for model, secure_sum, per_user, target in cases:
+        settings = settings_for(data, model, secure_sum, per_user=per_user)
+        feed = make_feed(settings, load(settings), 0)
+        # Always against the clear sum in one process: what a protection costs is part of the ratio.
+        plain = settings_for(data, model, "clear", per_user=per_user)
+        theirs = statistics.median(in_process(plain, feed) for _ in range(3))
+        found = asyncio.run(spent(settings, feed))
+        who = "users" if per_user else "hosts"
+        by_process = ", ".join(f"{role} {1e3 * s:.1f}" for role, s in found.by_process.items())
+        aim = f"; target <= {target} times" if target is not None else ""
+        yield lower(
+            f"round.{model}.{who}.{secure_sum}",
+            1e3 * found.cpu,
+            1e3 * theirs,
+            "CPU ms",
+            f"{1e3 * found.wall:.1f} ms wall; ms by role: {by_process}; {found.rounds} rounds, "
+            f"{found.sent / 1e3:.1f} kB sent by a member{aim}",
+        )
+        if per_user and secure_sum == "masked":
+            yield lower(
+                "round.neumf.users.masked.per_participant",
+                1e3 * (found.cpu - theirs) / _COHORT,
+                None,
+                "CPU ms",
+                f"beyond the round in clear in one process; n = {_COHORT}; target <= 8 ms",
+            )
+
+
+def empty_rows() -> Iterator[Row]:
+    """Measure the wall time of rounds that carry almost nothing."""
+    for secure_sum, target in (("clear", 25), ("masked", 60)):
+        settings = settings_for(
+            None,
+            "gmf",
+            secure_sum,
+            synthetic={"users": 40, "items": 40, "interactions": 400},
+            fedncf={"dim": 4, "touch": "once", "min_touch": 1},
+            rounds={"cohorts": "all", "passes": 100},
+        )
+        feed = make_feed(settings, load(settings), 0)
+        found = asyncio.run(spent(settings, feed))
+        yield Row(
+            f"round.empty.{secure_sum}",
+            1e3 * found.wall,
+            None,
+            "ms wall",
+            None,
+            f"2 hosts of 20 users, {found.sent / 1e3:.2f} kB sent by a member; target <= {target} ms",
+        )
