@@ -30,18 +30,19 @@ def compose_command() -> list[str] | None:
 
 
 class Stack:
-    """One project of the compose file."""
+    """One project of the compose file, and of files beside it."""
 
-    def __init__(self, engine: Engine, settings: dict[str, str]) -> None:
+    def __init__(self, engine: Engine, settings: dict[str, str], *beside: str) -> None:
         self.project = f"coterie-{secrets.token_hex(4)}"
         self.client = engine.client
+        self._files = ["docker-compose.yml", *beside]
         self._engine = Engine(engine.client, {**engine.environment, **settings})
 
     def compose(self, *arguments: str) -> str:
         command = compose_command()
         assert command is not None
-        files = ["--project-name", self.project, "--file", str(DEPLOY / "docker-compose.yml")]
-        return self._engine.run([*command, *files, *arguments], cwd=DEPLOY)
+        files = [word for name in self._files for word in ("--file", str(DEPLOY / name))]
+        return self._engine.run([*command, "--project-name", self.project, *files, *arguments], cwd=DEPLOY)
 
     def container(self, service: str) -> Any:
         """Return the container of a service, running or not, as it is now."""

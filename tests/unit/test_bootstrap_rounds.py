@@ -1,0 +1,100 @@
+"""A federation in rounds, laid out: who is there, what each is told, and what the operator knows."""
+
+from __future__ import annotations
+
+import csv
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coterie.config.run import RunSettings
+from coterie.errors import ConfigError
+from coterie.launch.bootstrap import bootstrap, held_order
+from coterie.launch.feed import load, make_feed
+from coterie.launch.order import Order
+from coterie.rounds.fedncf import FedNcfPlan
+
+GIVEN: dict[str, Any] = {
+    "system": "fedncf",
+    "secure_sum": "masked",
+    "reference": False,
+    "data": {"synthetic": {"users": 50, "items": 60, "interactions": 1000}},
+    "rounds": {"cohort": 20, "group": 20, "min_cohort": 15, "min_sum": 12},
+    "federation": {"hosts": 2, "owners": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def laid_out(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Order]:
+    root = tmp_path_factory.mktemp("federation")
+    return root, bootstrap(RunSettings.model_validate(GIVEN), root, "a-run")
+
+
+def config(folder: Path) -> dict[str, Any]:
+    return tomllib.loads((folder / "config.toml").read_text())
+
+
+def test_one_data_owner_registers_every_item_in_the_order_of_the_data(laid_out: tuple[Path, Order]) -> None:
+    root, order = laid_out
+    assert {path.name for path in root.iterdir()} == {
+        "thirdparty",
+        "cos",
+        "owner-0",
+        "host-0",
+        "host-1",
+        "operator",
+    }
+    (owner,) = config(root / "owner-0")["owners"]
+    with (root / "owner-0" / owner["items"]).open(newline="") as file:
+        items = [row["item"] for row in csv.DictReader(file)]
+    assert items == list(load(order.settings).items)
+
+
+def test_hosts_are_told_to_accept_this_run_and_no_lower_floors(laid_out: tuple[Path, Order]) -> None:
+    root, _ = laid_out
+    for host in ("host-0", "host-1"):
+        assert config(root / host)["consent"] == {
+            "systems": ["fedncf"],
+            "secure_sums": ["masked"],
+            "min_cohort": 15,
+            "min_sum": 12,
+        }
+
+
+def test_histories_hold_every_interaction_as_positive_and_two_held_out_items_of_each_user(
+    laid_out: tuple[Path, Order],
+) -> None:
+    root, order = laid_out
+    rows: list[dict[str, str]] = []
+    for host in ("host-0", "host-1"):
+        with (root / host / "histories.csv").open(newline="") as file:
+            rows += csv.DictReader(file)
+    assert len(rows) == 1000
+    assert {row["positive"] for row in rows} == {"1"}
+    feed = make_feed(order.settings, load(order.settings), 0)
+    assert sum(row["part"] == "2" for row in rows) == sum(feed.leave_one_out().test >= 0)
+    assert sum(row["part"] == "1" for row in rows) == sum(feed.leave_one_out().validation >= 0)
+
+
+def test_the_operator_asks_for_the_run_as_the_file_has_it(laid_out: tuple[Path, Order]) -> None:
+    root, order = laid_out
+    held = held_order(root)
+    assert held is not None
+    request = held.request()
+    assert (request.expect_owners, request.expect_users) == (1, 50)
+    assert FedNcfPlan.from_json(request.plan.settings) == order.settings.fedncf.plan()
+    assert request.plan.rounds.min_cohort == 15
+    assert request == order.request()
+    assert held.protection["sum"] == "masked"
+    assert held.protection["devices"]["count"] == 2
+
+
+def test_users_who_cannot_fill_a_cohort_are_refused_before_anything_is_written_for_them(
+    tmp_path: Path,
+) -> None:
+    few = {**GIVEN, "data": {"synthetic": {"users": 14, "items": 60, "interactions": 300}}}
+    with pytest.raises(ConfigError, match="a cohort has 14 of 14 users"):
+        bootstrap(RunSettings.model_validate(few), tmp_path, "a-run")
+    assert not (tmp_path / "host-0").exists()
