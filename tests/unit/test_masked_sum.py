@@ -340,6 +340,15 @@ def test_two_members_that_leave_each_other_out_are_both_summed():
     assert np.array_equal(cohort.total().codes, cohort.clear)
 
 
+def test_a_mask_that_a_neighbour_left_out_is_not_taken_off_when_its_owner_is_lost():
+    cohort = Cohort(12).until(Step.SUBMIT)
+    spoil(cohort, [(0, 1)])
+    for step in (Step.SUBMIT, Step.CONFIRM, Step.UNMASK):
+        cohort.step(step, lost=(0,))
+    assert (2, 0, "mask") in set(revealed(cohort))
+    assert np.array_equal(cohort.total().codes, cohort.clear)
+
+
 # --- wrong answers -------------------------------------------------------------------------------------------------
 
 
