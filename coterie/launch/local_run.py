@@ -8,6 +8,7 @@ that has ended stays as it is.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 import tomllib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -33,7 +34,7 @@ from coterie.net.credentials import TlsFiles
 from coterie.net.meter import Meter
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
-from coterie.rounds.asynchronous import Phase, RunState
+from coterie.rounds.asynchronous import Phase
 from coterie.store import cos as cos_store
 from coterie.store.client import load_users
 from coterie.wire.v1 import client_pb2 as wire
@@ -154,8 +155,8 @@ class LocalRun:
         """Id of the run."""
         return self.folder.parent.name if self.folder.name.startswith("seed-") else self.folder.name
 
-    def phase(self) -> Phase | None:
-        """Return where the run stands by the store of its COS; None before it was started.
+    def phase(self) -> str | None:
+        """Return where the run stands by the store of its COS, as "done"; None before it was started.
 
         Raises
         ------
@@ -164,7 +165,8 @@ class LocalRun:
         """
         path = self.folder / "cos" / "state" / "cos.db"
         rows = _read(path, lambda connection: list(connection.execute(sa.select(cos_store.runs.c.state))))
-        return RunState.from_json(rows[0].state).phase if rows else None
+        # Runs of every kind keep their phase under this key.
+        return str(json.loads(rows[0].state)["phase"]) if rows else None
 
     def users(self) -> dict[str, str]:
         """Return the host of each user by the user's name.
@@ -307,9 +309,9 @@ async def _asked(run: LocalRun, host: str) -> AsyncIterator[Channel]:
             hint="try again in a moment; its log says more when it has stopped",
         )
     phase = run.phase()
-    if phase is not Phase.DONE:
+    if phase != Phase.DONE.value:
         raise RunError(
-            f"run {run.run_id} is neither running nor finished: it stopped in phase {(phase or Phase.GATHER).value}",
+            f"run {run.run_id} is neither running nor finished: it stopped in phase {phase or Phase.GATHER.value}",
             hint="--run names another run",
         )
     async with _started_again(children) as address, _connected(tls, children["client"], address) as channel:
