@@ -90,10 +90,7 @@ _DAY_S = 24 * 3600
 
 @dataclass
 class _Round:
-    """The round in progress, as this host takes part in it.
-
-    ``rounds`` has the members that take part; ``reason`` says why none does.
-    """
+    """The round in progress, as this host takes part in it; ``rounds`` has the members that do."""
 
     number: int
     plan: SumPlan | None = None
@@ -104,7 +101,6 @@ class _Round:
     model: Model | None = None
     opened: NDArray[np.bool_] | None = None
     taking_part: list[int] = field(default_factory=list)
-    reason: str = ""
     sent: set[tuple[int, Step]] = field(default_factory=set)
     """Which messages are on the receipt."""
     taken: dict[tuple[int, Step], float] = field(default_factory=dict)
@@ -226,11 +222,13 @@ class Rounds:
         if plan.round != number:
             raise StaleError
         try:
-            return await self._accept(plan, version)
+            found = await self._accept(plan, version)
         except Declined as declined:
             self._sit_out(number, str(declined))
+            found = _Round(number)
+        if self._refused:
             await self._keep()
-            return _Round(number, reason=str(declined))
+        return found
 
     async def _accept(self, plan: SumPlan, version: int) -> _Round:
         """Check a plan and return the round under it.
