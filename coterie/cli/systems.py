@@ -9,9 +9,9 @@ __all__ = ["systems"]
 
 
 def systems(json: JsonOption = False) -> None:
-    """Show which learning system runs under which secure sum, and why not under the others.
+    """Show which learning system runs under which secure sum.
 
-    `system` and `secure_sum` in the file of a run name them.
+    And why not under the others. `system` and `secure_sum` in the file of a run name them.
     """
     output = Output("systems", as_json=json)
     from rich.box import SIMPLE_HEAD

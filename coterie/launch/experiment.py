@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from coterie.config.run import FederationSettings, RunSettings
 from coterie.errors import ConfigError, RunError
 from coterie.evaluation.holdout import TRAIN
-from coterie.launch.cohorts import protection, require_cohorts
+from coterie.launch.cohorts import protection, require_cohorts, require_services
 from coterie.launch.federation import Federation
 from coterie.launch.feed import Feed, load, make_feed
 from coterie.launch.in_process import train_in_process
@@ -78,6 +78,8 @@ async def run(
             "drift does not run in one process: its owners work side by side",
             hint="without --in-process every service is a process of its own",
         )
+    if settings.system != "drift" and not in_process:
+        require_services(settings)
     one = _in_process if in_process else _one
     started = datetime.datetime.now(datetime.UTC)
     begun = time.perf_counter()
