@@ -37,6 +37,7 @@ __all__ = [
     "FedNcfSettings",
     "Private",
     "apply",
+    "balance",
     "expected_touches",
     "initial",
     "initial_private",
@@ -52,7 +53,7 @@ TOUCHES = ("exact", "once")
 LOCAL_OPTIMISERS = ("sgd", "adam")
 
 _CLOSED = np.float32(1e3)
-"""Taken from the scores of closed items: more than any score, and little enough to keep their order."""
+"""Taken from the scores of items open to nobody: more than any score, and little enough to keep their order."""
 
 _MODEL, _PRIVATE = 0, 1
 """First element of the key under which each use of a seed draws; `coterie.learning.fedncf_local` has 2."""
@@ -327,14 +328,14 @@ def expected_touches(
     r"""Return how many of a group's participants touch each row in a round, in expectation.
 
     Who interacted with item :math:`i` touches it for sure.  Each of the others draws :math:`E \nu n` negatives out of
-    the open items that it has not interacted with; :math:`n` is taken to be the group's mean.
+    the items that it has not interacted with; :math:`n` is taken to be the group's mean.
 
     Parameters
     ----------
     support : ndarray, shape (n_items,)
         How many of the group's participants have each item in their training data; 0 where it is closed.
     interactions : float
-        Mean number of interactions of a participant with open items.
+        Mean number of interactions of a participant.
     settings : FedNcfSettings
         For the negatives :math:`\nu` per interaction and the local epochs :math:`E`.
     users : int
@@ -343,13 +344,34 @@ def expected_touches(
     Returns
     -------
     ndarray of float64, shape (n_items,)
-        0 where the support is: such a row is touched only if the list of open items says so.
+        0 where the support is: nobody sends such a row.
     """
     n = float(np.mean(interactions))
-    opened = np.count_nonzero(support)
     draws = settings.local_epochs * settings.negatives * n
-    chance = -math.expm1(draws * math.log1p(-1 / max(opened - n, 2.0)))
+    chance = -math.expm1(draws * math.log1p(-1 / max(len(support) - n, 2.0)))
     return np.where(support > 0, support + (users - support) * chance, 0.0)
+
+
+def balance(opened: NDArray[np.bool_], users: NDArray[np.integer]) -> NDArray[np.float32]:
+    r"""Return the weight of a negative in the change of each item's row, when groups have different open items.
+
+    An item's interactions are in the groups where it is open, but its negatives would come from everywhere.  Without
+    a weight its row would learn from too few of them, and rare items would be ranked too high.
+
+    Parameters
+    ----------
+    opened : ndarray of bool, shape (groups, n_items)
+        The open items of each group; the orchestrator knows them.
+    users : ndarray of int, shape (groups,)
+        Participants of each group.
+
+    Returns
+    -------
+    ndarray of float32, shape (n_items,)
+        All participants by those to whom the item is open; 1 for items that are open to nobody.
+    """
+    reached = np.asarray(users, np.float64) @ opened
+    return np.where(reached > 0, np.sum(users) / np.maximum(reached, 1), 1.0).astype(np.float32)
 
 
 def initial_server_state(settings: FedNcfSettings, model: Mapping[str, NDArray[np.float32]]) -> Arrays:
@@ -437,8 +459,7 @@ def scores(
 ) -> NDArray[np.float32]:
     """Return the scores of some participants for some items; the higher the better.
 
-    Items that are closed for a participant's group come after all that are open to it.  Its embedding has never met
-    them, not even as negatives, so that their scores mean nothing beside the others.
+    Items that are open to no group come after all others: their rows have never learnt anything.
 
     Parameters
     ----------
@@ -449,7 +470,7 @@ def scores(
     candidates : ndarray of int, shape (users, n), optional
         Each user's items; all items for everybody if left out.
     allowed : ndarray of bool, shape (n_items,), optional
-        Items that are open to the group of these participants.
+        Items that are open to at least one group.
 
     Returns
     -------

@@ -46,7 +46,7 @@ class UserUpdate:
     index : int
         Which of the users.
     rows : ndarray of int32, shape (t,)
-        The items that it touched, ascending.
+        The open items that it touched, ascending.
     row_deltas : ndarray of float32, shape (t, width)
         What became of their rows: `I_i - I_i^t`.
     network_delta : ndarray of float32, shape (network_size,)
@@ -54,7 +54,7 @@ class UserUpdate:
     instances : int
         `n_c`: interactions and negatives of one local epoch.
     withheld : int
-        Interactions with items that are not open: nothing was learnt from them.
+        Interactions with items that are not open: they taught the user's embedding and the network, no row.
     loss : float
         Mean over the local steps of the mean loss; NaN without any.
     private : Private
@@ -108,7 +108,6 @@ class _Work:
 
     index: int
     rng: np.random.Generator
-    withheld: int
     instances: int
     touched: NDArray[np.int64]
     row: NDArray[np.int64]
@@ -135,6 +134,7 @@ def local_step(
     round_: int,
     global_round: float = 0.0,
     allowed: NDArray[np.bool_] | None = None,
+    balance: NDArray[np.float32] | None = None,
     epochs: Sequence[int] | NDArray[np.integer] | None = None,
 ) -> Iterator[UserUpdate]:
     """Train users from one version of the model, each on its own data.
@@ -155,7 +155,10 @@ def local_step(
     global_round : float
         Global rounds before this round.
     allowed : ndarray of bool, shape (n_items,), optional
-        Open items; the others are neither learnt from nor sampled.  Users of different groups take separate calls.
+        Open items.  No change of another row leaves: its instances teach the user's embedding and the network only.
+        Users of different groups take separate calls.
+    balance : ndarray of float32, shape (n_items,), optional
+        Weight of a negative in the change of an item's row, `coterie.learning.fedncf.balance`.
     epochs : sequence of int, optional
         Local epochs of each user where they differ: one who has less time does less work (FedProx).
 
@@ -170,7 +173,6 @@ def local_step(
         A history names an item that does not exist.
     """
     n_items = len(model["items"])
-    opened = np.arange(n_items) if allowed is None else np.flatnonzero(allowed)
     waiting: dict[tuple[int, bool], list[_Work]] = {}
     for index, (history, key) in enumerate(zip(histories, keys, strict=True)):
         rng = np.random.default_rng(np.random.SeedSequence(int(key), spawn_key=(_LOCAL, seed, round_)))
@@ -180,8 +182,6 @@ def local_step(
             rng,
             settings,
             n_items,
-            opened,
-            allowed,
             settings.local_epochs if epochs is None else int(epochs[index]),
         )
         # A stack is filled as users come, so that a host's memory does not grow with the number of its users.
@@ -189,9 +189,9 @@ def local_step(
         group = waiting.setdefault(shape, [])
         group.append(work)
         if len(group) >= _stack(work, settings):
-            yield from _train(waiting.pop(shape), model, private, settings, global_round)
+            yield from _train(waiting.pop(shape), model, private, settings, global_round, allowed, balance)
     for shape in sorted(waiting):
-        yield from _train(waiting[shape], model, private, settings, global_round)
+        yield from _train(waiting[shape], model, private, settings, global_round, allowed, balance)
 
 
 def _stack(work: _Work, settings: FedNcfSettings) -> int:
@@ -212,28 +212,21 @@ def _draw(
     rng: np.random.Generator,
     settings: FedNcfSettings,
     n_items: int,
-    opened: NDArray[np.int64],
-    allowed: NDArray[np.bool_] | None,
     epochs: int,
 ) -> _Work:
     """Draw a user's negatives and order, and lay its instances out in steps."""
     positives = np.sort(history).astype(np.int64)
     if len(positives) and not 0 <= positives[0] <= positives[-1] < n_items:
         raise DataError(f"a history names an item beyond the {n_items} of the model")
-    places = positives
-    if allowed is not None:
-        positives = positives[allowed[positives]]
-        places = np.searchsorted(opened, positives)
-    withheld = len(history) - len(positives)
-    n, others = len(positives), len(opened) - len(positives)
+    n, others = len(positives), n_items - len(positives)
     if not n or not others or not epochs:
         none = np.empty(0, np.int64)
         nothing = np.empty(0, np.float32)
-        return _Work(index, rng, withheld, 0, none, none, none, none, nothing, nothing, none, 0)
+        return _Work(index, rng, 0, none, none, none, none, nothing, nothing, none, 0)
 
     # The k-th item outside the history is found among its gaps, so that a large catalogue costs nothing.
     drawn = rng.integers(0, others, (epochs, settings.negatives * n))
-    drawn = opened[drawn + np.searchsorted(places - np.arange(n), drawn, "right")]
+    drawn += np.searchsorted(positives - np.arange(n), drawn, "right")
     size = n * (1 + settings.negatives)
     batch = settings.batch_size or size
     each = -(-size // batch)
@@ -271,9 +264,7 @@ def _draw(
         place = np.arange(len(step)) - first[step]
         widest = int(place.max()) + 1
     weight = (times / counts[step]).astype(np.float32)
-    return _Work(
-        index, rng, withheld, size, touched, row, step, place, label, weight, counts, _padded(widest)
-    )
+    return _Work(index, rng, size, touched, row, step, place, label, weight, counts, _padded(widest))
 
 
 def _train(
@@ -282,6 +273,8 @@ def _train(
     private: Private,
     settings: FedNcfSettings,
     global_round: float,
+    allowed: NDArray[np.bool_] | None,
+    balance: NDArray[np.float32] | None,
 ) -> Iterator[UserUpdate]:
     """Run the local steps of users whose steps have the same width."""
     # Those with the most steps first: the users that are not finished are always the first ones.
@@ -291,7 +284,7 @@ def _train(
     private_rate = settings.private_rate * settings.rate_factor(global_round)
     plain = settings.local_optimiser == "sgd" and not settings.proximal
     train = _one_step if plain and steps[0] <= 1 else _many_steps
-    row_deltas, network_deltas, loss = train(group, steps, model, kept, settings, private_rate)
+    row_deltas, network_deltas, loss = train(group, steps, model, kept, settings, private_rate, balance)
     control_deltas = np.zeros_like(kept.control)
     if settings.scaffold:
         trained = steps > 0
@@ -301,13 +294,19 @@ def _train(
         kept.control[trained] = control
     for k, work in enumerate(group):
         one = slice(k, k + 1)
+        touched, deltas, withheld = work.touched, row_deltas[k, : len(work.touched)], 0
+        if allowed is not None:
+            sent = allowed[touched]
+            positive = np.bincount(work.row, weights=work.label, minlength=len(touched)) > 0
+            withheld = int(np.count_nonzero(positive & ~sent))
+            touched, deltas = touched[sent], deltas[sent]
         yield UserUpdate(
             work.index,
-            work.touched.astype(np.int32),
-            row_deltas[k, : len(work.touched)],
+            touched.astype(np.int32),
+            deltas,
             network_deltas[k],
             work.instances,
-            work.withheld,
+            withheld,
             float(loss[k] / steps[k]) if steps[k] else float("nan"),
             Private(
                 kept.embedding[one], kept.first[one], kept.second[one], kept.steps[one], kept.control[one]
@@ -328,6 +327,7 @@ def _one_step(
     kept: Private,
     settings: FedNcfSettings,
     private_rate: float,
+    balance: NDArray[np.float32] | None,
 ) -> _Trained:
     """Take one step of SGD on all local data: no copies of rows or network are needed, only gradients."""
     users, n = len(group), group[0].width
@@ -346,6 +346,8 @@ def _one_step(
         settings.architecture, kept.embedding[:, :, None], rows, model["network"], label, weight
     )
     sizes = np.array([work.instances for work in group], np.float32)
+    if balance is not None:
+        found.rows[:] *= np.where(label > 0, np.float32(1), balance[touched])[:, None]
     row_deltas = np.empty((users, n, items.shape[1]), np.float32)
     np.multiply(found.rows.transpose(0, 2, 1), -rate * sizes[:, None, None], out=row_deltas)
     push = found.network
@@ -365,10 +367,16 @@ def _many_steps(
     kept: Private,
     settings: FedNcfSettings,
     private_rate: float,
+    balance: NDArray[np.float32] | None,
 ) -> _Trained:
     """Take steps on copies of the rows and of the network."""
     users, width = len(group), settings.architecture.width
     start, where, label, weight, counts = _stacked(group, model["items"])
+    copied = np.ones(start.shape[:2], np.float32)
+    if balance is not None:
+        for k, work in enumerate(group):
+            copied[k, : len(work.touched)] = balance[work.touched]
+    weights = copied.reshape(-1)
     rows = start.copy()
     flat = rows.reshape(-1, width)
     network: NDArray[np.float32] = model["network"]
@@ -395,6 +403,8 @@ def _many_steps(
         )
         loss[:active] += found.loss
         pull, push = found.rows, found.network
+        if balance is not None:
+            pull *= np.where(label[s, :active] > 0, np.float32(1), weights[at])[:, None]
         if not adaptive:
             pull *= counts[s, :active, None, None]
         pull = pull.transpose(0, 2, 1)
