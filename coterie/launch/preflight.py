@@ -14,6 +14,7 @@ from coterie.config.load import ROLES
 from coterie.config.run import RunSettings
 from coterie.errors import CoterieError
 from coterie.launch.children import free_port
+from coterie.launch.cohorts import protection, require_cohorts, require_services
 from coterie.launch.feed import Feed, load, make_feed
 from coterie.launch.finding import Finding, Status, failed, passed
 from coterie.launch.preflight_service import check_service, existing, unwritable
@@ -50,6 +51,8 @@ def check_run(settings: RunSettings) -> list[Finding]:
             findings.append(failed("split", error, "`[split]` and `[federation]` say how data is divided"))
         else:
             findings += [_split(settings, feed), _memory(settings, feed), _disk(settings, feed)]
+            if settings.system != "drift":
+                findings += _rounds(settings, feed)
     return [*findings, _output(settings.output), _loopback(settings)]
 
 
@@ -96,7 +99,7 @@ def _split(settings: RunSettings, feed: Feed) -> Finding:
     few, many = min(users), max(users)
     each = f"{few}" if few == many else f"{few} to {many}"
     sizes = f"{len(owners)} data owners, {each} users on each of {hosts} hosts"
-    if below:
+    if below and settings.system == "drift":  # in rounds metrics are part of a sum over the cohort
         return Finding(
             "split",
             "warn",
@@ -107,15 +110,43 @@ def _split(settings: RunSettings, feed: Feed) -> Finding:
     return passed("split", sizes)
 
 
+def _rounds(settings: RunSettings, feed: Feed) -> Iterator[Finding]:
+    hosts = feed.users_of_hosts()
+    try:
+        require_services(settings)
+        require_cohorts(settings, sum(hosts))
+    except CoterieError as error:
+        yield failed("rounds", error, "`[rounds]` says how cohorts are drawn and under which floors")
+        return
+    known = protection(settings, hosts)
+    yield passed("rounds", f"secure sum {known['sum']}, {known['parties']} as parties")
+    for warning in known["warnings"]:
+        yield Finding("rounds", "warn", warning, "docs/systems/fedncf.md, Cohorts")
+
+
+def _width(settings: RunSettings) -> int:
+    """Return how many values a row of the model has."""
+    if settings.system == "drift":
+        return settings.drift.dim
+    return settings.fedncf.plan().learning.architecture.width
+
+
+def _versions(settings: RunSettings) -> int:
+    """Return how many versions of the model a run may keep."""
+    return settings.drift.epochs if settings.system == "drift" else 10
+
+
 def _processes(settings: RunSettings) -> int:
     federation = settings.federation
+    if settings.system != "drift":
+        return 3 + federation.hosts
     # Without a number there is one process for each owner, and about 20 genres in any data set here.
     owners = federation.owner_processes or federation.owners or 20
     return 2 + owners + federation.hosts
 
 
 def _memory(settings: RunSettings, feed: Feed) -> Finding:
-    users, items, d = len(feed.dataset.users), len(feed.dataset.items), settings.drift.dim
+    users, items, d = len(feed.dataset.users), len(feed.dataset.items), _width(settings)
     hosts = settings.federation.hosts
     model = (users + items) * d * 4
     # A host scores 256 users at a time and holds about ten arrays of that shape; everybody holds the catalogue.
@@ -146,10 +177,10 @@ def _free_memory() -> int | None:
 
 
 def _disk(settings: RunSettings, feed: Feed) -> Finding:
-    d, seeds = settings.drift.dim, len(settings.seeds)
+    d, seeds = _width(settings), len(settings.seeds)
     model = (len(feed.dataset.users) + len(feed.dataset.items)) * d * 4
     # Histories and stores take some hundred bytes an interaction; one model is kept for each evaluation.
-    expected = seeds * (500 * len(feed.dataset) + (settings.drift.epochs + 3) * model + 20 * _MB)
+    expected = seeds * (500 * len(feed.dataset) + (_versions(settings) + 3) * model + 20 * _MB)
     free = shutil.disk_usage(existing(settings.output)).free
     text = f"about {max(1, expected // _MB):,} MiB expected, {free // _MB:,} MiB free"
     if expected > free:

@@ -1,0 +1,37 @@
+"""What preflight says of a run in rounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coterie.config.run import RunSettings
+from coterie.launch.preflight import Finding, check_run
+
+
+def findings(**given: Any) -> list[Finding]:
+    small = {"synthetic": {"users": 60, "items": 50, "interactions": 900}}
+    settings = RunSettings.model_validate({"system": "fedncf", "data": small, **given})
+    return [one for one in check_run(settings) if one.check in ("rounds", "split")]
+
+
+def test_a_run_that_can_be_made_names_its_sum_and_parties() -> None:
+    split, rounds = findings(rounds={"cohort": 30, "group": 30})
+    assert [split.status, rounds.status] == ["ok", "ok"]
+    assert rounds.note == "secure sum clear, hosts as parties"
+
+
+def test_hosts_with_few_users_are_no_warning_where_metrics_are_part_of_the_sum() -> None:
+    split, *_ = findings(rounds={"cohort": 30, "group": 30}, federation={"hosts": 6})
+    assert split.status == "ok"
+
+
+def test_what_cohorts_give_away_is_a_warning() -> None:
+    _, _, *warned = findings(rounds={"cohorts": "random", "cohort": 30, "group": 30})
+    assert [one.status for one in warned] == ["warn", "warn"]
+    assert "Random cohorts" in warned[0].problem
+
+
+def test_users_who_cannot_fill_a_cohort_fail_the_check() -> None:
+    _, rounds = findings(rounds={"min_cohort": 70, "min_sum": 70, "cohort": 70, "group": 70})
+    assert rounds.status == "fail"
+    assert "a cohort has 60 of 60 users" in rounds.problem
