@@ -50,6 +50,11 @@ def headline(settings: RunSettings) -> str:
     )
 
 
+def _words(phase: wire.RunPhase.ValueType) -> str:
+    """Return words for a phase, also of a newer server."""
+    return _PHASES.get(phase) or f"phase {phase}"
+
+
 class Progress:
     """A live table on a terminal; a line for each phase and evaluation elsewhere.
 
@@ -104,7 +109,7 @@ class Progress:
                 self._metrics = dict(zip(event.metrics.names, event.metrics.means, strict=True))
                 self._line(f"{self._unit} {event.metrics.epoch}/{self._epochs}  {self._quality()}", seed)
             case "phase" if event.phase.phase != wire.RunPhase.RUN_PHASE_EPOCH:
-                self._line(_PHASES[event.phase.phase], seed)
+                self._line(_words(event.phase.phase), seed)
             case "party" if event.party.change in ("lost", "returned", "left"):
                 self._line(f"{event.party.party} {event.party.change}", seed)
             case "round":
@@ -151,7 +156,7 @@ class Progress:
         rows = [
             (
                 "phase",
-                f"{_PHASES.get(state.phase, '')}, {self._unit} {state.epoch}/{self._epochs}, seed {seed}",
+                f"{_words(state.phase)}, {self._unit} {state.epoch}/{self._epochs}, seed {seed}",
             ),
             (
                 "alive",

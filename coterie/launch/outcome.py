@@ -138,7 +138,10 @@ _PHASES = {
 
 def _events(known: Mapping[str, Any]) -> list[dict[str, Any]]:
     texts = [(one["time_ms"], f"{one['party']} {one['change']}") for one in known["parties"]]
-    texts += [(one["time_ms"], _PHASES[one["phase"]].format(one["epoch"])) for one in known["phases"]]
+    texts += [
+        (one["time_ms"], _PHASES.get(one["phase"], one["phase"]).format(one["epoch"]))
+        for one in known["phases"]
+    ]
     start = _start(known)
     return [{"time_s": round((at - start) / 1e3, 3), "text": text} for at, text in sorted(texts)]
 
