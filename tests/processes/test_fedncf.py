@@ -4,8 +4,10 @@ import asyncio
 
 import pytest
 
-from coterie.launch import experiment
+from coterie.launch import experiment, local_run
+from coterie.launch.feed import load, make_feed
 from coterie.launch.in_process import train_in_process
+from coterie.launch.local_run import LocalRun
 from coterie.wire.v1 import operator_pb2 as wire
 
 ROUNDS = {"cohort": 20, "group": 20, "passes": 4, "evaluate_every": 2}
@@ -150,3 +152,15 @@ def test_a_whole_experiment_leaves_a_report_of_its_rounds(small, tmp_path):
     assert report["visibility"]["cos/cos"]
     assert "Submit" in report["traffic"]
     assert (folder / "report.html").is_file()
+
+    # Afterwards a user's host recommends by the version that counts, and says what has left it.
+    feed = make_feed(settings, load(settings), 0)
+    user = feed.dataset.users[0]
+    found = asyncio.run(local_run.recommend(LocalRun.at(folder), user, 5))
+    # Version 0 learned nothing: where it was the best, the newest is asked.
+    assert found.version == (report["chosen"]["version"] or report["updates"])
+    own = feed.dataset.item[feed.dataset.user == 0]
+    assert not {one.item for one in found.suggestions} & {feed.dataset.items[item] for item in own}
+    assert len(found.suggestions) == 5
+    left = asyncio.run(local_run.receipt(LocalRun.at(folder), user))
+    assert any(one.recipient == "cos/cos" for one in left)
