@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.rows import Row, in_turn, lower
-from coterie.learning.fedncf import FedNcfSettings, initial, initial_private, layout
+from coterie.learning.fedncf import FedNcfSettings, initial, initial_private, layout, published, tuned
 from coterie.learning.fedncf_local import contribute, local_step
 from coterie.learning.ncf import Architecture
 from coterie.wire.layout import Contribution
@@ -154,15 +154,11 @@ def rows(data: Path | None = None) -> Iterator[Row]:
     histories, n_items, origin = _cohort(data)
     keys = list(range(_COHORT))
     for model in ("neumf", "gmf", "mlp"):
-        base = FedNcfSettings(architecture=Architecture(model))
-        for name, settings in (
-            ("one step", base),
-            ("batches of 64", replace(base, batch_size=64, local_rate=0.01)),
-            (
-                "batches of 64, Adam",
-                replace(base, batch_size=64, local_optimiser="adam", local_rate=1e-3),
-            ),
-        ):
+        base = tuned(model)
+        ways = {"one step": base, "batches of 64": replace(base, batch_size=64, local_rate=0.01)}
+        if model == "neumf":
+            ways["as the paper prints it"] = published(model)
+        for name, settings in ways.items():
             shared, private = initial(settings, n_items, 0), initial_private(settings, keys)
 
             def ours(
