@@ -134,9 +134,19 @@ def lay_out(settings: RunSettings, feed: Feed, layout: Layout, *, run_id: str, s
         users = feed.write_histories(host, place.folder / "histories.csv")
         if users:
             total += users
-            values = {**common, "histories": "histories.csv", "seed": seed, **_consent(settings)}
+            values = {
+                **common,
+                "histories": "histories.csv",
+                **_own_seed(settings, seed),
+                **_consent(settings),
+            }
             parties.append(PartyPlan("client", name, place, users, values))
     return Laid(tuple(parties), total)
+
+
+def _own_seed(settings: RunSettings, seed: int) -> dict[str, int]:
+    """Return what seeds the users' own randomness: nothing where they are people, and no operator may know it."""
+    return {"seed": seed} if settings.system == "drift" or settings.rounds.experiment else {}
 
 
 def _consent(settings: RunSettings) -> dict[str, Any]:

@@ -199,7 +199,7 @@ def rounds_section(report: Report) -> Section:
         )
     if warnings := _texts(known.get("warnings")):
         found.tables.append(
-            Table("What this setting gives away", ["Note"], [[text] for text in warnings], numeric=False)
+            Table("What to know of this setting", ["Note"], [[text] for text in warnings], numeric=False)
         )
     if rounds.abandoned:
         found.tables.append(

@@ -65,6 +65,16 @@ def test_hosts_are_told_to_accept_this_run_and_no_lower_floors(laid_out: tuple[P
         }
 
 
+def test_users_draw_from_a_seed_that_others_know_in_experiments_only(
+    laid_out: tuple[Path, Order], tmp_path: Path
+) -> None:
+    root, _ = laid_out
+    assert config(root / "host-0")["seed"] == 0
+    rounds = {**GIVEN["rounds"], "experiment": False, "min_cohort": 2, "min_sum": 2}
+    bootstrap(RunSettings.model_validate({**GIVEN, "rounds": rounds}), tmp_path, "a-run")
+    assert "seed" not in config(tmp_path / "host-0")
+
+
 def test_histories_hold_every_interaction_as_positive_and_two_held_out_items_of_each_user(
     laid_out: tuple[Path, Order],
 ) -> None:
