@@ -1,0 +1,298 @@
+"""A real client host in the rounds of a real orchestration server: to the end, outside its consent, after crashes."""
+
+import asyncio
+import contextlib
+import csv
+import json
+import sqlite3
+import time
+
+import numpy as np
+import pytest
+
+from coterie.learning.fedncf import FedNcfSettings
+from coterie.learning.ncf import Architecture
+from coterie.net.party import Member
+from coterie.rounds.fedncf import FedNcfPlan
+from coterie.wire.v1 import client_pb2 as agent_wire
+from coterie.wire.v1 import operator_pb2 as operating
+from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1.client_pb2_grpc import UserAgentStub
+
+SOON_S = 60.0
+ITEMS = [f"item-{n:02}" for n in range(12)]
+NAMES = [f"user-{n}" for n in range(5)]
+SETTINGS = FedNcfPlan(FedNcfSettings(architecture=Architecture(model="neumf", dim=4)), min_touch=1)
+SEED = 11
+"""Of users whose validation items rank higher after training."""
+
+TRUSTING = {"min_cohort": 1, "min_sum": 1}
+HISTORY = {
+    name: [ITEMS[n] for n in np.random.default_rng(at).permutation(len(ITEMS))[:6]]
+    for at, name in enumerate(NAMES)
+}
+"""Items of each user in the order of time; the last is for the test, the one before for validation."""
+
+
+def write_histories(path):
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["user", "item", "positive", "time", "part"])
+        for name, items in HISTORY.items():
+            for at, item in enumerate(items):
+                writer.writerow([name, item, 1, 1000 + at, [0, 0, 0, 0, 1, 2][at]])
+    return path
+
+
+def query(service, text):
+    with contextlib.closing(sqlite3.connect(service.state / "client.db")) as connection:
+        return connection.execute(text).fetchall()
+
+
+class World:
+    """A run with one data owner, played by the test, and one real host of five users."""
+
+    def __init__(self, calls, third_party, start_member, certificates, tmp_path, cos):
+        self.calls, self.third_party, self.start_member = calls, third_party, start_member
+        self.certificates, self.cos = certificates, cos
+        self.run = f"hosted-{time.monotonic_ns()}"
+        self.histories = write_histories(tmp_path / "histories.csv")
+        self.operator = calls.Operating(cos, certificates["operator"])
+
+    async def begin(self, *, secure_sum="clear", per_user=False, users=None, **rounds):
+        usual = {
+            "cohorts": wire.CohortKind.COHORT_KIND_ALL,
+            "cohort": 1,
+            "group": 1000,
+            "beacon": bytes(32),
+            "party_per_user": per_user,
+            "min_cohort": 1,
+            "min_sum": 1,
+            "experiment": True,
+            "passes": 1,
+            "evaluate_every": 1,
+            "choose_by": "validation_ndcg_all@10",
+            "step_timeout_ms": 3_600_000,
+        }
+        await self.operator.start(
+            self.run,
+            owners=1,
+            users=users or len(NAMES),
+            system="fedncf",
+            form="users" if per_user else "hosts",
+            secure_sum=secure_sum,
+            settings=SETTINGS.to_json(),
+            rounds=wire.RoundsPlan(**{**usual, **rounds}),
+        )
+        owner = await self.third_party.enrol("data-owner", f"owner-{self.run}", 1)
+        member = Member(
+            owner.identities[0],
+            owner.bundles[0],
+            wire.ParticipantKind.PARTICIPANT_KIND_DATA_OWNER,
+            name="zoo",
+            address="127.0.0.1:1",
+            tls_name="zoo.test",
+            items=ITEMS,
+        )
+        await self.calls.party_at(self.cos, owner, self.run).register([member])
+
+    def host(self, *, healthy=True, **keys):
+        """Start the host."""
+        return self.start_member(
+            "client",
+            f"host-{self.run}",
+            self.third_party,
+            healthy=healthy,
+            participants=len(NAMES),
+            histories=self.histories,
+            cos={"address": self.cos.address, "name": self.cos.name},
+            run=self.run,
+            **{"consent": TRUSTING, **keys},
+        )
+
+    async def over(self):
+        """Wait until the run has ended, durably, and return its report."""
+        async with asyncio.timeout(SOON_S):
+            async for _ in self.operator.stub.WatchRun(
+                operating.WatchRunRequest(run_id=self.run), timeout=SOON_S
+            ):
+                pass
+        answer = await self.operator.stub.GetReport(operating.GetReportRequest(run_id=self.run))
+        return json.loads(answer.json)
+
+    async def receipt(self, host, user):
+        agent = host.channel(self.certificates["operator"]).stub(UserAgentStub)
+        answer = await agent.DisclosureReceipt(agent_wire.DisclosureReceiptRequest(user=user))
+        return {one.kind: one for one in answer.disclosures}, list(answer.declined)
+
+
+@pytest.fixture
+def world(calls, third_party, start_member, certificates, tmp_path, cos):
+    return World(calls, third_party, start_member, certificates, tmp_path, cos)
+
+
+MASKED = "masked: only the sum over the cohort"
+
+
+@pytest.mark.parametrize("secure_sum", ["clear", "masked"])
+async def test_users_of_a_host_are_members_to_the_end_and_each_has_a_receipt(world, certificates, secure_sum):
+    await world.begin(secure_sum=secure_sum, per_user=True)
+    host = await asyncio.to_thread(world.host, per_user_metrics=True, seed=SEED)
+    report = await world.over()
+    assert report["phase"] == "done", report["reason"]
+    assert [(one["purpose"], one["summed"]) for one in report["rounds"]] == [
+        ("supports", 5),
+        ("evaluate", 5),
+        ("train", 5),
+        ("evaluate", 5),
+    ]
+
+    sent, declined = await world.receipt(host, NAMES[2])
+    assert declined == []
+    rounds = {
+        f"items of the history ({secure_sum})": 1,
+        f"metrics ({secure_sum})": 2,
+        f"model update ({secure_sum})": 1,
+    }
+    steps = ["round keys", "sealed shares", "confirmation", "revealed shares"]
+    expected = rounds | (dict.fromkeys(steps, 4) if secure_sum == "masked" else {})
+    # The registration is the host's, for all its users.
+    assert sent.pop("registration").count == len(NAMES)
+    assert {kind: one.count for kind, one in sent.items()} == expected
+    protections = {kind: sent[kind].protection for kind in rounds}
+    assert set(protections.values()) == {MASKED if secure_sum == "masked" else "in clear"}
+    assert all(one.bytes > 0 and one.last_ms >= one.first_ms > 0 for one in sent.values())
+
+    with (host.state / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["point"] for row in rows} == {"0", "1"}
+    for point, evaluation in enumerate(report["history"]):
+        own = [
+            float(row["value"])
+            for row in rows
+            if (row["point"], row["metric"]) == (str(point), "ndcg_all@10")
+        ]
+        assert len(own) == len(NAMES)
+        assert np.mean(own) == pytest.approx(evaluation["metrics"]["ndcg_all@10"], abs=1e-4)
+
+    agent = host.channel(certificates["operator"]).stub(UserAgentStub)
+    answer = await agent.Recommend(agent_wire.UserRecommendRequest(user=NAMES[0], k=12))
+    assert set(answer.items) == set(ITEMS) - set(HISTORY[NAMES[0]][:4])
+    assert list(answer.scores) == sorted(answer.scores, reverse=True)
+    assert answer.version == report["chosen"]["version"]
+    async with asyncio.timeout(SOON_S):
+        # The last round is closed: nothing of it is kept.
+        while query(host, "SELECT DISTINCT joined, length FROM journal") != [(4, 0)]:
+            await asyncio.sleep(0.05)
+
+
+async def test_a_host_that_is_one_member_answers_for_all_its_users(world):
+    await world.begin()
+    host = await asyncio.to_thread(world.host)
+    report = await world.over()
+    assert [(one["members"], one["summed"]) for one in report["rounds"]] == [(1, 5)] * 4
+    one, other = [await world.receipt(host, name) for name in NAMES[:2]]
+    assert one == other
+    assert one[0]["model update (clear)"].count == 1
+
+
+async def test_a_host_leaves_a_run_outside_its_consent_and_each_user_is_told_every_reason(world):
+    await world.begin(users=len(NAMES) + 1)
+    consent = {
+        "systems": ["drift"],
+        "secure_sums": ["masked"],
+        "min_cohort": 2,
+        "min_sum": 3,
+        "experiment": False,
+        "metrics": ["hit_ratio@10"],
+    }
+    host = await asyncio.to_thread(world.host, healthy=False, consent=consent)
+    async with asyncio.timeout(SOON_S):
+        while not host.answers() or not query(host, "SELECT 1 FROM declined"):
+            await asyncio.sleep(0.05)
+        while (await world.operator.state(world.run)).hosts_alive:
+            await asyncio.sleep(0.05)
+    sent, declined = await world.receipt(host, NAMES[0])
+    assert set(sent) == {"registration"}
+    assert {one.recipient for one in declined} == {"cos"}
+    reasons = " | ".join(one.reason for one in declined)
+    for words in (
+        "the system 'fedncf'",
+        "sums are formed 'clear'",
+        "floor of a cohort is 1; accepted is 2",
+        "floor of a sum is 1; accepted is 3",
+        "floors count users",
+        "validation_ndcg_all@10",
+    ):
+        assert words in reasons
+    assert not host.healthy()
+
+
+async def test_a_host_sits_out_when_its_users_were_in_enough_rounds_today(world):
+    await world.begin(step_timeout_ms=300)
+    host = await asyncio.to_thread(world.host, consent={**TRUSTING, "rounds_per_day": 2})
+    report = await world.over()
+    assert [one["summed"] for one in report["rounds"]] == [5, 5, 0, 0]
+    sent, declined = await world.receipt(host, NAMES[0])
+    assert "model update (clear)" not in sent
+    (one,) = declined
+    assert one.reason == "a user has been in 2 rounds today; accepted are 2"
+    assert one.count == 2
+
+
+async def test_host_and_server_killed_in_a_round_lose_and_repeat_nothing(
+    world, calls, third_party, start_member, certificates
+):
+    world.cos = await asyncio.to_thread(start_member, "cos", f"cos-{time.monotonic_ns()}", third_party)
+    world.operator = calls.Operating(world.cos, certificates["operator"])
+    # A second host that is silent keeps the first round open.
+    await world.begin(users=len(NAMES) + 1, step_timeout_ms=3_600_000, passes=2)
+    silent = await third_party.enrol("client", f"silent-{world.run}", 1)
+    member = Member(silent.identities[0], silent.bundles[0], wire.ParticipantKind.PARTICIPANT_KIND_USER)
+    party = calls.party_at(world.cos, silent, world.run)
+    await party.register([member])
+    host = await asyncio.to_thread(world.host)
+    kept = "SELECT joined, offset, length, private, checksum FROM journal WHERE length > 0"
+    async with asyncio.timeout(SOON_S):
+        while not (before := query(host, kept)):
+            await asyncio.sleep(0.02)
+    host.kill()
+    world.cos.kill()
+    await world.cos.release()
+    await asyncio.to_thread(world.cos.start)
+    await asyncio.to_thread(host.start)
+    world.operator = calls.Operating(world.cos, certificates["operator"])
+    await calls.party_at(world.cos, silent, world.run).leave()
+    report = await world.over()
+    assert report["phase"] == "done", report["reason"]
+    first = report["rounds"][0]
+    assert (first["round"], first["summed"], first["dropped"]) == (1, 5, 1)
+    assert first["refused"] == 0
+    assert before[0][0] == 1
+    sent, declined = await world.receipt(host, NAMES[0])
+    assert declined == []
+    assert sent["items of the history (clear)"].count == 1
+
+
+async def test_private_state_that_is_gone_is_begun_anew_and_said(world):
+    await world.begin()
+    host = await asyncio.to_thread(world.host)
+    await world.over()
+    host.stop()
+    for path in (host.state / "private").iterdir():
+        path.unlink()
+    await asyncio.to_thread(host.start)
+    agent = host.channel(world.certificates["operator"]).stub(UserAgentStub)
+    assert (await agent.Recommend(agent_wire.UserRecommendRequest(user=NAMES[0], k=1))).items
+    assert "private state of this host's users is lost" in host.log.read_text()
+
+
+async def test_without_a_seed_the_randomness_of_the_users_is_kept_for_its_owner_alone(world):
+    await world.begin()
+    host = await asyncio.to_thread(world.host)
+    await world.over()
+    secret = host.state / "randomness.key"
+    assert secret.stat().st_mode & 0o777 == 0o600
+    assert len(secret.read_bytes()) == 32
+    for path in ("contributions.bin", "private/embedding.npy", "client.db"):
+        assert (host.state / path).stat().st_mode & 0o077 == 0, path
