@@ -24,6 +24,8 @@ def systems(json: JsonOption = False) -> None:
     for heading in ("System", "Secure sum", "Runs", "What it gives, or why not"):
         table.add_column(heading, no_wrap=heading != "What it gives, or why not")
     for one in found:
-        table.add_row(one.system, one.secure_sum, "yes" if one.allowed else "no", one.why)
+        table.add_row(
+            f"{one.system} {one.form}".rstrip(), one.secure_sum, "yes" if one.allowed else "no", one.why
+        )
     output.say(table)
     output.finish({"systems": found})

@@ -13,6 +13,7 @@ from coterie.config.fedncf import FedNcfOptions, RoundsSettings
 from coterie.evaluation.leave_one_out import metric_names
 from coterie.learning.fedncf import layout
 from coterie.rounds.combinations import combination
+from coterie.rounds.shielded import MIN_MASKED, ShieldedPlan
 
 __all__ = [
     "ChurnSettings",
@@ -84,18 +85,51 @@ class SplitSettings(Model):
 
 
 class DriftOptions(Model):
-    """DRIFT (published form)."""
+    """DRIFT."""
 
-    form: Literal["published"] = Field("published", description="Form of the system.")
+    form: Literal["published", "shielded"] = Field(
+        "published",
+        description="published: owners ask the server for rows and send it gradients, as in the paper. shielded: users "
+        "take their rows along to owners, sealed, and the server sees sums over windows.",
+    )
     dim: int = Field(16, ge=1, le=1024, description="Latent dimensions d.")
     rate: float = Field(0.2, gt=0, description="Step size alpha.")
     ridge: float = Field(0.001, ge=0, description="Ridge coefficient lambda.")
-    theta: int = Field(2, ge=1, le=1024, description="Saved blocks that trigger an update (Theta).")
+    theta: int = Field(
+        2, ge=1, le=1024, description="published: saved blocks that trigger an update (Theta)."
+    )
     epochs: int = Field(8, ge=1, le=10_000, description="Passes over the blocks.")
     item_bias: bool = Field(False, description="Fix the last coordinate of users to 1: an item bias.")
     max_staleness: int = Field(
-        2000, ge=0, description="A gradient on rows older than this many versions is refused."
+        2000, ge=0, description="published: a gradient on rows older than this many versions is refused."
     )
+    k_min: int = Field(
+        5, ge=1, le=10_000, description="shielded: fewest distinct users behind a row that leaves its owner."
+    )
+    window: int = Field(128, ge=1, description="shielded: visits of users to owners between two windows.")
+    window_s: float = Field(
+        10.0, gt=0, description="shielded: seconds after which a window is opened that has seen fewer visits."
+    )
+    join_s: float = Field(
+        10.0,
+        gt=0,
+        description="shielded: how long an owner may take to join a window, and for each of its steps, seconds.",
+    )
+    window_bound: float = Field(
+        64.0, gt=0, description="shielded: largest absolute value of an owner's gradients in one window."
+    )
+    window_bits: int = Field(24, ge=8, le=28, description="shielded: bits of a transmitted value.")
+
+    def windows(self) -> ShieldedPlan:
+        """Return the settings of windows, as the plan of a run carries them."""
+        return ShieldedPlan(
+            k_min=self.k_min,
+            window=self.window,
+            window_s=self.window_s,
+            join_s=self.join_s,
+            bound=self.window_bound,
+            bits=self.window_bits,
+        )
 
 
 class ChurnSettings(Model):
@@ -196,13 +230,35 @@ class RunSettings(Model):
 
     @model_validator(mode="after")
     def _goes_together(self) -> RunSettings:
-        problems = [] if self.system == "drift" else _fedncf_problems(self)
-        together = combination(self.system, self.secure_sum)
+        problems = _drift_problems(self) if self.system == "drift" else _fedncf_problems(self)
+        together = combination(self.system, self.secure_sum, self.form)
         if not together.allowed:
             problems.append(f"secure_sum {self.secure_sum!r} with system {self.system!r}: {together.why}")
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+
+def _drift_problems(settings: RunSettings) -> list[str]:
+    federation, found = settings.federation, list[str]()
+    if settings.drift.form == "published":
+        return found
+    if settings.secure_sum == "masked":
+        for name, count in (("owners", federation.owners), ("hosts", federation.hosts)):
+            # 0 owners are as many as there are genres.
+            if 0 < count < MIN_MASKED:
+                found.append(
+                    f"secure_sum 'masked' with federation.{name} {count}: of two members each would know the other's "
+                    f"vector; expected at least {MIN_MASKED}"
+                )
+    for name, asked in (
+        ("study.theta", bool(settings.study.theta)),
+        ("federation.evaluate_every", federation.evaluate_every > 0),
+        ("federation.churn.owners", federation.churn.owners > 0),
+    ):
+        if asked:
+            found.append(f"{name} is for the published form of drift only")
+    return found
 
 
 def _fedncf_problems(settings: RunSettings) -> list[str]:

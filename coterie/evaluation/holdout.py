@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from coterie.evaluation.metrics import pair_loss, ranking
 
-__all__ = ["TEST", "TRAIN", "VALIDATION", "Holdout", "headline", "sums"]
+__all__ = ["TEST", "TRAIN", "VALIDATION", "Holdout", "headline", "ranked_names", "sums"]
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 """Parts of a split, as they stand in split files."""
@@ -95,6 +95,17 @@ class Holdout:
             found |= _renamed(over_unseen, prefix="validation_")
             found |= _renamed(over_own, prefix="validation_", suffix="_items")
         return found
+
+
+def ranked_names(k: int = 10) -> tuple[str, ...]:
+    """Return the names of all metrics between 0 and 1 that `Holdout.measure` may find, in a fixed order."""
+    nothing = np.zeros((1, 1), bool)
+    found = ranking(np.zeros((1, 1)), nothing, nothing, k)
+    return tuple(
+        name
+        for prefix, suffix in (("", ""), ("", "_test_items"), ("validation_", ""), ("validation_", "_items"))
+        for name in _renamed(found, prefix=prefix, suffix=suffix)
+    )
 
 
 def _renamed(

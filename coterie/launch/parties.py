@@ -151,7 +151,7 @@ def _own_seed(settings: RunSettings, seed: int) -> dict[str, int]:
 
 def _consent(settings: RunSettings) -> dict[str, Any]:
     """Return what a host is told to accept: this run's floors, where it has rounds."""
-    if settings.system == "drift":
+    if settings.form == "published":
         return {}
     rounds = settings.rounds
     return {
@@ -207,6 +207,9 @@ def run_plan(settings: RunSettings, *, run_id: str, seed: int) -> RunPlan:
     plan.item_bias = drift.item_bias
     plan.max_staleness = drift.max_staleness
     plan.epochs = drift.epochs
+    if drift.form == "shielded":
+        plan.settings = drift.windows().to_json()
+        plan.rounds.CopyFrom(rounds_plan(settings.rounds, seed))
     return plan
 
 

@@ -119,6 +119,20 @@ class BlockBuilder:
             self._open[block.user] = ([], [])
         return trailing
 
+    def close(self, user: int) -> list[Block]:
+        """Close one user's open block when it has both parts, as `flush` does for all.
+
+        Returns
+        -------
+        list of Block
+            One, or none.
+        """
+        negatives, positives = self._open.get(user, ([], []))
+        if not (negatives and positives):
+            return []
+        self._open[user] = ([], [])
+        return [Block(user, tuple(negatives), tuple(positives))]
+
     def _take(self, user: int, items: Iterable[int], liked: Iterable[bool]) -> list[Block]:
         completed: list[Block] = []
         negatives, positives = self._open.setdefault(user, ([], []))

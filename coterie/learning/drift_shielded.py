@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +18,28 @@ from numpy.typing import NDArray
 from coterie.learning.blocks import Block, BlockBuilder, Stream
 from coterie.learning.drift import DriftSettings, Rows, gradients, initial, wanted
 
-__all__ = ["HeldRows", "Visited", "run_shielded", "visit"]
+__all__ = ["HeldRows", "Released", "Visited", "initial_row", "run_shielded", "visit"]
 
-_ORDER = 3
-"""First element of the key under which the order of visits is drawn; `coterie.learning.drift` has lower ones."""
+_ORDER, _ROW = 3, 4
+"""First elements of keys under which the order of visits and a user's own row are drawn; `coterie.learning.drift` has
+lower ones."""
+
+
+class Released(NamedTuple):
+    """Rows that leave an owner together.
+
+    Parameters
+    ----------
+    items : ndarray of int32, shape (n,)
+        Ascending.
+    gradient : ndarray of float32, shape (n, d)
+    contributors : tuple of frozenset of int
+        Who is behind each row; stays with the owner.
+    """
+
+    items: NDArray[np.int32]
+    gradient: NDArray[np.float32]
+    contributors: tuple[frozenset[int], ...]
 
 
 @dataclass
@@ -48,22 +67,26 @@ class HeldRows:
         for item in items.tolist():
             self.contributors.setdefault(item, set()).add(user)
 
-    def release(self, k_min: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Take out the rows to which at least ``k_min`` users contributed.
+    def grow(self, n_items: int) -> None:
+        """Make room for more items."""
+        if n_items > self.n_items:
+            wider = np.zeros((n_items, self.dim), np.float32)
+            wider[: self.n_items] = self.gradient
+            self.n_items, self.gradient = n_items, wider
 
-        Returns
-        -------
-        items : ndarray of int32, shape (n,)
-            Ascending.
-        gradient : ndarray of float32, shape (n, d)
-        """
-        ready = [item for item, users in self.contributors.items() if len(users) >= k_min]
-        items = np.array(sorted(ready), np.int32)
+    def release(self, k_min: int) -> Released:
+        """Take out the rows to which at least ``k_min`` users contributed."""
+        ready = sorted(item for item, users in self.contributors.items() if len(users) >= k_min)
+        items = np.array(ready, np.int32)
         gradient = self.gradient[items]
         self.gradient[items] = 0
-        for item in ready:
-            del self.contributors[item]
-        return items, gradient
+        return Released(items, gradient, tuple(frozenset(self.contributors.pop(item)) for item in ready))
+
+    def put_back(self, released: Released) -> None:
+        """Hold rows again that were taken out: they did not leave."""
+        self.gradient[released.items] += released.gradient
+        for item, users in zip(released.items.tolist(), released.contributors, strict=True):
+            self.contributors.setdefault(item, set()).update(users)
 
     def __len__(self) -> int:
         """Return how many rows are held."""
@@ -81,47 +104,70 @@ class Visited:
     loss : float
         Sum over the blocks.
     blocks : int
+    items : ndarray of int32, shape (n,)
+        Ascending: those in the blocks.
+    gradient : ndarray of float32, shape (n, d)
+        Theirs, summed over the blocks; it is held back.
     """
 
     step: NDArray[np.float32]
     loss: float
     blocks: int
+    items: NDArray[np.int32]
+    gradient: NDArray[np.float32]
 
 
 def visit(
-    blocks: Sequence[Block],
-    row: NDArray[np.float32],
-    Psi: NDArray[np.float32],
-    settings: DriftSettings,
-    held: HeldRows,
+    blocks: Sequence[Block], row: NDArray[np.float32], Psi: NDArray[np.float32], settings: DriftSettings
 ) -> Visited:
-    """Learn from one user's blocks at an owner: the user's row moves from block to block, items are held back.
+    """Learn from one user's blocks at an owner: the user's row moves from block to block, the items' stay.
 
     Parameters
     ----------
     blocks : sequence of Block
-        All of one user.
+        All of one user; there may be none.
     row : ndarray of float32, shape (d,)
         The user's row when it comes.
     Psi : ndarray of float32, shape (I, d)
         As the owner has it; only rows of its own items are read.
     settings : DriftSettings
-    held : HeldRows
-        Changed in place.
     """
     moving, loss = row.astype(np.float32, copy=True), 0.0
+    _, items = wanted(blocks)
+    summed = np.zeros((len(items), len(row)), np.float32)
     for block in blocks:
-        users, items = wanted([block])
+        users, named = wanted([block])
         update = gradients(
             [block],
-            Rows(users, items, moving[None, :], Psi[items]),
+            Rows(users, named, moving[None, :], Psi[named]),
             settings.ridge,
             item_bias=settings.item_bias,
         )
         moving -= np.float32(settings.rate) * update.user_gradient[0]
-        held.add(block.user, items, update.item_gradient)
+        summed[np.searchsorted(items, named)] += update.item_gradient
         loss += update.loss
-    return Visited(moving - row, loss, len(blocks))
+    return Visited(moving - row, loss, len(blocks), items, summed)
+
+
+def initial_row(key: int, settings: DriftSettings) -> NDArray[np.float32]:
+    """Draw a user's row before its first visit, from the user's own number.
+
+    Parameters
+    ----------
+    key : int
+        Known to nobody else.
+    settings : DriftSettings
+
+    Returns
+    -------
+    ndarray of float32, shape (d,)
+        Distributed as `coterie.learning.drift.initial_user_rows`.
+    """
+    rng = np.random.default_rng(np.random.SeedSequence(key, spawn_key=(_ROW,)))
+    row = rng.standard_normal(settings.dim, dtype=np.float32) * np.float32(settings.init_scale)
+    if settings.item_bias:
+        row[-1] = 1
+    return row
 
 
 def run_shielded(
@@ -180,7 +226,8 @@ def run_shielded(
         )
         for place in order.tolist():
             user, owner = visits[place]
-            visited = visit(blocks[owner][user], Upsilon[user], Psi, settings, held[owner])
+            visited = visit(blocks[owner][user], Upsilon[user], Psi, settings)
+            held[owner].add(user, visited.items, visited.gradient)
             Upsilon[user] += visited.step
             loss, count, since = loss + visited.loss, count + visited.blocks, since + 1
             if since >= window:
@@ -194,5 +241,5 @@ def run_shielded(
 
 def _step(Psi: NDArray[np.float32], held: Sequence[HeldRows], k_min: int, rate: float) -> None:
     for one in held:
-        items, gradient = one.release(k_min)
-        Psi[items] -= np.float32(rate) * gradient
+        released = one.release(k_min)
+        Psi[released.items] -= np.float32(rate) * released.gradient

@@ -20,6 +20,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "/coterie.v1.Operator/WatchRun": frozenset({"operator"}),
     "/coterie.v1.Operator/GetReport": frozenset({"operator"}),
     "/coterie.v1.DataOwner/SubmitInteractions": frozenset({"client"}),
+    "/coterie.v1.DataOwner/UpdateVector": frozenset({"client"}),
     "/coterie.v1.DataOwner/OwnerInfo": frozenset({"client", "cos"}),
     "/coterie.v1.DataOwner/Flush": frozenset({"operator"}),
     "/coterie.v1.UserAgent/RecordInteraction": frozenset({"operator"}),

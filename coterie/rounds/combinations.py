@@ -25,23 +25,47 @@ class Combination:
     allowed : bool
     why : str
         What the sum gives, or why the two do not go together.
+    form : str
+        Form of the system, where that makes a difference.
     """
 
     system: str
     secure_sum: str
     allowed: bool
     why: str
+    form: str = ""
 
 
-def combination(system: str, secure_sum: str) -> Combination:
-    """Return one combination; of names that nobody entered, one that is not allowed."""
+_OF_DRIFT = {
+    ("published", "clear"): (True, "asynchronous, no rounds: each owner's update in clear"),
+    ("published", "masked"): (
+        False,
+        "a sum needs rounds, and the published form has none: each owner's update is applied by itself; the shielded "
+        "form has windows",
+    ),
+    ("shielded", "clear"): (
+        True,
+        "users keep their rows; the server sees each owner's sum over a window, of rows with k_min users",
+    ),
+    ("shielded", "masked"): (
+        True,
+        "users keep their rows; the server sees sums of at least three owners over a window, and of no single one",
+    ),
+}
+
+
+def combination(system: str, secure_sum: str, form: str = "published") -> Combination:
+    """Return one combination; of names that nobody entered, one that is not allowed.
+
+    Parameters
+    ----------
+    system, secure_sum : str
+    form : str
+        Of DRIFT.
+    """
     if system == _DRIFT:
-        if secure_sum == "clear":
-            return Combination(
-                system, secure_sum, True, "asynchronous, no rounds: each owner's update in clear"
-            )
-        why = "a sum needs rounds, and the published form has none: each owner's update is applied by itself"
-        return Combination(system, secure_sum, False, why)
+        unknown = (False, f"no such form or sum; there are {', '.join(' '.join(one) for one in _OF_DRIFT)}")
+        return Combination(system, secure_sum, *_OF_DRIFT.get((form, secure_sum), unknown), form)
     if system not in SYSTEMS:
         return Combination(system, secure_sum, False, f"no such system; there are {', '.join(_systems())}")
     if secure_sum not in SUMS:
@@ -54,7 +78,12 @@ def combination(system: str, secure_sum: str) -> Combination:
 
 def combinations() -> list[Combination]:
     """Return every system under every sum."""
-    return [combination(system, secure_sum) for system in _systems() for secure_sum in SUMS]
+    return [
+        combination(system, secure_sum, form)
+        for system in _systems()
+        for form in (("published", "shielded") if system == _DRIFT else ("",))
+        for secure_sum in SUMS
+    ]
 
 
 def _systems() -> tuple[str, ...]:

@@ -5,12 +5,12 @@ The sequence number of a record is its position in that outbox, contiguous from 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-__all__ = ["Entry", "Interaction", "OutboxEntry", "Refused", "Sent", "metadata"]
+__all__ = ["Entry", "Interaction", "OutboxEntry", "Refused", "Sent", "Visited", "metadata"]
 
 metadata = sa.MetaData()
 
@@ -93,6 +93,46 @@ declined = sa.Table(
     sa.Column("last_ms", sa.Integer, nullable=False),
 )
 """What was refused, by user (0 for the host as a whole) and who asked."""
+
+
+vectors = sa.Table(
+    "vectors",
+    metadata,
+    sa.Column("user", sa.Integer, primary_key=True),
+    sa.Column("row", sa.LargeBinary, nullable=False),
+)
+"""DRIFT's shielded form: each user's own row, float32 little-endian."""
+
+visited = sa.Table(
+    "visited",
+    metadata,
+    sa.Column("user", sa.Integer, primary_key=True),
+    sa.Column("owner", sa.LargeBinary, primary_key=True),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("epoch", sa.Integer, nullable=False),
+    sa.Column("durable", sa.Integer, nullable=False),
+    sa.Column("held", sa.Integer, nullable=False),
+    sa.Column("ran", sa.Integer, nullable=False),
+    sa.Column("loss", sa.Float, nullable=False),
+)
+"""DRIFT's shielded form: the last visit of each user to each owner."""
+
+
+class Visited(NamedTuple):
+    """The last visit of a user to an owner.
+
+    ``number`` and ``epoch`` are the visit's, ``durable`` the records that the owner has, ``held`` the blocks it has;
+    ``ran`` and ``loss`` are those of all visits of the epoch.
+    """
+
+    user: int
+    owner: bytes
+    number: int = 0
+    epoch: int = 0
+    durable: int = 0
+    held: int = 0
+    ran: int = 0
+    loss: float = 0.0
 
 
 class Interaction(NamedTuple):
@@ -288,3 +328,26 @@ def load_declined(connection: sa.Connection) -> list[sa.Row[Any]]:
             sa.select(declined).order_by(declined.c.user, declined.c.recipient, declined.c.reason)
         )
     )
+
+
+def save_visits(connection: sa.Connection, rows: Mapping[int, bytes], made: Sequence[Visited]) -> None:
+    """Write users' own rows, and the visits that changed them, together."""
+    if rows:
+        statement = sa.text('INSERT OR REPLACE INTO vectors ("user", "row") VALUES (:user, :row)')
+        connection.execute(statement, [{"user": user, "row": row} for user, row in rows.items()])
+    if made:
+        statement = sa.text(
+            'INSERT OR REPLACE INTO visited ("user", owner, number, epoch, durable, held, ran, loss) '
+            "VALUES (:user, :owner, :number, :epoch, :durable, :held, :ran, :loss)"
+        )
+        connection.execute(statement, [one._asdict() for one in made])
+
+
+def load_vectors(connection: sa.Connection) -> dict[int, bytes]:
+    """Return the users' own rows by user."""
+    return {row.user: row.row for row in connection.execute(sa.select(vectors))}
+
+
+def load_visited(connection: sa.Connection) -> list[Visited]:
+    """Return the last visits of all users."""
+    return [Visited(*row) for row in connection.execute(sa.select(visited))]

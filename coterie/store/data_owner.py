@@ -7,11 +7,11 @@ and of nothing else, so a restart builds exactly the blocks that were there befo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-__all__ = ["Batch", "metadata"]
+__all__ = ["Batch", "Taken", "WindowRow", "metadata"]
 
 metadata = sa.MetaData()
 
@@ -42,6 +42,80 @@ passes = sa.Table(
     sa.Column("epoch", sa.Integer, primary_key=True),
     sa.Column("blocks", sa.Integer, nullable=False),
 )
+
+
+visits = sa.Table(
+    "visits",
+    metadata,
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("owner", sa.LargeBinary, nullable=False),
+    sa.Column("user", sa.LargeBinary, nullable=False),
+    sa.Column("visit", sa.Integer, nullable=False),
+    sa.Column("epoch", sa.Integer, nullable=False),
+    sa.Column("complete", sa.Boolean, nullable=False),
+    sa.Column("length", sa.Integer, nullable=False),
+    sa.Column("records", sa.LargeBinary, nullable=False),
+    sa.Column("reply", sa.LargeBinary, nullable=False),
+    sa.UniqueConstraint("owner", "user", "visit"),
+)
+"""DRIFT's shielded form: every visit, with the records that it brought and what it was answered."""
+
+gradients = sa.Table(
+    "gradients",
+    metadata,
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("owner", sa.LargeBinary, nullable=False),
+    sa.Column("slot", sa.Integer, nullable=False),
+    sa.Column("items", sa.LargeBinary, nullable=False),
+    sa.Column("gradient", sa.LargeBinary, nullable=False),
+)
+"""What visits added to the rows that are held back, since those in ``held``."""
+
+held = sa.Table(
+    "held",
+    metadata,
+    sa.Column("owner", sa.LargeBinary, primary_key=True),
+    sa.Column("rows", sa.LargeBinary, nullable=False),
+)
+
+windows = sa.Table(
+    "windows",
+    metadata,
+    sa.Column("owner", sa.LargeBinary, primary_key=True),
+    sa.Column("joined", sa.Integer, nullable=False),
+    sa.Column("contribution", sa.LargeBinary, nullable=False),
+    sa.Column("model_sha256", sa.LargeBinary, nullable=False),
+    sa.Column("reveals", sa.String, nullable=False),
+    sa.Column("offered", sa.Integer, nullable=False),
+    sa.Column("rows", sa.LargeBinary, nullable=False),
+)
+"""An owner's journal of sums, and the rows that went into window ``offered`` until it is known what became of it."""
+
+
+class Taken(NamedTuple):
+    """A visit, and what it added to the rows held back; the arrays are little-endian int32 and float32."""
+
+    user: bytes
+    slot: int
+    visit: int
+    epoch: int
+    complete: bool
+    length: int
+    records: bytes
+    reply: bytes
+    items: bytes
+    gradient: bytes
+
+
+class WindowRow(NamedTuple):
+    """An owner's journal of sums; ``offered`` is 0 where nothing is."""
+
+    joined: int = 0
+    contribution: bytes = b""
+    model_sha256: bytes = b""
+    reveals: str = ""
+    offered: int = 0
+    rows: bytes = b""
 
 
 class Batch(NamedTuple):
@@ -100,3 +174,68 @@ def begin_pass(connection: sa.Connection, owner: bytes, run_id: str, epoch: int,
         return int(held)
     connection.execute(passes.insert(), {"owner": owner, "run_id": run_id, "epoch": epoch, "blocks": blocks})
     return blocks
+
+
+def add_visits(connection: sa.Connection, owner: bytes, taken: Sequence[Taken]) -> None:
+    """Append visits in order."""
+    connection.execute(
+        visits.insert(),
+        [
+            {
+                "owner": owner,
+                "user": one.user,
+                "visit": one.visit,
+                "epoch": one.epoch,
+                "complete": one.complete,
+                "length": one.length,
+                "records": one.records,
+                "reply": one.reply,
+            }
+            for one in taken
+        ],
+    )
+    rows = [
+        {"owner": owner, "slot": one.slot, "items": one.items, "gradient": one.gradient}
+        for one in taken
+        if one.items
+    ]
+    if rows:
+        connection.execute(gradients.insert(), rows)
+
+
+def load_visits(connection: sa.Connection, owner: bytes) -> Iterator[sa.Row[Any]]:
+    """Yield an owner's visits in the order in which they became durable."""
+    yield from connection.execute(sa.select(visits).where(visits.c.owner == owner).order_by(visits.c.number))
+
+
+def load_gradients(connection: sa.Connection, owner: bytes) -> Iterator[sa.Row[Any]]:
+    """Yield what visits added since the rows in ``held``, in order."""
+    yield from connection.execute(
+        sa.select(gradients).where(gradients.c.owner == owner).order_by(gradients.c.number)
+    )
+
+
+def load_held(connection: sa.Connection, owner: bytes) -> bytes | None:
+    """Return the rows that were held back when they were last written as a whole."""
+    rows: bytes | None = connection.execute(sa.select(held.c.rows).where(held.c.owner == owner)).scalar()
+    return rows
+
+
+def save_held(connection: sa.Connection, owner: bytes, rows: bytes) -> None:
+    """Write the rows that are held back as a whole; what visits added is in them."""
+    connection.execute(gradients.delete().where(gradients.c.owner == owner))
+    if not connection.execute(held.update().where(held.c.owner == owner), {"rows": rows}).rowcount:
+        connection.execute(held.insert(), {"owner": owner, "rows": rows})
+
+
+def load_window(connection: sa.Connection, owner: bytes) -> WindowRow:
+    """Return an owner's journal of sums."""
+    row = connection.execute(sa.select(windows).where(windows.c.owner == owner)).first()
+    return WindowRow() if row is None else WindowRow(*row[1:])
+
+
+def save_window(connection: sa.Connection, owner: bytes, window: WindowRow) -> None:
+    """Write an owner's journal of sums."""
+    values = window._asdict()
+    if not connection.execute(windows.update().where(windows.c.owner == owner), values).rowcount:
+        connection.execute(windows.insert(), {"owner": owner, **values})

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from coterie.wire.v1 import common_pb2 as coterie_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63oterie/v1/data_owner.proto\x12\ncoterie.v1\x1a\x17\x63oterie/v1/common.proto\"?\n\x0bSealedBatch\x12\x0c\n\x04user\x18\x01 \x01(\x0c\x12\x0e\n\x06header\x18\x02 \x01(\x0c\x12\x12\n\nciphertext\x18\x03 \x01(\x0c\"d\n\x19SubmitInteractionsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\x0c\x12(\n\x07\x62\x61tches\x18\x03 \x03(\x0b\x32\x17.coterie.v1.SealedBatch\"l\n\x1aSubmitInteractionsResponse\x12\x0f\n\x07\x64urable\x18\x01 \x03(\x04\x12)\n\x07refused\x18\x02 \x03(\x0b\x32\x18.coterie.v1.RefusedBatch\x12\x12\n\nduplicates\x18\x03 \x01(\r\"X\n\x0cRefusedBatch\x12\r\n\x05index\x18\x01 \x01(\r\x12\'\n\x06reason\x18\x02 \x01(\x0e\x32\x17.coterie.v1.ErrorReason\x12\x10\n\x08\x65xpected\x18\x03 \x01(\x04\"1\n\x10OwnerInfoRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\x0c\"N\n\x06Prekey\x12\x11\n\tprekey_id\x18\x01 \x01(\x0c\x12\x0e\n\x06public\x18\x02 \x01(\x0c\x12\x0e\n\x06\x65xpiry\x18\x03 \x01(\x03\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"F\n\x11OwnerInfoResponse\x12\r\n\x05items\x18\x01 \x01(\r\x12\"\n\x06prekey\x18\x02 \x01(\x0b\x32\x12.coterie.v1.Prekey\"-\n\x0c\x46lushRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\x0c\"\x1f\n\rFlushResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x04\x32\xfc\x01\n\tDataOwner\x12g\n\x12SubmitInteractions\x12%.coterie.v1.SubmitInteractionsRequest\x1a&.coterie.v1.SubmitInteractionsResponse(\x01\x30\x01\x12H\n\tOwnerInfo\x12\x1c.coterie.v1.OwnerInfoRequest\x1a\x1d.coterie.v1.OwnerInfoResponse\x12<\n\x05\x46lush\x12\x18.coterie.v1.FlushRequest\x1a\x19.coterie.v1.FlushResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63oterie/v1/data_owner.proto\x12\ncoterie.v1\x1a\x17\x63oterie/v1/common.proto\"?\n\x0bSealedBatch\x12\x0c\n\x04user\x18\x01 \x01(\x0c\x12\x0e\n\x06header\x18\x02 \x01(\x0c\x12\x12\n\nciphertext\x18\x03 \x01(\x0c\"1\n\x0bSealedReply\x12\x0e\n\x06header\x18\x01 \x01(\x0c\x12\x12\n\nciphertext\x18\x02 \x01(\x0c\"d\n\x19SubmitInteractionsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\x0c\x12(\n\x07\x62\x61tches\x18\x03 \x03(\x0b\x32\x17.coterie.v1.SealedBatch\"\x96\x01\n\x1aSubmitInteractionsResponse\x12\x0f\n\x07\x64urable\x18\x01 \x03(\x04\x12)\n\x07refused\x18\x02 \x03(\x0b\x32\x18.coterie.v1.RefusedBatch\x12\x12\n\nduplicates\x18\x03 \x01(\r\x12(\n\x07replies\x18\x04 \x03(\x0b\x32\x17.coterie.v1.SealedReply\"l\n\x13UpdateVectorRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\x0c\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\'\n\x06visits\x18\x04 \x03(\x0b\x32\x17.coterie.v1.SealedBatch\"\x90\x01\n\x14UpdateVectorResponse\x12(\n\x07replies\x18\x01 \x03(\x0b\x32\x17.coterie.v1.SealedReply\x12)\n\x07refused\x18\x02 \x03(\x0b\x32\x18.coterie.v1.RefusedBatch\x12\x12\n\nduplicates\x18\x03 \x01(\r\x12\x0f\n\x07\x64urable\x18\x04 \x03(\x04\"X\n\x0cRefusedBatch\x12\r\n\x05index\x18\x01 \x01(\r\x12\'\n\x06reason\x18\x02 \x01(\x0e\x32\x17.coterie.v1.ErrorReason\x12\x10\n\x08\x65xpected\x18\x03 \x01(\x04\"1\n\x10OwnerInfoRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\x0c\"N\n\x06Prekey\x12\x11\n\tprekey_id\x18\x01 \x01(\x0c\x12\x0e\n\x06public\x18\x02 \x01(\x0c\x12\x0e\n\x06\x65xpiry\x18\x03 \x01(\x03\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"F\n\x11OwnerInfoResponse\x12\r\n\x05items\x18\x01 \x01(\r\x12\"\n\x06prekey\x18\x02 \x01(\x0b\x32\x12.coterie.v1.Prekey\"-\n\x0c\x46lushRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\x0c\"\x1f\n\rFlushResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x04\x32\xcf\x02\n\tDataOwner\x12g\n\x12SubmitInteractions\x12%.coterie.v1.SubmitInteractionsRequest\x1a&.coterie.v1.SubmitInteractionsResponse(\x01\x30\x01\x12Q\n\x0cUpdateVector\x12\x1f.coterie.v1.UpdateVectorRequest\x1a .coterie.v1.UpdateVectorResponse\x12H\n\tOwnerInfo\x12\x1c.coterie.v1.OwnerInfoRequest\x1a\x1d.coterie.v1.OwnerInfoResponse\x12<\n\x05\x46lush\x12\x18.coterie.v1.FlushRequest\x1a\x19.coterie.v1.FlushResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,22 +34,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SEALEDBATCH']._serialized_start=68
   _globals['_SEALEDBATCH']._serialized_end=131
-  _globals['_SUBMITINTERACTIONSREQUEST']._serialized_start=133
-  _globals['_SUBMITINTERACTIONSREQUEST']._serialized_end=233
-  _globals['_SUBMITINTERACTIONSRESPONSE']._serialized_start=235
-  _globals['_SUBMITINTERACTIONSRESPONSE']._serialized_end=343
-  _globals['_REFUSEDBATCH']._serialized_start=345
-  _globals['_REFUSEDBATCH']._serialized_end=433
-  _globals['_OWNERINFOREQUEST']._serialized_start=435
-  _globals['_OWNERINFOREQUEST']._serialized_end=484
-  _globals['_PREKEY']._serialized_start=486
-  _globals['_PREKEY']._serialized_end=564
-  _globals['_OWNERINFORESPONSE']._serialized_start=566
-  _globals['_OWNERINFORESPONSE']._serialized_end=636
-  _globals['_FLUSHREQUEST']._serialized_start=638
-  _globals['_FLUSHREQUEST']._serialized_end=683
-  _globals['_FLUSHRESPONSE']._serialized_start=685
-  _globals['_FLUSHRESPONSE']._serialized_end=716
-  _globals['_DATAOWNER']._serialized_start=719
-  _globals['_DATAOWNER']._serialized_end=971
+  _globals['_SEALEDREPLY']._serialized_start=133
+  _globals['_SEALEDREPLY']._serialized_end=182
+  _globals['_SUBMITINTERACTIONSREQUEST']._serialized_start=184
+  _globals['_SUBMITINTERACTIONSREQUEST']._serialized_end=284
+  _globals['_SUBMITINTERACTIONSRESPONSE']._serialized_start=287
+  _globals['_SUBMITINTERACTIONSRESPONSE']._serialized_end=437
+  _globals['_UPDATEVECTORREQUEST']._serialized_start=439
+  _globals['_UPDATEVECTORREQUEST']._serialized_end=547
+  _globals['_UPDATEVECTORRESPONSE']._serialized_start=550
+  _globals['_UPDATEVECTORRESPONSE']._serialized_end=694
+  _globals['_REFUSEDBATCH']._serialized_start=696
+  _globals['_REFUSEDBATCH']._serialized_end=784
+  _globals['_OWNERINFOREQUEST']._serialized_start=786
+  _globals['_OWNERINFOREQUEST']._serialized_end=835
+  _globals['_PREKEY']._serialized_start=837
+  _globals['_PREKEY']._serialized_end=915
+  _globals['_OWNERINFORESPONSE']._serialized_start=917
+  _globals['_OWNERINFORESPONSE']._serialized_end=987
+  _globals['_FLUSHREQUEST']._serialized_start=989
+  _globals['_FLUSHREQUEST']._serialized_end=1034
+  _globals['_FLUSHRESPONSE']._serialized_start=1036
+  _globals['_FLUSHRESPONSE']._serialized_end=1067
+  _globals['_DATAOWNER']._serialized_start=1070
+  _globals['_DATAOWNER']._serialized_end=1405
 # @@protoc_insertion_point(module_scope)

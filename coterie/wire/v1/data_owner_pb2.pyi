@@ -33,7 +33,9 @@ class SealedBatch(google.protobuf.message.Message):
     header: builtins.bytes
     """Session id, prekey id, counter, first sequence number, count: fixed layout (docs/protocol.md)."""
     ciphertext: builtins.bytes
-    """Ciphertext and tag of `count` records of 5 bytes.  Who may read: the user and this owner."""
+    """Ciphertext and tag of `count` records of 5 bytes; in the shielded form of DRIFT a visit follows them: the user's row
+    and the number of the visit (docs/protocol.md).  Who may read: the user and this owner.
+    """
     def __init__(
         self,
         *,
@@ -44,6 +46,28 @@ class SealedBatch(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["ciphertext", b"ciphertext", "header", b"header", "user", b"user"]) -> None: ...
 
 Global___SealedBatch: typing_extensions.TypeAlias = SealedBatch
+
+@typing.final
+class SealedReply(google.protobuf.message.Message):
+    """What an owner answers to a user's visit, sealed with AES-256-GCM."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: builtins.int
+    CIPHERTEXT_FIELD_NUMBER: builtins.int
+    header: builtins.bytes
+    """Session id, prekey id, counter, number of the visit, count 0: fixed layout (docs/protocol.md)."""
+    ciphertext: builtins.bytes
+    """Ciphertext and tag of the step of the user's row.  Who may read: the user and this owner."""
+    def __init__(
+        self,
+        *,
+        header: builtins.bytes = ...,
+        ciphertext: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ciphertext", b"ciphertext", "header", b"header"]) -> None: ...
+
+Global___SealedReply: typing_extensions.TypeAlias = SealedReply
 
 @typing.final
 class SubmitInteractionsRequest(google.protobuf.message.Message):
@@ -82,6 +106,7 @@ class SubmitInteractionsResponse(google.protobuf.message.Message):
     DURABLE_FIELD_NUMBER: builtins.int
     REFUSED_FIELD_NUMBER: builtins.int
     DUPLICATES_FIELD_NUMBER: builtins.int
+    REPLIES_FIELD_NUMBER: builtins.int
     duplicates: builtins.int
     """Batches that were durable before: acknowledged again, counted once."""
     @property
@@ -94,16 +119,89 @@ class SubmitInteractionsResponse(google.protobuf.message.Message):
     def refused(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RefusedBatch]:
         """Batches that were refused; the others count."""
 
+    @property
+    def replies(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SealedReply]:
+        """DRIFT, shielded form: what each visit made, in the order of the batches; empty for a batch that was refused."""
+
     def __init__(
         self,
         *,
         durable: collections.abc.Iterable[builtins.int] | None = ...,
         refused: collections.abc.Iterable[Global___RefusedBatch] | None = ...,
         duplicates: builtins.int = ...,
+        replies: collections.abc.Iterable[Global___SealedReply] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["duplicates", b"duplicates", "durable", b"durable", "refused", b"refused"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["duplicates", b"duplicates", "durable", b"durable", "refused", b"refused", "replies", b"replies"]) -> None: ...
 
 Global___SubmitInteractionsResponse: typing_extensions.TypeAlias = SubmitInteractionsResponse
+
+@typing.final
+class UpdateVectorRequest(google.protobuf.message.Message):
+    """Users with their rows."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    OWNER_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    VISITS_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """The run."""
+    owner: builtins.bytes
+    """Id of the owner: SHA-256 of its Ed25519 key, 32 bytes."""
+    epoch: builtins.int
+    """Epoch of the visits, from 1."""
+    @property
+    def visits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SealedBatch]:
+        """One visit of each user; batches of no record."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        owner: builtins.bytes = ...,
+        epoch: builtins.int = ...,
+        visits: collections.abc.Iterable[Global___SealedBatch] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "owner", b"owner", "run_id", b"run_id", "visits", b"visits"]) -> None: ...
+
+Global___UpdateVectorRequest: typing_extensions.TypeAlias = UpdateVectorRequest
+
+@typing.final
+class UpdateVectorResponse(google.protobuf.message.Message):
+    """Answer to visits."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REPLIES_FIELD_NUMBER: builtins.int
+    REFUSED_FIELD_NUMBER: builtins.int
+    DUPLICATES_FIELD_NUMBER: builtins.int
+    DURABLE_FIELD_NUMBER: builtins.int
+    duplicates: builtins.int
+    """Visits that were made before: answered again, counted once."""
+    @property
+    def replies(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SealedReply]:
+        """What each visit made, in the order of the visits; empty for one that was refused."""
+
+    @property
+    def refused(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RefusedBatch]:
+        """Visits that were refused; the others count."""
+
+    @property
+    def durable(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Last durable sequence number of each visit's user, in the order of the visits; 0 as in SubmitInteractionsResponse."""
+
+    def __init__(
+        self,
+        *,
+        replies: collections.abc.Iterable[Global___SealedReply] | None = ...,
+        refused: collections.abc.Iterable[Global___RefusedBatch] | None = ...,
+        duplicates: builtins.int = ...,
+        durable: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["duplicates", b"duplicates", "durable", b"durable", "refused", b"refused", "replies", b"replies"]) -> None: ...
+
+Global___UpdateVectorResponse: typing_extensions.TypeAlias = UpdateVectorResponse
 
 @typing.final
 class RefusedBatch(google.protobuf.message.Message):
@@ -119,7 +217,7 @@ class RefusedBatch(google.protobuf.message.Message):
     reason: coterie.wire.v1.common_pb2.ErrorReason.ValueType
     """Why."""
     expected: builtins.int
-    """SEQUENCE_MISMATCH: the next number expected."""
+    """SEQUENCE_MISMATCH: the next number expected, of a record or of a visit."""
     def __init__(
         self,
         *,

@@ -40,6 +40,11 @@ class DataOwnerStub(object):
                 request_serializer=coterie_dot_v1_dot_data__owner__pb2.SubmitInteractionsRequest.SerializeToString,
                 response_deserializer=coterie_dot_v1_dot_data__owner__pb2.SubmitInteractionsResponse.FromString,
                 _registered_method=True)
+        self.UpdateVector = channel.unary_unary(
+                '/coterie.v1.DataOwner/UpdateVector',
+                request_serializer=coterie_dot_v1_dot_data__owner__pb2.UpdateVectorRequest.SerializeToString,
+                response_deserializer=coterie_dot_v1_dot_data__owner__pb2.UpdateVectorResponse.FromString,
+                _registered_method=True)
         self.OwnerInfo = channel.unary_unary(
                 '/coterie.v1.DataOwner/OwnerInfo',
                 request_serializer=coterie_dot_v1_dot_data__owner__pb2.OwnerInfoRequest.SerializeToString,
@@ -58,6 +63,14 @@ class DataOwnerServicer(object):
 
     def SubmitInteractions(self, request_iterator, context):
         """Sealed interactions; each message is answered when all its accepted batches are durable.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateVector(self, request, context):
+        """DRIFT, shielded form: users visit an owner with their rows and bring nothing else, in later epochs.  Idempotent by
+        the number of the visit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -84,6 +97,11 @@ def add_DataOwnerServicer_to_server(servicer, server):
                     servicer.SubmitInteractions,
                     request_deserializer=coterie_dot_v1_dot_data__owner__pb2.SubmitInteractionsRequest.FromString,
                     response_serializer=coterie_dot_v1_dot_data__owner__pb2.SubmitInteractionsResponse.SerializeToString,
+            ),
+            'UpdateVector': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateVector,
+                    request_deserializer=coterie_dot_v1_dot_data__owner__pb2.UpdateVectorRequest.FromString,
+                    response_serializer=coterie_dot_v1_dot_data__owner__pb2.UpdateVectorResponse.SerializeToString,
             ),
             'OwnerInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.OwnerInfo,
@@ -124,6 +142,33 @@ class DataOwner(object):
             '/coterie.v1.DataOwner/SubmitInteractions',
             coterie_dot_v1_dot_data__owner__pb2.SubmitInteractionsRequest.SerializeToString,
             coterie_dot_v1_dot_data__owner__pb2.SubmitInteractionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateVector(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/coterie.v1.DataOwner/UpdateVector',
+            coterie_dot_v1_dot_data__owner__pb2.UpdateVectorRequest.SerializeToString,
+            coterie_dot_v1_dot_data__owner__pb2.UpdateVectorResponse.FromString,
             options,
             channel_credentials,
             insecure,

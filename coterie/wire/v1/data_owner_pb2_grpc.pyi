@@ -41,6 +41,22 @@ _DataOwnerSubmitInteractionsType = typing_extensions.TypeVar(
     ],
 )
 
+_DataOwnerUpdateVectorType = typing_extensions.TypeVar(
+    '_DataOwnerUpdateVectorType',
+    grpc.UnaryUnaryMultiCallable[
+        coterie.wire.v1.data_owner_pb2.UpdateVectorRequest,
+        coterie.wire.v1.data_owner_pb2.UpdateVectorResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        coterie.wire.v1.data_owner_pb2.UpdateVectorRequest,
+        coterie.wire.v1.data_owner_pb2.UpdateVectorResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        coterie.wire.v1.data_owner_pb2.UpdateVectorRequest,
+        coterie.wire.v1.data_owner_pb2.UpdateVectorResponse,
+    ],
+)
+
 _DataOwnerOwnerInfoType = typing_extensions.TypeVar(
     '_DataOwnerOwnerInfoType',
     grpc.UnaryUnaryMultiCallable[
@@ -73,7 +89,7 @@ _DataOwnerFlushType = typing_extensions.TypeVar(
     ],
 )
 
-class DataOwnerStub(typing.Generic[_DataOwnerSubmitInteractionsType, _DataOwnerOwnerInfoType, _DataOwnerFlushType]):
+class DataOwnerStub(typing.Generic[_DataOwnerSubmitInteractionsType, _DataOwnerUpdateVectorType, _DataOwnerOwnerInfoType, _DataOwnerFlushType]):
     """A process that serves one or more data owners."""
 
     @typing.overload
@@ -81,6 +97,10 @@ class DataOwnerStub(typing.Generic[_DataOwnerSubmitInteractionsType, _DataOwnerO
         grpc.StreamStreamMultiCallable[
             coterie.wire.v1.data_owner_pb2.SubmitInteractionsRequest,
             coterie.wire.v1.data_owner_pb2.SubmitInteractionsResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            coterie.wire.v1.data_owner_pb2.UpdateVectorRequest,
+            coterie.wire.v1.data_owner_pb2.UpdateVectorResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             coterie.wire.v1.data_owner_pb2.OwnerInfoRequest,
@@ -99,6 +119,10 @@ class DataOwnerStub(typing.Generic[_DataOwnerSubmitInteractionsType, _DataOwnerO
             coterie.wire.v1.data_owner_pb2.SubmitInteractionsResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            coterie.wire.v1.data_owner_pb2.UpdateVectorRequest,
+            coterie.wire.v1.data_owner_pb2.UpdateVectorResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             coterie.wire.v1.data_owner_pb2.OwnerInfoRequest,
             coterie.wire.v1.data_owner_pb2.OwnerInfoResponse,
         ],
@@ -111,6 +135,11 @@ class DataOwnerStub(typing.Generic[_DataOwnerSubmitInteractionsType, _DataOwnerO
     SubmitInteractions: _DataOwnerSubmitInteractionsType
     """Sealed interactions; each message is answered when all its accepted batches are durable."""
 
+    UpdateVector: _DataOwnerUpdateVectorType
+    """DRIFT, shielded form: users visit an owner with their rows and bring nothing else, in later epochs.  Idempotent by
+    the number of the visit.
+    """
+
     OwnerInfo: _DataOwnerOwnerInfoType
     """What an owner is: number of items, prekey.  No long-term secret."""
 
@@ -121,6 +150,10 @@ DataOwnerAsyncStub: typing_extensions.TypeAlias = DataOwnerStub[
     grpc.aio.StreamStreamMultiCallable[
         coterie.wire.v1.data_owner_pb2.SubmitInteractionsRequest,
         coterie.wire.v1.data_owner_pb2.SubmitInteractionsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        coterie.wire.v1.data_owner_pb2.UpdateVectorRequest,
+        coterie.wire.v1.data_owner_pb2.UpdateVectorResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         coterie.wire.v1.data_owner_pb2.OwnerInfoRequest,
@@ -142,6 +175,16 @@ class DataOwnerServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[coterie.wire.v1.data_owner_pb2.SubmitInteractionsResponse], collections.abc.AsyncIterator[coterie.wire.v1.data_owner_pb2.SubmitInteractionsResponse]]:
         """Sealed interactions; each message is answered when all its accepted batches are durable."""
+
+    @abc.abstractmethod
+    def UpdateVector(
+        self,
+        request: coterie.wire.v1.data_owner_pb2.UpdateVectorRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[coterie.wire.v1.data_owner_pb2.UpdateVectorResponse, collections.abc.Awaitable[coterie.wire.v1.data_owner_pb2.UpdateVectorResponse]]:
+        """DRIFT, shielded form: users visit an owner with their rows and bring nothing else, in later epochs.  Idempotent by
+        the number of the visit.
+        """
 
     @abc.abstractmethod
     def OwnerInfo(

@@ -46,6 +46,8 @@ class _RunPhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     """Rounds-based systems: each group counts which items it has."""
     RUN_PHASE_ROUNDS: _RunPhase.ValueType  # 9
     """Rounds-based systems: rounds of training."""
+    RUN_PHASE_VISIT: _RunPhase.ValueType  # 10
+    """DRIFT, shielded form: users visit owners, windows are summed."""
 
 class RunPhase(_RunPhase, metaclass=_RunPhaseEnumTypeWrapper):
     """Where a run stands."""
@@ -70,6 +72,8 @@ RUN_PHASE_SUPPORTS: RunPhase.ValueType  # 8
 """Rounds-based systems: each group counts which items it has."""
 RUN_PHASE_ROUNDS: RunPhase.ValueType  # 9
 """Rounds-based systems: rounds of training."""
+RUN_PHASE_VISIT: RunPhase.ValueType  # 10
+"""DRIFT, shielded form: users visit owners, windows are summed."""
 Global___RunPhase: typing_extensions.TypeAlias = RunPhase
 
 @typing.final
@@ -394,7 +398,7 @@ class RoundEvent(google.protobuf.message.Message):
     round: builtins.int
     """Its number."""
     purpose: builtins.str
-    """"train", "evaluate" or "supports"."""
+    """"train", "evaluate", "supports" or "window"."""
     pass_number: builtins.int
     """Pass over all users, from 0."""
     users: builtins.int

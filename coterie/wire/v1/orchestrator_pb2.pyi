@@ -118,6 +118,12 @@ class _TaskKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     """All: the run has ended; nothing more will be asked."""
     TASK_KIND_ROUND: _TaskKind.ValueType  # 6
     """Members of a round: the step `step` of round `round.round` waits for the slots named."""
+    TASK_KIND_VISIT: _TaskKind.ValueType  # 7
+    """Clients, DRIFT in its shielded form: deliver to the owners in the catalogue of the given version, and let each user
+    visit each of them once in epoch `round.round`.
+    """
+    TASK_KIND_RECEIVE: _TaskKind.ValueType  # 8
+    """Owners, DRIFT in its shielded form: take visits of epoch `round.round` on the model of the given version."""
 
 class TaskKind(_TaskKind, metaclass=_TaskKindEnumTypeWrapper):
     """What a party is asked to do."""
@@ -136,6 +142,12 @@ TASK_KIND_FINISH: TaskKind.ValueType  # 5
 """All: the run has ended; nothing more will be asked."""
 TASK_KIND_ROUND: TaskKind.ValueType  # 6
 """Members of a round: the step `step` of round `round.round` waits for the slots named."""
+TASK_KIND_VISIT: TaskKind.ValueType  # 7
+"""Clients, DRIFT in its shielded form: deliver to the owners in the catalogue of the given version, and let each user
+visit each of them once in epoch `round.round`.
+"""
+TASK_KIND_RECEIVE: TaskKind.ValueType  # 8
+"""Owners, DRIFT in its shielded form: take visits of epoch `round.round` on the model of the given version."""
 Global___TaskKind: typing_extensions.TypeAlias = TaskKind
 
 class _RoundStep:
@@ -191,7 +203,7 @@ class _FetchKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     FETCH_KIND_ROSTER: _FetchKind.ValueType  # 4
     """Participant ids by slot, 32 bytes each; zeros for slots that are no users.  Who may read: data owners."""
     FETCH_KIND_SUM_PLAN: _FetchKind.ValueType  # 5
-    """The SumPlan of the round `version`.  Who may read: hosts with users."""
+    """The SumPlan of the round `version`.  Who may read: hosts with users; owners that may join a window."""
     FETCH_KIND_BRIEFINGS: _FetchKind.ValueType  # 6
     """Briefings of the step `step` of round `version`, for the caller's members.  Who may read: each member its own."""
     FETCH_KIND_PLACES: _FetchKind.ValueType  # 7
@@ -213,7 +225,7 @@ FETCH_KIND_CATALOGUE: FetchKind.ValueType  # 3
 FETCH_KIND_ROSTER: FetchKind.ValueType  # 4
 """Participant ids by slot, 32 bytes each; zeros for slots that are no users.  Who may read: data owners."""
 FETCH_KIND_SUM_PLAN: FetchKind.ValueType  # 5
-"""The SumPlan of the round `version`.  Who may read: hosts with users."""
+"""The SumPlan of the round `version`.  Who may read: hosts with users; owners that may join a window."""
 FETCH_KIND_BRIEFINGS: FetchKind.ValueType  # 6
 """Briefings of the step `step` of round `version`, for the caller's members.  Who may read: each member its own."""
 FETCH_KIND_PLACES: FetchKind.ValueType  # 7
@@ -246,6 +258,8 @@ class _SubmitKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     """Members: a Confirmation."""
     SUBMIT_KIND_UNMASKING: _SubmitKind.ValueType  # 8
     """Members: an Unmasking."""
+    SUBMIT_KIND_VISITS: _SubmitKind.ValueType  # 9
+    """Owners: a VisitStatus."""
 
 class SubmitKind(_SubmitKind, metaclass=_SubmitKindEnumTypeWrapper):
     """What a submitted item is."""
@@ -268,6 +282,8 @@ SUBMIT_KIND_CONFIRMATION: SubmitKind.ValueType  # 7
 """Members: a Confirmation."""
 SUBMIT_KIND_UNMASKING: SubmitKind.ValueType  # 8
 """Members: an Unmasking."""
+SUBMIT_KIND_VISITS: SubmitKind.ValueType  # 9
+"""Owners: a VisitStatus."""
 Global___SubmitKind: typing_extensions.TypeAlias = SubmitKind
 
 @typing.final
@@ -377,9 +393,9 @@ class RunPlan(google.protobuf.message.Message):
     system: builtins.str
     """Learning system, "drift"."""
     form: builtins.str
-    """Form of the system, "published"."""
+    """Form of the system: "published" or "shielded"; of rounds-based systems "hosts" or "users"."""
     secure_sum: builtins.str
-    """How contributions are summed, "clear"."""
+    """How contributions are summed, "clear" or "masked"."""
     dim: builtins.int
     """Number of latent dimensions d of each row."""
     rate: builtins.float
@@ -399,7 +415,7 @@ class RunPlan(google.protobuf.message.Message):
     min_users: builtins.int
     """A metric sum over fewer users is not sent."""
     settings: builtins.str
-    """Rounds-based systems: settings of the learning system, a JSON object with sorted keys and no spaces; what it may
+    """Systems with sums: settings of the learning system, a JSON object with sorted keys and no spaces; what it may
     hold is described with the system (docs/systems).  The hash covers its bytes.
     """
     @property
@@ -452,7 +468,9 @@ class RoundsPlan(google.protobuf.message.Message):
     cohorts: Global___CohortKind.ValueType
     """How cohorts are drawn."""
     cohort: builtins.int
-    """Users in a cohort: exactly (at random; the last of a pass may be smaller) or at least (groups)."""
+    """Users in a cohort: exactly (at random; the last of a pass has half to one and a half times as many) or at least
+    (groups).
+    """
     group: builtins.int
     """Fewest users in a fixed group."""
     beacon: builtins.bytes
@@ -566,16 +584,22 @@ class Task(google.protobuf.message.Message):
     REASON_FIELD_NUMBER: builtins.int
     SLOTS_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
+    CLOSED_FIELD_NUMBER: builtins.int
+    SUMMED_FIELD_NUMBER: builtins.int
     kind: Global___TaskKind.ValueType
     """What to do."""
     version: builtins.int
-    """EVALUATE: model version to evaluate.  DELIVER: version of the catalogue."""
+    """EVALUATE, RECEIVE: model version.  DELIVER, VISIT: version of the catalogue."""
     flush: builtins.bool
     """INTAKE: trailing blocks count as complete; the owner reports when it has applied them all."""
     reason: builtins.str
     """FINISH: why the run ended; empty when it completed."""
     step: Global___RoundStep.ValueType
     """ROUND: which step."""
+    closed: builtins.int
+    """RECEIVE: number of the last window that is over, whatever became of it."""
+    summed: builtins.int
+    """RECEIVE: number of the last window whose sum was applied with the owner's vector in it."""
     @property
     def round(self) -> coterie.wire.v1.common_pb2.RoundRef:
         """The epoch or evaluation point it belongs to."""
@@ -594,9 +618,11 @@ class Task(google.protobuf.message.Message):
         reason: builtins.str = ...,
         slots: collections.abc.Iterable[coterie.wire.v1.common_pb2.SlotRange] | None = ...,
         step: Global___RoundStep.ValueType = ...,
+        closed: builtins.int = ...,
+        summed: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["round", b"round"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["flush", b"flush", "kind", b"kind", "reason", b"reason", "round", b"round", "slots", b"slots", "step", b"step", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["closed", b"closed", "flush", b"flush", "kind", b"kind", "reason", b"reason", "round", b"round", "slots", b"slots", "step", b"step", "summed", b"summed", "version", b"version"]) -> None: ...
 
 Global___Task: typing_extensions.TypeAlias = Task
 
@@ -1010,6 +1036,28 @@ class DeliveryStatus(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["catalogue_version", b"catalogue_version", "records", b"records"]) -> None: ...
 
 Global___DeliveryStatus: typing_extensions.TypeAlias = DeliveryStatus
+
+@typing.final
+class VisitStatus(google.protobuf.message.Message):
+    """Payload of SUBMIT_KIND_VISITS: how many visits an owner has taken; it says nothing of who came."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VISITS_FIELD_NUMBER: builtins.int
+    HELD_FIELD_NUMBER: builtins.int
+    visits: builtins.int
+    """Visits taken in all, by whomever."""
+    held: builtins.int
+    """Rows that are held back now, because too few users are behind them."""
+    def __init__(
+        self,
+        *,
+        visits: builtins.int = ...,
+        held: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["held", b"held", "visits", b"visits"]) -> None: ...
+
+Global___VisitStatus: typing_extensions.TypeAlias = VisitStatus
 
 @typing.final
 class EpochStatus(google.protobuf.message.Message):

@@ -77,7 +77,7 @@ class SumPlan(google.protobuf.message.Message):
     round: builtins.int
     """Number of the round within the run, from 1; never used again, also not after a restart."""
     purpose: builtins.str
-    """What is summed: "train", "evaluate" or "supports"."""
+    """What is summed: "train", "evaluate", "supports" or "window"."""
     secure_sum: builtins.str
     """How it is summed: "clear" or "masked"."""
     model_sha256: builtins.bytes

@@ -24,6 +24,7 @@ _MAX_K = 1000
 
 PROTECTIONS = {
     "interaction": "sealed to the owner",
+    "user row": "sealed to the owner",
     "metric sum": "sum over the host's users",
     "record count": "sum over the host's users",
     "registration": "public keys and signatures",

@@ -16,18 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
-from coterie.crypto.identity import Bundle, Identity, PublicPrekey
+from coterie.crypto.identity import Identity, PublicPrekey
 from coterie.crypto.sealed import (
-    Agreement,
-    Direction,
-    SealingSession,
-    SenderProcess,
     encode_records,
 )
 from coterie.errors import PeerError
 from coterie.launch.process import Runtime
-from coterie.net.bundles import bundle_from_wire
-from coterie.net.channel import Channel
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
 from coterie.store import client as store
@@ -37,8 +31,9 @@ from coterie.wire.v1 import data_owner_pb2 as wire
 from coterie.wire.v1.data_owner_pb2_grpc import DataOwnerStub
 from coterie.wire.v1.orchestrator_pb2 import CatalogueOwner
 from coterie_client.history import Catalogued, Histories, Outbox
+from coterie_client.recipients import Recipient, Recipients
 
-__all__ = ["Delivery", "Recipient"]
+__all__ = ["Delivery"]
 
 _log = structlog.get_logger("coterie.delivery")
 
@@ -50,19 +45,6 @@ _RETRY_S = 5.0
 _PAUSE_S = 1.0
 _LATER = frozenset({ErrorReason.ERROR_REASON_STORE_FULL, ErrorReason.ERROR_REASON_NOT_READY})
 """Reasons for which the same batches may be taken later."""
-
-
-@dataclass
-class Recipient:
-    """A data owner that is sent to."""
-
-    owner: bytes
-    name: str
-    bundle: Bundle
-    channel: Channel
-    prekey: PublicPrekey | None = None
-    latest: Outbox | None = None
-    """Where it acknowledged last: what a restored owner lacks first."""
 
 
 @dataclass(frozen=True)
@@ -111,12 +93,8 @@ class Delivery:
         self._identities = identities
         self._histories = histories
         self._writer = writer
-        self._directory_key = directory_key
         self._seed = seed
-        self._process = SenderProcess()
-        self._recipients: dict[bytes, Recipient] = {}
-        self._channels: dict[tuple[str, str], Channel] = {}
-        self._sessions: dict[tuple[int, bytes, bytes], SealingSession] = {}
+        self._recipients = Recipients(runtime, run_id, identities, directory_key)
         self._retry = Retry(limit_s=_RETRY_S)
         self._sending: dict[bytes, asyncio.Task[None]] = {}
         self._present: set[bytes] = set()
@@ -133,23 +111,11 @@ class Delivery:
         VerificationError
             When an owner's bundle does not carry the directory's countersignature.
         """
-        present = set()
-        for owner in owners:
-            bundle = bundle_from_wire(owner.bundle)
-            bundle.verify(self._directory_key, int(time.time()))
-            place = (owner.address, owner.tls_name)
-            if place not in self._channels:
-                self._channels[place] = self._runtime.connect_to(
-                    owner.address, tls_name=owner.tls_name, peer=f"data-owner/{owner.name}"
-                )
-            held = self._recipients.get(bundle.participant_id)
-            if held is None or held.channel is not self._channels[place]:
-                recipient = Recipient(bundle.participant_id, owner.name, bundle, self._channels[place])
-                recipient.latest = self._histories.acknowledged_before(
-                    recipient.owner, f"data-owner/{owner.name}"
-                )
-                self._recipients[recipient.owner] = recipient
-            present.add(bundle.participant_id)
+        present, new = self._recipients.know(owners)
+        for recipient in new:
+            recipient.latest = self._histories.acknowledged_before(
+                recipient.owner, f"data-owner/{recipient.name}"
+            )
         if version < self._newest:
             return
         self._newest, self._present = version, present
@@ -228,7 +194,7 @@ class Delivery:
         """Send until nothing waits; a broken stream starts again with what is not acknowledged."""
         stub: Any = recipient.channel.stub(DataOwnerStub)
         while self._waiting(recipient.owner):
-            recipient.prekey = prekey = await self._prekey(stub, recipient)
+            prekey = await self._recipients.prekey(recipient)
             under_way: asyncio.Queue[list[_Batch]] = asyncio.Queue()
             failed: list[Exception] = []
             # An answer may ask for another prekey: what is under way goes on with this one, and is sent again.
@@ -263,24 +229,13 @@ class Delivery:
             failed.append(error)
             raise
 
-    async def _prekey(self, stub: Any, recipient: Recipient) -> PublicPrekey:
-        held = recipient.prekey
-        if held is not None and held.expiry > time.time():
-            return held
-        request = wire.OwnerInfoRequest(run_id=self._run_id, owner=recipient.owner)
-        offered = (await stub.OwnerInfo(request)).prekey
-        prekey = PublicPrekey(
-            self._run_id, offered.prekey_id, offered.public, offered.expiry, offered.signature
-        )
-        prekey.verify(recipient.bundle.signing_public, int(time.time()))
-        return prekey
-
     def _messages(self, recipient: Recipient, prekey: PublicPrekey) -> Iterator[list[_Batch]]:
         """Yield what waits, sealed, a message at a time; users in a seeded order, each user's records in theirs."""
         ranges = self._ranges(recipient)
         while chosen := list(itertools.islice(ranges, _BATCHES_PER_MESSAGE)):
             catalogue = self._catalogue
-            sessions = self._sessions_with(recipient, prekey, [user for user, _, _, _ in chosen])
+            users = [user for user, _, _, _ in chosen]
+            sessions = [one.sealing for one in self._recipients.sessions(recipient, prekey, users)]
             records = [encode_records(*self._histories.records(rows, catalogue)) for _, _, _, rows in chosen]
             # One account for the whole message: reading the CPU clock costs as much as sealing a batch.
             with self._runtime.accounting.activity("seal", sum(len(rows) for _, _, _, rows in chosen)):
@@ -310,18 +265,6 @@ class Delivery:
             user, outbox = waiting[index]
             for first in range(outbox.first, len(outbox.rows) + 1, RECORDS_PER_BATCH):
                 yield user, outbox, first, outbox.rows[first - 1 : first - 1 + RECORDS_PER_BATCH]
-
-    def _sessions_with(
-        self, recipient: Recipient, prekey: PublicPrekey, users: Sequence[int]
-    ) -> list[SealingSession]:
-        keys = [(user, recipient.owner, prekey.prekey_id) for user in users]
-        missing = {key for key in keys if key not in self._sessions}
-        if missing:
-            with self._runtime.accounting.activity("key agreement", len(missing)):
-                for key in missing:
-                    agreement = Agreement.of_user(self._identities[key[0] - 1], recipient.owner, prekey)
-                    self._sessions[key] = SealingSession(agreement, Direction.TO_OWNER, self._process)
-        return [self._sessions[key] for key in keys]
 
     async def _acknowledged(
         self, recipient: Recipient, batches: list[_Batch], response: wire.SubmitInteractionsResponse

@@ -25,6 +25,7 @@ from coterie_client.drift import Drift
 from coterie_client.history import Histories, read_histories
 from coterie_client.host import Host, Recommended, TakingPart
 from coterie_client.rounds import Rounds
+from coterie_client.shielded import ShieldedDrift
 
 __all__ = ["SERVICE"]
 
@@ -92,7 +93,7 @@ class ClientProcess:
         ]
         size = await party.wait_and_register(members)
         await host.note_sent("cos", "registration", len(members), size)
-        way: TakingPart = Rounds(host) if party.plan.system in SYSTEMS else Drift(host)
+        way = _way(host)
         objections = host.consent.objections(party.plan, way.metrics)
         if objections:
             way.close()
@@ -135,6 +136,14 @@ class ClientProcess:
         if self._way is not None:
             self._way.close()
         self._host.engine.dispose()
+
+
+def _way(host: Host) -> TakingPart:
+    """Return how a host takes part in the run whose plan it was given."""
+    plan = host.party.plan
+    if plan.system in SYSTEMS:
+        return Rounds(host)
+    return ShieldedDrift(host) if plan.form == "shielded" else Drift(host)
 
 
 class _Client:

@@ -28,6 +28,7 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import to_wire
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie_cos.remembered import Remembered
 from coterie_cos.run import Run
 from coterie_cos.sums import OpenSum, Sums
 from coterie_cos.versions import Versions
@@ -54,6 +55,8 @@ class RoundsRun(Run):
         State folder of the service.
     accounting : Accounting
         Where CPU time is counted.
+    directory_key : bytes
+        The directory's public key.
     """
 
     def __init__(
@@ -63,11 +66,12 @@ class RoundsRun(Run):
         writer: Writer,
         traffic: Callable[[], tuple[int, int]],
         accounting: Accounting,
+        directory_key: bytes,
     ) -> None:
         super().__init__(request, writer, traffic)
         self._accounting = accounting
         self._versions = Versions(folder / "models" / self.plan.run_id)
-        self._half = server_half(self.plan.secure_sum)
+        self._half = server_half(self.plan.secure_sum, directory_key)
         self.state = new_training(self.plan, supports=self._side(0, 0).asks_supports)
         # What tasks are made from: the last state that is durable.
         self._published = self.state
@@ -78,8 +82,7 @@ class RoundsRun(Run):
         self._sums = Sums(self.plan.run_id, self._half, self, writer, accounting, self.touch)
         self._gather_since = time.monotonic()
         self._patience_s = self.plan.rounds.step_timeout_ms / 1e3
-        self.history: list[dict[str, object]] = []
-        self._rounds: list[dict[str, object]] = []
+        self._remembered = Remembered()
 
     def _side(self, n_items: int, groups: int) -> ServerSide:
         return server_side(self.plan.system, self.plan.settings, n_items, self.plan.seed, groups)
@@ -422,46 +425,14 @@ class RoundsRun(Run):
 
     def remember(self, event: operator.WatchRunResponse) -> None:
         """Take note of evaluations and rounds."""
-        if event.HasField("metrics"):
-            metrics = event.metrics
-            self.history.append(
-                {
-                    "epoch": metrics.epoch,
-                    "version": metrics.version,
-                    "time_ms": event.time_ms,
-                    "owners": metrics.owners,
-                    "withheld": metrics.withheld,
-                    "metrics": dict(zip(metrics.names, metrics.means, strict=True)),
-                    "users": dict(zip(metrics.names, metrics.users, strict=True)),
-                }
-            )
-        elif event.HasField("round"):
-            one = event.round
-            self._rounds.append(
-                {
-                    "round": one.round,
-                    "time_ms": event.time_ms,
-                    "purpose": one.purpose,
-                    "pass": one.pass_number,
-                    "users": one.users,
-                    "members": one.members,
-                    "summed": one.summed,
-                    "dropped": one.dropped,
-                    "refused": one.refused,
-                    "liars": one.liars,
-                    "reason": one.reason,
-                    "seconds": dict(zip(one.phases, one.seconds, strict=True)),
-                    "bytes_in": one.bytes_in,
-                    "version": one.version,
-                }
-            )
+        self._remembered.take(event)
 
     def facts(self) -> dict[str, Any]:
         """Return history, rounds and the version that was chosen."""
         chosen = self.state.chosen
         return {
-            "history": self.history,
-            "rounds": self._rounds,
+            "history": self._remembered.history,
+            "rounds": self._remembered.rounds,
             "abandoned": self.state.abandoned,
             "groups": self.state.groups,
             "chosen": None

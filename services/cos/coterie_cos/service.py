@@ -17,6 +17,7 @@ from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import enrol
 from coterie.net.revocation import RevocationWatch
 from coterie.rounds.plan import plan_hash
+from coterie.rounds.shielded import ShieldedPlan
 from coterie.rounds.systems import SUMS, SYSTEMS, server_side
 from coterie.store import cos as store
 from coterie.store.engine import Writer, open_sqlite
@@ -30,6 +31,7 @@ from coterie_cos.operator import Operator
 from coterie_cos.orchestrator import Orchestrator
 from coterie_cos.rounds_run import RoundsRun
 from coterie_cos.run import Run
+from coterie_cos.shielded_run import ShieldedRun
 
 __all__ = ["SERVICE"]
 
@@ -80,7 +82,10 @@ class CosProcess:
             return meter.bytes_in, meter.bytes_out
 
         if request.plan.system in SYSTEMS:
-            return RoundsRun(request, folder, self._writer, traffic, self._runtime.accounting)
+            directory_key = (folder / "directory.key").read_bytes()
+            return RoundsRun(request, folder, self._writer, traffic, self._runtime.accounting, directory_key)
+        if request.plan.form == "shielded":
+            return ShieldedRun(request, folder, self._writer, traffic, self._runtime.accounting)
         return AsynchronousRun(request, folder, self._writer, self._settings.snapshot_every, traffic)
 
     async def _start(self, request: StartRunRequest) -> Run:
@@ -107,6 +112,9 @@ class CosProcess:
             _check_rounds(request)
         elif (plan.system, plan.form, plan.secure_sum) == ("drift", "published", "clear"):
             _check_drift(request)
+        elif (plan.system, plan.form) == ("drift", "shielded") and plan.secure_sum in SUMS:
+            _check_drift(request)
+            _check_shielded(request)
         else:
             raise Refusal(
                 ErrorReason.ERROR_REASON_WRONG_SYSTEM,
@@ -171,6 +179,26 @@ def _check_drift(request: StartRunRequest) -> None:
             "plan.epochs": (1 <= plan.epochs <= 10_000, "1 to 10000"),
         },
     )
+
+
+def _check_shielded(request: StartRunRequest) -> None:
+    """Check the windows of a run of DRIFT in its shielded form.
+
+    Raises
+    ------
+    Refusal
+        INVALID_FIELD.
+    """
+    _check(request, {"plan.rounds.step_timeout_ms": (request.plan.rounds.step_timeout_ms > 0, "at least 1")})
+    try:
+        ShieldedPlan.from_json(request.plan.settings)
+    except ConfigError as error:
+        raise Refusal(
+            ErrorReason.ERROR_REASON_INVALID_FIELD,
+            error.message,
+            field="plan.settings",
+            expected="settings of DRIFT's shielded form",
+        ) from error
 
 
 def _check_rounds(request: StartRunRequest) -> None:

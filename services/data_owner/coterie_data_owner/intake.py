@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from coterie.crypto.identity import Bundle, Prekey
 from coterie.crypto.sealed import (
+    RECORD_DTYPE,
     Agreement,
     Decision,
     Direction,
     Header,
     OpeningSession,
+    SealingSession,
+    SenderProcess,
     SequenceGate,
     decode_records,
 )
@@ -27,6 +30,9 @@ from coterie.telemetry.accounting import Accounting
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import data_owner_pb2 as wire
 from coterie.wire.v1.data_owner_pb2_grpc import DataOwnerServicer
+from coterie.wire.v1.orchestrator_pb2 import RunPlan
+from coterie.wire.visit import Visit
+from coterie_data_owner.holdings import Arrival, Holdings
 from coterie_data_owner.owner import Owner
 from coterie_data_owner.users import Users
 
@@ -75,15 +81,49 @@ class Intake(DataOwnerServicer):
         self._users = users
         self._writer = writer
         self._accounting = accounting
+        self._plan = RunPlan()
+        self.holdings: Mapping[bytes, Holdings] = {}
+        """By owner; in DRIFT's shielded form."""
         self._sessions: dict[tuple[bytes, bytes, bytes], OpeningSession] = {}
+        self._replying: dict[tuple[bytes, bytes, bytes], SealingSession] = {}
+        self._process = SenderProcess()
         self.ready = asyncio.Event()
+
+    def shield(self, plan: RunPlan, holdings: Mapping[bytes, Holdings]) -> None:
+        """Take visits from now on, and no batches without one."""
+        self._plan, self.holdings = plan, holdings
 
     async def SubmitInteractions(  # noqa: N802
         self, request_iterator: AsyncIterator[wire.SubmitInteractionsRequest], context: Any
     ) -> AsyncIterator[wire.SubmitInteractionsResponse]:
         """Answer each message when its accepted batches are durable."""
         async for request in request_iterator:
-            yield await self._take(self._owner(request.run_id, request.owner), request.batches)
+            owner = self._owner(request.run_id, request.owner)
+            if owner.id in self.holdings:
+                taken = await self._visited(owner, request.batches)
+                yield wire.SubmitInteractionsResponse(
+                    durable=taken.durable,
+                    refused=taken.refused,
+                    duplicates=taken.duplicates,
+                    replies=taken.replies,
+                )
+            else:
+                yield await self._take(owner, request.batches)
+
+    async def UpdateVector(  # noqa: N802
+        self, request: wire.UpdateVectorRequest, context: Any
+    ) -> wire.UpdateVectorResponse:
+        """Run the blocks of users who come with their rows; each block once in an epoch."""
+        owner = self._owner(request.run_id, request.owner)
+        if owner.id not in self.holdings:
+            raise _wrong_form("published")
+        taken = await self._visited(owner, request.visits, epoch=request.epoch)
+        return wire.UpdateVectorResponse(
+            replies=taken.replies,
+            refused=taken.refused,
+            duplicates=taken.duplicates,
+            durable=taken.durable,
+        )
 
     def _owner(self, run_id: str, owner: bytes) -> Owner:
         if not self.ready.is_set():
@@ -100,16 +140,107 @@ class Intake(DataOwnerServicer):
             )
         return found
 
+    # --- DRIFT, shielded form: users visit with their rows -------------------------------------------------------
+
+    async def _visited(
+        self, owner: Owner, batches: Sequence[wire.SealedBatch], *, epoch: int | None = None
+    ) -> _Visits:
+        """Take visits: with records, or in ``epoch`` without."""
+        _check_number(batches)
+        holdings = self.holdings[owner.id]
+        bundles = await self._users.bundles([batch.user for batch in batches])
+        opened = await asyncio.to_thread(self._open_visits, owner, batches, bundles, epoch)
+        # Not within anything that others wait for.
+        await holdings.room()
+        return await completed(self._take_visits(holdings, batches, opened))
+
+    def _open_visits(
+        self,
+        owner: Owner,
+        batches: Sequence[wire.SealedBatch],
+        bundles: Mapping[bytes, Bundle],
+        epoch: int | None,
+    ) -> list[Arrival | ErrorReason.ValueType]:
+        self._agree(owner, batches, bundles)
+        with self._accounting.activity("open", len(batches)):
+            opened = [self._open(owner, batch, batch.user in bundles) for batch in batches]
+        with self._accounting.activity("check records", len(batches)):
+            return [
+                self._arrival(owner, batch, payload, epoch)
+                for batch, payload in zip(batches, opened, strict=True)
+            ]
+
+    def _arrival(
+        self,
+        owner: Owner,
+        batch: wire.SealedBatch,
+        payload: bytes | ErrorReason.ValueType,
+        epoch: int | None,
+    ) -> Arrival | ErrorReason.ValueType:
+        slot = owner.slot_of(batch.user)
+        if not isinstance(payload, bytes):
+            return payload
+        if slot is None:
+            return ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT
+        header, plan = Header.parse(batch.header), self._plan
+        cut = header.count * RECORD_DTYPE.itemsize
+        try:
+            visit = Visit.from_bytes(payload[cut:], plan.dim)
+            items, _ = decode_records(payload[:cut], header.count)
+        except Refusal as refusal:
+            return refusal.reason
+        except CoterieError:
+            return ErrorReason.ERROR_REASON_INVALID_FIELD
+        if not owner.knows_items(items):
+            return ErrorReason.ERROR_REASON_UNKNOWN_ITEM
+        without = epoch is not None and (header.count or visit.epoch != epoch)
+        if without or visit.epoch > plan.epochs or (plan.item_bias and visit.row[-1] != 1):
+            return ErrorReason.ERROR_REASON_INVALID_FIELD
+        return Arrival(batch.user, slot, visit, header.first_sequence, header.count, payload[:cut])
+
+    async def _take_visits(
+        self,
+        holdings: Holdings,
+        batches: Sequence[wire.SealedBatch],
+        opened: Sequence[Arrival | ErrorReason.ValueType],
+    ) -> _Visits:
+        arrivals = [one for one in opened if isinstance(one, Arrival)]
+        try:
+            answers = iter(await holdings.take(arrivals))
+        except StoreError as error:
+            raise _not_kept(error) from error
+        found = _Visits()
+        for index, (batch, one) in enumerate(zip(batches, opened, strict=True)):
+            reply = wire.SealedReply()
+            if isinstance(one, Arrival):
+                answer = next(answers)
+                found.duplicates += answer.duplicate
+                if answer.reply:
+                    reply = self._sealed(holdings.owner_id, batch, one.visit.number, answer.reply)
+                else:
+                    mismatch = ErrorReason.ERROR_REASON_SEQUENCE_MISMATCH
+                    found.refused.append(
+                        wire.RefusedBatch(index=index, reason=mismatch, expected=answer.expected)
+                    )
+                found.durable.append(holdings.durable(one.slot))
+            else:
+                found.refused.append(wire.RefusedBatch(index=index, reason=one))
+                found.durable.append(0)
+            found.replies.append(reply)
+        return found
+
+    def _sealed(self, owner: bytes, batch: wire.SealedBatch, number: int, reply: bytes) -> wire.SealedReply:
+        """Seal a reply for the user that the batch is from, under the prekey that the batch was sealed for."""
+        session = self._replying[owner, batch.user, Header.parse(batch.header).prekey_id]
+        sealed = session.seal(number, reply, 0)
+        return wire.SealedReply(header=sealed.header, ciphertext=sealed.ciphertext)
+
+    # --- the published form --------------------------------------------------------------------------------------
+
     async def _take(
         self, owner: Owner, batches: Sequence[wire.SealedBatch]
     ) -> wire.SubmitInteractionsResponse:
-        if len(batches) > _MAX_BATCHES:
-            raise Refusal(
-                ErrorReason.ERROR_REASON_TOO_LARGE,
-                f"{len(batches)} batches in one message",
-                field="batches",
-                expected=f"at most {_MAX_BATCHES}",
-            )
+        _check_number(batches)
         bundles = await self._users.bundles([batch.user for batch in batches])
         payloads = await asyncio.to_thread(self._open_all, owner, batches, bundles)
         return await completed(self._store(owner, batches, payloads))
@@ -142,9 +273,12 @@ class Intake(DataOwnerServicer):
         if missing:
             with self._accounting.activity("key agreement", len(missing)):
                 for key, (prekey, bundle, session_id) in missing.items():
-                    session = OpeningSession(Agreement.of_owner(prekey, owner.id, bundle), Direction.TO_OWNER)
+                    agreement = Agreement.of_owner(prekey, owner.id, bundle)
+                    session = OpeningSession(agreement, Direction.TO_OWNER)
                     session.prepare(session_id)
                     self._sessions[key] = session
+                    if owner.id in self.holdings:
+                        self._replying[key] = SealingSession(agreement, Direction.TO_USER, self._process)
 
     def _open(self, owner: Owner, batch: wire.SealedBatch, known: bool) -> bytes | ErrorReason.ValueType:
         if not known:
@@ -157,7 +291,8 @@ class Intake(DataOwnerServicer):
             session = self._sessions.get((owner.id, batch.user, header.prekey_id))
             if session is None:
                 return ErrorReason.ERROR_REASON_UNKNOWN_PREKEY
-            if not 1 <= header.count <= _MAX_RECORDS:
+            least = 0 if owner.id in self.holdings else 1
+            if not least <= header.count <= _MAX_RECORDS:
                 return ErrorReason.ERROR_REASON_INVALID_FIELD
             return session.open(batch.header, batch.ciphertext)
         except VerificationError as error:
@@ -226,13 +361,7 @@ class Intake(DataOwnerServicer):
         try:
             await self._writer.run(lambda connection: store.add_batches(connection, owner.id, accepted))
         except StoreError as error:
-            full = error.__cause__ is not None and is_full(error.__cause__)
-            raise Refusal(
-                ErrorReason.ERROR_REASON_STORE_FULL if full else ErrorReason.ERROR_REASON_NOT_READY,
-                f"{error.message}; nothing of this message was kept",
-                field="batches",
-                expected="the same message again, later",
-            ) from error
+            raise _not_kept(error) from error
         with self._accounting.activity("blocks", sum(batch.length for batch in accepted)):
             for taken in accepted:
                 owner.add(taken)
@@ -263,11 +392,52 @@ class Intake(DataOwnerServicer):
 
     async def Flush(self, request: wire.FlushRequest, context: Any) -> wire.FlushResponse:  # noqa: N802
         """Close trailing blocks of one owner, or of all."""
+        if self.holdings:
+            raise _wrong_form("shielded")
         owners = (
             [self._owner(request.run_id, request.owner)] if request.owner else list(self._owners.values())
         )
         closed = [await completed(owner.flush(self._writer)) for owner in owners]
         return wire.FlushResponse(blocks=sum(closed))
+
+
+@dataclass
+class _Visits:
+    """The answer to some visits."""
+
+    durable: list[int] = field(default_factory=list)
+    replies: list[wire.SealedReply] = field(default_factory=list)
+    refused: list[wire.RefusedBatch] = field(default_factory=list)
+    duplicates: int = 0
+
+
+def _check_number(batches: Sequence[wire.SealedBatch]) -> None:
+    if len(batches) > _MAX_BATCHES:
+        raise Refusal(
+            ErrorReason.ERROR_REASON_TOO_LARGE,
+            f"{len(batches)} batches in one message",
+            field="batches",
+            expected=f"at most {_MAX_BATCHES}",
+        )
+
+
+def _not_kept(error: StoreError) -> Refusal:
+    full = error.__cause__ is not None and is_full(error.__cause__)
+    return Refusal(
+        ErrorReason.ERROR_REASON_STORE_FULL if full else ErrorReason.ERROR_REASON_NOT_READY,
+        f"{error.message}; nothing of this message was kept",
+        field="batches",
+        expected="the same message again, later",
+    )
+
+
+def _wrong_form(form: str) -> Refusal:
+    return Refusal(
+        ErrorReason.ERROR_REASON_WRONG_SYSTEM,
+        f"the run is drift, {form}",
+        field="run_id",
+        expected="shielded for UpdateVector, published for Flush",
+    )
 
 
 def _judge(durable: int, header: Header) -> Decision:

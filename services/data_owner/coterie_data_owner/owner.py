@@ -105,6 +105,10 @@ class Owner:
         """Whether the user's slot is known."""
         return user in self._slots
 
+    def slot_of(self, user: bytes) -> int | None:
+        """Return the slot of a user; None when it is not known."""
+        return self._slots.get(user)
+
     def learn_slots(self, slots: dict[bytes, int]) -> None:
         """Learn the slots of users from the roster."""
         self._slots = slots

@@ -26,6 +26,7 @@ from coterie.wire.v1.data_owner_pb2_grpc import add_DataOwnerServicer_to_server
 from coterie_data_owner.intake import Intake
 from coterie_data_owner.owner import Owner, read_items
 from coterie_data_owner.prekeys import Prekeys
+from coterie_data_owner.shielded import ShieldedOwners
 from coterie_data_owner.trainer import RunEndedError, Trainer
 from coterie_data_owner.users import Users
 
@@ -71,7 +72,7 @@ class DataOwnerProcess:
             Retry(limit_s=_RETRY_S),
             lambda reached: runtime.holds("run", reached),
         )
-        directory_key = (settings.state / "directory.key").read_bytes()
+        self._directory_key = directory_key = (settings.state / "directory.key").read_bytes()
         self._users = Users(self._party, Directory(thirdparty, directory_key), self._revocations.is_revoked)
         self._intake = Intake(
             settings.run,
@@ -80,6 +81,7 @@ class DataOwnerProcess:
             self._writer,
             runtime.accounting,
         )
+        self._shielded: ShieldedOwners | None = None
         self._flush_due = False
         self._working: dict[tuple[int, wire.TaskKind.ValueType, int], asyncio.Task[None]] = {}
         self._trainers: dict[int, Trainer] = {}
@@ -97,10 +99,17 @@ class DataOwnerProcess:
 
     async def _take_part(self, tasks: asyncio.TaskGroup) -> None:
         await self._join()
+        if self._shielded is not None:
+            tasks.create_task(self._shielded.members.run())
+            tasks.create_task(self._shielded.report())
         async for open_tasks in self._party.tasks():
+            if self._shielded is not None:
+                await self._shielded.told(open_tasks)
             for task in open_tasks:
                 if task.kind == wire.TaskKind.TASK_KIND_FINISH:
                     _log.info("the run has ended", reason=task.reason)
+                    if self._shielded is not None:
+                        await self._shielded.finish()
                     for trainer in self._trainers.values():
                         trainer.supersede()
                     return
@@ -126,13 +135,22 @@ class DataOwnerProcess:
         _, payload = await self._party.fetch(wire.FetchKind.FETCH_KIND_CATALOGUE)
         index = {key: n for n, key in enumerate(wire.Catalogue.FromString(payload or b"").items)}
         await self._users.refresh()
+        shielded = self._party.plan.form == "shielded"
         for owner, slot in zip(self._owners, self._party.slots, strict=True):
             owner.slot = slot
             owner.holds(np.array([index[key] for key in owner.items], np.uint32), len(index))
             owner.learn_slots(self._users.slots)
+            if shielded:
+                continue
             with self._engine.connect() as connection:
                 owner.rebuild(connection)
             _log.info("joined", owner=owner.name, items=len(owner.items), blocks=len(owner.blocks))
+        if shielded:
+            self._shielded = ShieldedOwners(
+                self._owners, self._party, self._writer, self._runtime, self._directory_key
+            )
+            await self._shielded.begin(self._engine)
+            self._intake.shield(self._party.plan, self._shielded.holdings)
         self._intake.ready.set()
         self._runtime.holds("run")
 

@@ -1,0 +1,309 @@
+"""A party's members in the sums of a run: what the COS asks of them, answered by the machine of `coterie.rounds.party`.
+
+Each participant of the party that takes part in a sum has a `Seat`, which says what it contributes, checks the plan and
+keeps the journal.  Tasks are level-triggered: what was missed is asked again, and a sum with a higher number means that
+those below are over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol, TypeVar
+
+import numpy as np
+import structlog
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from coterie.crypto.identity import Bundle, Identity
+from coterie.crypto.verified import Verified
+from coterie.errors import PeerError
+from coterie.net.party import Item, Party
+from coterie.rounds.party import Effect, Journal, Keep, MemberRound, Send, SitOut, Train
+from coterie.rounds.systems import Signer, member_half
+from coterie.secure_sum.plan import SumPlan
+from coterie.secure_sum.protocol import Declined, Step
+from coterie.wire.refusal import reason_name
+from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1 import rounds_pb2
+from coterie.wire.v1.common_pb2 import RoundRef
+
+__all__ = ["Seat", "SumMembers", "Trained"]
+
+_log = structlog.get_logger("coterie.sums")
+
+_STEPS = {
+    wire.RoundStep.ROUND_STEP_ADVERTISE: Step.ADVERTISE,
+    wire.RoundStep.ROUND_STEP_SHARE: Step.SHARE,
+    wire.RoundStep.ROUND_STEP_SUBMIT: Step.SUBMIT,
+    wire.RoundStep.ROUND_STEP_CONFIRM: Step.CONFIRM,
+    wire.RoundStep.ROUND_STEP_UNMASK: Step.UNMASK,
+}
+
+_KINDS = {
+    Step.ADVERTISE: wire.SubmitKind.SUBMIT_KIND_ADVERT,
+    Step.SHARE: wire.SubmitKind.SUBMIT_KIND_SHARES,
+    Step.SUBMIT: wire.SubmitKind.SUBMIT_KIND_VECTOR,
+    Step.CONFIRM: wire.SubmitKind.SUBMIT_KIND_CONFIRMATION,
+    Step.UNMASK: wire.SubmitKind.SUBMIT_KIND_UNMASKING,
+}
+
+Trained = Callable[[NDArray[np.uint32]], Journal | None]
+"""Takes the codes of a contribution; returns the journal to keep before it leaves, None when it does not leave."""
+
+
+class Seat(Protocol):
+    """A participant of this party as a member of sums."""
+
+    identity: Identity
+    bundle: Bundle
+    slots: Sequence[int]
+    """What the member covers."""
+
+    def journal(self) -> Journal:
+        """Return the journal as it stands on disk."""
+        ...
+
+    async def accept(self, plan: SumPlan, member: int) -> None:
+        """Check the plan of a sum in which this is member ``member``.
+
+        Raises
+        ------
+        Declined
+            When it is not one that this participant agreed to.
+        """
+        ...
+
+    async def contribute(self, plan: SumPlan, trained: Trained) -> None:
+        """Make the contribution, hand its codes over, and keep the journal that comes back, durably.
+
+        Raises
+        ------
+        Declined
+            When there is none to be made.
+        """
+        ...
+
+    async def keep(self, journal: Journal) -> None:
+        """Keep a journal, durably."""
+        ...
+
+    async def left(self, plan: SumPlan, step: Step, size: int) -> None:
+        """Take note that so many bytes leave for a step."""
+        ...
+
+    async def sat_out(self, plan: SumPlan, reason: str) -> None:
+        """Take note that the member takes no further part, and why."""
+        ...
+
+
+@dataclass
+class _Open:
+    """The sum in progress: its plan, and this party's members in it by position."""
+
+    plan: SumPlan
+    rounds: dict[int, MemberRound] = field(default_factory=dict)
+    seats: dict[int, Seat] = field(default_factory=dict)
+    taken: dict[tuple[int, Step], float] = field(default_factory=dict)
+    """When the COS answered to each message, ``time.monotonic`` seconds."""
+
+
+class SumMembers:
+    """The members of one party.
+
+    Parameters
+    ----------
+    party : Party
+        Registered.
+    device : str
+        Name of the connection, as plans name it.
+    seats : sequence of Seat
+    directory_key : bytes
+        The directory's public key.
+    """
+
+    def __init__(self, party: Party, device: str, seats: Sequence[Seat], directory_key: bytes) -> None:
+        self._party = party
+        self._device = device
+        self._seats = seats
+        self._directory_key = directory_key
+        self._verified = Verified()
+        self._tasks: tuple[Sequence[wire.Task], float] = ((), 0.0)
+        self._news = asyncio.Event()
+        self._over = False
+        self._open: _Open | None = None
+        self._number = 0
+
+    def told(self, tasks: Sequence[wire.Task]) -> None:
+        """Take note of the tasks that are open now."""
+        self._tasks = tasks, self._party.asked_at
+        self._news.set()
+
+    def finish(self) -> None:
+        """Take part in nothing more."""
+        self._over = True
+        self._news.set()
+
+    async def run(self) -> None:
+        """Answer what is asked until `finish`."""
+        while not self._over:
+            await self._news.wait()
+            self._news.clear()
+            tasks, asked_at = self._tasks
+            for task in tasks:
+                if task.kind != wire.TaskKind.TASK_KIND_ROUND or self._over:
+                    continue
+                try:
+                    await self._asked(task, asked_at)
+                except PeerError as error:
+                    # It is asked again for as long as it is open.
+                    _log.info("a step is not answered", round=task.round.round, error=error.message)
+        await self._leave()
+
+    async def _asked(self, task: wire.Task, asked_at: float) -> None:
+        number, step = task.round.round, _STEPS.get(task.step)
+        if step is None:
+            raise PeerError("the COS asks for an unknown step of a sum", hint="is it of another release?")
+        if number < self._number:
+            return
+        if number > self._number:
+            await self._leave()
+            self._open = await self._begin(number)
+            self._number = number
+        current = self._open
+        if current is None:
+            return
+        slots = {slot for part in task.slots for slot in range(part.first, part.first + part.count)}
+        asked = [
+            member
+            for member, seat in current.seats.items()
+            if seat.slots[0] in slots and current.taken.get((member, step), -1.0) < asked_at
+        ]
+        if asked:
+            await self._answer(current, step, asked)
+
+    async def _leave(self) -> None:
+        current, self._open = self._open, None
+        if current is None:
+            return
+        for member, one in current.rounds.items():
+            for effect in one.close():
+                if isinstance(effect, Keep):
+                    await current.seats[member].keep(effect.journal)
+
+    async def _begin(self, number: int) -> _Open:
+        _, payload = await self._party.fetch(wire.FetchKind.FETCH_KIND_SUM_PLAN, version=number)
+        plan = SumPlan.from_wire(_read(rounds_pb2.SumPlan, payload))
+        if plan.round != number:
+            raise PeerError(f"the COS sent the plan of sum {plan.round}, asked was for {number}")
+        current = _Open(plan)
+        by_participant = {seat.identity.participant_id: seat for seat in self._seats}
+        for member, one in enumerate(plan.members):
+            seat = by_participant.get(one.participant)
+            if seat is None:
+                continue
+            try:
+                if one.device != self._device or plan.run_id != self._party.plan.run_id:
+                    raise Declined("the plan names another run, or another connection for this member")
+                if plan.secure_sum != self._party.plan.secure_sum:
+                    raise Declined(
+                        f"a sum {plan.secure_sum!r}; the run's plan says {self._party.plan.secure_sum!r}"
+                    )
+                await seat.accept(plan, member)
+            except Declined as declined:
+                await self._sat_out(seat, plan, str(declined))
+                continue
+            signer = Signer(seat.identity, seat.bundle, self._directory_key, int(time.time()), self._verified)
+            member_round = MemberRound(plan, seat.journal(), partial(member_half, plan, member, signer))
+            if member_round.reason:
+                await self._sat_out(seat, plan, member_round.reason)
+                continue
+            current.rounds[member], current.seats[member] = member_round, seat
+        return current
+
+    async def _answer(self, current: _Open, step: Step, members: Sequence[int]) -> None:
+        briefings = await self._briefings(step)
+        items: list[tuple[int, Item]] = []
+        for member in members:
+            one = current.rounds[member]
+            effects = await asyncio.to_thread(one.asked, step, briefings.get(member, b""))
+            for effect in await self._carry_out(current, member, effects):
+                items.append((member, Item(_KINDS[effect.step], current.seats[member].slots, effect.message)))
+                await current.seats[member].left(current.plan, effect.step, len(effect.message))
+        if not items:
+            return
+        refused = await self._party.submit_many(
+            RoundRef(run_id=self._party.plan.run_id, round=current.plan.round), [item for _, item in items]
+        )
+        now = time.monotonic()
+        for member, _ in items:
+            current.taken[member, step] = now
+        for one_refused in refused:
+            _log.warning(
+                "the COS refused a message",
+                round=current.plan.round,
+                step=step.value,
+                reason=reason_name(one_refused.reason),
+                message=one_refused.message,
+            )
+
+    async def _carry_out(self, current: _Open, member: int, effects: Sequence[Effect]) -> list[Send]:
+        """Carry out a member's effects in order; return what is to be sent."""
+        one, seat = current.rounds[member], current.seats[member]
+        sends: list[Send] = []
+        for effect in effects:
+            match effect:
+                case Keep(journal):
+                    await seat.keep(journal)
+                case Train():
+                    sends += await self._train(current, member)
+                case Send():
+                    sends.append(effect)
+                case SitOut(reason):
+                    await self._sat_out(seat, current.plan, reason)
+        return [] if one.reason else sends
+
+    async def _train(self, current: _Open, member: int) -> list[Send]:
+        one, seat = current.rounds[member], current.seats[member]
+        made: list[Effect] = []
+
+        def trained(codes: NDArray[np.uint32]) -> Journal | None:
+            made.extend(one.trained(codes))
+            return next((effect.journal for effect in made if isinstance(effect, Keep)), None)
+
+        try:
+            await seat.contribute(current.plan, trained)
+        except Declined as declined:
+            made = one.failed(str(declined))
+        for effect in made:
+            if isinstance(effect, SitOut):
+                await self._sat_out(seat, current.plan, effect.reason)
+        return [effect for effect in made if isinstance(effect, Send)]
+
+    async def _sat_out(self, seat: Seat, plan: SumPlan, reason: str) -> None:
+        _log.warning("sits out", round=plan.round, purpose=plan.purpose, reason=reason)
+        await seat.sat_out(plan, reason)
+
+    async def _briefings(self, step: Step) -> dict[int, bytes]:
+        if self._party.plan.secure_sum == "clear" or step is Step.ADVERTISE:
+            return {}
+        wanted = next(one for one, known in _STEPS.items() if known is step)
+        _, payload = await self._party.fetch(
+            wire.FetchKind.FETCH_KIND_BRIEFINGS, version=self._number, step=wanted
+        )
+        message = _read(wire.Briefings, payload)
+        return {one.member: message.common + one.payload for one in message.briefings}
+
+
+M = TypeVar("M", rounds_pb2.SumPlan, wire.Briefings)
+
+
+def _read(kind: type[M], payload: bytes | None) -> M:
+    try:
+        return kind.FromString(payload or b"")
+    except DecodeError as error:
+        raise PeerError(f"the COS sent what is no {kind.DESCRIPTOR.name}") from error

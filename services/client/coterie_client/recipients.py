@@ -1,0 +1,136 @@
+"""The data owners that a host's users send to: connections, prekeys, and a session for each user."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from coterie.crypto.identity import Bundle, Identity, PublicPrekey
+from coterie.crypto.sealed import Agreement, Direction, OpeningSession, SealingSession, SenderProcess
+from coterie.launch.process import Runtime
+from coterie.net.bundles import bundle_from_wire
+from coterie.net.channel import Channel
+from coterie.wire.v1 import data_owner_pb2 as wire
+from coterie.wire.v1.data_owner_pb2_grpc import DataOwnerStub
+from coterie.wire.v1.orchestrator_pb2 import CatalogueOwner
+from coterie_client.history import Outbox
+
+__all__ = ["Recipient", "Recipients", "Session"]
+
+
+@dataclass
+class Recipient:
+    """A data owner that is sent to."""
+
+    owner: bytes
+    name: str
+    bundle: Bundle
+    channel: Channel
+    prekey: PublicPrekey | None = None
+    latest: Outbox | None = None
+    """Where it acknowledged last: what a restored owner lacks first."""
+
+    @property
+    def stub(self) -> Any:
+        """Calls of the owner's service."""
+        return self.channel.stub(DataOwnerStub)
+
+
+class Session(NamedTuple):
+    """A user and an owner: what is sealed for the owner, and opened from it."""
+
+    sealing: SealingSession
+    opening: OpeningSession
+
+
+class Recipients:
+    """All data owners that a host has known in a run.
+
+    Parameters
+    ----------
+    runtime : Runtime
+        For channels and accounts.
+    run_id : str
+    identities : sequence of Identity
+        Keys of the users; user ``n`` at position ``n - 1``.
+    directory_key : bytes
+        The directory's public key; owners' bundles must carry its countersignature.
+    """
+
+    def __init__(
+        self, runtime: Runtime, run_id: str, identities: Sequence[Identity], directory_key: bytes
+    ) -> None:
+        self._runtime = runtime
+        self._run_id = run_id
+        self._identities = identities
+        self._directory_key = directory_key
+        self._process = SenderProcess()
+        self._known: dict[bytes, Recipient] = {}
+        self._channels: dict[tuple[str, str], Channel] = {}
+        self._sessions: dict[tuple[int, bytes, bytes], Session] = {}
+
+    def __getitem__(self, owner: bytes) -> Recipient:
+        """Return an owner as it was known last: it may have come back at another address."""
+        return self._known[owner]
+
+    def know(self, owners: Iterable[CatalogueOwner]) -> tuple[set[bytes], list[Recipient]]:
+        """Learn the owners of a catalogue.
+
+        Returns
+        -------
+        present : set of bytes
+            Their participant ids.
+        new : list of Recipient
+            Those that are new, or at another address than before.
+
+        Raises
+        ------
+        VerificationError
+            When an owner's bundle does not carry the directory's countersignature.
+        """
+        present, new = set(), []
+        for owner in owners:
+            bundle = bundle_from_wire(owner.bundle)
+            bundle.verify(self._directory_key, int(time.time()))
+            place = (owner.address, owner.tls_name)
+            if place not in self._channels:
+                self._channels[place] = self._runtime.connect_to(
+                    owner.address, tls_name=owner.tls_name, peer=f"data-owner/{owner.name}"
+                )
+            held = self._known.get(bundle.participant_id)
+            if held is None or held.channel is not self._channels[place]:
+                recipient = Recipient(bundle.participant_id, owner.name, bundle, self._channels[place])
+                self._known[recipient.owner] = recipient
+                new.append(recipient)
+            present.add(bundle.participant_id)
+        return present, new
+
+    async def prekey(self, recipient: Recipient) -> PublicPrekey:
+        """Return what to seal for now, asking the owner where it is not known or has expired."""
+        held = recipient.prekey
+        if held is not None and held.expiry > time.time():
+            return held
+        request = wire.OwnerInfoRequest(run_id=self._run_id, owner=recipient.owner)
+        offered = (await recipient.stub.OwnerInfo(request)).prekey
+        prekey = PublicPrekey(
+            self._run_id, offered.prekey_id, offered.public, offered.expiry, offered.signature
+        )
+        prekey.verify(recipient.bundle.signing_public, int(time.time()))
+        recipient.prekey = prekey
+        return prekey
+
+    def sessions(self, recipient: Recipient, prekey: PublicPrekey, users: Sequence[int]) -> list[Session]:
+        """Return a session for each user, making those that are missing."""
+        keys = [(user, recipient.owner, prekey.prekey_id) for user in users]
+        missing = {key for key in keys if key not in self._sessions}
+        if missing:
+            with self._runtime.accounting.activity("key agreement", len(missing)):
+                for key in missing:
+                    agreement = Agreement.of_user(self._identities[key[0] - 1], recipient.owner, prekey)
+                    self._sessions[key] = Session(
+                        SealingSession(agreement, Direction.TO_OWNER, self._process),
+                        OpeningSession(agreement, Direction.TO_USER),
+                    )
+        return [self._sessions[key] for key in keys]

@@ -1,0 +1,367 @@
+"""Users visit data owners with their own rows, sealed (DRIFT, shielded form).
+
+A user is at one owner at a time: its row comes back changed before it goes to the next one.  Users do not wait for each
+other.  A visit counts when its reply is durable here; one whose reply was lost is made again under the same number, and
+the owner answers what it answered before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from coterie.crypto.sealed import encode_records
+from coterie.errors import PeerError
+from coterie.learning.drift import DriftSettings
+from coterie.learning.drift_shielded import initial_row
+from coterie.net.retry import Retry
+from coterie.net.status import from_rpc_error
+from coterie.store import client as store
+from coterie.wire.refusal import ErrorReason, Refusal, reason_name
+from coterie.wire.v1 import data_owner_pb2 as wire
+from coterie.wire.v1.orchestrator_pb2 import CatalogueOwner
+from coterie.wire.visit import Reply, Visit
+from coterie_client.delivery import RECORDS_PER_BATCH
+from coterie_client.history import Catalogued
+from coterie_client.host import Host, now_ms
+from coterie_client.recipients import Recipient, Recipients, Session
+
+__all__ = ["Visits"]
+
+_log = structlog.get_logger("coterie.visits")
+
+_AT_ONCE = 16
+"""Users whose visits go in one message."""
+
+_CALL_S = 120.0
+_RETRY_S = 5.0
+_PAUSE_S = 1.0
+_ORDER = 6
+"""First element of the key under which a user's order of owners is drawn; `coterie.learning` has lower ones."""
+
+_LATER = frozenset({ErrorReason.ERROR_REASON_STORE_FULL, ErrorReason.ERROR_REASON_NOT_READY})
+
+
+@dataclass
+class _Leaving:
+    """A visit under way."""
+
+    user: int
+    rows: NDArray[np.uint32]
+    """Of the history: the records that it brings."""
+    number: int
+    complete: bool
+    message: wire.SealedBatch
+    session: Session
+
+
+class Visits:
+    """The visits of a host's users.
+
+    Parameters
+    ----------
+    host : Host
+        Registered.
+    settings : DriftSettings
+    keys : ndarray of uint64, shape (users,)
+        Each user's own number, from which its row and its order of owners are drawn.
+    """
+
+    def __init__(self, host: Host, settings: DriftSettings, keys: NDArray[np.uint64]) -> None:
+        self._host = host
+        self._plan = host.party.plan
+        self._keys = keys
+        self._recipients = Recipients(host.runtime, self._plan.run_id, host.identities, host.directory_key)
+        self._retry = Retry(limit_s=_RETRY_S)
+        self._present: set[bytes] = set()
+        self._newest = 0
+        self._changed = asyncio.Event()
+        self._revoked: set[int] = set()
+        self.rows = np.stack([initial_row(int(key), settings) for key in keys])
+        """Float32 (users, d): they never leave but sealed for an owner."""
+        self._last: dict[tuple[int, bytes], store.Visited] = {}
+        with host.engine.connect() as connection:
+            for user, row in store.load_vectors(connection).items():
+                self.rows[user - 1] = np.frombuffer(row, "<f4")
+            for one in store.load_visited(connection):
+                self._last[one.user, one.owner] = one
+
+    def know(self, version: int, owners: Sequence[CatalogueOwner]) -> None:
+        """Learn the owners of a catalogue; nobody waits any longer for one that is not in the newest.
+
+        Raises
+        ------
+        VerificationError
+            When an owner's bundle does not carry the directory's countersignature.
+        """
+        present, _ = self._recipients.know(owners)
+        if version >= self._newest:
+            self._newest, self._present = version, present
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
+
+    @property
+    def records(self) -> int:
+        """Records that owners have, in all."""
+        return sum(one.durable for one in self._last.values())
+
+    def losses(self, epoch: int) -> NDArray[np.float64]:
+        """Return each user's mean loss over the blocks that ran in an epoch, (users,); NaN where none did."""
+        total, blocks = np.zeros(len(self.rows)), np.zeros(len(self.rows))
+        for one in self._last.values():
+            if one.epoch == epoch:
+                total[one.user - 1] += one.loss
+                blocks[one.user - 1] += one.ran
+        return np.where(blocks > 0, total / np.maximum(blocks, 1), np.nan)
+
+    # --- an epoch ----------------------------------------------------------------------------------------------
+
+    async def make(self, epoch: int, catalogue: Catalogued) -> None:
+        """Let each user visit the owners where it has something in this epoch, in an order of its own.
+
+        Raises
+        ------
+        PeerError
+            When an owner refuses.  One that cannot be reached is waited for until `know` gets a catalogue without it.
+        """
+        await self._host.histories.queue(catalogue)
+        todo = {
+            user: deque(owners)
+            for user in range(1, len(self.rows) + 1)
+            if (owners := self._order(user, epoch, catalogue.owners))
+        }
+        places: dict[bytes, deque[int]] = {owner: deque() for owner in catalogue.owners}
+        news = {owner: asyncio.Event() for owner in catalogue.owners}
+        left = len(todo)
+        done = asyncio.Event()
+
+        def onwards(user: int) -> None:
+            nonlocal left
+            owners = todo[user]
+            if owners and user not in self._revoked:
+                owner = owners[0]
+                places[owner].append(user)
+                news[owner].set()
+                return
+            left -= 1
+            if not left:
+                done.set()
+
+        async def serve(owner: bytes) -> None:
+            while True:
+                await news[owner].wait()
+                news[owner].clear()
+                while places[owner]:
+                    users = [places[owner].popleft() for _ in range(min(_AT_ONCE, len(places[owner])))]
+                    await self._visit(owner, users, epoch, catalogue)
+                    for user in users:
+                        if owner not in self._present or not self._needs(user, owner, epoch):
+                            todo[user].popleft()
+                        onwards(user)
+
+        if not todo:
+            return
+        serving = [asyncio.create_task(serve(owner)) for owner in catalogue.owners]
+        try:
+            for user in list(todo):
+                onwards(user)
+            finished = asyncio.create_task(done.wait())
+            await asyncio.wait([*serving, finished], return_when=asyncio.FIRST_COMPLETED)
+            finished.cancel()
+            for task in serving:
+                if task.done():
+                    task.result()
+        finally:
+            for task in serving:
+                task.cancel()
+            await asyncio.gather(*serving, return_exceptions=True)
+
+    def _order(self, user: int, epoch: int, owners: Sequence[bytes]) -> list[bytes]:
+        wanted = sorted(owner for owner in owners if self._needs(user, owner, epoch))
+        key = np.random.SeedSequence(int(self._keys[user - 1]), spawn_key=(_ORDER, epoch))
+        return [wanted[n] for n in np.random.default_rng(key).permutation(len(wanted))]
+
+    def _of(self, user: int, owner: bytes) -> store.Visited:
+        return self._last.get((user, owner)) or store.Visited(user, owner)
+
+    def _queued(self, user: int, owner: bytes) -> NDArray[np.uint32]:
+        return self._host.histories.outboxes[owner][user].rows
+
+    def _needs(self, user: int, owner: bytes, epoch: int) -> bool:
+        last = self._of(user, owner)
+        return len(self._queued(user, owner)) > last.durable or (last.epoch < epoch and last.held > 0)
+
+    async def _visit(self, owner: bytes, users: Sequence[int], epoch: int, catalogue: Catalogued) -> None:
+        """Let some users visit an owner; returns when their replies are durable, or the owner is gone."""
+        while owner in self._present:
+            recipient, changed = self._recipients[owner], self._changed
+            try:
+                await self._retry(lambda: self._once(self._recipients[owner], users, epoch, catalogue))
+                return
+            except grpc.aio.AioRpcError as error:
+                failure = from_rpc_error(error, recipient.channel.peer)
+                if isinstance(failure, Refusal) and failure.reason not in _LATER:
+                    raise failure from error
+            _log.warning("waiting for a data owner", owner=recipient.name, error=failure.message)
+            try:
+                async with asyncio.timeout(_PAUSE_S):
+                    await changed.wait()
+            except TimeoutError:
+                pass
+
+    async def _once(
+        self, recipient: Recipient, users: Sequence[int], epoch: int, catalogue: Catalogued
+    ) -> None:
+        prekey = await self._recipients.prekey(recipient)
+        sessions = self._recipients.sessions(recipient, prekey, users)
+        with self._host.runtime.accounting.activity("seal", len(users)):
+            leaving = [
+                self._sealed(user, recipient.owner, session, epoch, catalogue)
+                for user, session in zip(users, sessions, strict=True)
+            ]
+        bringing = [one for one in leaving if len(one.rows)]
+        coming = [one for one in leaving if not len(one.rows)]
+        stub, run_id = recipient.stub, self._plan.run_id
+        if bringing:
+            request = wire.SubmitInteractionsRequest(
+                run_id=run_id, owner=recipient.owner, batches=[one.message for one in bringing]
+            )
+            responses = stub.SubmitInteractions(iter([request]), timeout=_CALL_S)
+            async for response in responses:
+                await self._answered(recipient, epoch, bringing, response)
+        if coming:
+            update = wire.UpdateVectorRequest(
+                run_id=run_id,
+                owner=recipient.owner,
+                epoch=epoch,
+                visits=[one.message for one in coming],
+            )
+            await self._answered(recipient, epoch, coming, await stub.UpdateVector(update, timeout=_CALL_S))
+
+    def _sealed(
+        self, user: int, owner: bytes, session: Session, epoch: int, catalogue: Catalogued
+    ) -> _Leaving:
+        last, queued = self._of(user, owner), self._queued(user, owner)
+        rows = queued[last.durable : last.durable + RECORDS_PER_BATCH]
+        complete = last.durable + len(rows) == len(queued)
+        number = last.number + 1
+        payload = encode_records(*self._host.histories.records(rows, catalogue))
+        payload += Visit(number, epoch, complete, self.rows[user - 1]).to_bytes()
+        sealed = session.sealing.seal(last.durable + 1, payload, len(rows))
+        return _Leaving(
+            user,
+            rows,
+            number,
+            complete,
+            wire.SealedBatch(
+                user=self._host.identities[user - 1].participant_id,
+                header=sealed.header,
+                ciphertext=sealed.ciphertext,
+            ),
+            session,
+        )
+
+    async def _answered(
+        self,
+        recipient: Recipient,
+        epoch: int,
+        leaving: Sequence[_Leaving],
+        response: wire.SubmitInteractionsResponse | wire.UpdateVectorResponse,
+    ) -> None:
+        refused = {one.index: one for one in response.refused}
+        if not len(response.replies) == len(response.durable) == len(leaving):
+            raise PeerError(f"{recipient.name} answered another number of visits than were made")
+        changed: dict[int, bytes] = {}
+        made: list[store.Visited] = []
+        sent: list[store.Sent] = []
+        for index, (one, reply, durable) in enumerate(
+            zip(leaving, response.replies, response.durable, strict=True)
+        ):
+            last = self._of(one.user, recipient.owner)
+            if index in refused:
+                self._refused(recipient, one, last, refused[index], durable, made)
+                continue
+            with self._host.runtime.accounting.activity("open"):
+                said = Reply.from_bytes(
+                    one.session.opening.open(reply.header, reply.ciphertext), self._plan.dim
+                )
+            if said.number != one.number:
+                raise PeerError(f"{recipient.name} answered visit {said.number}; made was {one.number}")
+            if durable > len(self._queued(one.user, recipient.owner)):
+                raise _behind(recipient)
+            self.rows[one.user - 1] += said.step
+            changed[one.user] = self.rows[one.user - 1].astype("<f4").tobytes()
+            same = last.epoch == epoch
+            made.append(
+                last._replace(
+                    number=said.number,
+                    # With records still to come the epoch is not over for it.
+                    epoch=epoch,
+                    durable=durable,
+                    held=said.held,
+                    ran=said.blocks + (last.ran if same else 0),
+                    loss=said.loss + (last.loss if same else 0.0),
+                )
+            )
+            sent += self._receipt(recipient, one, durable - last.durable)
+        for visited in made:
+            self._last[visited.user, visited.owner] = visited
+
+        def write(connection: Any) -> None:
+            store.save_visits(connection, changed, made)
+            store.add_sent(connection, sent)
+
+        # Before the next visit of any of them.
+        await self._host.writer.run_when_possible(write)
+
+    def _refused(
+        self,
+        recipient: Recipient,
+        one: _Leaving,
+        last: store.Visited,
+        refused: wire.RefusedBatch,
+        durable: int,
+        made: list[store.Visited],
+    ) -> None:
+        match refused.reason:
+            case ErrorReason.ERROR_REASON_REVOKED:
+                # That user goes nowhere any more; the others of this host do.
+                self._revoked.add(one.user)
+                _log.warning("a user was revoked", owner=recipient.name)
+            case ErrorReason.ERROR_REASON_UNKNOWN_PREKEY:
+                recipient.prekey = None
+            case ErrorReason.ERROR_REASON_SEQUENCE_MISMATCH if refused.expected <= last.number:
+                # It was restored from a backup, and the user's records go there again.
+                _log.warning("a data owner has lost visits", owner=recipient.name)
+                made.append(store.Visited(one.user, recipient.owner, refused.expected - 1, 0, durable))
+            case ErrorReason.ERROR_REASON_SEQUENCE_MISMATCH:
+                raise _behind(recipient)
+            case _:
+                raise Refusal(
+                    refused.reason,
+                    f"{recipient.name} refused a visit: {reason_name(refused.reason)}",
+                    field="batches",
+                )
+
+    def _receipt(self, recipient: Recipient, one: _Leaving, gained: int) -> list[store.Sent]:
+        to, now = f"data-owner/{recipient.name}", now_ms()
+        size = len(one.message.header) + len(one.message.ciphertext)
+        found = [store.Sent(one.user, to, "user row", 1, 0 if gained else size, now)]
+        if gained:
+            found.append(store.Sent(one.user, to, "interaction", gained, size, now))
+        return found
+
+
+def _behind(recipient: Recipient) -> PeerError:
+    return PeerError(
+        f"OUTBOX_BEHIND: {recipient.name} has taken visits or records that this host does not know of",
+        hint="this host was restored from an old backup; enrol its users anew",
+    )

@@ -1,0 +1,57 @@
+"""What a run with sums remembers of its events, for the report."""
+
+from __future__ import annotations
+
+from coterie.wire.v1 import operator_pb2 as operator
+
+__all__ = ["Remembered"]
+
+
+class Remembered:
+    """Evaluations and sums, as the report lists them (docs/report.md).
+
+    Attributes
+    ----------
+    history, rounds : list of dict
+        In the order of the events.
+    """
+
+    def __init__(self) -> None:
+        self.history: list[dict[str, object]] = []
+        self.rounds: list[dict[str, object]] = []
+
+    def take(self, event: operator.WatchRunResponse) -> None:
+        """Take note of an event, if it is one of these."""
+        if event.HasField("metrics"):
+            metrics = event.metrics
+            self.history.append(
+                {
+                    "epoch": metrics.epoch,
+                    "version": metrics.version,
+                    "time_ms": event.time_ms,
+                    "owners": metrics.owners,
+                    "withheld": metrics.withheld,
+                    "metrics": dict(zip(metrics.names, metrics.means, strict=True)),
+                    "users": dict(zip(metrics.names, metrics.users, strict=True)),
+                }
+            )
+        elif event.HasField("round"):
+            one = event.round
+            self.rounds.append(
+                {
+                    "round": one.round,
+                    "time_ms": event.time_ms,
+                    "purpose": one.purpose,
+                    "pass": one.pass_number,
+                    "users": one.users,
+                    "members": one.members,
+                    "summed": one.summed,
+                    "dropped": one.dropped,
+                    "refused": one.refused,
+                    "liars": one.liars,
+                    "reason": one.reason,
+                    "seconds": dict(zip(one.phases, one.seconds, strict=True)),
+                    "bytes_in": one.bytes_in,
+                    "version": one.version,
+                }
+            )

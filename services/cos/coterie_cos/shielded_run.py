@@ -1,0 +1,557 @@
+"""A run of DRIFT in its shielded form at the COS: it keeps Psi and its version, and sees sums over windows."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+import structlog
+from numpy.typing import NDArray
+
+from coterie.learning.drift import initial_item_rows
+from coterie.rounds import policy, shielded
+from coterie.rounds.asynchronous import Catalogued, OwnerJoined, PartyLost, PartySeen, Stopped, UsersJoined
+from coterie.rounds.conductor import model_to_bytes
+from coterie.rounds.cos import RoundState
+from coterie.rounds.shielded import Phase, Purpose, Shielded, ShieldedPlan
+from coterie.rounds.systems import server_half
+from coterie.secure_sum.plan import Member, SumPlan, layout_hash
+from coterie.secure_sum.protocol import Failed
+from coterie.store import cos as store
+from coterie.store.engine import Writer
+from coterie.telemetry.accounting import Accounting
+from coterie.wire.layout import ImpossibleSumError, Layout
+from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.v1 import operator_pb2 as operator
+from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1 import rounds_pb2
+from coterie.wire.v1.common_pb2 import RoundRef
+from coterie_cos.model import settings_of
+from coterie_cos.registry import ranges
+from coterie_cos.remembered import Remembered
+from coterie_cos.run import Run, parse
+from coterie_cos.sums import OpenSum, Sums
+from coterie_cos.versions import Versions
+
+__all__ = ["ShieldedRun"]
+
+_log = structlog.get_logger("coterie.cos")
+
+_PAUSE_S = 1.0
+"""Time before another try after a sum that was abandoned, for each one in a row; seconds."""
+
+_PHASES = {
+    Phase.GATHER: operator.RunPhase.RUN_PHASE_GATHER,
+    Phase.VISIT: operator.RunPhase.RUN_PHASE_VISIT,
+    Phase.CLOSE: operator.RunPhase.RUN_PHASE_VISIT,
+    Phase.EVALUATE: operator.RunPhase.RUN_PHASE_EVALUATE,
+    Phase.DONE: operator.RunPhase.RUN_PHASE_DONE,
+    Phase.FAILED: operator.RunPhase.RUN_PHASE_FAILED,
+}
+
+
+class ShieldedRun(Run):
+    """A run whose users visit owners.
+
+    Parameters
+    ----------
+    request, writer, traffic
+        As for `Run`.
+    folder : Path
+        State folder of the service.
+    accounting : Accounting
+        Where CPU time is counted.
+    """
+
+    def __init__(
+        self,
+        request: operator.StartRunRequest,
+        folder: Path,
+        writer: Writer,
+        traffic: Callable[[], tuple[int, int]],
+        accounting: Accounting,
+    ) -> None:
+        super().__init__(request, writer, traffic)
+        self._accounting = accounting
+        self._versions = Versions(folder / "models" / self.plan.run_id)
+        self._settings = ShieldedPlan.from_json(self.plan.settings)
+        self._learning = settings_of(self.plan)
+        self._half = server_half(self.plan.secure_sum)
+        self.state = Shielded(
+            epochs=self.plan.epochs,
+            expect_owners=request.expect_owners,
+            expect_users=request.expect_users,
+            window=self._settings.window,
+        )
+        # What tasks are made from: the last state that is durable.
+        self._published = self.state
+        self._items: NDArray[np.float32] = np.zeros((0, self.plan.dim), np.float32)
+        self._model = b""
+        self._sums = Sums(self.plan.run_id, self._half, self, writer, accounting, self.touch)
+        self._purpose = Purpose.WINDOW
+        self._skipping = False
+        self._phase_since = self._window_at = time.monotonic()
+        self._not_before = 0.0
+        self._remembered = Remembered()
+
+    # --- durable state -----------------------------------------------------------------------------------------
+
+    def state_json(self) -> str:
+        """Return the state for the store."""
+        return self.state.to_json()
+
+    def restore(self, connection: sa.Connection, state: str, snapshot: int) -> None:
+        """Take up a run after a restart."""
+        self.state = self._published = Shielded.from_json(state)
+        present = {owner.party: owner.present for owner in self.state.owners.values()}
+        present |= {name: host.present for name, host in self.state.hosts.items()}
+        self.take_up(connection, self.state.catalogue, present)
+        if snapshot:
+            self._items = self._versions.load(snapshot)["items"]
+        self._grow()
+        if self.state.phase.ended:
+            self.ended.set()
+            return
+        saved = store.load_sum(connection, self.plan.run_id)
+        if saved is not None:
+            plan = SumPlan.from_wire(rounds_pb2.SumPlan.FromString(saved[0].plan))
+            self._purpose = Purpose(plan.purpose)
+            layout = self._layout()
+            if layout_hash(layout) == plan.layout_sha256:
+                self._sums.resume(*saved, layout, self._slots(plan), self._patience_s())
+            else:
+                self._skip("items came while the window was open")
+
+    def _grow(self) -> None:
+        """Make room for new items; rows that are there stay, new ones are drawn by the plan's seed."""
+        n_items = len(self.registry.items)
+        if n_items > len(self._items) or not self._model:
+            rows = initial_item_rows(n_items, self._learning, self.plan.seed)
+            rows[: len(self._items)] = self._items
+            self._change(rows)
+
+    def _change(self, items: NDArray[np.float32]) -> None:
+        self._items = items
+        # The version is part of the bytes: members answer for each model a few times only.
+        version = np.array([self.state.version], np.float32)
+        self._model = model_to_bytes({"items": items, "version": version})
+
+    async def take(self, event: shielded.Event) -> None:
+        """Carry out an event: the new state is durable before anybody acts on it."""
+        before, self.state = self.state, shielded.step(self.state, event)
+        if self.state != before:
+            await self._save(before, [])
+
+    async def _save(
+        self,
+        before: Shielded,
+        events: Sequence[operator.WatchRunResponse],
+        *,
+        snapshot: int = 0,
+        over: bool = False,
+    ) -> None:
+        """Write the state, and with it the end of a sum (``over``) and the number of the snapshot that it made."""
+        after, run_id = self.state, self.plan.run_id
+        made = list(events)
+        if (_PHASES[before.phase], before.epoch) != (_PHASES[after.phase], after.epoch):
+            self._phase_since = time.monotonic()
+            phase = operator.PhaseEvent(phase=_PHASES[after.phase], epoch=after.epoch)
+            made.append(operator.WatchRunResponse(phase=phase))
+
+        def write(connection: sa.Connection) -> list[operator.WatchRunResponse]:
+            store.save_state(connection, run_id, after.to_json())
+            if over:
+                store.forget_sums(connection, run_id)
+            if snapshot:
+                store.set_snapshot(connection, run_id, snapshot)
+            return made
+
+        await self.record(write)
+        self._published = after
+        if after.phase.ended and not self.ended.is_set():
+            _log.info("run ended", run=run_id, phase=after.phase.value, reason=after.reason)
+            self.ended.set()
+        self.touch()
+
+    # --- sums --------------------------------------------------------------------------------------------------
+
+    def proceed(self) -> None:
+        """Open the next sum when one is due."""
+        now = time.monotonic()
+        if self.state.phase.ended or self._sums.current or self._skipping or now < self._not_before:
+            return
+        in_time = now - self._window_at > self._settings.window_s
+        purpose = shielded.next_sum(self.state, in_time=in_time)
+        if purpose is None:
+            return
+        self._purpose = purpose
+        if purpose is Purpose.WINDOW:
+            self._window_at = now
+        self.state = shielded.step(self.state, shielded.Opened())
+        try:
+            opening = self._opening()
+        except Failed as failed:
+            self._skip(str(failed))
+            return
+        self._sums.open(opening, self._slots(opening.plan), self.present)
+
+    def _skip(self, reason: str) -> None:
+        self._skipping = True
+        self._sums.skip(reason)
+
+    def _patience_s(self) -> float:
+        if self._purpose is Purpose.WINDOW:
+            return self._settings.join_s
+        return self.plan.rounds.step_timeout_ms / 1e3
+
+    def _layout(self) -> Layout:
+        if self._purpose is Purpose.WINDOW:
+            return shielded.window_layout(self._settings, len(self._items), self.plan.dim)
+        return shielded.evaluation_layout()
+
+    def _opening(self) -> RoundState:
+        """Return the next sum, before its first step.
+
+        Raises
+        ------
+        Failed
+            When there are too few members for it.
+        """
+        window, masked = self._purpose is Purpose.WINDOW, self.plan.secure_sum == "masked"
+        members = self._owners_present() if window else self._hosts_present()
+        what = "data owners" if window else "client hosts"
+        least = shielded.MIN_MASKED if masked else 1
+        if len(members) < least:
+            raise Failed(f"{len(members)} {what} could join; a {self.plan.secure_sum} sum needs {least}")
+        users = sum(one.users for one in members)
+        if window:
+            floor = least
+        else:
+            rounds = self.plan.rounds
+            counted, of = (users, "users") if rounds.experiment else (len(members), "devices")
+            if counted < rounds.min_cohort:
+                raise Failed(f"a cohort of {counted} {of}; the plan's floor is {rounds.min_cohort}")
+            floor = policy.min_sum(users, rounds.min_sum)
+        layout = self._layout()
+        try:
+            layout.require_capacity(users)
+        except ValueError as error:
+            raise Failed(str(error)) from error
+        degree, threshold = self._half.plan_fields(len(members))
+        plan = SumPlan(
+            run_id=self.plan.run_id,
+            round=self.state.round,
+            purpose=self._purpose.value,
+            secure_sum=self.plan.secure_sum,
+            model_sha256=hashlib.sha256(self._model).digest(),
+            layout_sha256=layout_hash(layout),
+            members=tuple(members),
+            degree=degree,
+            threshold=threshold,
+            min_sum=floor,
+            pass_number=self.state.epoch,
+        )
+        return RoundState.begin(plan, layout, self._half, self._patience_s())
+
+    def _owners_present(self) -> list[Member]:
+        by_slot = self.registry.by_slot
+        return [
+            Member(by_slot[slot].participant, owner.party)
+            for slot, owner in sorted(self.state.owners.items())
+            if owner.present
+        ]
+
+    def _hosts_present(self) -> list[Member]:
+        """Return the hosts that may add up their users: in clear those with enough of them."""
+        by_slot = self.registry.by_slot
+        least = self.plan.min_users if self.plan.secure_sum == "clear" else 1
+        return [
+            Member(by_slot[self._users_of(name)[0]].participant, name, host.users)
+            for name, host in sorted(self.state.hosts.items())
+            if host.present and host.users >= least
+        ]
+
+    def _users_of(self, party: str) -> list[int]:
+        by_slot = self.registry.by_slot
+        return [slot for slot in self.registry.slots_of(party) if not by_slot[slot].is_owner]
+
+    def _slots(self, plan: SumPlan) -> dict[int, list[int]]:
+        """Return the slots that each member covers."""
+        if self._purpose is Purpose.EVALUATE:
+            return {n: self._users_of(one.device) for n, one in enumerate(plan.members)}
+        slot_of = {one.participant: slot for slot, one in enumerate(self.registry.by_slot)}
+        return {n: [slot_of[one.participant]] for n, one in enumerate(plan.members)}
+
+    def saved(self) -> None:
+        """Make tasks from the present state, which is durable now."""
+        self._published = self.state
+
+    async def summed(self, current: OpenSum, total: NDArray[np.uint32], users: int) -> str:
+        """Apply a sum: a step of Psi, or metrics."""
+        try:
+            with self._accounting.activity("apply sums", users):
+                sums = current.state.layout.decode(total, users)
+        except ImpossibleSumError as error:
+            return str(error)
+        before = self.state
+        if self._purpose is Purpose.EVALUATE:
+            metrics = self._metrics(sums)
+            self.state = shielded.step(self.state, shielded.Evaluated())
+            await self._save(before, [self._round_event(users), metrics], over=True)
+            return ""
+        slots = [current.slots[member][0] for member in current.state.submitters]
+        gradient = sums["gradient"].astype(np.float32)
+        items = self._items.copy()
+        items[: len(gradient)] -= np.float32(self.plan.rate) * gradient
+        round_, version = self.state.round, self.state.version + 1
+        await asyncio.to_thread(self._versions.save, {"items": items}, version, round_)
+        if current is not self._sums.current:
+            # Stopped meanwhile.
+            return ""
+        before, self.state = self.state, shielded.step(self.state, shielded.Windowed(slots))
+        # An owner may have come meanwhile.
+        items = np.concatenate([items, self._items[len(items) :]])
+        self._change(items)
+        await self._save(before, [self._round_event(users)], snapshot=round_, over=True)
+        self._versions.prune(round_, [])
+        return ""
+
+    def _metrics(self, sums: dict[str, NDArray[np.float64]]) -> operator.WatchRunResponse:
+        measured = shielded.measured_in(sums)
+        present = self._hosts_present()
+        return operator.WatchRunResponse(
+            metrics=operator.MetricsEvent(
+                epoch=self.state.epoch,
+                version=self.state.version,
+                names=list(measured),
+                means=[mean for mean, _ in measured.values()],
+                users=[users for _, users in measured.values()],
+                owners=self.owners_alive(),
+                withheld=sum(host.present for host in self.state.hosts.values()) - len(present),
+            )
+        )
+
+    async def abandoned(self, reason: str) -> None:
+        """Go on without the sum; owners keep what was not summed."""
+        self._skipping = False
+        before = self.state
+        self.state = shielded.step(before, shielded.Abandoned(self._purpose, reason))
+        self._not_before = time.monotonic() + _PAUSE_S * self.state.abandoned_in_a_row
+        _log.warning(
+            "sum abandoned",
+            run=self.plan.run_id,
+            round=before.round,
+            purpose=self._purpose.value,
+            reason=reason,
+        )
+        await self._save(before, [self._round_event(0, reason)], over=True)
+
+    def _round_event(self, users: int, reason: str = "") -> operator.WatchRunResponse:
+        event = self._sums.event(users, self.state.version, reason)
+        if not event.round:
+            # It could not be opened: there is no plan.
+            event.round, event.purpose = self.state.round, self._purpose.value
+        return operator.WatchRunResponse(round=event)
+
+    # --- what parties ask --------------------------------------------------------------------------------------
+
+    async def on_joined(self, party: str, slots: Sequence[int], owners: Sequence[int]) -> None:
+        """Make room for its items, and count it in."""
+        self._grow()
+        for slot in owners:
+            await self.take(OwnerJoined(slot, party))
+        if len(owners) < len(slots):
+            await self.take(UsersJoined(party, len(slots) - len(owners)))
+
+    async def on_lost(self, party: str) -> None:
+        """Wait for it no longer."""
+        self._sums.lost(party)
+        await self.take(PartyLost(party))
+
+    async def on_seen(self, party: str) -> None:
+        """Count it in again."""
+        await self.take(PartySeen(party))
+
+    async def on_catalogue(self) -> None:
+        """Ask hosts to visit the owners of the catalogue's new version."""
+        await self.take(Catalogued(self.registry.catalogue_version))
+
+    async def stop(self, reason: str) -> None:
+        """End the run before its time."""
+        self._sums.stop()
+        await self.take(Stopped(reason))
+
+    def present_owners(self) -> dict[int, bool]:
+        """Return for each owner's slot whether it is present."""
+        return {slot: owner.present for slot, owner in self.state.owners.items()}
+
+    def owners_alive(self) -> int:
+        """Return how many data owners are present."""
+        return sum(owner.present for owner in self.state.owners.values())
+
+    def hosts_alive(self) -> int:
+        """Return how many client hosts are present."""
+        return sum(host.present for host in self.state.hosts.values())
+
+    def tasks(self, party: str) -> list[wire.Task]:
+        """Return what a party is asked to do now."""
+        state = self._published
+        if state.phase.ended:
+            return [
+                wire.Task(kind=wire.TaskKind.TASK_KIND_FINISH, reason=state.reason, version=state.version)
+            ]
+        if state.phase is Phase.GATHER:
+            return []
+        found = self._sums.tasks(party, state.version)
+        epoch = RoundRef(run_id=self.plan.run_id, round=state.epoch)
+        host = state.hosts.get(party)
+        if (
+            host is not None
+            and state.phase is Phase.VISIT
+            and (host.epoch < state.epoch or host.delivered < state.catalogue)
+        ):
+            visit = wire.TaskKind.TASK_KIND_VISIT
+            found.append(wire.Task(kind=visit, round=epoch, version=state.catalogue))
+        found += [
+            wire.Task(
+                kind=wire.TaskKind.TASK_KIND_RECEIVE,
+                round=epoch,
+                version=state.version,
+                slots=ranges([slot]),
+                closed=state.closed,
+                summed=owner.summed,
+            )
+            for slot, owner in sorted(state.owners.items())
+            if owner.party == party
+        ]
+        return found
+
+    def payload(self, party: str, role: str, request: wire.FetchRequest) -> tuple[int, bytes]:
+        """Return Psi, the plan and the briefings of the open sum, the catalogue or the roster."""
+        shared = self.shared_payload(role, request)
+        if shared is not None:
+            return shared
+        match request.kind:
+            case wire.FetchKind.FETCH_KIND_MODEL if self._model and request.version in (
+                0,
+                self.state.version,
+            ):
+                return self.state.version, self._model
+            case wire.FetchKind.FETCH_KIND_SUM_PLAN:
+                return self._sums.plan(request.version)
+            case wire.FetchKind.FETCH_KIND_BRIEFINGS:
+                return request.version, self._sums.briefings(party, request)
+        raise Refusal(
+            ErrorReason.ERROR_REASON_INVALID_FIELD,
+            "nothing of this kind for this caller, or not any more",
+            field="kind",
+            expected="the present MODEL, SUM_PLAN, BRIEFINGS or CATALOGUE; ROSTER for data owners",
+        )
+
+    async def submitted(
+        self, party: str, head: wire.SubmitRequest, slots: Sequence[int], payload: bytes
+    ) -> None:
+        """Carry out a submitted item whose bytes are whole."""
+        if head.kind == wire.SubmitKind.SUBMIT_KIND_DELIVERED:
+            status = parse(wire.DeliveryStatus, payload)
+            epoch = head.round.round
+            if (
+                party not in self.state.hosts
+                or status.catalogue_version > self.state.catalogue
+                or not 1 <= epoch <= self.state.epoch
+            ):
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_INVALID_FIELD,
+                    f"catalogue {status.catalogue_version} or epoch {epoch} does not exist, or the caller has no users",
+                    field="catalogue_version",
+                    expected=f"at most {self.state.catalogue}, and epoch {self.state.epoch}",
+                )
+            await self.take(shielded.Delivered(party, epoch, status.catalogue_version))
+            self.proceed()
+        elif head.kind == wire.SubmitKind.SUBMIT_KIND_VISITS:
+            visits = parse(wire.VisitStatus, payload)
+            if len(slots) != 1 or slots[0] not in self.state.owners:
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_INVALID_FIELD,
+                    "visits of no data owner, or of several",
+                    field="slots",
+                    expected="the slot of the owner that took them",
+                )
+            # Not written: an owner says again how many it has taken in all.
+            event = shielded.Visits(slots[0], visits.visits, visits.held)
+            self.state = shielded.step(self.state, event)
+            self.proceed()
+        else:
+            self._sums.submitted(head, slots, payload)
+
+    # --- time, watching ----------------------------------------------------------------------------------------
+
+    async def on_time(self) -> None:
+        """Let a step that takes too long close, open a window whose time has come, end a phase that takes too long."""
+        if self._sums.failure is not None:
+            failure, self._sums.failure = self._sums.failure, None
+            await self.stop(f"a fault of the orchestration server: {type(failure).__name__}")
+            return
+        self._sums.tick()
+        if time.monotonic() - self._phase_since > self.request.phase_timeout_ms / 1e3:
+            waited = shielded.waiting_for(self.state)
+            await self.stop(f"{self.state.phase.value} took too long; waiting for: {waited}")
+        else:
+            self.proceed()
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended, durably."""
+        return self._published.phase.ended
+
+    @property
+    def phase(self) -> operator.RunPhase.ValueType:
+        """The phase as operators see it."""
+        return _PHASES[self.state.phase]
+
+    @property
+    def epoch(self) -> int:
+        """Epoch in progress."""
+        return self.state.epoch
+
+    @property
+    def version(self) -> int:
+        """Model version."""
+        return self.state.version
+
+    @property
+    def reason(self) -> str:
+        """Why the run failed; empty otherwise."""
+        return self.state.reason
+
+    def progress(self) -> operator.ProgressEvent:
+        """Return counters for watchers."""
+        received, sent = self._traffic()
+        event = operator.ProgressEvent(updates=self.state.version, bytes_in=received, bytes_out=sent)
+        round_ = self._sums.progress()
+        if round_ is not None:
+            round_.passes, round_.of_passes = self.state.epoch, self.state.epochs
+            event.round.CopyFrom(round_)
+        return event
+
+    def remember(self, event: operator.WatchRunResponse) -> None:
+        """Take note of evaluations and sums."""
+        self._remembered.take(event)
+
+    def facts(self) -> dict[str, Any]:
+        """Return history and sums, how many visits there were and how many rows never left their owner."""
+        return {
+            "history": self._remembered.history,
+            "rounds": self._remembered.rounds,
+            "abandoned": self.state.abandoned,
+            "groups": 0,
+            "chosen": None,
+            "visits": self.state.visits,
+            "held_rows": sum(owner.held for owner in self.state.owners.values()),
+        }

@@ -1,0 +1,447 @@
+"""What an owner holds in DRIFT's shielded form: users' blocks, the rows that it holds back, its journal of windows.
+
+Every visit is durable, with what it added to the rows and what it was answered, before it is answered.  Memory is a
+function of the store: after a restart, or a write that failed, it is built again from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import sqlalchemy as sa
+import structlog
+from numpy.typing import NDArray
+from safetensors.numpy import load as unpack_arrays
+from safetensors.numpy import save as pack_arrays
+
+from coterie.crypto.identity import Bundle, Identity
+from coterie.crypto.sealed import Decision, SequenceGate, decode_records
+from coterie.errors import StoreError
+from coterie.learning.blocks import Block, BlockBuilder
+from coterie.learning.drift import DriftSettings
+from coterie.learning.drift_shielded import HeldRows, Released, visit
+from coterie.net.sums import Trained
+from coterie.rounds.party import Journal
+from coterie.rounds.shielded import MIN_MASKED, Purpose, ShieldedPlan, window_layout
+from coterie.secure_sum.plan import SumPlan, layout_hash
+from coterie.secure_sum.protocol import Declined, Step
+from coterie.store import data_owner as store
+from coterie.store.engine import Writer
+from coterie.telemetry.accounting import Accounting
+from coterie.wire.layout import Contribution, Layout
+from coterie.wire.v1.orchestrator_pb2 import RunPlan
+from coterie.wire.visit import Reply, Visit
+from coterie_data_owner.owner import Owner
+
+__all__ = ["Answer", "Arrival", "Holdings", "Model"]
+
+_log = structlog.get_logger("coterie.holdings")
+
+_ROUNDING = 5
+"""First element of the key under which an owner's vector is rounded; `coterie.learning` has lower ones."""
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A version of the items' rows.
+
+    Parameters
+    ----------
+    version : int
+    sha256 : bytes
+        Of its payload.
+    items : ndarray of float32, shape (I, d)
+    """
+
+    version: int
+    sha256: bytes
+    items: NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Arrival:
+    """A visit that was opened and checked.
+
+    Parameters
+    ----------
+    user : bytes
+    slot : int
+        Of the user.
+    visit : Visit
+    first, length : int
+        Number of the first record that it brings, and how many.
+    records : bytes
+    """
+
+    user: bytes
+    slot: int
+    visit: Visit
+    first: int = 0
+    length: int = 0
+    records: bytes = b""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What becomes of a visit: a reply, also for one that was made before, or the number that was expected."""
+
+    reply: bytes = b""
+    duplicate: bool = False
+    expected: int = 0
+
+
+@dataclass
+class _Visitor:
+    """What an owner knows of a user: how many blocks of the epoch have run, the last visit and its reply."""
+
+    blocks: list[Block] = field(default_factory=list)
+    visit: int = 0
+    reply: bytes = b""
+    epoch: int = 0
+    done: int = 0
+    durable: int = 0
+
+
+class Holdings:
+    """The holdings of one owner, which is also its seat in windows.
+
+    Parameters
+    ----------
+    owner : Owner
+        Registered.
+    plan : RunPlan
+    writer : Writer
+        The store's writer.
+    accounting : Accounting
+        Where CPU time is counted.
+    """
+
+    def __init__(self, owner: Owner, plan: RunPlan, writer: Writer, accounting: Accounting) -> None:
+        self._owner = owner
+        self._plan = plan
+        self._writer = writer
+        self._accounting = accounting
+        self._settings = ShieldedPlan.from_json(plan.settings)
+        self._learning = DriftSettings(
+            dim=plan.dim, rate=plan.rate, ridge=plan.ridge, item_bias=plan.item_bias
+        )
+        self.owner_id = owner.id
+        self.identity: Identity = owner.identity
+        self.bundle: Bundle = owner.bundle
+        self.slots: Sequence[int] = (owner.slot,)
+        self.model = Model(-1, b"", np.zeros((0, plan.dim), np.float32))
+        self.changed = asyncio.Event()
+        """Set when there is something new to report."""
+        self.visits = 0
+        self._builder = BlockBuilder()
+        self._visitors: dict[int, _Visitor] = {}
+        self._held = HeldRows(0, plan.dim)
+        self._window = store.WindowRow()
+        self._offered: Released | None = None
+        self._since = 0
+        self._closed = 0
+        self._room = asyncio.Event()
+        self._room.set()
+
+    # --- durable state -----------------------------------------------------------------------------------------
+
+    def rebuild(self, connection: sa.Connection) -> None:
+        """Take up what the store holds.
+
+        Raises
+        ------
+        StoreError
+            When it holds visits of a user that the run does not know.
+        """
+        self._builder, self._visitors, self.visits = BlockBuilder(), {}, 0
+        for row in store.load_visits(connection, self._owner.id):
+            slot = self._owner.slot_of(row.user)
+            if slot is None:
+                raise StoreError(
+                    f"the store of owner {self._owner.name} holds visits of a user who is not in this run",
+                    hint="give each run a state folder of its own",
+                )
+            one = self._visitors.setdefault(slot, _Visitor())
+            self._take_records(slot, one, row.records, row.length, row.complete)
+            one.visit, one.reply = row.visit, row.reply
+            one.epoch, one.done = row.epoch, len(one.blocks)
+            self.visits += 1
+        packed = store.load_held(connection, self._owner.id)
+        n_items = len(self.model.items)
+        self._held = HeldRows(n_items, self._plan.dim)
+        if packed is not None:
+            self._put(_unpacked(packed))
+        for row in store.load_gradients(connection, self._owner.id):
+            items = np.frombuffer(row.items, "<i4")
+            self._held.grow(int(items.max()) + 1)
+            gradient = np.frombuffer(row.gradient, "<f4").reshape(len(items), -1)
+            self._held.add(row.slot, items, gradient)
+        self._window = store.load_window(connection, self._owner.id)
+        self._offered = _unpacked(self._window.rows) if self._window.offered else None
+
+    def _put(self, released: Released) -> None:
+        if len(released.items):
+            self._held.grow(int(released.items[-1]) + 1)
+        self._held.put_back(released)
+
+    def _take_records(self, slot: int, one: _Visitor, records: bytes, length: int, complete: bool) -> None:
+        if length:
+            items, positive = decode_records(records, length)
+            one.blocks += self._builder.extend(slot, items, positive)
+            one.durable += length
+        if complete:
+            one.blocks += self._builder.close(slot)
+
+    def durable(self, slot: int) -> int:
+        """Return how many records of a user are durable."""
+        one = self._visitors.get(slot)
+        return 0 if one is None else one.durable
+
+    @property
+    def held(self) -> int:
+        """Rows that are held back."""
+        return len(self._held)
+
+    # --- visits ------------------------------------------------------------------------------------------------
+
+    async def room(self) -> None:
+        """Wait until there is room for visits: not too many between two windows, so that the model is not too old."""
+        while self._since >= self._settings.window:
+            self._room.clear()
+            await self._room.wait()
+
+    async def take(self, arrivals: Sequence[Arrival]) -> list[Answer]:
+        """Take visits, durably; what a visit finds does not depend on the others.
+
+        Raises
+        ------
+        StoreError
+            When the store takes nothing; then nothing of it was kept.
+        """
+        async with self._owner.intake:
+            taken: list[store.Taken] = []
+            try:
+                answers = await asyncio.to_thread(self._take, arrivals, taken)
+                if taken:
+                    await self._writer.run(
+                        lambda connection: store.add_visits(connection, self._owner.id, taken)
+                    )
+            except BaseException:
+                # Memory is ahead of the store.
+                await self._writer.run(self.rebuild)
+                raise
+            self._since += len(taken)
+            self.visits += len(taken)
+        if taken:
+            self.changed.set()
+        return answers
+
+    def _take(self, arrivals: Sequence[Arrival], taken: list[store.Taken]) -> list[Answer]:
+        with self._accounting.activity("gradients", len(arrivals)):
+            return [self._one(arrival, taken) for arrival in arrivals]
+
+    def _one(self, arrival: Arrival, taken: list[store.Taken]) -> Answer:
+        one = self._visitors.setdefault(arrival.slot, _Visitor())
+        said = arrival.visit
+        if said.number == one.visit:
+            return Answer(one.reply, duplicate=True)
+        fits = (
+            not arrival.length
+            or SequenceGate(one.durable).judge(arrival.first, arrival.first + arrival.length - 1)
+            is Decision.ACCEPT
+        )
+        if said.number != one.visit + 1 or not fits:
+            return Answer(expected=one.visit + 1)
+        before = len(one.blocks)
+        self._take_records(arrival.slot, one, arrival.records, arrival.length, said.complete)
+        # Each block runs once in an epoch; of an epoch that is over only what is new.
+        done = one.done if said.epoch == one.epoch else (0 if said.epoch > one.epoch else before)
+        made = visit(one.blocks[done:], said.row, self.model.items, self._learning)
+        if len(made.items):
+            self._held.grow(len(self.model.items))
+            self._held.add(arrival.slot, made.items, made.gradient)
+        reply = Reply(said.number, made.blocks, len(one.blocks), made.loss, made.step).to_bytes()
+        one.visit, one.reply = said.number, reply
+        one.epoch, one.done = max(said.epoch, one.epoch), len(one.blocks)
+        taken.append(
+            store.Taken(
+                arrival.user,
+                arrival.slot,
+                said.number,
+                one.epoch,
+                said.complete,
+                arrival.length,
+                arrival.records,
+                reply,
+                made.items.astype("<i4").tobytes(),
+                made.gradient.astype("<f4").tobytes(),
+            )
+        )
+        return Answer(reply)
+
+    # --- what the COS says -------------------------------------------------------------------------------------
+
+    async def told(self, model: Model, closed: int, summed: int) -> None:
+        """Take a newer model, and learn what became of the last window.
+
+        Parameters
+        ----------
+        model : Model
+        closed, summed : int
+            The last window that is over; the last one that has this owner's vector.
+        """
+        async with self._owner.intake:
+            offered = self._window.offered
+            if offered and (summed >= offered or closed >= offered):
+                await self._settle(applied=summed >= offered)
+            if model.version > self.model.version:
+                self.model = model
+            if closed > self._closed:
+                self._closed, self._since = closed, 0
+                self._room.set()
+        self.changed.set()
+
+    async def _settle(self, *, applied: bool) -> None:
+        """Forget the rows that went into a window, or hold them again."""
+        if self._offered is not None and not applied:
+            _log.info("a window was abandoned", owner=self._owner.name, rows=len(self._offered.items))
+            self._put(self._offered)
+        self._offered = None
+        window = self._window._replace(offered=0, rows=b"")
+        rows = None if applied else self._packed()
+
+        def write(connection: sa.Connection) -> None:
+            store.save_window(connection, self._owner.id, window)
+            if rows is not None:
+                store.save_held(connection, self._owner.id, rows)
+
+        await self._writer.run_when_possible(write)
+        self._window = window
+
+    def stop(self) -> None:
+        """Let nobody wait any longer: the run has ended."""
+        self._settings = replace(self._settings, window=2**62)
+        self._room.set()
+        _log.info("rows that no window had", owner=self._owner.name, rows=len(self._held))
+
+    def _packed(self) -> bytes:
+        items = sorted(self._held.contributors)
+        contributors = tuple(frozenset(self._held.contributors[item]) for item in items)
+        index = np.array(items, np.int32)
+        return _pack(Released(index, self._held.gradient[index], contributors))
+
+    # --- windows: the owner's seat -----------------------------------------------------------------------------
+
+    def journal(self) -> Journal:
+        """Return the journal as it stands on disk."""
+        kept = self._window
+        reveals = tuple(kept.reveals.split(",")) if kept.reveals else ()
+        return Journal(kept.joined, kept.contribution, kept.model_sha256, reveals)
+
+    def _with(self, journal: Journal) -> store.WindowRow:
+        return self._window._replace(
+            joined=journal.joined,
+            contribution=journal.contribution,
+            model_sha256=journal.model_sha256,
+            reveals=",".join(journal.reveals),
+        )
+
+    async def keep(self, journal: Journal) -> None:
+        """Keep a journal, durably."""
+        async with self._owner.intake:
+            window = self._with(journal)
+            await self._writer.run_when_possible(
+                lambda connection: store.save_window(connection, self._owner.id, window)
+            )
+            self._window = window
+
+    def _layout(self) -> Layout:
+        return window_layout(self._settings, len(self.model.items), self._plan.dim)
+
+    async def accept(self, plan: SumPlan, member: int) -> None:
+        """Check the plan of a window.
+
+        Raises
+        ------
+        Declined
+            When it is not one of this run's windows, over the model that this owner holds.
+        """
+        if plan.purpose != Purpose.WINDOW.value:
+            raise Declined(f"a sum for {plan.purpose!r}; owners join windows only")
+        if plan.secure_sum == "masked" and min(plan.min_sum, len(plan.members)) < MIN_MASKED:
+            raise Declined(
+                f"a masked window over {len(plan.members)} owners with a floor of {plan.min_sum}; expected at least "
+                f"{MIN_MASKED} of both"
+            )
+        if any(one.users != 1 for one in plan.members):
+            raise Declined("a member of a window stands for several owners")
+        if layout_hash(self._layout()) != plan.layout_sha256:
+            raise Declined("the layout of the window is not the one that this owner computes")
+        if self.model.sha256 != plan.model_sha256:
+            raise Declined("the window is over another model than this owner holds")
+
+    async def contribute(self, plan: SumPlan, trained: Trained) -> None:
+        """Hand over the rows that may leave, and keep them until it is known whether they were summed.
+
+        Raises
+        ------
+        Declined
+            When it is not known what became of those before.
+        """
+        async with self._owner.intake:
+            if self._window.offered:
+                raise Declined("it is not known yet what became of the last window")
+            released = self._held.release(self._settings.k_min)
+            contribution = Contribution(self._layout())
+            key = np.random.SeedSequence(self._plan.seed, spawn_key=(_ROUNDING, self._owner.slot, plan.round))
+            contribution.add("gradient", released.gradient, np.random.default_rng(key), rows=released.items)
+            contribution.count()
+            if contribution.clipped:
+                _log.warning(
+                    "values beyond the bound of a window", owner=self._owner.name, values=contribution.clipped
+                )
+            journal = trained(contribution.codes())
+            if journal is None:
+                self._held.put_back(released)
+                return
+            window = self._with(journal)._replace(offered=plan.round, rows=_pack(released))
+            rows = self._packed()
+
+            def write(connection: sa.Connection) -> None:
+                store.save_window(connection, self._owner.id, window)
+                store.save_held(connection, self._owner.id, rows)
+
+            await self._writer.run_when_possible(write)
+            self._window, self._offered = window, released
+
+    async def left(self, plan: SumPlan, step: Step, size: int) -> None:
+        """Owners keep no receipts."""
+
+    async def sat_out(self, plan: SumPlan, reason: str) -> None:
+        """Owners keep no receipts."""
+
+
+def _pack(rows: Released) -> bytes:
+    users = [sorted(one) for one in rows.contributors]
+    return pack_arrays(
+        {
+            "items": rows.items.astype(np.int32),
+            "gradient": np.ascontiguousarray(rows.gradient, np.float32),
+            "counts": np.array([len(one) for one in users], np.int32),
+            "users": np.array([user for one in users for user in one], np.int32),
+        }
+    )
+
+
+def _unpacked(packed: bytes) -> Released:
+    arrays = unpack_arrays(packed)
+    ends = np.cumsum(arrays["counts"])
+    users = np.split(arrays["users"], ends[:-1]) if len(ends) else []
+    return Released(
+        arrays["items"].astype(np.int32),
+        arrays["gradient"].astype(np.float32),
+        tuple(frozenset(one.tolist()) for one in users),
+    )

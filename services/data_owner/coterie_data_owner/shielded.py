@@ -1,0 +1,134 @@
+"""The owners of a process in a run of DRIFT's shielded form: the model, windows, and how many visits there were."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import sqlalchemy as sa
+import structlog
+
+from coterie.errors import PeerError
+from coterie.launch.process import Runtime
+from coterie.net.party import Party
+from coterie.net.sums import SumMembers
+from coterie.rounds.conductor import model_from_bytes
+from coterie.store.engine import Writer
+from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1.common_pb2 import RoundRef
+from coterie_data_owner.holdings import Holdings, Model
+from coterie_data_owner.owner import Owner
+
+__all__ = ["ShieldedOwners"]
+
+_log = structlog.get_logger("coterie.holdings")
+
+
+class ShieldedOwners:
+    """Holdings of all owners of this process, and their seats in windows.
+
+    Parameters
+    ----------
+    owners : sequence of Owner
+        Registered.
+    party : Party
+        To the COS.
+    writer : Writer
+        The store's writer.
+    runtime : Runtime
+    directory_key : bytes
+        The directory's public key.
+    """
+
+    def __init__(
+        self,
+        owners: Sequence[Owner],
+        party: Party,
+        writer: Writer,
+        runtime: Runtime,
+        directory_key: bytes,
+    ) -> None:
+        self._party = party
+        self._plan = party.plan
+        self.holdings = {
+            owner.id: Holdings(owner, party.plan, writer, runtime.accounting) for owner in owners
+        }
+        self._by_slot = {owner.slot: self.holdings[owner.id] for owner in owners}
+        self.members = SumMembers(party, runtime.party, list(self.holdings.values()), directory_key)
+        self._model = Model(-1, b"", np.zeros((0, party.plan.dim), np.float32))
+        self._over = False
+
+    async def begin(self, engine: sa.Engine) -> None:
+        """Take up what is durable, and the newest model."""
+        await self._fetch()
+        for one in self.holdings.values():
+            with engine.connect() as connection:
+                one.rebuild(connection)
+            await one.told(self._model, 0, 0)
+            _log.info("takes visits", visits=one.visits, held=one.held)
+
+    async def told(self, tasks: Sequence[wire.Task]) -> None:
+        """Take note of the tasks that are open now: first what became of windows, then what is asked."""
+        for task in tasks:
+            if task.kind != wire.TaskKind.TASK_KIND_RECEIVE:
+                continue
+            if task.version > self._model.version:
+                await self._fetch()
+            for part in task.slots:
+                for slot in range(part.first, part.first + part.count):
+                    if slot in self._by_slot:
+                        await self._by_slot[slot].told(self._model, task.closed, task.summed)
+        self.members.told(tasks)
+
+    async def _fetch(self) -> None:
+        """Fetch the rows of all items: nobody can tell which of them are wanted."""
+        version, payload = await self._party.fetch(
+            wire.FetchKind.FETCH_KIND_MODEL, held_sha256=self._model.sha256
+        )
+        if payload is None:
+            return
+        items = model_from_bytes(payload).get("items")
+        if items is None or items.ndim != 2 or items.shape[1] != self._plan.dim:
+            raise PeerError(
+                "the COS sent a model that has no rows of items", hint="is it of another release?"
+            )
+        self._model = Model(version, hashlib.sha256(payload).digest(), items)
+
+    async def report(self) -> None:
+        """Tell the COS how many visits there were, whenever there are more; never who came."""
+        said: dict[int, tuple[int, int]] = {}
+        waiting = {slot: asyncio.create_task(one.changed.wait()) for slot, one in self._by_slot.items()}
+        while not self._over:
+            await asyncio.wait(waiting.values(), timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+            for slot, one in self._by_slot.items():
+                if not waiting[slot].done():
+                    continue
+                one.changed.clear()
+                waiting[slot] = asyncio.create_task(one.changed.wait())
+                now = (one.visits, one.held)
+                if said.get(slot) == now:
+                    continue
+                status = wire.VisitStatus(visits=now[0], held=now[1])
+                try:
+                    await self._party.submit(
+                        wire.SubmitKind.SUBMIT_KIND_VISITS,
+                        RoundRef(run_id=self._plan.run_id),
+                        status,
+                        slots=[slot],
+                    )
+                    said[slot] = now
+                except PeerError as error:
+                    _log.info("visits are not reported yet", error=error.message)
+                    one.changed.set()
+                    await asyncio.sleep(1.0)
+        for task in waiting.values():
+            task.cancel()
+
+    async def finish(self) -> None:
+        """Take part in nothing more."""
+        self._over = True
+        self.members.finish()
+        for one in self.holdings.values():
+            one.stop()
