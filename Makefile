@@ -63,7 +63,7 @@ bench: setup
 # Another release of the libraries that ours needs: in an environment of its own, driven as a child process.
 peers:
 	$(PYTHON) -m venv .venv-peers
-	.venv-peers/bin/python -m pip install --quiet 'flwr==1.41.*' 'numpy<3'
+	.venv-peers/bin/python -m pip install --quiet -r bench/peers/requirements.txt
 
 soak: setup
 	$(BIN)/python -m coterie.simulate --schedules 90000 --sum clear --found soak $(ARGS)

@@ -34,7 +34,8 @@ class CohortRule:
     kind : str
         ``"groups"``, ``"random"`` or ``"all"``.
     size : int
-        Users in a cohort: at random exactly so many (the last of a pass may be smaller), in groups at least.
+        Users in a cohort: at random exactly so many (half as many to half again as many in the last of a pass), in
+        groups at least.
     group : int
         Fewest users in a group.
     beacon : bytes
@@ -91,7 +92,9 @@ def cohorts(rule: CohortRule, users: int, global_round: int, epoch: int = 0) -> 
         return [np.arange(users)]
     if rule.kind == "random":
         order = _permutation(rule.beacon, "cohorts", global_round, users)
-        return [np.sort(order[first : first + rule.size]) for first in range(0, users, rule.size)]
+        # A rest of less than half a cohort joins the last one: too few would be refused by their floor.
+        starts = [first for first in range(0, users, rule.size) if users - first >= rule.size / 2]
+        return [np.sort(order[first:last]) for first, last in pairwise([*starts, users])]
     fixed = groups(rule, users, epoch)
     least = min(len(part) for part in fixed)
     # Groups that are left over at the end of a pass join its last cohort: none is smaller than asked for.

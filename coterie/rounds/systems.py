@@ -91,7 +91,10 @@ def _fedncf_host(
 
 SYSTEMS: dict[str, Offered] = {"fedncf": Offered(_fedncf, _fedncf_host, ("clear", "masked"))}
 
-SUMS: dict[str, Callable[[], ServerHalf]] = {"clear": ClearServer, "masked": MaskedServer}
+SUMS: dict[str, Callable[[bytes | None], ServerHalf]] = {
+    "clear": lambda _directory_key: ClearServer(),
+    "masked": lambda directory_key: MaskedServer(directory_key=directory_key),
+}
 
 
 MEMBERS: dict[str, Callable[[SumPlan, int, Signer], MemberHalf]] = {
@@ -150,8 +153,15 @@ def host_side(
     return _offered(system).host(settings, holdout, keys, seed, keep)
 
 
-def server_half(secure_sum: str) -> ServerHalf:
+def server_half(secure_sum: str, directory_key: bytes | None = None) -> ServerHalf:
     """Return the server's half of a secure sum.
+
+    Parameters
+    ----------
+    secure_sum : str
+        Its name.
+    directory_key : bytes, optional
+        The directory's public key: a member whose keys it has not countersigned is refused by the server, too.
 
     Raises
     ------
@@ -161,7 +171,7 @@ def server_half(secure_sum: str) -> ServerHalf:
     make = SUMS.get(secure_sum)
     if make is None:
         raise ConfigError(f"no secure sum {secure_sum!r}", hint=f"there are: {', '.join(SUMS)}")
-    return make()
+    return make(directory_key)
 
 
 def member_half(plan: SumPlan, index: int, signer: Signer) -> MemberHalf:

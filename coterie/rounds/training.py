@@ -94,6 +94,8 @@ class Training:
         Complete passes; updates applied.
     measured : mapping of str to (float, float)
         Sum and number of users by metric, of the evaluation in progress.
+    partial : bool
+        Whether a sum of it was abandoned: then it is not compared with those over everybody.
     """
 
     passes: int
@@ -112,6 +114,7 @@ class Training:
     pass_number: int = 0
     version: int = 0
     measured: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    partial: bool = False
     evaluations: tuple[Evaluation, ...] = ()
     best: int = -1
     abandoned: int = 0
@@ -189,7 +192,7 @@ def step(state: Training, event: Event) -> Training:
     if state.phase.ended:
         return state
     match event:
-        case Started(users, groups, parts, evaluation_parts):
+        case Started(users, groups, parts, evaluation_parts) if state.phase is Phase.GATHER:
             return replace(
                 state,
                 phase=Phase.ROUNDS,
@@ -200,7 +203,7 @@ def step(state: Training, event: Event) -> Training:
                 purpose=Purpose.SUPPORTS if state.supports else Purpose.EVALUATE,
                 part=0,
             )
-        case Summed(measured):
+        case Summed(measured) if state.phase is Phase.ROUNDS:
             return _after(_counted(replace(state, abandoned_in_a_row=0), measured))
         case Abandoned(reason):
             row = state.abandoned_in_a_row + 1
@@ -209,11 +212,15 @@ def step(state: Training, event: Event) -> Training:
                 words = f"{row} rounds in a row were abandoned; the last one: {reason}"
                 return replace(state, phase=Phase.FAILED, reason=words)
             # Groups that were not asked for their items cannot train: they are asked again.
-            return state if state.purpose is Purpose.SUPPORTS else _after(state)
+            if state.purpose is Purpose.SUPPORTS:
+                return state
+            return _after(replace(state, partial=state.purpose is Purpose.EVALUATE))
         case Stopped(reason):
             return replace(state, phase=Phase.FAILED, reason=reason)
         case Finished():
             return replace(state, phase=Phase.DONE)
+        case _:
+            raise AssertionError(f"{event} does not come in phase {state.phase.value}")
 
 
 def _counted(state: Training, measured: Mapping[str, tuple[float, float]]) -> Training:
@@ -250,7 +257,9 @@ def _after(state: Training) -> Training:
 
 
 def _evaluated(state: Training) -> Training:
-    state = replace(state, purpose=Purpose.TRAIN)
+    partial, state = state.partial, replace(state, purpose=Purpose.TRAIN, partial=False)
+    if partial:
+        state = replace(state, measured={})
     if state.measured:
         counted = {name: pair for name, pair in state.measured.items() if pair[1] > 0}
         evaluation = Evaluation(

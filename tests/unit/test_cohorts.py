@@ -110,7 +110,7 @@ def test_the_report_says_how_many_devices_a_masked_sum_withstands() -> None:
         ({"fedncf": {"touch": "exact"}}, "Exact counts"),
         ({"rounds": {"cohorts": "random"}, "fedncf": {"touch": "exact"}}, "give every user's items away"),
         ({"fedncf": {"aggregation": "simple"}}, "its row is that user's"),
-        ({"rounds": {"cohorts": "random", "cohort": 40}}, "1 of the 8 cohorts of a pass"),
+        ({"rounds": {"cohorts": "random", "cohort": 45, "min_cohort": 40}}, "1 of the 7 cohorts of a pass"),
         ({"secure_sum": "masked"}, "An experiment"),
     ],
 )
