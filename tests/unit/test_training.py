@@ -167,7 +167,9 @@ def test_an_evaluation_without_one_of_its_cohorts_is_compared_with_none() -> Non
     assert not state.evaluations
     assert not state.measured
     assert state.purpose is TRAIN
-    state = after(state, *[Summed()] * 4, measured(0.1, 30), measured(0.3, 30))
+    while state.purpose is TRAIN:
+        state = step(state, Summed())
+    state = after(state, measured(0.1, 30), measured(0.3, 30))
     assert state.evaluations[0].users == {"ndcg@10": 60}
 
 
