@@ -1,0 +1,692 @@
+"""The vectors of the protocol book (``docs/spec``), made by the product: ``python spec/generate.py``.
+
+Everything is drawn from seeds, so the files are the same each time.  Secrets of a round are the only thing that the
+product draws itself: while it does, ``os.urandom`` is replaced *here*; the product has no way to be given them.
+
+With ``--check`` nothing is written; the status is 1 when a file would change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from coterie.crypto import masking, sealed, shamir
+from coterie.crypto.explicit import encode
+from coterie.crypto.identity import Bundle, Delegation, Identity, Prekey, PublicPrekey, countersign
+from coterie.rounds import policy
+from coterie.rounds.conductor import model_to_bytes
+from coterie.rounds.plan import plan_hash
+from coterie.secure_sum.graph import graph_fields, neighbourhoods
+from coterie.secure_sum.masked import MaskedServer
+from coterie.secure_sum.masked_member import MaskedMember
+from coterie.secure_sum.plan import Member, SumPlan, layout_hash
+from coterie.secure_sum.protocol import Step
+from coterie.wire.layout import Contribution, Layout, Segment, quantise
+from coterie.wire.tensor import to_wire
+from coterie.wire.v1 import rounds_pb2
+from coterie.wire.v1.orchestrator_pb2 import RoundsPlan, RunPlan
+
+VECTORS = Path(__file__).parent / "vectors"
+
+NOW = 1_800_000_000
+NOT_BEFORE, NOT_AFTER = NOW - 86_400, NOW + 86_400
+RUN = "run-of-the-book"
+
+Json = dict[str, Any]
+
+
+def secret(name: str, size: int = 32) -> bytes:
+    """Return bytes that a name stands for."""
+    return hashlib.shake_256(f"coterie vectors: {name}".encode()).digest(size)
+
+
+def number(name: str, below: int) -> int:
+    """Return a number that a name stands for; no need for it to be uniform."""
+    return int.from_bytes(secret(name, 40)) % below
+
+
+def identity(name: str) -> Identity:
+    """Return the participant of a name."""
+    return Identity(
+        Ed25519PrivateKey.from_private_bytes(secret(f"{name}, signing")),
+        X25519PrivateKey.from_private_bytes(secret(f"{name}, agreement")),
+    )
+
+
+DIRECTORY = Ed25519PrivateKey.from_private_bytes(secret("directory"))
+DIRECTORY_KEY = DIRECTORY.public_key().public_bytes_raw()
+
+
+def enrolled(one: Identity, version: int = 1) -> Bundle:
+    """Return the countersigned bundle of an identity."""
+    return countersign(one.bundle(version, (NOT_BEFORE, NOT_AFTER)), DIRECTORY)
+
+
+# --- one file each -----------------------------------------------------------------------------------------------
+
+
+def explicit_bytes() -> Json:
+    """Labels and fields."""
+    cases: list[tuple[str, list[bytes | str | int]]] = [
+        ("plan", []),
+        ("advert", [b"", b"\x00", bytes(range(32))]),
+        ("sealed-context", ["run", "Zoë", 0, 1, 2**64 - 1]),
+        ("graph", [bytes(32), 7]),
+    ]
+    return {
+        "cases": [
+            {
+                "purpose": purpose,
+                "fields": [_field(field) for field in fields],
+                "encoded": encode(purpose, *fields).hex(),
+            }
+            for purpose, fields in cases
+        ]
+    }
+
+
+def _field(field: bytes | str | int) -> Json:
+    if isinstance(field, bytes):
+        return {"bytes": field.hex()}
+    return {"text": field} if isinstance(field, str) else {"integer": str(field)}
+
+
+def identities() -> Json:
+    """Ids, bundles, delegations, prekeys."""
+    one, owner = identity("user"), identity("owner")
+    bundle = enrolled(one, version=3)
+    fingerprint, expiry = secret("certificate"), NOW + 3600
+    delegation = Delegation.sign(one, fingerprint, RUN, expiry)
+    private = X25519PrivateKey.from_private_bytes(secret("prekey"))
+    prekey_id, public = secret("prekey id", 8), private.public_key().public_bytes_raw()
+    prekey = PublicPrekey(
+        RUN, prekey_id, public, expiry, owner.sign("prekey", RUN, prekey_id, public, expiry)
+    )
+    delegation.verify(one.signing_public, fingerprint, RUN, NOW)
+    prekey.verify(owner.signing_public, NOW)
+    return {
+        "directory": {"signing_seed": secret("directory").hex(), "signing_public": DIRECTORY_KEY.hex()},
+        "signing_seed": secret("user, signing").hex(),
+        "agreement_secret": secret("user, agreement").hex(),
+        "participant": one.participant_id.hex(),
+        "bundle": _bundle(bundle),
+        "delegation": {
+            "certificate_fingerprint": fingerprint.hex(),
+            "run_id": RUN,
+            "expiry": expiry,
+            "signature": delegation.signature.hex(),
+        },
+        "prekey": {
+            "owner_signing_seed": secret("owner, signing").hex(),
+            "run_id": RUN,
+            "prekey_id": prekey_id.hex(),
+            "secret": secret("prekey").hex(),
+            "public": public.hex(),
+            "expiry": expiry,
+            "signature": prekey.signature.hex(),
+        },
+    }
+
+
+def _bundle(bundle: Bundle) -> Json:
+    return {
+        "signing_public": bundle.signing_public.hex(),
+        "agreement_public": bundle.agreement_public.hex(),
+        "version": bundle.version,
+        "not_before": bundle.not_before,
+        "not_after": bundle.not_after,
+        "signature": bundle.signature.hex(),
+        "countersignature": bundle.countersignature.hex(),
+    }
+
+
+def run_plans() -> Json:
+    """Hashes of plans of runs."""
+    rounds = RoundsPlan(
+        cohorts=1,
+        cohort=100,
+        group=100,
+        beacon=secret("beacon"),
+        party_per_user=True,
+        min_cohort=20,
+        min_sum=20,
+        experiment=False,
+        passes=60,
+        evaluate_every=5,
+        patience=4,
+        choose_by="validation_hit_ratio@10",
+        step_timeout_ms=60_000,
+    )
+    drift: Json = {"run_id": RUN, "system": "drift", "form": "published", "secure_sum": "clear", "dim": 16}
+    drift |= {"rate": 0.05, "ridge": 0.005, "theta": 8, "item_bias": True, "seed": 7, "max_staleness": 64}
+    drift |= {"epochs": 8, "min_users": 20}
+    fedncf: Json = {"run_id": RUN, "system": "fedncf", "form": "users", "secure_sum": "masked", "seed": 2**40}
+    fedncf |= {"settings": '{"min_touch":3}'}
+    plain = {field.name: getattr(rounds, field.name) for field in RoundsPlan.DESCRIPTOR.fields}
+    plain["beacon"] = rounds.beacon.hex()
+    return {
+        "cases": [
+            {"plan": drift, "hash": plan_hash(RunPlan(**drift)).hex()},
+            {"plan": {**fedncf, "rounds": plain}, "hash": plan_hash(RunPlan(**fedncf, rounds=rounds)).hex()},
+        ]
+    }
+
+
+LAYOUT = Layout(
+    (
+        Segment("items", (3, 2), 0.5, 16, "touched"),
+        Segment.whole("touched", (3,), 1),
+        Segment("network", (4,), 2.0, 20, "instances"),
+        Segment.whole("instances", (), 1000),
+    )
+)
+
+
+def _segments(layout: Layout) -> list[Json]:
+    return [
+        {
+            "name": one.name,
+            "shape": list(one.shape),
+            "bound": one.bound,
+            "bits": one.bits,
+            "over": one.over,
+            "clip": one.clip,
+        }
+        for one in layout.segments
+    ]
+
+
+def layouts() -> Json:
+    """Layouts and their hashes."""
+    others = [Layout((Segment("one", (), 1.0, 2),)), Layout((Segment("λ", (2, 0, 5), 1e-3, 31, clip=False),))]
+    return {
+        "cases": [
+            {"segments": _segments(layout), "size": layout.size, "hash": layout_hash(layout).hex()}
+            for layout in [LAYOUT, *others]
+        ]
+    }
+
+
+class _Given:
+    """Stands where a generator does, with given draws."""
+
+    def __init__(self, draws: Sequence[float]) -> None:
+        self._draws = list(draws)
+
+    def random(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        count = int(np.prod(shape, dtype=np.int64))
+        drawn, self._draws = self._draws[:count], self._draws[count:]
+        return np.array(drawn, dtype).reshape(shape)
+
+
+def _draws(name: str, count: int, bits: int) -> list[float]:
+    """Return draws as the generators of both precisions make them: multiples of 2^-24, or of 2^-53."""
+    digits = 24 if bits <= 16 else 53
+    return [number(f"{name}, draw {at}", 2**digits) / 2**digits for at in range(count)]
+
+
+def _values(name: str, count: int, bound: float) -> list[float]:
+    return [(number(f"{name}, value {at}", 2**53) / 2**52 - 1) * 1.1 * bound for at in range(count)]
+
+
+def quantised() -> Json:
+    """Values, draws, and the codes that come of them."""
+    cases = []
+    for bits, bound in ((2, 1.0), (8, 0.3), (16, 0.1), (16, 5.0), (17, 0.1), (24, 64.0), (31, 1e-3)):
+        name = f"quantiser {bits} {bound}"
+        values = [0.0, -0.0, bound, -bound, bound / 3, 2 * bound, -2 * bound, *_values(name, 9, bound)]
+        draws = _draws(name, len(values), bits)
+        draws[2] = 1 - 2.0**-24 if bits <= 16 else 1 - 2.0**-53
+        segment = Segment("values", (len(values),), bound, bits)
+        steps, clipped = quantise(np.array(values), segment, _Given(draws))  # type: ignore[arg-type]
+        case = {"segment": _segments(Layout((segment,)))[0], "values": values, "draws": draws}
+        cases.append({**case, "steps": steps.tolist(), "clipped": clipped})
+    return {"cases": cases, "sum": _quantised_sum()}
+
+
+def _quantised_sum() -> Json:
+    """Two users of one host: their values, the codes of the host, what the server makes of them."""
+    contribution, users = Contribution(LAYOUT), []
+    for user in range(2):
+        given: Json = {}
+        for segment in LAYOUT.segments:
+            name = f"user {user}, {segment.name}"
+            if segment.clip:
+                values = _values(name, segment.size, segment.bound)
+            else:
+                most = 1 if segment.bits == 2 else 20
+                values = [float(number(f"{name} {at}", most + 1)) for at in range(segment.size)]
+            # Whole numbers stay what they are under any draw; half of a step leaves no doubt.
+            draws = _draws(name, segment.size, segment.bits) if segment.clip else [0.5] * segment.size
+            shaped = np.array(values).reshape(segment.shape)
+            contribution.add(segment.name, shaped, _Given(draws))  # type: ignore[arg-type]
+            given[segment.name] = {"values": values, "draws": draws}
+        contribution.count()
+        users.append(given)
+    codes = contribution.codes()
+    decoded = LAYOUT.decode(codes, 2)
+    return {
+        "segments": _segments(LAYOUT),
+        "users": users,
+        "codes": codes.tolist(),
+        "decoded": {name: value.ravel().tolist() for name, value in decoded.items()},
+    }
+
+
+def cohort_rules() -> Json:
+    """Permutations, groups, cohorts."""
+    beacon = secret("beacon")
+    cases = []
+    settings: list[tuple[policy.Cohorts, int, int, int, int]] = [
+        ("groups", 5, 5, 23, 3),
+        ("groups", 8, 5, 37, 0),
+        ("groups", 100, 5, 23, 1),
+        ("random", 4, 5, 10, 2),
+        ("all", 4, 5, 6, 0),
+    ]
+    for kind, size, least, users, pass_number in settings:
+        rule = policy.CohortRule(kind, size, least, beacon)
+        cases.append(
+            {
+                "kind": kind,
+                "cohort": size,
+                "group": least,
+                "users": users,
+                "pass_number": pass_number,
+                "groups": [one.tolist() for one in policy.groups(rule, users)],
+                "cohorts": [one.tolist() for one in policy.cohorts(rule, users, pass_number)],
+                "min_sum": [policy.min_sum(count, 6) for count in range(users + 1)],
+            }
+        )
+    order = policy._permutation(beacon, "cohorts", 3, 12).tolist()
+    return {
+        "beacon": beacon.hex(),
+        "permutation": {"purpose": "cohorts", "number": 3, "count": 12, "order": order},
+        "floor": 6,
+        "cases": cases,
+    }
+
+
+def graphs() -> Json:
+    """Degrees, thresholds, neighbours."""
+    hash_ = secret("plan hash")
+    fields = [(members, *graph_fields(members)) for members in (2, 3, 4, 10, 20, 100, 101, 150, 300, 1000)]
+    return {
+        "fields": [{"members": n, "degree": degree, "threshold": t} for n, degree, t in fields],
+        "plan_hash": hash_.hex(),
+        "neighbours": [
+            {
+                "members": members,
+                "degree": degree,
+                "of_each": [list(one) for one in neighbourhoods(hash_, members, degree)],
+            }
+            for members, degree in ((4, 3), (12, 6))
+        ],
+    }
+
+
+def keys() -> Json:
+    """Agreements and the keys that are derived from them."""
+    hash_, one, other = secret("plan hash"), secret("participant u"), secret("participant v")
+    first, second = masking.RoundKey(secret("round key u")), masking.RoundKey(secret("round key v"))
+    agreed = first.agree(second.public)
+    return {
+        "plan_hash": hash_.hex(),
+        "participants": [one.hex(), other.hex()],
+        "secrets": [first.secret.hex(), second.secret.hex()],
+        "publics": [first.public.hex(), second.public.hex()],
+        "agreed": agreed.hex(),
+        "share_key": masking.share_key(agreed, hash_, one, other).hex(),
+        "share_key_back": masking.share_key(agreed, hash_, other, one).hex(),
+        "pair_mask_key": masking.pair_mask_key(agreed, hash_, one, other).hex(),
+        "seed": secret("seed").hex(),
+        "own_mask_key": masking.own_mask_key(secret("seed"), hash_, one).hex(),
+        "seed_hash": masking.seed_hash(hash_, secret("seed")).hex(),
+    }
+
+
+def shares() -> Json:
+    """Shares of secrets by given polynomials, sealed pairs of shares, reconstruction."""
+    threshold, points = 3, [1, 2, 4, 5, 300]
+    secrets_ = [secret("first secret"), bytes([255]) * 32]
+    coefficients = [[_coefficient(f"{which} {at}") for at in range(threshold - 1)] for which in range(2)]
+    with _drawing([], coefficients):
+        held = shamir.split(secrets_, threshold, points)
+    some = {points[at]: held[at][0] for at in (0, 2, 4)}
+    large = (shamir.PRIME - 1, shamir.PRIME - 2)
+    pairs = [held[0], (0, 0), large, (large[0], 5), (5, large[0])]
+    key = secret("share key")
+    return {
+        "prime": f"{shamir.PRIME:x}",
+        "threshold": threshold,
+        "points": points,
+        "secrets": [one.hex() for one in secrets_],
+        "coefficients": [[_share(one) for one in row] for row in coefficients],
+        "shares": [[_share(one) for one in pair] for pair in held],
+        "reconstructed": {
+            "points": list(some),
+            "secret": shamir.reconstruct(some).to_bytes(32).hex(),
+        },
+        "key": key.hex(),
+        "sealed": [
+            {"pair": [_share(one) for one in pair], "sealed": masking.seal_share(key, *pair).hex()}
+            for pair in pairs
+        ],
+    }
+
+
+def _share(value: int) -> str:
+    return masking.share_to_bytes(value).hex()
+
+
+def _coefficient(name: str) -> int:
+    return number(f"coefficient {name}", shamir.PRIME)
+
+
+def masks() -> Json:
+    """Masks: the expansion of one key, and a vector that is masked with three."""
+    key = secret("mask key")
+    words = np.zeros(100_000, np.uint32)
+    masking.add_masks(words, [key])
+    codes = np.array([number(f"code {at}", 2**32) for at in range(5)], np.uint32)
+    plus, minus = [secret("plus 0"), secret("plus 1")], [secret("minus")]
+    masked = codes.copy()
+    masking.add_masks(masked, plus, minus)
+    return {
+        "key": key.hex(),
+        "count": len(words),
+        "first": words[:4].tolist(),
+        "last": words[-4:].tolist(),
+        "sha256": hashlib.sha256(words.astype("<u4").tobytes()).hexdigest(),
+        "codes": codes.tolist(),
+        "plus": [one.hex() for one in plus],
+        "minus": [one.hex() for one in minus],
+        "masked": masked.tolist(),
+    }
+
+
+def payloads() -> Json:
+    """Payloads that parties hash or read bit by bit: a model, a list of open items, places."""
+    model = {
+        "network": np.array([0.5, -1.25, 3.0], np.float32),
+        "items": np.array([[1, 2], [-0.0, 1e-3]], np.float32),
+    }
+    opened = np.array([[1, 0, 0, 0, 0, 0, 0, 1, 1, 0], [0, 1, 0, 0, 0, 0, 0, 0, 0, 1]], np.bool_)
+    packed = np.packbits(opened, axis=1, bitorder="little")
+    payload = model_to_bytes(model)
+    return {
+        "model": {
+            "tensors": [
+                {
+                    "name": name,
+                    "shape": list(value.shape),
+                    "data": np.ascontiguousarray(value, "<f4").tobytes().hex(),
+                }
+                for name, value in model.items()
+            ],
+            "payload": payload.hex(),
+            "sha256": hashlib.sha256(payload).hexdigest(),
+        },
+        "open_items": {
+            "open": [np.flatnonzero(row).tolist() for row in opened],
+            "items": opened.shape[1],
+            "payload": to_wire(packed).SerializeToString().hex(),
+        },
+    }
+
+
+def sealed_batch() -> Json:
+    """Sealed records: those of a user in two messages, and an owner's reply."""
+    user, owner = identity("user"), identity("owner")
+    private = X25519PrivateKey.from_private_bytes(secret("prekey"))
+    prekey_id, public = secret("prekey id", 8), private.public_key().public_bytes_raw()
+    prekey = Prekey(private, PublicPrekey(RUN, prekey_id, public, NOW + 3600, bytes(64)))
+    ours = sealed.Agreement.of_user(user, owner.participant_id, prekey.public)
+    theirs = sealed.Agreement.of_owner(prekey, owner.participant_id, enrolled(user))
+    if ours.secret != theirs.secret:
+        raise AssertionError("both sides agree on the same secret")
+    with mock.patch("os.urandom", lambda size: secret("session id", size)):
+        process = sealed.SenderProcess()
+    items, positive = np.array([0, 7, 2**32 - 1], np.uint32), np.array([True, False, True])
+    records = np.frombuffer(sealed.encode_records(items, positive), sealed.RECORD_DTYPE)
+    sending = sealed.SealingSession(ours, sealed.Direction.TO_OWNER, process)
+    batches = sending.seal_many(41, records, 2)
+    answering = sealed.SealingSession(theirs, sealed.Direction.TO_USER, process)
+    reply = answering.seal(1, b"an answer", 0)
+    return {
+        "run_id": RUN,
+        "user": {
+            "participant": user.participant_id.hex(),
+            "agreement_secret": secret("user, agreement").hex(),
+        },
+        "owner": {"participant": owner.participant_id.hex(), "prekey_secret": secret("prekey").hex()},
+        "prekey_id": prekey_id.hex(),
+        "session_id": process.session_id.hex(),
+        "agreed": ours.secret.hex(),
+        "records": [[int(item), bool(flag)] for item, flag in zip(items, positive, strict=True)],
+        "first": 41,
+        "batches": [
+            {"header": header.hex(), "ciphertext": ciphertext.hex(), "records": count}
+            for header, ciphertext, count in zip(batches.headers, batches.ciphertexts, (2, 1), strict=True)
+        ],
+        "reply": {
+            "first": 1,
+            "payload": b"an answer".hex(),
+            "header": reply.header.hex(),
+            "ciphertext": reply.ciphertext.hex(),
+        },
+    }
+
+
+# --- whole rounds ------------------------------------------------------------------------------------------------
+
+Relay = Callable[[Step, int, bytes], bytes]
+"""What the server does to a briefing on its way: ``(step, member, briefing) -> briefing``."""
+
+
+def masked_round(name: str, members: int, lost: Sequence[int] = (), relay: Relay | None = None) -> Json:
+    """Return a masked round with every message.
+
+    Parameters
+    ----------
+    name : str
+        Stands for its secrets.
+    members : int
+    lost : sequence of int
+        Members that vanish after having shared.
+    relay : callable, optional
+        Damages briefings.
+    """
+    people = [identity(f"member {member}") for member in range(members)]
+    bundles = [enrolled(person) for person in people]
+    server = MaskedServer(directory_key=DIRECTORY_KEY, clock=lambda: NOW)
+    degree, threshold = server.plan_fields(members)
+    plan = SumPlan(
+        run_id=RUN,
+        round=17,
+        purpose="train",
+        secure_sum="masked",
+        model_sha256=secret("model"),
+        layout_sha256=layout_hash(LAYOUT),
+        # Two users at every second member, so that what counts users is seen to do so.
+        members=tuple(
+            Member(person.participant_id, f"client/host-{at // 2}", 1 + at % 2)
+            for at, person in enumerate(people)
+        ),
+        degree=degree,
+        threshold=threshold,
+        min_sum=members,
+        pass_number=2,
+        part=1,
+    )
+    halves = [
+        MaskedMember(plan, at, person, bundle, DIRECTORY_KEY, NOW)
+        for at, (person, bundle) in enumerate(zip(people, bundles, strict=True))
+    ]
+    given = [_round_secrets(name, at, threshold) for at in range(members)]
+    codes = [_codes(name, at, one.users) for at, one in enumerate(plan.members)]
+    closed: dict[Step, dict[int, bytes]] = {}
+    running, steps = np.zeros(LAYOUT.size, np.uint32), []
+    for step in Step:
+        arrived: dict[int, bytes] = {}
+        messages = []
+        for member in server.expected(plan, closed, step):
+            if member in lost and step not in (Step.ADVERTISE, Step.SHARE):
+                continue
+            briefing = server.briefing(plan, closed, step, member)
+            if relay is not None:
+                briefing = relay(step, member, briefing)
+            one, coefficients = given[member], given[member]["coefficients"]
+            drawn = {
+                Step.ADVERTISE: ([one["channel_secret"], one["mask_secret"]], []),
+                Step.SHARE: ([one["seed"]], coefficients),
+            }
+            with _drawing(*drawn.get(step, ([], []))):
+                message = halves[member].answer(
+                    step, briefing, codes[member] if step is Step.SUBMIT else None
+                )
+            if step is Step.SUBMIT:
+                vector = server.vector(plan, closed, arrived, member, message, LAYOUT)
+                running, arrived[member] = running + vector.codes, vector.note
+            else:
+                server.check(plan, closed, step, member, message)
+                arrived[member] = message
+            messages.append({"member": member, "briefing": briefing.hex(), "message": message.hex()})
+        if short := server.shortfall(plan, closed, step, arrived):
+            raise AssertionError(short)
+        closed[step] = arrived
+        steps.append({"step": step.value, "messages": messages})
+    total = server.unmask(plan, closed, running)
+    expected = sum((codes[at] for at in closed[Step.SUBMIT]), np.zeros(LAYOUT.size, np.uint32))
+    if not np.array_equal(total.codes, expected):
+        raise AssertionError("the sum of a round is that of its codes")
+    return {
+        "plan": plan.to_wire().SerializeToString(deterministic=True).hex(),
+        "plan_hash": plan.hash.hex(),
+        "directory_public": DIRECTORY_KEY.hex(),
+        "now": NOW,
+        "segments": _segments(LAYOUT),
+        "members": [
+            {
+                "signing_seed": secret(f"member {at}, signing").hex(),
+                "bundle": _bundle(bundle),
+                "channel_secret": one["channel_secret"].hex(),
+                "mask_secret": one["mask_secret"].hex(),
+                "seed": one["seed"].hex(),
+                "coefficients": [[_share(each) for each in row] for row in one["coefficients"]],
+                "codes": codes[at].tolist(),
+            }
+            for at, (one, bundle) in enumerate(zip(given, bundles, strict=True))
+        ],
+        "steps": steps,
+        "submitters": sorted(closed[Step.SUBMIT]),
+        "users": sum(plan.members[at].users for at in closed[Step.SUBMIT]),
+        "masked_sum": running.tolist(),
+        "sum": total.codes.tolist(),
+    }
+
+
+def _round_secrets(name: str, member: int, threshold: int) -> Json:
+    what = f"{name}, member {member}"
+    return {
+        **{one: secret(f"{what}, {one}") for one in ("channel_secret", "mask_secret", "seed")},
+        "coefficients": [
+            [_coefficient(f"{what}, {which} {at}") for at in range(threshold - 1)] for which in range(2)
+        ],
+    }
+
+
+def _codes(name: str, member: int, users: int) -> Any:
+    """Return codes within the layout's bounds."""
+    drawn = [
+        users + number(f"{name}, member {member}, code {at}", users * int(span) + 1)
+        for at, span in enumerate(LAYOUT._span)
+    ]
+    return np.array(drawn, np.uint32)
+
+
+def damaged_share(step: Step, member: int, briefing: bytes) -> bytes:
+    """Change a bit of the share that member 5 sealed for member 2, and of the one that 2 sealed for 5."""
+    if step is not Step.SUBMIT or member not in (2, 5):
+        return briefing
+    inbox = rounds_pb2.ShareInbox.FromString(briefing)
+    for share in inbox.shares:
+        if {member, share.member} == {2, 5}:
+            share.sealed = share.sealed[:-1] + bytes([share.sealed[-1] ^ 1])
+    return inbox.SerializeToString()
+
+
+@contextmanager
+def _drawing(secrets_: Sequence[bytes], coefficients: Sequence[Sequence[int]]) -> Iterator[None]:
+    """Let the operating system's randomness be these secrets, and behind them the coefficients of polynomials.
+
+    A coefficient is drawn as 33 bytes of which the lower 257 bits count, until it is below the prime; a block holds
+    more than are needed, so what is behind them is filled up with zeros.
+    """
+    left, rows = list(secrets_), [list(row) for row in coefficients]
+
+    def urandom(size: int) -> bytes:
+        if left:
+            found = left.pop(0)
+            if len(found) != size:
+                raise AssertionError(f"{size} random bytes were asked for, {len(found)} were expected")
+            return found
+        return b"".join(one.to_bytes(33) for one in rows.pop(0)).ljust(size, b"\0")[:size]
+
+    with mock.patch("os.urandom", urandom):
+        yield
+    if left or rows:
+        raise AssertionError("not all of the secrets were drawn")
+
+
+FILES: dict[str, Callable[[], Json]] = {
+    "explicit-bytes": explicit_bytes,
+    "identities": identities,
+    "run-plan": run_plans,
+    "layout": layouts,
+    "quantiser": quantised,
+    "cohorts": cohort_rules,
+    "graph": graphs,
+    "keys": keys,
+    "shares": shares,
+    "masks": masks,
+    "payloads": payloads,
+    "sealed-records": sealed_batch,
+    "round-of-four": lambda: masked_round("four", 4),
+    "round-of-ten": lambda: masked_round("ten", 10, lost=(7,), relay=damaged_share),
+}
+"""By the names of their files."""
+
+
+def text(name: str) -> str:
+    """Return the content of a file."""
+    return json.dumps(FILES[name](), indent=1, ensure_ascii=False) + "\n"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the files, or compare them."""
+    changed = 0
+    for name in FILES:
+        path, made = VECTORS / f"{name}.json", text(name)
+        if path.exists() and path.read_text(encoding="utf-8") == made:
+            continue
+        changed += 1
+        print(path.name)
+        if "--check" not in arguments:
+            path.write_text(made, encoding="utf-8")
+    return 1 if changed and "--check" in arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

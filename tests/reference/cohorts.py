@@ -1,0 +1,49 @@
+"""Groups and cohorts (docs/spec/cohorts.md)."""
+
+import hashlib
+
+from .explicit import encode
+
+
+def permutation(beacon, purpose, number, count):
+    """Return the numbers below ``count`` in the order that a beacon gives."""
+    stream = hashlib.shake_256(encode(purpose, beacon, number, count)).digest(8 * count)
+    keys = [int.from_bytes(stream[8 * at : 8 * at + 8], "big") for at in range(count)]
+    return sorted(range(count), key=lambda at: (keys[at], at))
+
+
+def groups(beacon, least, users, epoch=0):
+    """Return the fixed groups, each ascending."""
+    count = max(users // max(least, 1), 1)
+    order = permutation(beacon, "groups", epoch, users)
+    small, larger = divmod(users, count)
+    found, at = [], 0
+    for number in range(count):
+        size = small + (1 if number < larger else 0)
+        found.append(sorted(order[at : at + size]))
+        at += size
+    return found
+
+
+def cohorts(kind, beacon, size, least, users, pass_number, epoch=0):
+    """Return the cohorts of one pass, each ascending."""
+    if kind == "all" or users <= size:
+        return [list(range(users))]
+    if kind == "random":
+        order = permutation(beacon, "cohorts", pass_number, users)
+        return [sorted(order[at : at + size]) for at in range(0, users, size)]
+    fixed = groups(beacon, least, users, epoch)
+    smallest = min(len(one) for one in fixed)
+    per = min(max(-(-size // smallest), 1), len(fixed))
+    order = permutation(beacon, "cohorts", pass_number, len(fixed))
+    starts = list(range(0, len(fixed) - per + 1, per))
+    ends = [*starts[1:], len(fixed)]
+    return [
+        sorted(user for number in order[start:end] for user in fixed[number])
+        for start, end in zip(starts, ends, strict=True)
+    ]
+
+
+def min_sum(users, floor):
+    """Return the fewest users over which a sum of a cohort is formed."""
+    return max(floor, -(-2 * users // 3))

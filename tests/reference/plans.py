@@ -1,0 +1,56 @@
+"""Hashes of a run's plan, a sum's plan, a layout (docs/spec/plans.md, docs/spec/contributions.md)."""
+
+import struct
+
+from .explicit import digest
+from .messages import ROUNDS_PLAN, RUN_PLAN
+
+
+def run_plan_hash(plan):
+    """Return the hash of a ``RunPlan``, a dict; what is missing has its default."""
+    defaults = {"uint": 0, "text": "", "bool": False, "float": 0.0, "bytes": b""}
+    fields = []
+    for table, message in ((RUN_PLAN, plan), (ROUNDS_PLAN, plan.get("rounds") or {})):
+        for name, (_, kind) in table.items():
+            if isinstance(kind, dict):
+                continue
+            value = message.get(name, defaults[kind])
+            if kind == "float":
+                value = struct.pack(">f", value)
+            elif kind == "bool":
+                value = int(value)
+            fields.append(value)
+    return digest("plan", *fields)
+
+
+def layout_hash(segments):
+    """Return the hash of a layout: dicts with name, shape, bound, bits, over, clip."""
+    fields = [len(segments)]
+    for one in segments:
+        fields += [one["name"], len(one["shape"]), *one["shape"], struct.pack(">d", one["bound"])]
+        fields += [one["bits"], one["over"], int(one["clip"])]
+    return digest("layout", *fields)
+
+
+def sum_plan_hash(plan):
+    """Return the hash of a ``SumPlan``, a dict."""
+    members = []
+    for one in plan["members"]:
+        members += [one["participant"], plan["devices"][one["device"]], one["users"]]
+    return digest(
+        "sum-plan",
+        plan["version"],
+        plan["run_id"],
+        plan["round"],
+        plan["purpose"],
+        plan["secure_sum"],
+        plan["model_sha256"],
+        plan["layout_sha256"],
+        plan["degree"],
+        plan["threshold"],
+        plan["min_sum"],
+        plan["pass_number"],
+        plan["part"],
+        len(plan["members"]),
+        *members,
+    )
