@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,20 @@ async def test_private_state_stands_with_the_contribution_that_it_belongs_to(tmp
     stand = stand.again()
     assert stand.journals.private == []
     stand.close()
+
+
+async def test_the_file_is_synced_before_the_row_that_names_it_is_there(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def sync(file: int) -> None:
+        with stand.engine.connect() as connection:
+            seen.append((len(store.load_journals(connection, "run")), os.pread(file, 100, 0)))
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    await stand.journals.keep({ONE: journal(1, b"contribution")}, {ONE: b" and rows"})
+    assert seen == [(0, b"contribution and rows")]
 
 
 async def test_runs_are_kept_apart(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from coterie_client.rounds import Rounds
 
 from coterie.config.services import ClientSettings
 from coterie.crypto.identity import Identity
+from coterie.errors import PeerError
 from coterie.learning.fedncf import FedNcfSettings, initial
 from coterie.learning.ncf import Architecture
 from coterie.net.party import Item
@@ -293,6 +294,33 @@ async def test_private_state_that_did_not_come_to_its_files_comes_back_with_the_
     async with host_in(world) as stand:
         again = (await stand.rounds._learner.side()).private.embedding  # type: ignore[attr-defined]
         assert np.array_equal(again, private)
+
+
+async def test_a_step_is_over_only_when_private_state_is_in_its_files_also_when_sending_fails(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    async with host_in(world) as stand:
+        saved: list[int] = []
+
+        def save(users: Sequence[int]) -> None:
+            time.sleep(0.1)
+            saved.extend(users)
+
+        stand.rounds._learner.save = save  # type: ignore[method-assign]
+
+        def fail(number: int, items: Sequence[Item]) -> None:
+            raise PeerError("gone")
+
+        world.on_submit.append(fail)
+        with pytest.raises(PeerError):
+            await stand.asked(world.open(1))
+        assert sorted(saved) == [0, 1, 2, 3]
+        # It is asked again, and has kept what it did not get through.
+        world.on_submit.clear()
+        await stand.asked(world.open(1))
+        assert len(payloads(world)) == len(NAMES)
+        assert len(saved) == len(NAMES)
 
 
 async def test_private_state_without_its_contribution_in_the_journal_is_as_before(tmp_path: Path) -> None:
