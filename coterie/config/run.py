@@ -295,7 +295,6 @@ def _fedncf_problems(settings: RunSettings) -> list[str]:
         )
     for name, asked in (
         ("federation.churn.owners", federation.churn.owners > 0),
-        ("federation.attacks", federation.attacks),
         ("study.theta", bool(settings.study.theta)),
     ):
         if asked:

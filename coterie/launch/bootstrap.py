@@ -194,7 +194,7 @@ def _lay_out(settings: RunSettings, layout: _Layout, run_id: str) -> Order:
         dataset=about(feed.dataset),
         split_sha256=feed.split.sha256(feed.dataset),
         reference=reference_rows(settings, feed, seed) if settings.reference else {},
-        protection={} if settings.system == "drift" else protection(settings, feed.users_of_hosts()),
+        protection={} if settings.form == "published" else protection(settings, feed.users_of_hosts()),
     )
     order.save(operator / _ORDER)
     return order

@@ -20,6 +20,9 @@ from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan
 
 __all__ = ["protection", "require_cohorts", "require_services", "rounds_plan"]
 
+_FEWEST_BEHIND = 3
+"""Users behind a row from which on none of them knows the others' part."""
+
 _KINDS = {
     "groups": CohortKind.COHORT_KIND_GROUPS,
     "random": CohortKind.COHORT_KIND_RANDOM,
@@ -108,6 +111,8 @@ def protection(settings: RunSettings, devices: Sequence[int]) -> dict[str, Any]:
         of a masked sum ``devices``: how many there are in a cohort, how many of them may be ``curious`` and how many
         ``lost``.
     """
+    if settings.system == "drift":
+        return _of_windows(settings, len([users for users in devices if users]))
     rounds = settings.rounds
     each = "user" if rounds.party_per_user else "host"
     found: dict[str, Any] = {
@@ -124,6 +129,33 @@ def protection(settings: RunSettings, devices: Sequence[int]) -> dict[str, Any]:
         found["devices"] = _devices(settings, devices)
     if cut := _short_cohorts(settings, sum(devices)):
         found["warnings"].append(cut)
+    return found
+
+
+def _of_windows(settings: RunSettings, hosts: int) -> dict[str, Any]:
+    """Return what the windows of DRIFT's shielded form protect."""
+    drift, masked = settings.drift, settings.secure_sum == "masked"
+    found: dict[str, Any] = {"sum": settings.secure_sum, "parties": "data owners", "warnings": []}
+    rows = f"rows with at least {drift.k_min} users behind them"
+    if masked:
+        found["says"] = (
+            f"The server sees, for each window, the sum over all owners that joined, of {rows}, and no vector of a "
+            "single owner."
+        )
+        found["warnings"].append(
+            "An owner or a host that is lost within a masked sum of so few makes it void: the next one has its rows."
+        )
+    else:
+        found["says"] = f"The server sees, for each window, one vector of each owner, of {rows}."
+    if drift.k_min < _FEWEST_BEHIND:
+        found["warnings"].append(
+            f"drift.k_min {drift.k_min}: rows of so few users leave their owner; of two users each would know the "
+            "other's part."
+        )
+    if hosts and settings.rounds.experiment:
+        found["warnings"].append(
+            "An experiment: a host of this machine stands for many people's devices, and keeps all their rows."
+        )
     return found
 
 

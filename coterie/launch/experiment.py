@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from coterie.config.run import FederationSettings, RunSettings
 from coterie.errors import ConfigError, RunError
 from coterie.evaluation.holdout import TRAIN
+from coterie.launch import round_attacks
 from coterie.launch.cohorts import protection, require_cohorts, require_services
 from coterie.launch.federation import Federation
 from coterie.launch.feed import Feed, load, make_feed
@@ -27,6 +28,7 @@ from coterie.net.enrolment import saved_bundles
 from coterie.net.meter import merge
 from coterie.privacy import visibility
 from coterie.privacy.attacks import drift as attacks
+from coterie.privacy.attacks import windows
 from coterie.privacy.attacks.scoring import Truth
 from coterie.store import cos as cos_store
 from coterie.store.client import load_users
@@ -140,7 +142,7 @@ async def _one(
     }
     outcome["visibility"] = await asyncio.to_thread(_visibility, settings, recorded)
     if settings.federation.attacks:
-        outcome["attacks"] = await asyncio.to_thread(_attack, federation, feed, recorded["cos/cos"])
+        outcome["attacks"] = await asyncio.to_thread(_attack, settings, federation, feed, recorded["cos/cos"])
     return await _completed(settings, feed, seed, outcome)
 
 
@@ -165,7 +167,7 @@ async def _in_process(
 
 async def _completed(settings: RunSettings, feed: Feed, seed: int, outcome: Outcome) -> Outcome:
     """Add what the sums protect and the rows beside."""
-    if settings.system != "drift":
+    if settings.form != "published":
         outcome["protection"] = protection(settings, feed.users_of_hosts())
     if settings.reference:
         outcome["reference"] = await asyncio.to_thread(reference_rows, settings, feed, seed)
@@ -214,7 +216,9 @@ async def _with_theta(
 # --- attacks ---------------------------------------------------------------------------------------------------
 
 
-def _attack(federation: Federation, feed: Feed, transcripts: Sequence[Path]) -> dict[str, Any]:
+def _attack(
+    settings: RunSettings, federation: Federation, feed: Feed, transcripts: Sequence[Path]
+) -> dict[str, Any]:
     """Attack the COS's transcript; the experimenter, who holds all stores, knows the truth to judge it by."""
     slots, items = _numbering(federation)
     data = feed.dataset
@@ -230,7 +234,12 @@ def _attack(federation: Federation, feed: Feed, transcripts: Sequence[Path]) -> 
         items=item[known],
         positive=feed.positive[train][known],
     )
-    return dict(attacks.report(transcripts, truth, federation.plan()))
+    plan = federation.plan()
+    if plan.form == "shielded":
+        return dict(windows.report(transcripts, truth, plan))
+    if settings.system == "drift":
+        return dict(attacks.report(transcripts, truth, plan))
+    return round_attacks.report(transcripts, truth, plan)
 
 
 def _numbering(federation: Federation) -> tuple[dict[str, int], dict[str, int]]:

@@ -78,6 +78,7 @@ def from_cos(known: Mapping[str, Any]) -> Outcome:
         "abandoned": known["abandoned"],
         "groups": known["groups"],
         "chosen": known["chosen"],
+        **{key: known[key] for key in ("visits", "held_rows") if key in known},
     }
 
 
@@ -131,6 +132,7 @@ _PHASES = {
     "evaluate": "clients evaluate",
     "supports": "groups are asked for their items",
     "rounds": "rounds of training",
+    "visit": "epoch {}: users visit owners",
     "done": "done",
     "failed": "failed",
 }
@@ -192,6 +194,8 @@ def together(
         "rounds",
         "abandoned",
         "groups",
+        "visits",
+        "held_rows",
         "protection",
         "in_process",
         "staleness",

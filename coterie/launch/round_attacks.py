@@ -1,0 +1,217 @@
+"""The attacks on a run in rounds: the server's transcript is replayed, and its sums are attacked.
+
+The replay takes what the orchestration server received, in order, through the same machine that the server ran.  So
+the attacker has each contribution in clear as it came, and of masked ones exactly the sums that were revealed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from coterie.errors import StoreError
+from coterie.privacy.attacks import cluster, differencing, disaggregate
+from coterie.privacy.attacks.rounds import RoundView, view_of_sum
+from coterie.privacy.attacks.scoring import Truth
+from coterie.privacy.transcript import Entry, decode, message_class, read_transcript
+from coterie.rounds import cos as machine
+from coterie.rounds.cos import Phase, RoundState
+from coterie.rounds.fedncf import FedNcfPlan
+from coterie.rounds.systems import server_half
+from coterie.rounds.training import Purpose
+from coterie.secure_sum.clear import codes_of
+from coterie.secure_sum.plan import SumPlan
+from coterie.secure_sum.protocol import Failed, Step
+from coterie.wire.refusal import Refusal
+from coterie.wire.v1 import rounds_pb2
+from coterie.wire.v1.orchestrator_pb2 import FetchResponse, RunPlan, SubmitKind, SubmitRequest
+
+__all__ = ["report", "views"]
+
+_STEPS = {
+    SubmitKind.SUBMIT_KIND_ADVERT: Step.ADVERTISE,
+    SubmitKind.SUBMIT_KIND_SHARES: Step.SHARE,
+    SubmitKind.SUBMIT_KIND_VECTOR: Step.SUBMIT,
+    SubmitKind.SUBMIT_KIND_CONFIRMATION: Step.CONFIRM,
+    SubmitKind.SUBMIT_KIND_UNMASKING: Step.UNMASK,
+}
+
+_LATER = 1e9
+"""A time at which every step has taken too long."""
+
+
+def report(transcripts: Sequence[Path], truth: Truth, plan: RunPlan) -> dict[str, dict[str, Any]]:
+    """Attack the server's transcript of a run of FedNCF.
+
+    Returns
+    -------
+    dict
+        ``disaggregate``, ``cluster`` and ``differencing``, each as its module describes.
+    """
+    seen = list(views(transcripts, plan, truth.n_items))
+    trained = [view for view in seen if view.rows is not None]
+    return {
+        "disaggregate": dict(disaggregate.report(seen, truth)),
+        "cluster": dict(cluster.report(trained, truth)),
+        "differencing": dict(differencing.report(trained, truth)),
+    }
+
+
+def views(transcripts: Sequence[Path], plan: RunPlan, n_items: int) -> Iterator[RoundView]:
+    """Yield what the server learned in each round: single contributions in clear, or the sums that were revealed.
+
+    Parameters
+    ----------
+    transcripts : sequence of Path
+        Of the server, oldest first.
+    plan : RunPlan
+        Of a run of FedNCF.
+    n_items : int
+        Items of its catalogue.
+    """
+    rounds = _rounds(itertools.chain.from_iterable(map(read_transcript, transcripts)))
+    settings = FedNcfPlan.from_json(plan.settings)
+    width = settings.learning.architecture.gmf_width
+    # What is learned of items is parallel to the user's own row in the product part of the model only.
+    columns = slice(0, width) if width else slice(None)
+    versions: dict[bytes, int] = {}
+    for number in sorted(rounds):
+        one = rounds[number]
+        if one.plan is None or one.plan.purpose == Purpose.EVALUATE.value:
+            continue
+        version = versions.setdefault(one.plan.model_sha256, len(versions))
+        layout = settings.layout(Purpose(one.plan.purpose), n_items)
+        touched = "supports" if one.plan.purpose == Purpose.SUPPORTS.value else "touched"
+        if plan.secure_sum == "clear":
+            for slots, codes in one.contributions(layout.size):
+                yield view_of_sum(layout, codes, slots, version, columns=columns, touched=touched)
+            continue
+        state = RoundState.begin(one.plan, layout, server_half(plan.secure_sum), 1.0)
+        revealed = one.revealed(state)
+        if revealed is not None:
+            slots, codes = revealed
+            yield view_of_sum(layout, codes, slots, version, columns=columns, touched=touched)
+
+
+@dataclass
+class _Round:
+    """What the server received in a round, in order, and the plan that it sent."""
+
+    plan: SumPlan | None = None
+    messages: list[tuple[Step, tuple[int, ...], bytes]] = field(default_factory=list)
+
+    def contributions(self, size: int) -> Iterator[tuple[tuple[int, ...], NDArray[np.uint32]]]:
+        """Yield each contribution in clear with its slots; the first where one was repeated."""
+        seen: set[tuple[int, ...]] = set()
+        for step, slots, message in self.messages:
+            if step is Step.SUBMIT and slots and slots not in seen:
+                try:
+                    _, codes = codes_of(message, size)
+                except Refusal:
+                    continue
+                seen.add(slots)
+                yield slots, codes
+
+    def revealed(self, state: RoundState) -> tuple[tuple[int, ...], NDArray[np.uint32]] | None:
+        """Return whose contributions the revealed sum covers, and the sum; None when none was revealed."""
+        members = self._members()
+        state, effects = machine.advance(state, machine.Opened(0.0))
+        for step, slots, message in self.messages:
+            member = members.get(slots)
+            if member is None:
+                continue
+            while state.phase is Phase.COLLECT and state.step is not step and _before(state, step):
+                # The server's clock closed the step; what was missing then stayed away.
+                state, effects = machine.advance(state, machine.Tick(_LATER))
+            try:
+                state, effects = machine.advance(state, machine.Arrived(member, step, message, 0.0))
+            except Refusal:
+                continue
+        if state.phase is Phase.COLLECT and state.step is Step.UNMASK:
+            state, effects = machine.advance(state, machine.Tick(_LATER))
+        if not any(isinstance(effect, machine.Unmask) for effect in effects) or state.running is None:
+            return None
+        try:
+            total = state.half.unmask(state.plan, state.closed, state.running)
+        except Failed:
+            return None
+        covered = {member: slots for slots, member in members.items()}
+        return tuple(slot for one in state.submitters for slot in covered[one]), total.codes
+
+    def _members(self) -> dict[tuple[int, ...], int]:
+        """Return the member that each set of slots stands for: an advertisement names it."""
+        found: dict[tuple[int, ...], int] = {}
+        for step, slots, message in self.messages:
+            if step is Step.ADVERTISE:
+                found.setdefault(slots, rounds_pb2.Advert.FromString(message).member)
+        return found
+
+
+def _before(state: RoundState, step: Step) -> bool:
+    steps = state.half.steps
+    return steps.index(state.step) < steps.index(step)
+
+
+def _rounds(entries: Iterable[Entry]) -> Mapping[int, _Round]:
+    """Return what the entries of a transcript hold, round by round."""
+    rounds: dict[int, _Round] = defaultdict(_Round)
+    submitting: dict[str, list[tuple[SubmitRequest, bytearray]]] = defaultdict(list)
+    for entry in entries:
+        if message_class(entry) not in (SubmitRequest, FetchResponse):
+            continue
+        try:
+            message = decode(entry)
+        except StoreError:
+            continue
+        if isinstance(message, FetchResponse):
+            _take_plan(rounds, message)
+        elif isinstance(message, SubmitRequest):
+            whole = _assembled(submitting[entry.peer], message)
+            if whole is not None and whole[0].kind in _STEPS:
+                head, payload = whole
+                slots = tuple(slot for one in head.slots for slot in range(one.first, one.first + one.count))
+                rounds[head.round.round].messages.append((_STEPS[head.kind], slots, payload))
+    return rounds
+
+
+def _take_plan(rounds: dict[int, _Round], message: FetchResponse) -> None:
+    """Note a plan that the server sent; plans are of one chunk unless the cohort is very large."""
+    if not message.HasField("chunk") or message.chunk.offset or not message.chunk.last:
+        return
+    data = message.chunk.data
+    try:
+        plan = rounds_pb2.SumPlan.FromString(data)
+        # Many bytes parse as many messages: a plan has no field that it does not know.
+        plan.DiscardUnknownFields()
+        if plan.ByteSize() == len(data):
+            rounds[plan.round].plan = SumPlan.from_wire(plan)
+    except (DecodeError, Refusal):
+        return
+
+
+def _assembled(
+    open_: list[tuple[SubmitRequest, bytearray]], message: SubmitRequest
+) -> tuple[SubmitRequest, bytes] | None:
+    """Take the next chunk of a peer's items; return the item that it completes."""
+    chunk = message.chunk
+    if chunk.offset == 0:
+        open_.append((message, bytearray()))
+        found = open_[-1]
+    else:
+        continued = [one for one in open_ if len(one[1]) == chunk.offset]
+        if not continued:
+            return None
+        found = continued[0]
+    found[1].extend(chunk.data)
+    if not chunk.last:
+        return None
+    open_[:] = [one for one in open_ if one is not found]
+    return found[0], bytes(found[1])
