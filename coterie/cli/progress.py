@@ -25,6 +25,7 @@ _PHASES = {
     wire.RunPhase.RUN_PHASE_EVALUATE: "clients evaluate",
     wire.RunPhase.RUN_PHASE_SUPPORTS: "groups are asked for their items",
     wire.RunPhase.RUN_PHASE_ROUNDS: "rounds of training",
+    wire.RunPhase.RUN_PHASE_VISIT: "users visit data owners",
     wire.RunPhase.RUN_PHASE_DONE: "done",
     wire.RunPhase.RUN_PHASE_FAILED: "failed",
 }
@@ -32,6 +33,7 @@ _PURPOSES = {
     "supports": "a group is asked for its items",
     "evaluate": "all users evaluate",
     "train": "a cohort trains",
+    "window": "owners hand over their sums",
 }
 _SHOWN = {
     "drift": ("ndcg@10", "map@10", "ndcg_test_items@10"),
@@ -72,6 +74,10 @@ class Progress:
         self._unit = "pass" if in_rounds else "epoch"
         self._epochs = settings.rounds.passes if in_rounds else settings.drift.epochs
         self._shown = _SHOWN[settings.system]
+        # The lines of evaluations tell of the later epochs; of these phases each of them has one.
+        self._often = {wire.RunPhase.RUN_PHASE_EPOCH, wire.RunPhase.RUN_PHASE_VISIT}
+        if settings.form == "shielded":
+            self._often.add(wire.RunPhase.RUN_PHASE_EVALUATE)
         self._seeds = len(settings.seeds)
         self._live = (
             Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
@@ -108,7 +114,7 @@ class Progress:
             case "metrics":
                 self._metrics = dict(zip(event.metrics.names, event.metrics.means, strict=True))
                 self._line(f"{self._unit} {event.metrics.epoch}/{self._epochs}  {self._quality()}", seed)
-            case "phase" if event.phase.phase != wire.RunPhase.RUN_PHASE_EPOCH:
+            case "phase" if event.phase.phase not in self._often or event.phase.epoch <= 1:
                 self._line(_words(event.phase.phase), seed)
             case "party" if event.party.change in ("lost", "returned", "left"):
                 self._line(f"{event.party.party} {event.party.change}", seed)

@@ -21,17 +21,20 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "interaction": "a user's item with its flag, in clear",
         "history": "a user's interactions at all owners together",
         "user_name": "a user's name on its host",
-        "sealed_record": "an interaction sealed for one owner",
+        "sealed_record": "interactions sealed for one owner; in DRIFT's shielded form with the user's row",
+        "sealed_reply": "what a user's visit to an owner made of the user's row, sealed for the user",
         "record_count": "how many records a user, or a host's users together, sent",
         "user_metric": "a metric of a single user",
         "metric_sum": "a metric summed over users of a host; in DRIFT over at least min_users",
         "metric_mean": "a metric, or the training loss, averaged over everybody who reported",
-        "user_factor": "a row of Upsilon",
+        "user_factor": "a row of Upsilon; in DRIFT's shielded form it is the user's own",
         "item_factor": "the model that everybody shares: a row of Psi or of item embeddings, a network's weights",
         "private_state": "what stays with a user from round to round: its own embedding, its optimiser's moments",
         "user_gradient": "the gradient of a user's row over an owner's blocks",
         "item_gradient": "the gradient of an item's row over an owner's blocks",
         "requested_rows": "users and items named together in one exchange",
+        "window_vector": "an owner's gradients in a window: of rows with at least k_min users behind them, in clear",
+        "visit_count": "how many visits an owner has taken, and how many rows it holds back",
         "block_loss": "the loss of an owner's blocks",
         "block_count": "how many blocks an owner has applied, of how many interactions",
         "user_update": "what one user's training changes in the model, with its counts, in clear",
@@ -197,8 +200,13 @@ _ROUNDS_ONLY = (
     "cohort",
 )
 
+_SHIELDED_ONLY = ("sealed_reply", "window_vector", "visit_count")
+
 _DRIFT_PUBLISHED: Mapping[str, _Row] = {
     **_SHARED,
+    **dict.fromkeys(
+        _SHIELDED_ONLY, _nobody("only the shielded form has visits and windows: no RPC carries it")
+    ),
     **dict.fromkeys(_ROUNDS_ONLY, _nobody("the published form has no rounds: no RPC carries it")),
     "interaction": (
         {
@@ -310,7 +318,9 @@ _MASKED_ONLY = ("masked_vector", "round_key", "sealed_share", "revealed_share")
 
 _FEDNCF: Mapping[str, _Row] = {
     **_SHARED,
-    **dict.fromkeys(_DRIFT_ONLY, _nobody("owners learn nothing from users here: no RPC carries it")),
+    **dict.fromkeys(
+        (*_DRIFT_ONLY, *_SHIELDED_ONLY), _nobody("owners learn nothing from users here: no RPC carries it")
+    ),
     "interaction": (
         {"client": _own("the user's own, kept in its host's store (RecordInteraction)")},
         "interactions never leave the host of their user: it trains where they are",
@@ -429,8 +439,126 @@ _MASKED: Mapping[str, _Row] = {
     ),
 }
 
+_DRIFT_SHIELDED: Mapping[str, _Row] = {
+    **_DRIFT_PUBLISHED,
+    **dict.fromkeys(
+        ("requested_rows", "item_support", "open_items", "private_state", "user_update", "host_update"),
+        _nobody("the shielded form has nothing of the kind: no RPC carries it"),
+    ),
+    **dict.fromkeys(("user_items", "host_items"), _nobody("nobody is asked for items: no RPC carries it")),
+    "user_factor": (
+        {
+            "client": _own("drawn and kept at the user's own host, changed by the owners that it visits"),
+            "data-owner": _own("sealed for it by the users who visit it (SubmitInteractions, UpdateVector)"),
+        },
+        "is sealed between user and owner, and the server keeps no Upsilon (SubmitInteractions, UpdateVector)",
+    ),
+    "user_gradient": (
+        {
+            "data-owner": _own("it computes the step of a user who visits (UpdateVector)"),
+            "client": _own("its users' own, sealed for them (UpdateVector)"),
+        },
+        "goes back to the user, sealed (UpdateVector)",
+    ),
+    "item_gradient": (
+        {"data-owner": _own("it computes it, and holds it back")},
+        "leaves its owner only summed over at least k_min users, in a window (Submit)",
+    ),
+    "sealed_reply": (
+        {
+            "data-owner": _own("it seals the replies to its visitors (UpdateVector)"),
+            "client": _own("its users' own (UpdateVector)"),
+        },
+        "goes from owner to client directly (UpdateVector)",
+    ),
+    "visit_count": (
+        {
+            "data-owner": _own("its own (Submit)"),
+            "cos": _any("from this it knows when a window is due; not who came (Submit)"),
+            "operator": _any("in all, in the report (GetReport)"),
+        },
+        "no RPC carries it here",
+    ),
+    "block_loss": (
+        {
+            "data-owner": _own("it computes it"),
+            "client": _own("of its users' own blocks, sealed for them (UpdateVector)"),
+        },
+        "leaves as a metric inside a sum over users only (Submit)",
+    ),
+    "block_count": (
+        {
+            "data-owner": _own("its own blocks"),
+            "client": _own("its users' own, sealed for them (UpdateVector)"),
+        },
+        "no RPC carries it here",
+    ),
+    "user_metric": (
+        {"client": _own("each user's metrics are computed at its own host")},
+        "leaves as part of its host's sum only (Submit)",
+    ),
+    "round_sum": (
+        {
+            "cos": _any(
+                "what a window or an evaluation is for: it steps Psi, and metrics become means (Submit)"
+            )
+        },
+        "goes no further; two versions of the model show what it changed (Fetch)",
+    ),
+    "cohort": (
+        {
+            "cos": _any("owners and hosts that are present, and who contributes (Submit)"),
+            "data-owner": _any("members check who is in their window before they join (Fetch)"),
+            "client": _any("members check who is in their evaluation before they take part (Fetch)"),
+        },
+        "is told to members only (Fetch)",
+    ),
+    "recommendation": (
+        {
+            "client": _own("scored at the host, by the model and the user's own row"),
+            "operator": _any(
+                "in place of the user's application towards a hosted user (UserAgent.Recommend)"
+            ),
+        },
+        "goes to the user only: hosts score by themselves",
+    ),
+}
+"""Rows of the shielded form that do not depend on how its sums are formed."""
+
+
+def _drift_shielded(secure_sum: str) -> dict[str, _Row]:
+    """Return the rows of DRIFT's shielded form under a sum."""
+    own_window = {"data-owner": _own("what it hands over itself (Submit)")}
+    added_up = {"client": _own("it adds up its own users (Submit)")}
+    if secure_sum == "clear":
+        return {
+            **_DRIFT_SHIELDED,
+            **dict.fromkeys(_MASKED_ONLY, _nobody("a sum in clear has no masks")),
+            "window_vector": (
+                own_window | {"cos": _any("one vector of each owner that joins a window (Submit)")},
+                "goes to the COS only (Submit)",
+            ),
+            "metric_sum": (
+                added_up | {"cos": _any("one sum of each host with at least min_users users (Submit)")},
+                "only means over all hosts go further (WatchRun)",
+            ),
+        }
+    masked: dict[str, _Row] = {
+        kind: ({**by_role, "data-owner": by_role["client"]}, otherwise)
+        for kind, (by_role, otherwise) in _MASKED.items()
+    }
+    return {
+        **_DRIFT_SHIELDED,
+        **masked,
+        "window_vector": (own_window, "leaves its owner only under masks (Submit)"),
+        "metric_sum": (added_up, "leaves the host only under masks (Submit)"),
+    }
+
+
 DECLARED: Mapping[tuple[str, str, str], Mapping[str, _Row]] = {
     ("drift", "published", "clear"): _DRIFT_PUBLISHED,
+    ("drift", "shielded", "clear"): _drift_shielded("clear"),
+    ("drift", "shielded", "masked"): _drift_shielded("masked"),
     **{
         ("fedncf", form, secure_sum): _fedncf(form, secure_sum)
         for form in ("hosts", "users")

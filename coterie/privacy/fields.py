@@ -69,6 +69,9 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     "SealedBatch": {"user": "participant_id", "header": "record_count", "ciphertext": "sealed_record"},
     "SubmitInteractionsRequest": {"run_id": "protocol", "owner": "participant_id"},
     "SubmitInteractionsResponse": {"durable": "record_count", "duplicates": "protocol"},
+    "SealedReply": {"header": "protocol", "ciphertext": "sealed_reply"},
+    "UpdateVectorRequest": {"run_id": "protocol", "owner": "participant_id", "epoch": "protocol"},
+    "UpdateVectorResponse": {"durable": "record_count", "duplicates": "protocol"},
     "OwnerInfoRequest": {"run_id": "protocol", "owner": "participant_id"},
     "OwnerInfoResponse": {"items": "holding"},
     "Prekey": dict.fromkeys(("prekey_id", "public", "expiry", "signature"), "public_key"),
@@ -136,6 +139,7 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
         "item_gradient": "item_gradient",
     },
     "ExchangeResponse": {"version": "protocol", "user_rows": "user_factor", "item_rows": "item_factor"},
+    "VisitStatus": {"visits": "visit_count", "held": "visit_count"},
     "RecommendRequest": {"run_id": "protocol", "slot": "slot", "k": "recommendation"},
     "RecommendResponse": {"items": "recommendation", "scores": "recommendation", "version": "protocol"},
     # rounds.proto

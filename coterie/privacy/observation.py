@@ -54,6 +54,9 @@ def _observed_by(party: str, paths: tuple[Path | str, ...]) -> set[str]:
     if role_of(party) == "data-owner" and "sealed_record" in seen:
         # Records are sealed for the owner that they are sent to: it opens them.
         seen.add("interaction")
+    if "sealed_reply" in seen:
+        # A visit and its reply are sealed between a user and an owner: the row that comes, and the step that goes back.
+        seen |= {"user_factor", "user_gradient"}
     if role_of(party) == "cos":
         # No message carries a sum to whoever forms it.
         seen.update(payloads.sums())

@@ -42,7 +42,7 @@ from coterie.wire.v1.rounds_pb2 import (
     Unmasking,
 )
 
-__all__ = ["CARRIERS", "Payloads"]
+__all__ = ["CARRIERS", "Assembly", "Payloads"]
 
 CARRIERS = (FetchRequest, FetchResponse, SubmitRequest)
 """Messages that carry others in chunks, or say what will be carried."""
@@ -51,6 +51,7 @@ _LABELLED = {
     SubmitKind.SUBMIT_KIND_DELIVERED: "record_count",
     SubmitKind.SUBMIT_KIND_EPOCH_DONE: "block_count",
     SubmitKind.SUBMIT_KIND_METRICS: "metric_sum",
+    SubmitKind.SUBMIT_KIND_VISITS: "visit_count",
 }
 """Items of ``Submit`` whose kind of datum their label tells."""
 
@@ -69,10 +70,12 @@ _IN_CLEAR: Mapping[str, Mapping[bool, frozenset[str]]] = {
     },
     "evaluate": {True: frozenset({"user_metric"}), False: frozenset({"metric_sum"})},
     "supports": {True: frozenset({"user_items"}), False: frozenset({"host_items"})},
+    # Its members are data owners, each of them one.
+    "window": {True: frozenset({"window_vector"}), False: frozenset({"window_vector"})},
 }
 """What a contribution in clear shows, by purpose of its sum and whether it covers one user."""
 
-_SUMS = {"train": "round_sum", "evaluate": "round_sum", "supports": "item_support"}
+_SUMS = {"train": "round_sum", "evaluate": "round_sum", "supports": "item_support", "window": "round_sum"}
 """What whoever forms a sum learns, by its purpose."""
 
 _PARTICIPANT_BYTES = 32
@@ -96,7 +99,7 @@ class _Open(NamedTuple):
     data: bytearray
 
 
-class _Assembly:
+class Assembly:
     """Puts payloads together; those of concurrent calls are told apart by the offsets of their chunks."""
 
     def __init__(self) -> None:
@@ -131,8 +134,8 @@ class Payloads:
 
     def __init__(self) -> None:
         self._kinds: set[str] = set()
-        self._fetched = _Assembly()
-        self._submitted = _Assembly()
+        self._fetched = Assembly()
+        self._submitted = Assembly()
         self._asked: dict[str, set[FetchKind.ValueType]] = defaultdict(set)
         self._items: set[int] = set()
         self._factor_rows: set[int] = set()

@@ -16,7 +16,12 @@ from coterie.telemetry.report_parts import Fact, Section, Table
 
 __all__ = ["Rounds", "protection_lines", "rounds_lines", "rounds_of", "rounds_section"]
 
-_PURPOSES = {"supports": "groups asked for their items", "train": "training", "evaluate": "evaluation"}
+_PURPOSES = {
+    "supports": "groups asked for their items",
+    "train": "training",
+    "evaluate": "evaluation",
+    "window": "owners hand over their sums",
+}
 _SHOWN = 200
 """Rounds of which the page lists each; of more, the last."""
 
@@ -122,6 +127,14 @@ def rounds_lines(report: Report) -> list[tuple[str, str]]:
     found.append(("Rounds", f"{made}; {_became(rounds)}"))
     for reason, n in rounds.abandoned.items():
         found.append(("  abandoned", f"{count(n)}: {reason}"))
+    if "visits" in report:
+        found.append(
+            (
+                "Visits",
+                f"{count(report['visits'])} of users to owners; {count(report.get('held_rows'))} rows never left their "
+                "owner: too few users behind them",
+            )
+        )
     if rounds.per_member is not None:
         found.append(("Sent", f"{volume(rounds.per_member)} by a member in a round of training"))
     if (spent := sum(rounds.seconds.values())) and len(rounds.seconds) > 1:

@@ -22,7 +22,7 @@ CALLERS = {
         "operator": {"StartRun", "StopRun", "ListRuns", "GetRun", "WatchRun", "GetReport"}
     },
     "coterie.v1.DataOwner": {
-        "client": {"SubmitInteractions", "OwnerInfo"},
+        "client": {"SubmitInteractions", "UpdateVector", "OwnerInfo"},
         "cos": {"OwnerInfo"},
         "operator": {"Flush"},
     },

@@ -67,10 +67,11 @@ def fetched(payload: bytes):
 # --- the matrix
 
 
+SHIELDED = [("drift", "shielded", sum_) for sum_ in ("clear", "masked")]
 FEDNCF = [("fedncf", form, sum_) for form in ("hosts", "users") for sum_ in ("clear", "masked")]
 
 
-@pytest.mark.parametrize("combination", [DRIFT, *FEDNCF], ids=" ".join)
+@pytest.mark.parametrize("combination", [DRIFT, *SHIELDED, *FEDNCF], ids=" ".join)
 def test_every_role_and_kind_has_an_entry_with_a_reason(combination):
     declared = matrix(*combination)
     assert set(declared) == set(ROLES)
@@ -195,8 +196,8 @@ def test_what_does_not_depend_on_the_system_is_declared_once_for_all():
 
 
 def test_a_combination_that_is_not_declared_is_refused():
-    with pytest.raises(ConfigError, match="shielded"):
-        matrix("drift", "shielded", "masked")
+    with pytest.raises(ConfigError, match="hidden"):
+        matrix("drift", "hidden", "masked")
 
 
 # --- what a transcript's messages show

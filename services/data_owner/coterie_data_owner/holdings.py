@@ -7,7 +7,7 @@ function of the store: after a restart, or a write that failed, it is built agai
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -117,9 +117,19 @@ class Holdings:
         The store's writer.
     accounting : Accounting
         Where CPU time is counted.
+    refresh : callable
+        Fetches the newest model and hands it to `told`.
     """
 
-    def __init__(self, owner: Owner, plan: RunPlan, writer: Writer, accounting: Accounting) -> None:
+    def __init__(
+        self,
+        owner: Owner,
+        plan: RunPlan,
+        writer: Writer,
+        accounting: Accounting,
+        refresh: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._refresh = refresh
         self._owner = owner
         self._plan = plan
         self._writer = writer
@@ -297,7 +307,7 @@ class Holdings:
             offered = self._window.offered
             if offered and (summed >= offered or closed >= offered):
                 await self._settle(applied=summed >= offered)
-            if model.version > self.model.version:
+            if (model.version, len(model.items)) > (self.model.version, len(self.model.items)):
                 self.model = model
             if closed > self._closed:
                 self._closed, self._since = closed, 0
@@ -378,6 +388,9 @@ class Holdings:
             )
         if any(one.users != 1 for one in plan.members):
             raise Declined("a member of a window stands for several owners")
+        if self.model.sha256 != plan.model_sha256:
+            # Items of other owners may have come without a new version.
+            await self._refresh()
         if layout_hash(self._layout()) != plan.layout_sha256:
             raise Declined("the layout of the window is not the one that this owner computes")
         if self.model.sha256 != plan.model_sha256:

@@ -53,7 +53,8 @@ class ShieldedOwners:
         self._party = party
         self._plan = party.plan
         self.holdings = {
-            owner.id: Holdings(owner, party.plan, writer, runtime.accounting) for owner in owners
+            owner.id: Holdings(owner, party.plan, writer, runtime.accounting, self._refresh)
+            for owner in owners
         }
         self._by_slot = {owner.slot: self.holdings[owner.id] for owner in owners}
         self.members = SumMembers(party, runtime.party, list(self.holdings.values()), directory_key)
@@ -81,6 +82,12 @@ class ShieldedOwners:
                     if slot in self._by_slot:
                         await self._by_slot[slot].told(self._model, task.closed, task.summed)
         self.members.told(tasks)
+
+    async def _refresh(self) -> None:
+        """Fetch the newest model for all owners."""
+        await self._fetch()
+        for one in self.holdings.values():
+            await one.told(self._model, 0, 0)
 
     async def _fetch(self) -> None:
         """Fetch the rows of all items: nobody can tell which of them are wanted."""
