@@ -81,7 +81,8 @@ class Identity:
         return encode(purpose, *fields)
 def drawn(beacon, purpose: str): encode(purpose, beacon)
 def other(purpose: Purpose): ...
-encode("plain", 1); "a text".encode("ascii"); identity.sign("method", 2); drawn(b"", "second"); encode(LABEL); other("no label")
+encode("plain", 1); identity.sign("method", 2); drawn(b"", "second"); encode(LABEL)
+"a text".encode("ascii"); other("no label")
 """
     assert purposes([ast.parse(source)]) == {"plain", "method", "second", "by-name"}
 
