@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from coterie.config.base import Model
 from coterie.errors import ConfigError
 from coterie.evaluation.leave_one_out import CHOOSE_BY
-from coterie.learning.fedncf import FedNcfSettings
-from coterie.learning.ncf import Architecture
+from coterie.learning.fedncf import FedNcfSettings, tuned
+from coterie.learning.ncf import MODELS, Architecture
 from coterie.learning.optimisers import ServerOptimiser
 from coterie.rounds.fedncf import FedNcfPlan
 from coterie.rounds.policy import min_sum
@@ -42,7 +43,7 @@ class FedNcfOptions(Model):
     private_optimiser: Literal["sgd", "adam"] = Field(
         "adam", description="What moves a user's own embedding."
     )
-    private_rate: float = Field(0.05, gt=0, description="Its step size.")
+    private_rate: float = Field(0.05, gt=0, description="Its step size; 0.03 for mlp unless given.")
     proximal: float = Field(0.0, ge=0, description="FedProx: weight of the proximal term (mu).")
     scaffold: bool = Field(False, description="SCAFFOLD: control variates of the network.")
     aggregation: Literal["simple", "fedavg", "mf-fedavg"] = Field(
@@ -62,17 +63,23 @@ class FedNcfOptions(Model):
     server_optimiser: Literal["fedsgd", "fedavg", "fedadagrad", "fedadam", "fedyogi"] = Field(
         "fedadam", description="What the server makes of the average."
     )
-    server_rate: float = Field(0.01, gt=0, description="Its step size; fedavg has none.")
+    server_rate: float = Field(
+        0.02, gt=0, description="Its step size; 0.005 for mlp and neumf unless given. fedavg has none."
+    )
     server_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of its first moment.")
     server_beta2: float = Field(0.99, ge=0, lt=1, description="Decay of its second moment.")
     server_tau: float = Field(1e-8, gt=0, description="Added to the root of its second moment.")
     decay: float = Field(
-        1.0, gt=0, le=1, description="Multiplies the rates of server and own embeddings once in each pass."
+        1.0,
+        gt=0,
+        le=1,
+        description="Multiplies the rates of server and own embeddings once in each pass; 0.97 for mlp and 0.96 for "
+        "neumf unless given.",
     )
     n_cap: int = Field(4096, ge=1, description="Largest number of instances by which a user is weighted.")
     bits: int = Field(16, ge=8, le=31, description="Bits of a transmitted value.")
     row_bound: float = Field(
-        2.0, gt=0, description="Largest transmitted change of an item embedding's value."
+        8.0, gt=0, description="Largest transmitted change of an item embedding's value."
     )
     network_bound: float = Field(1.0, gt=0, description="Largest transmitted change of a network weight.")
     user_bound: float = Field(
@@ -113,6 +120,17 @@ class FedNcfOptions(Model):
             user_bound=self.user_bound,
         )
         return FedNcfPlan(learning, self.min_touch)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_the_model(cls, given: Any) -> Any:
+        """Take the rates that are not given from those found for the model."""
+        model = given.get("model") if isinstance(given, Mapping) else None
+        if model not in MODELS:
+            return given
+        found = tuned(model)
+        rates = {"server_rate": found.server.rate, "private_rate": found.private_rate, "decay": found.decay}
+        return {**rates, **given}
 
     @model_validator(mode="after")
     def _together(self) -> FedNcfOptions:

@@ -13,7 +13,8 @@ from coterie.config.fedncf import FedNcfOptions
 from coterie.config.load import load
 from coterie.config.run import RunSettings
 from coterie.errors import ConfigError
-from coterie.learning.fedncf import FedNcfSettings
+from coterie.learning.fedncf import FedNcfSettings, tuned
+from coterie.learning.ncf import MODELS
 from coterie.learning.optimisers import ServerOptimiser
 from coterie.rounds.fedncf import FedNcfPlan
 
@@ -45,12 +46,16 @@ def test_the_form_says_who_the_parties_are() -> None:
     assert settings(rounds={"party_per_user": True}).form == "users"
 
 
-def test_what_is_not_given_is_what_the_learning_itself_takes() -> None:
-    made = FedNcfOptions().plan()
-    assert made.learning == FedNcfSettings(
-        architecture=dataclasses.replace(FedNcfSettings().architecture, model="gmf")
-    )
-    assert made.min_touch == FedNcfPlan(FedNcfSettings()).min_touch
+@pytest.mark.parametrize("model", MODELS)
+def test_what_is_not_given_is_what_was_found_for_the_model(model: str) -> None:
+    assert FedNcfOptions.model_validate({"model": model}).plan() == FedNcfPlan(tuned(model))
+    given = FedNcfOptions.model_validate({"model": model, "server_rate": 0.123, "decay": 0.5})
+    assert (given.server_rate, given.decay) == (0.123, 0.5)
+    assert given.private_rate == tuned(model).private_rate
+
+
+def test_without_any_key_the_model_is_gmf() -> None:
+    assert FedNcfOptions().plan() == FedNcfPlan(tuned("gmf"))
 
 
 def test_every_setting_of_the_learning_can_be_given() -> None:
@@ -113,7 +118,6 @@ def test_every_setting_of_the_learning_can_be_given() -> None:
         ({"fedncf": {"bits": 27}}, "room for sums over 32 users"),
         ({"fedncf": {"scaffold": True, "local_optimiser": "adam"}}, "scaffold needs"),
         ({"federation": {"churn": {"owners": 1}}}, "federation.churn.owners is for drift only"),
-        ({"federation": {"attacks": True}}, "federation.attacks is for drift only"),
         ({"study": {"theta": [2]}}, "study.theta is for drift only"),
     ],
 )
