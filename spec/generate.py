@@ -36,6 +36,7 @@ from coterie.wire.layout import Contribution, Layout, Segment, quantise
 from coterie.wire.tensor import to_wire
 from coterie.wire.v1 import rounds_pb2
 from coterie.wire.v1.orchestrator_pb2 import RoundsPlan, RunPlan
+from coterie.wire.visit import Reply, Visit
 
 VECTORS = Path(__file__).parent / "vectors"
 
@@ -447,7 +448,7 @@ def payloads() -> Json:
 
 
 def sealed_batch() -> Json:
-    """Sealed records: those of a user in two messages, and an owner's reply."""
+    """Sealed records: those of a user in two messages, a visit, and the owner's reply."""
     user, owner = identity("user"), identity("owner")
     private = X25519PrivateKey.from_private_bytes(secret("prekey"))
     prekey_id, public = secret("prekey id", 8), private.public_key().public_bytes_raw()
@@ -463,7 +464,10 @@ def sealed_batch() -> Json:
     sending = sealed.SealingSession(ours, sealed.Direction.TO_OWNER, process)
     batches = sending.seal_many(41, records, 2)
     answering = sealed.SealingSession(theirs, sealed.Direction.TO_USER, process)
-    reply = answering.seal(1, b"an answer", 0)
+    visit = Visit(5, 2, True, np.array([0.5, -2.0, 1.0], np.float32))
+    reply = Reply(5, 3, 4, 1.25, np.array([0.25, 1e-3, 0.0], np.float32))
+    visiting = sending.seal(44, sealed.encode_records(items[:1], positive[:1]) + visit.to_bytes(), 1)
+    answer = answering.seal(visit.number, reply.to_bytes(), 0)
     return {
         "run_id": RUN,
         "user": {
@@ -480,11 +484,25 @@ def sealed_batch() -> Json:
             {"header": header.hex(), "ciphertext": ciphertext.hex(), "records": count}
             for header, ciphertext, count in zip(batches.headers, batches.ciphertexts, (2, 1), strict=True)
         ],
+        "visit": {
+            "number": visit.number,
+            "epoch": visit.epoch,
+            "complete": visit.complete,
+            "row": visit.row.tolist(),
+            "first": 44,
+            "records": 1,
+            "counter": len(batches.headers),
+            "header": visiting.header.hex(),
+            "ciphertext": visiting.ciphertext.hex(),
+        },
         "reply": {
-            "first": 1,
-            "payload": b"an answer".hex(),
-            "header": reply.header.hex(),
-            "ciphertext": reply.ciphertext.hex(),
+            "number": reply.number,
+            "blocks": reply.blocks,
+            "held": reply.held,
+            "loss": reply.loss,
+            "step": reply.step.tolist(),
+            "header": answer.header.hex(),
+            "ciphertext": answer.ciphertext.hex(),
         },
     }
 

@@ -56,3 +56,14 @@ def interactions(payload):
     if len(payload) % 5 or any(payload[at] > 1 for at in range(4, len(payload), 5)):
         raise Refused("no records")
     return [(item, bool(flag)) for item, flag in struct.iter_unpack("<IB", payload)]
+
+
+def visit(number, epoch, complete, row):
+    """Return a user's visit, which follows the records."""
+    return struct.pack(f"<QIB{len(row)}f", number, epoch, int(complete), *row)
+
+
+def reply_from(payload, dim):
+    """Return number, blocks, blocks held, loss and step of a reply."""
+    number, blocks, held, loss, *step = struct.unpack(f"<QIId{dim}f", payload)
+    return number, blocks, held, loss, step

@@ -281,11 +281,18 @@ def test_records_are_sealed_and_opened_alike():
         opened = channel.open(sealed.TO_OWNER, *made)
         assert (opened[0], opened[1], sealed.interactions(opened[2])) == (first + at, len(part), part)
         at += batch["records"]
+    visit = given["visit"]
+    payload = sealed.records(records[: visit["records"]])
+    payload += sealed.visit(visit["number"], visit["epoch"], visit["complete"], visit["row"])
+    made = channel.seal(sealed.TO_OWNER, session, visit["counter"], visit["first"], payload, visit["records"])
+    assert [one.hex() for one in made] == [visit["header"], visit["ciphertext"]]
     reply = unhexed(given["reply"])
-    made = channel.seal(sealed.TO_USER, session, 0, reply["first"], reply["payload"], 0)
-    assert made == (reply["header"], reply["ciphertext"])
+    first, count, payload = channel.open(sealed.TO_USER, reply["header"], reply["ciphertext"])
+    assert (first, count) == (visit["number"], 0)
+    found = sealed.reply_from(payload, len(visit["row"]))
+    assert found == tuple(reply[name] for name in ("number", "blocks", "held", "loss", "step"))
     with pytest.raises(primitives.Refused):
-        channel.open(sealed.TO_OWNER, *made)
+        channel.open(sealed.TO_OWNER, reply["header"], reply["ciphertext"])
 
 
 @pytest.mark.parametrize("name", ["round-of-four", "round-of-ten"])
