@@ -156,6 +156,15 @@ class Learner:
         """Write the private state of some users through to the disk."""
         self._files.save(users)
 
+    def evaluated(self, version: int, best: int) -> None:
+        """Keep what users have at a version that is evaluated."""
+        self._files.evaluated(version, best)
+
+    async def adopt(self, version: int) -> None:
+        """Serve users by the version that was chosen, with what they had then."""
+        await self.side()
+        await asyncio.to_thread(self._files.adopt, version)
+
     async def model(self, version: int, sha256: bytes) -> Model:
         """Return the version on which a round trains.
 
@@ -197,18 +206,13 @@ class Learner:
 
         return await asyncio.to_thread(decode, payload)
 
-    async def opened(self, *, needed: bool) -> NDArray[np.bool_] | None:
+    async def opened(self) -> NDArray[np.bool_]:
         """Return which items each group may train, bool (groups, I).
-
-        Parameters
-        ----------
-        needed : bool
-            Whether the system opens items only to groups with enough who have them.
 
         Raises
         ------
         Declined
-            When the list is needed and the COS has none.
+            When the COS has no such list: without it, nobody trains a system that opens items group by group.
         """
         _, payload = await self._host.party.fetch(
             wire.FetchKind.FETCH_KIND_OPEN_ITEMS, held_sha256=self._opened_sha256
@@ -221,7 +225,7 @@ class Learner:
                 packed = from_wire(read(Tensor, payload), np.uint8, (None, width), field="open items")
                 bits = np.unpackbits(packed, axis=1, count=len(self.items), bitorder="little")
                 self._opened = bits.astype(np.bool_)
-        if needed and self._opened is None:
+        if self._opened is None:
             raise Declined("the server has no list of items that are open for training")
         return self._opened
 

@@ -6,10 +6,8 @@ belongs to them (`rows`), and from there to the files (`save`).  After a crash b
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,11 +15,12 @@ from typing import Any
 
 import numpy as np
 import structlog
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from coterie.errors import StoreError
 from coterie.rounds.system import Arrays
+from coterie_client.arrays import replace_array, replace_bytes
+from coterie_client.evaluated import Evaluated
 
 __all__ = ["PrivateFiles"]
 
@@ -44,6 +43,7 @@ class PrivateFiles:
     def __init__(self, folder: Path, plan_hash: bytes) -> None:
         self._folder = folder
         self._plan_hash = plan_hash
+        self._evaluated = Evaluated(folder)
         self._files: dict[str, tuple[int, int]] = {}
         self._arrays: Arrays = {}
         # A thread may still be writing when the process stops.
@@ -76,7 +76,7 @@ class PrivateFiles:
             for name, array in initial.items():
                 self._arrays[name] = self._mapped(name, array, held.get(name))
             mark = json.dumps({"plan": self._plan_hash.hex()}).encode()
-            _replace(self._folder / _MARK, mark)
+            replace_bytes(self._folder / _MARK, mark)
             for packed in journal:
                 self._redo(packed)
         except OSError as error:
@@ -110,7 +110,7 @@ class PrivateFiles:
             if held is not None:
                 whole = whole.copy()
                 whole[: len(held)] = held
-            _replace(path, _packed(whole))
+            replace_array(path, whole)
         if not initial.size:
             return initial
         mapped: np.memmap[Any, Any] = np.load(path, mmap_mode="c", allow_pickle=False)
@@ -142,6 +142,24 @@ class PrivateFiles:
             at += size * array.itemsize
         self.save(users.tolist())
 
+    def evaluated(self, version: int, best: int) -> None:
+        """Keep what users have at a version that is being evaluated, beside that of the best one so far.
+
+        Raises
+        ------
+        StoreError
+            When it cannot be written.
+        """
+        try:
+            self._evaluated.keep(version, self._arrays, [best])
+        except OSError as error:
+            raise StoreError(f"cannot write the private state: {error.strerror}") from error
+
+    def adopt(self, version: int) -> None:
+        """Go back to what users had at the version that was chosen: the run is over."""
+        if self._arrays and self._evaluated.adopt(version, self._arrays):
+            self.save(range(len(next(iter(self._arrays.values())))))
+
     def save(self, users: Sequence[int]) -> None:
         """Write the rows of some users through to the disk.
 
@@ -167,19 +185,3 @@ class PrivateFiles:
             for file, _ in self._files.values():
                 os.close(file)
             self._files.clear()
-
-
-def _packed(array: NDArray[Any]) -> bytes:
-    buffer = io.BytesIO()
-    npy.write_array(buffer, array, allow_pickle=False)
-    return buffer.getvalue()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file as a whole, mode 0600, durably."""
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    Path(temporary).replace(path)

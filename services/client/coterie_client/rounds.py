@@ -133,6 +133,9 @@ class Rounds:
         self._open: tuple[Sequence[wire.Task], float] = ((), 0.0)
         self._news = asyncio.Event()
         self._over = False
+        self._best = 0
+        """Version of the best evaluation so far, and when the run is over of the one that counts."""
+        self._chosen: int | None = None
         self._round: _Round | None = None
         # Written with the next journals.
         self._pending: dict[bytes, Journal] = {}
@@ -147,6 +150,11 @@ class Rounds:
     async def told(self, tasks: Sequence[wire.Task]) -> None:
         """Take note of the open tasks."""
         self._open = tasks, self._party.asked_at
+        for task in tasks:
+            if task.kind == wire.TaskKind.TASK_KIND_FINISH:
+                self._chosen = task.version
+            elif task.kind == wire.TaskKind.TASK_KIND_ROUND:
+                self._best = task.best
         self._news.set()
 
     async def finished(self) -> None:
@@ -185,6 +193,8 @@ class Rounds:
                     _log.warning("a step is not answered yet", round=task.round.round, error=error.message)
         self._leave_round()
         await self._keep()
+        if self._chosen is not None and self._journals.joined:
+            await self._learner.adopt(self._chosen)
 
     async def _asked(self, task: wire.Task, asked_at: float) -> None:
         number, step = task.round.round, _STEPS.get(task.step)
@@ -250,8 +260,8 @@ class Rounds:
         if layout_hash(current.side.layout(purpose)) != plan.layout_sha256:
             raise Declined("the layout of the sum is not the one that this host computes")
         current.model = await self._learner.model(version, plan.model_sha256)
-        if purpose is Purpose.TRAIN:
-            current.opened = await self._learner.opened(needed=self._asks_supports)
+        if purpose is Purpose.TRAIN and self._asks_supports:
+            current.opened = await self._learner.opened()
         return current
 
     def _admit(
@@ -360,6 +370,8 @@ class Rounds:
             except PeerError as error:
                 # The others are still kept, so that they can be sent when the COS can be reached again.
                 failure = error
+        if plan.purpose == Purpose.EVALUATE.value:
+            await asyncio.to_thread(self._learner.evaluated, model.version, self._best)
         if plan.purpose == Purpose.EVALUATE.value and self._host.settings.per_user_metrics:
             users = [user.index for member in members for user in current.covered[member]]
             await asyncio.to_thread(self._host.write_per_user, plan.pass_number, dict(side.measured), users)

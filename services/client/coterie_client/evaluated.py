@@ -1,0 +1,59 @@
+"""Private state as it was when a version was evaluated: after the run, the version that counts is served with its own.
+
+What users keep moves on with every round, and the version that is chosen is rarely the last one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import structlog
+
+from coterie.rounds.system import Arrays
+from coterie_client.arrays import replace_array
+
+__all__ = ["Evaluated"]
+
+_log = structlog.get_logger("coterie.private")
+
+_NAME = re.compile(r"evaluated-(\d{10})-(\w+)\.npy")
+
+
+class Evaluated:
+    """Copies of private arrays in a folder, one set for each version that is kept.
+
+    Parameters
+    ----------
+    folder : Path
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def keep(self, version: int, arrays: Arrays, among: Iterable[int]) -> None:
+        """Write the arrays of a version, unless they are there; drop versions that are not ``among`` the others."""
+        if not self._path(version, "whole").exists():
+            for name, array in arrays.items():
+                replace_array(self._path(version, name), array)
+            # Written last: without it the others count for nothing.
+            replace_array(self._path(version, "whole"), np.ones(1, np.uint8))
+        kept = {version, *among}
+        for path in self._folder.glob("evaluated-*.npy"):
+            found = _NAME.fullmatch(path.name)
+            if found and int(found[1]) not in kept:
+                path.unlink(missing_ok=True)
+
+    def adopt(self, version: int, arrays: Arrays) -> bool:
+        """Give the arrays the values of a version, in memory; return whether it is kept."""
+        if not self._path(version, "whole").exists():
+            _log.warning("the private state of the chosen version is not kept", version=version)
+            return False
+        for name, array in arrays.items():
+            array[...] = np.load(self._path(version, name), allow_pickle=False)
+        return True
+
+    def _path(self, version: int, name: str) -> Path:
+        return self._folder / f"evaluated-{version:010d}-{name}.npy"
