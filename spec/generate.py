@@ -249,11 +249,18 @@ def quantised() -> Json:
         values = [0.0, -0.0, bound, -bound, bound / 3, 2 * bound, -2 * bound, *_values(name, 9, bound)]
         draws = _draws(name, len(values), bits)
         draws[2] = 1 - 2.0**-24 if bits <= 16 else 1 - 2.0**-53
-        segment = Segment("values", (len(values),), bound, bits)
-        steps, clipped = quantise(np.array(values), segment, _Given(draws))  # type: ignore[arg-type]
-        case = {"segment": _segments(Layout((segment,)))[0], "values": values, "draws": draws}
-        cases.append({**case, "steps": steps.tolist(), "clipped": clipped})
+        cases.append(_quantised(bits, bound, values, draws))
+    # One more bit, and what rounds up in single precision does not in double.
+    cases.append(_quantised(16, 32767.0, [20000.5], [0.5 - 2.0**-24]))
+    cases.append(_quantised(17, 65535.0, [20000.5], [0.5 - 2.0**-30]))
     return {"cases": cases, "sum": _quantised_sum()}
+
+
+def _quantised(bits: int, bound: float, values: list[float], draws: list[float]) -> Json:
+    segment = Segment("values", (len(values),), bound, bits)
+    steps, clipped = quantise(np.array(values), segment, _Given(draws))  # type: ignore[arg-type]
+    case = {"segment": _segments(Layout((segment,)))[0], "values": values, "draws": draws}
+    return {**case, "steps": steps.tolist(), "clipped": clipped}
 
 
 def _quantised_sum() -> Json:
