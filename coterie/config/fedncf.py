@@ -64,7 +64,7 @@ class FedNcfOptions(Model):
         "fedadam", description="What the server makes of the average."
     )
     server_rate: float = Field(
-        0.02, gt=0, description="Its step size; 0.005 for mlp and neumf unless given. fedavg has none."
+        0.02, gt=0, description="Its step size; 0.01 for mlp and neumf unless given. fedavg has none."
     )
     server_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of its first moment.")
     server_beta2: float = Field(0.99, ge=0, lt=1, description="Decay of its second moment.")
@@ -73,7 +73,7 @@ class FedNcfOptions(Model):
         1.0,
         gt=0,
         le=1,
-        description="Multiplies the rates of server and own embeddings once in each pass; 0.97 for mlp and 0.96 for "
+        description="Multiplies the rates of server and own embeddings once in each pass; 0.98 for mlp and 0.97 for "
         "neumf unless given.",
     )
     n_cap: int = Field(4096, ge=1, description="Largest number of instances by which a user is weighted.")

@@ -21,6 +21,7 @@ from coterie.launch.tables.cell import read_pairs, write_pairs
 from coterie.launch.tables.row import Choices, Row, draw, with_options
 from coterie.launch.tables.table import Block, Table, chosen_rows, evaluate
 from coterie.launch.tables.tuning import Trials
+from coterie.learning.fedncf import published
 
 SETTINGS = RunSettings.model_validate(
     {"data": {"synthetic": {"users": 60, "items": 200, "interactions": 2400}}}
@@ -282,6 +283,8 @@ def test_the_other_tie_rule_makes_another_file() -> None:
     table = tables.find("fedncf")
     by_file = SETTINGS.model_copy(update={"split": SplitSettings(kind="leave-last-out", ties="file")})
     assert tables.stem(table, by_file, load(SETTINGS)) == "fedncf-synthetic-file-order"
+    masked = SETTINGS.model_copy(update={"secure_sum": "masked"})
+    assert tables.stem(table, masked, load(SETTINGS)) == "fedncf-synthetic-masked"
 
 
 def test_every_row_of_every_table_has_a_name_of_its_own_and_every_study_has_rows() -> None:
@@ -319,14 +322,14 @@ def test_a_federated_row_keeps_the_values_of_its_users_at_the_version_that_count
     tmp_path: Path, secure_sum: str
 ) -> None:
     settings = SMALL.model_copy(update={"secure_sum": secure_sum})
-    made, _ = evaluate(
+    made, path = evaluate(
         tables.find("fedncf"), settings, seeds=(1,), out=tmp_path, names=("fed-gmf", "fed-gmf-exact")
     )
     for one in made["rows"]:
         assert [entry["step"] for entry in one["history"]] == [0, 1, 2]
         chosen = [entry["metrics"]["validation_hit_ratio@10"] for entry in one["history"]]
         assert one["step"] == int(np.argmax(chosen))
-        users, values = read_pairs(tmp_path / "fedncf-synthetic" / one["per_user"])
+        users, values = read_pairs(path.with_suffix("") / one["per_user"])
         assert len(users) == 60
         reported = one["history"][one["step"]]["metrics"]
         for name, value in headline(values).items():
@@ -336,6 +339,38 @@ def test_a_federated_row_keeps_the_values_of_its_users_at_the_version_that_count
         assert one["facts"]["touch"] == ("exact" if one["row"].endswith("exact") else "once")
     assert 0 < made["rows"][0]["facts"]["withheld"] < 1
     assert made["differences"][0]["first"] == "fed-gmf"
+
+
+def test_a_masked_table_has_the_figures_of_the_clear_one_to_the_last_digit(tmp_path: Path) -> None:
+    made = {
+        each: evaluate(
+            tables.find("fedncf"),
+            SMALL.model_copy(update={"secure_sum": each}),
+            seeds=(0,),
+            out=tmp_path,
+            names=("fed-gmf",),
+        )[0]["rows"][0]
+        for each in ("clear", "masked")
+    }
+    assert made["clear"]["history"] == made["masked"]["history"]
+    assert made["clear"]["metrics"] == made["masked"]["metrics"]
+
+
+def test_options_found_on_a_data_set_are_marked_there_and_only_there(tmp_path: Path) -> None:
+    for found_on, how in (("synthetic", "found before"), ("ml-100k", "untuned"), (None, "untuned")):
+        made, _ = evaluate(
+            table(replace(BLEND, found_on=found_on)), SETTINGS, seeds=(0,), out=tmp_path / str(found_on)
+        )
+        assert made["rows"][0]["tuned"] == how
+
+
+def test_a_row_as_printed_has_every_setting_of_the_paper() -> None:
+    fedncf = tables.find("fedncf")
+    settings = fedncf.prepare(SETTINGS, load(SETTINGS))
+    for row in fedncf.rows():
+        if row.name.endswith("-printed"):
+            run = with_options(settings, row.options)
+            assert run.fedncf.plan().learning == published(run.fedncf.model)
 
 
 def test_a_centralised_row_stops_early_and_beats_popularity(tmp_path: Path) -> None:

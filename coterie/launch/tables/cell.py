@@ -74,7 +74,7 @@ def train_cell(
     settings, feed, seed
         As in `Engine`.
     tuned : str
-        ``"tuned"``, ``"untuned"`` or ``"fixed"``.
+        ``"tuned"``, ``"found before"``, ``"untuned"`` or ``"fixed"``.
     best_by : str
         Test metric by which ``best_on_test`` is found.
     folder : Path

@@ -222,7 +222,7 @@ def _rows() -> tuple[Row, ...]:
         rows += [
             federated_row(federated(model), model, f"Fed{label}"),
             printed_row(printed(model), model, f"Fed{label} as printed"),
-            exact_row(exact_touch(model), federated(model), model, f"Fed{label}, touches counted"),
+            exact_row(exact_touch(model), model, f"Fed{label}, touches counted"),
             central_row(central(model), label),
         ]
     return (*rows, ALS, POPULARITY, RANDOM, *_studies())
@@ -248,6 +248,12 @@ def _studies() -> tuple[Row, ...]:
         more = {"fedncf.aggregation": aggregation}
         rows.append(printed_row(aggregated(aggregation), "gmf", f"FedGMF, {label}", more))
     return tuple(rows)
+
+
+def _suffix(settings: RunSettings) -> str:
+    """Keep tables apart that answer another question: the other tie rule, the other sum."""
+    ties = "-file-order" if settings.split.ties == "file" else ""
+    return ties + ("" if settings.secure_sum == "clear" else f"-{settings.secure_sum}")
 
 
 def _also(settings: RunSettings, dataset: Dataset) -> Also | None:
@@ -286,7 +292,7 @@ FEDNCF = Table(
     compared=_COMPARED,
     compared_by=(HEADLINE, _NDCG, "hit_ratio_all@10", "ndcg_all@10"),
     seeds=(0, 1, 2, 3, 4),
-    suffix=lambda settings: "-file-order" if settings.split.ties == "file" else "",
+    suffix=_suffix,
     studies=_STUDIES,
     also=_also,
 )

@@ -102,6 +102,8 @@ class Row:
         What tuning may change; empty for a row without anything to tune.
     like : str, optional
         Name of another row, whose tuned options this one takes beneath its own: variants that differ by one setting.
+    found_on : str, optional
+        Data set on whose validation items ``options`` were found before `coterie tune` ever ran on this row.
     note : str
         What a reader must know beside the figures.
     """
@@ -112,6 +114,7 @@ class Row:
     options: Options = field(default_factory=dict)
     space: Space = field(default_factory=dict)
     like: str | None = None
+    found_on: str | None = None
     note: str = ""
 
 

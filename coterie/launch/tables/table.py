@@ -280,7 +280,7 @@ def evaluate(
         best = None if trials is None or tunable is None else trials.best(tunable)
         if best is not None and tunable is not None and trials is not None:
             budgets[row.name] = trials.budget(tunable)
-        tuned = "fixed" if tunable is None else "untuned" if best is None else "tuned"
+        tuned = _how_tuned(row, best is not None, tunable is not None, dataset.name)
         options = {**row.options, **(best or {})} if row.like is None else {**(best or {}), **row.options}
         cells[row.name] = cells_of(row, options, tuned, folder)
 
@@ -306,6 +306,14 @@ def evaluate(
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(made, indent=1, default=float))
     return made, path
+
+
+def _how_tuned(row: Row, by_trials: bool, tunable: bool, dataset: str) -> str:
+    if by_trials:
+        return "tuned"
+    if not tunable:
+        return "fixed"
+    return "found before" if row.found_on == dataset else "untuned"
 
 
 def _score(cells: Sequence[Cell], choose_by: str) -> float:
