@@ -1,0 +1,249 @@
+"""A run of DRIFT's shielded form as a state machine, and what its sums look like."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coterie.errors import ConfigError
+from coterie.evaluation.holdout import TEST, TRAIN, VALIDATION, Holdout, ranked_names
+from coterie.rounds.asynchronous import Catalogued, OwnerJoined, PartyLost, PartySeen, Stopped, UsersJoined
+from coterie.rounds.shielded import (
+    LOSSES,
+    Abandoned,
+    Delivered,
+    Evaluated,
+    Opened,
+    Phase,
+    Purpose,
+    Shielded,
+    ShieldedPlan,
+    Visits,
+    Windowed,
+    add_measured,
+    due,
+    evaluation_layout,
+    measured_in,
+    next_sum,
+    step,
+    waiting_for,
+    window_layout,
+)
+from coterie.wire.layout import Contribution
+
+
+def after(state, *events):
+    for event in events:
+        state = step(state, event)
+    return state
+
+
+def gathered(**changes):
+    """Return a run with three owners (slots 0 to 2) and two hosts, whose first epoch has begun."""
+    state = Shielded(epochs=2, expect_owners=3, expect_users=4, window=10)
+    owners = [OwnerJoined(slot, f"data-owner/{slot}") for slot in range(3)]
+    hosts = [UsersJoined("client/a", 2), UsersJoined("client/b", 2)]
+    return replace(after(state, *owners, Catalogued(1), *hosts), **changes)
+
+
+def test_the_first_epoch_begins_when_everybody_expected_has_come():
+    state = Shielded(epochs=2, expect_owners=1, expect_users=2, window=10)
+    state = after(state, OwnerJoined(0, "data-owner/x"), UsersJoined("client/a", 1))
+    assert (state.phase, next_sum(state)) == (Phase.GATHER, None)
+    assert waiting_for(state) == "1 of 1 data owners and 1 of 2 users came"
+    assert after(state, UsersJoined("client/a", 2)).epoch == 1
+    assert gathered().phase is Phase.VISIT
+
+
+def test_a_window_is_due_after_enough_visits_wherever_they_were_made():
+    state = after(gathered(), Visits(0, 4, 1), Visits(1, 5, 1))
+    assert not due(state)
+    assert next_sum(state) is None
+    assert next_sum(state, in_time=True) is Purpose.WINDOW
+    state = after(state, Visits(2, 1, 0))
+    assert due(state)
+    assert next_sum(state) is Purpose.WINDOW
+
+
+def test_visits_are_counted_in_all_so_that_saying_so_twice_changes_nothing():
+    state = after(gathered(), Visits(0, 4, 1))
+    assert after(state, Visits(0, 4, 1)) == state
+    assert after(state, Visits(0, 3, 1)).visits == 4
+
+
+def test_without_visits_time_alone_opens_no_window():
+    assert next_sum(gathered(), in_time=True) is None
+
+
+def test_what_a_window_had_is_not_due_again_and_what_came_meanwhile_is():
+    state = after(gathered(), Visits(0, 12, 1), Opened(), Visits(1, 9, 1), Windowed([0, 1]))
+    assert (state.version, state.closed, state.round) == (1, 1, 1)
+    assert not due(state)
+    assert due(after(state, Visits(1, 10, 1)))
+    assert {slot: owner.summed for slot, owner in state.owners.items()} == {0: 1, 1: 1, 2: 0}
+
+
+def test_an_abandoned_window_is_over_changes_nothing_and_stays_due():
+    state = after(gathered(), Visits(0, 12, 1), Opened())
+    lost = after(state, Abandoned(Purpose.WINDOW, "two owners"))
+    assert (lost.version, lost.closed, lost.abandoned) == (0, 1, 1)
+    assert due(lost)
+    assert all(owner.summed == 0 for owner in lost.owners.values())
+
+
+def visited(state, epoch=None):
+    epoch = epoch or state.epoch
+    return after(
+        state,
+        Delivered("client/a", epoch, state.catalogue),
+        Delivered("client/b", epoch, state.catalogue),
+    )
+
+
+def test_an_epoch_ends_with_a_window_of_the_rest_and_an_evaluation():
+    state = visited(after(gathered(), Visits(0, 3, 1)))
+    assert (state.phase, next_sum(state)) == (Phase.CLOSE, Purpose.WINDOW)
+    state = after(state, Opened(), Windowed([0, 1, 2]))
+    assert (state.phase, next_sum(state)) == (Phase.EVALUATE, Purpose.EVALUATE)
+    state = after(state, Opened(), Evaluated())
+    assert (state.phase, state.epoch, next_sum(state)) == (Phase.VISIT, 2, None)
+    state = after(visited(state), Opened(), Windowed([]), Opened(), Evaluated())
+    assert state.phase is Phase.DONE
+
+
+def test_a_window_that_was_open_when_the_last_host_was_done_is_not_the_last():
+    state = visited(after(gathered(), Visits(0, 12, 1), Opened()))
+    state = after(state, Windowed([0]))
+    assert (state.phase, next_sum(state)) == (Phase.CLOSE, Purpose.WINDOW)
+
+
+def test_a_host_that_delivered_to_an_older_catalogue_is_waited_for():
+    state = after(gathered(), Catalogued(2), Delivered("client/a", 1, 2), Delivered("client/b", 1, 1))
+    assert state.phase is Phase.VISIT
+    assert waiting_for(state) == "client/b"
+    assert after(state, Delivered("client/b", 1, 2)).phase is Phase.CLOSE
+
+
+def test_nobody_waits_for_a_host_that_is_gone_and_everybody_for_one_that_is_back():
+    state = after(gathered(), Delivered("client/a", 1, 1))
+    assert after(state, PartyLost("client/b")).phase is Phase.CLOSE
+    assert after(state, PartySeen("client/b")).phase is Phase.VISIT
+    owners = after(gathered(), PartyLost("data-owner/1")).owners
+    assert [owner.present for owner in owners.values()] == [True, False, True]
+
+
+def test_a_host_with_new_users_has_its_visits_still_to_make():
+    state = after(gathered(), Delivered("client/a", 1, 1), UsersJoined("client/a", 3))
+    assert state.hosts["client/a"].epoch == 0
+    assert after(state, UsersJoined("client/b", 2)).hosts["client/b"].users == 2
+
+
+def test_the_last_window_of_an_epoch_is_tried_three_times():
+    state = visited(gathered())
+    for _ in range(3):
+        assert state.phase is Phase.CLOSE
+        state = after(state, Opened(), Abandoned(Purpose.WINDOW, "late"))
+    assert state.phase is Phase.EVALUATE
+
+
+def test_too_many_abandoned_sums_in_a_row_end_the_run_and_one_that_is_formed_begins_the_count_anew():
+    state = gathered(epochs=100)
+    for _ in range(9):
+        state = after(state, Visits(0, 99, 0), Opened(), Abandoned(Purpose.WINDOW, "late"))
+    assert after(state, Opened(), Windowed([0])).abandoned_in_a_row == 0
+    state = after(state, Opened(), Abandoned(Purpose.WINDOW, "late"))
+    assert state.phase is Phase.FAILED
+    assert state.reason == "10 sums in a row were abandoned; the last one: late"
+
+
+def test_a_run_without_a_single_evaluation_has_failed():
+    state = gathered(epochs=1)
+    state = after(visited(state), Opened(), Windowed([]), Opened(), Abandoned(Purpose.EVALUATE, "late"))
+    assert (state.phase, state.reason) == (Phase.FAILED, "no evaluation could be formed")
+
+
+def test_an_ended_run_does_not_change():
+    state = after(gathered(), Stopped("enough"))
+    assert (state.phase, state.reason) == (Phase.FAILED, "enough")
+    assert after(state, Visits(0, 99, 0), Opened(), Windowed([0])) == state
+    assert next_sum(state) is None
+
+
+events = st.one_of(
+    st.builds(Visits, st.integers(0, 2), st.integers(0, 60), st.integers(0, 9)),
+    st.builds(Delivered, st.sampled_from(["client/a", "client/b"]), st.integers(1, 3), st.integers(0, 2)),
+    st.builds(PartyLost, st.sampled_from(["client/a", "data-owner/1"])),
+    st.builds(PartySeen, st.sampled_from(["client/a", "data-owner/1"])),
+    st.builds(Catalogued, st.integers(0, 3)),
+    st.sampled_from(["summed", "abandoned"]),
+)
+
+
+@given(st.lists(events, max_size=40))
+def test_whatever_happens_numbers_only_grow_and_the_store_gives_back_what_it_was_given(happened):
+    state = gathered()
+    for event in happened:
+        before = state
+        if isinstance(event, str):
+            purpose = next_sum(state, in_time=True)
+            if purpose is None:
+                continue
+            state = step(state, Opened())
+            done = Windowed([0]) if purpose is Purpose.WINDOW else Evaluated()
+            state = step(state, done if event == "summed" else Abandoned(purpose, "late"))
+        else:
+            state = step(state, event)
+        for name in ("round", "closed", "version", "epoch", "catalogue", "visits", "counted"):
+            assert getattr(state, name) >= getattr(before, name), name
+        assert state.version <= state.round
+        assert state.closed <= state.round
+        assert state.epoch <= state.epochs
+        assert Shielded.from_json(state.to_json()) == state
+
+
+# --- what is summed ----------------------------------------------------------------------------------------------
+
+
+def test_an_owners_vector_has_zeros_where_nothing_may_leave_and_sums_over_owners():
+    settings = ShieldedPlan(bound=8.0)
+    layout, rng = window_layout(settings, 5, 3), np.random.default_rng(0)
+    total, expected = np.zeros(layout.size, np.uint32), np.zeros((5, 3))
+    for items in ([0, 3], [3], []):
+        one, gradient = Contribution(layout), rng.normal(0, 1, (len(items), 3)).astype(np.float32)
+        one.add("gradient", gradient, rng, rows=np.array(items, np.int64))
+        one.count()
+        total += one.codes()
+        expected[items] += gradient
+    sums = layout.decode(total, 3)["gradient"]
+    np.testing.assert_allclose(sums, expected, atol=3 * layout["gradient"].step)
+    assert not sums[[1, 2, 4]].any()
+    assert layout.capacity >= 200
+
+
+def test_metrics_of_users_become_means_over_those_that_have_them():
+    layout, total = evaluation_layout(), np.zeros(evaluation_layout().size, np.uint32)
+    for values in ({"ndcg@10": 0.5, "train_loss": 0.25}, {"ndcg@10": 1.0, "map@10": float("nan")}):
+        one = Contribution(layout)
+        add_measured(one, values, np.random.default_rng(1))
+        total += one.codes()
+    found = measured_in(layout.decode(total, 2))
+    assert found.keys() == {"ndcg@10", "train_loss"}
+    assert found["ndcg@10"] == (pytest.approx(0.75, abs=1e-4), 2)
+    assert found["train_loss"] == (pytest.approx(0.25, abs=1e-3), 1)
+
+
+def test_every_metric_that_is_measured_has_a_place():
+    part = np.array([TRAIN, VALIDATION, TEST, TEST])
+    holdout = Holdout(1, 4, np.zeros(4, int), np.arange(4), np.array([True, True, True, False]), part)
+    measured = holdout.measure(lambda chosen: np.zeros((len(chosen), 4)))
+    assert set(measured) | {"train_loss"} == {*ranked_names(), *LOSSES}
+
+
+def test_settings_travel_as_json_and_others_are_refused():
+    settings = ShieldedPlan(k_min=7, window=3)
+    assert ShieldedPlan.from_json(settings.to_json()) == settings
+    for text in ('{"k_min":0}', '{"bits":30}', '{"window_s":0}', '{"other":1}', "[]", "nothing"):
+        with pytest.raises(ConfigError):
+            ShieldedPlan.from_json(text)
