@@ -25,6 +25,9 @@ _HASH_BYTES = 32
 _MOST_REVEALS = 2
 """How often a sum of one purpose over one model version may be revealed: more could be subtracted from one another."""
 
+_REMEMBERED = 64
+"""Sums that are remembered for that: a server that takes turns with several versions finds all of them counted."""
+
 
 @dataclass(frozen=True)
 class Journal:
@@ -40,7 +43,7 @@ class Journal:
     model_sha256 : bytes
         The model version for which it last answered UNMASK.
     reveals : tuple of str
-        For which purposes it did for that version, one entry for each time.
+        Sums for which it answered UNMASK, the last ones last: purpose and hash of the model, one entry for each time.
     """
 
     joined: int = 0
@@ -183,9 +186,9 @@ class MemberRound:
         return [Keep(self.journal)]
 
     def _reveal(self, half: MemberHalf, briefing: bytes) -> list[Effect]:
-        same = self.journal.model_sha256 == self.plan.model_sha256
-        reveals = (*(self.journal.reveals if same else ()), self.plan.purpose)
-        if reveals.count(self.plan.purpose) > _MOST_REVEALS:
+        this = f"{self.plan.purpose}:{self.plan.model_sha256.hex()}"
+        reveals = (*self.journal.reveals, this)[-_REMEMBERED:]
+        if reveals.count(this) > _MOST_REVEALS:
             return self._sit_out(f"sums over this model version were revealed {_MOST_REVEALS} times")
         message = half.answer(Step.UNMASK, briefing)
         self.journal = replace(self.journal, model_sha256=self.plan.model_sha256, reveals=reveals)

@@ -89,7 +89,8 @@ def quantise(
 ) -> tuple[NDArray[np.int32], int]:
     """Round values to whole steps, up or down at random so that the mean is right; zero stays zero.
 
-    ``q = clip(floor(v (2^(b-1) - 1) / B + u), -(2^(b-1) - 1), 2^(b-1) - 1)`` with ``u`` uniform in [0, 1).
+    ``q = clip(floor(x) + [x - floor(x) > u], -(2^(b-1) - 1), 2^(b-1) - 1)`` with ``x = v (2^(b-1) - 1) / B`` and ``u``
+    uniform in [0, 1): whole numbers stay what they are.
 
     Returns
     -------
@@ -114,10 +115,12 @@ def quantise(
         raise UnboundedValueError(
             f"segment {segment.name}: {beyond} values beyond the declared bound {segment.bound:g}"
         )
-    scaled += rng.random(scaled.shape, dtype=kind)
-    np.floor(scaled, out=scaled)
-    np.clip(scaled, -segment.levels, segment.levels, out=scaled)
-    return scaled.astype(np.int32), beyond
+    # Of a scalar these would be numbers, which cannot be changed in place.
+    rounded = np.asarray(np.floor(scaled))
+    # Compared and not added: a sum with a draw just below 1 would itself be rounded up now and then.
+    rounded += (scaled - rounded) > rng.random(scaled.shape, dtype=kind)
+    np.clip(rounded, -segment.levels, segment.levels, out=rounded)
+    return rounded.astype(np.int32), beyond
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 
 from coterie.launch import experiment, local_run
@@ -9,6 +10,9 @@ from coterie.launch.feed import load, make_feed
 from coterie.launch.in_process import train_in_process
 from coterie.launch.local_run import LocalRun
 from coterie.wire.v1 import operator_pb2 as wire
+
+SOON_S = 30.0
+"""Bound for what happens at once."""
 
 ROUNDS = {"cohort": 20, "group": 20, "passes": 4, "evaluate_every": 2}
 FEDNCF = {
@@ -101,6 +105,28 @@ def test_watchers_see_groups_asked_then_rounds_then_the_end(trained):
     rounds = [event.round.round for event in running.events if event.HasField("round")]
     assert rounds == list(range(1, len(rounds) + 1))
     assert [event.metrics.epoch for event in running.events if event.HasField("metrics")] == [0, 2, 4]
+
+
+def test_users_go_back_to_what_they_had_at_the_version_that_counts(small, federation):
+    """The version that is chosen is rarely the last one: what is recommended belongs to it on both sides."""
+    settings = small(**{**FEDNCF, "rounds": {**ROUNDS, "passes": 3, "evaluate_every": 1}})
+
+    def gone_back(child, version):
+        private = child.state / "private"
+        chosen = private / f"evaluated-{version:010d}-embedding.npy"
+        return chosen.exists() and np.array_equal(np.load(private / "embedding.npy"), np.load(chosen))
+
+    async def to_the_end():
+        async with federation(settings) as running:
+            await running.start()
+            version = (await running.finish())["chosen"]["version"]
+            hosts = [child for name, child in running.children.items() if name.startswith("client/")]
+            async with asyncio.timeout(SOON_S):
+                while not all(gone_back(child, version) for child in hosts):
+                    await asyncio.sleep(0.1)
+            return len(hosts)
+
+    assert asyncio.run(to_the_end()) == 3
 
 
 def test_a_host_that_is_killed_and_started_again_loses_nothing(small, federation):

@@ -29,8 +29,8 @@ def size(segments):
 def quantise(values, segment, draws):
     """Return centred codes, and how many values were clipped.
 
-    The sum of two single precision numbers, rounded to double and then to single precision, is their sum rounded once:
-    double precision has more than twice the digits.  The same holds of products.
+    The product of two single precision numbers, rounded to double and then to single precision, is their product
+    rounded once: double precision has more than twice the digits.  What is left after the whole part is exact in both.
     """
     most = levels(segment)
     nearest = single if segment["bits"] <= 16 else float
@@ -44,7 +44,8 @@ def quantise(values, segment, draws):
             clipped += 1
             if not segment["clip"]:
                 raise Refused("a value beyond its bound")
-        found.append(max(-most, min(most, math.floor(nearest(scaled + draw)))))
+        below = math.floor(scaled)
+        found.append(max(-most, min(most, below + (scaled - below > draw))))
     return found, clipped
 
 

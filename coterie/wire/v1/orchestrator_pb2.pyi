@@ -586,10 +586,13 @@ class Task(google.protobuf.message.Message):
     STEP_FIELD_NUMBER: builtins.int
     CLOSED_FIELD_NUMBER: builtins.int
     SUMMED_FIELD_NUMBER: builtins.int
+    BEST_FIELD_NUMBER: builtins.int
     kind: Global___TaskKind.ValueType
     """What to do."""
     version: builtins.int
-    """EVALUATE, RECEIVE: model version.  DELIVER, VISIT: version of the catalogue."""
+    """EVALUATE, RECEIVE, ROUND: model version.  FINISH: the version that counts.  DELIVER, VISIT: version of the
+    catalogue.
+    """
     flush: builtins.bool
     """INTAKE: trailing blocks count as complete; the owner reports when it has applied them all."""
     reason: builtins.str
@@ -600,6 +603,8 @@ class Task(google.protobuf.message.Message):
     """RECEIVE: number of the last window that is over, whatever became of it."""
     summed: builtins.int
     """RECEIVE: number of the last window whose sum was applied with the owner's vector in it."""
+    best: builtins.int
+    """ROUND: model version of the best evaluation so far; 0 also before the first."""
     @property
     def round(self) -> coterie.wire.v1.common_pb2.RoundRef:
         """The epoch or evaluation point it belongs to."""
@@ -620,9 +625,10 @@ class Task(google.protobuf.message.Message):
         step: Global___RoundStep.ValueType = ...,
         closed: builtins.int = ...,
         summed: builtins.int = ...,
+        best: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["round", b"round"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["closed", b"closed", "flush", b"flush", "kind", b"kind", "reason", b"reason", "round", b"round", "slots", b"slots", "step", b"step", "summed", b"summed", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["best", b"best", "closed", b"closed", "flush", b"flush", "kind", b"kind", "reason", b"reason", "round", b"round", "slots", b"slots", "step", b"step", "summed", b"summed", "version", b"version"]) -> None: ...
 
 Global___Task: typing_extensions.TypeAlias = Task
 

@@ -133,8 +133,8 @@ class Rounds:
         self._open: tuple[Sequence[wire.Task], float] = ((), 0.0)
         self._news = asyncio.Event()
         self._over = False
+        # Version of the best evaluation so far, and once the run is over the one that counts.
         self._best = 0
-        """Version of the best evaluation so far, and when the run is over of the one that counts."""
         self._chosen: int | None = None
         self._round: _Round | None = None
         # Written with the next journals.

@@ -306,13 +306,13 @@ class RoundsRun(Run):
 
     def tasks(self, party: str) -> list[wire.Task]:
         """Return what a party is asked to do now."""
+        chosen = self._published.chosen
         if self._published.phase.ended:
-            chosen = self._published.chosen
             version = self._published.version if chosen is None else chosen.version
             return [
                 wire.Task(kind=wire.TaskKind.TASK_KIND_FINISH, reason=self._published.reason, version=version)
             ]
-        return self._sums.tasks(party, self._published.version)
+        return self._sums.tasks(party, self._published.version, 0 if chosen is None else chosen.version)
 
     def payload(self, party: str, role: str, request: wire.FetchRequest) -> tuple[int, bytes]:
         """Return model, plan, briefings, places, open items, catalogue or roster."""
@@ -338,12 +338,14 @@ class RoundsRun(Run):
         )
 
     def _model_of(self, version: int) -> tuple[int, bytes]:
-        chosen = self.state.chosen
-        if version == 0 and self.state.phase.ended and chosen is not None:
-            version = chosen.version
-        if version in (0, self.state.version):
-            return self.state.version, self._model
+        if version == 0:
+            chosen = self.state.chosen if self.state.phase.ended else None
+            version = self.state.version if chosen is None else chosen.version
+        if version == self.state.version:
+            return version, self._model
         arrays = self._versions.load_version(version)
+        if arrays is None and version == 0:
+            arrays = self._conduct().side.initial()
         if arrays is None:
             raise Refusal(
                 ErrorReason.ERROR_REASON_UNKNOWN_ROUND,

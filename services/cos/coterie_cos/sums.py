@@ -312,8 +312,8 @@ class Sums:
 
     # --- what members ask --------------------------------------------------------------------------------------
 
-    def tasks(self, party: str, version: int) -> list[wire.Task]:
-        """Return what the open step asks of a party; ``version`` is the model's."""
+    def tasks(self, party: str, version: int, best: int = 0) -> list[wire.Task]:
+        """Return what the open step asks of a party; ``version`` is the model's, ``best`` the best one so far."""
         current = self.current
         if current is None or party not in current.by_party:
             return []
@@ -333,6 +333,7 @@ class Sums:
                 version=version,
                 slots=ranges(sorted(slots)),
                 step=_STEPS[state.step],
+                best=best,
             )
         ]
 
