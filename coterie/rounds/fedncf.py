@@ -22,6 +22,7 @@ from coterie.learning.fedncf import (
     FedNcfSettings,
     Private,
     apply,
+    balance,
     expected_touches,
     initial,
     initial_server_state,
@@ -286,6 +287,8 @@ class FedNcfHost:
             for (member, user), values in zip(pairs, measured, strict=True):
                 yield member, _Measured(values, self._rng(user.index, plan.round))
             return
+        # Groups are about equally large; how large, hosts are not told.
+        weights = None if opened is None else balance(opened, np.ones(len(opened), np.int64))
         for group in sorted({user.group for _, user in pairs}):
             own = [n for n, (_, user) in enumerate(pairs) if user.group == group]
             for update in local_step(
@@ -298,6 +301,7 @@ class FedNcfHost:
                 round_=plan.round,
                 global_round=plan.pass_number,
                 allowed=None if opened is None else opened[group],
+                balance=weights,
             ):
                 place = own[update.index]
                 trained = pairs[place][1].index
