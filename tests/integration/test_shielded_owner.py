@@ -1,4 +1,4 @@
-"""A real data owner in the shielded form of DRIFT: visits are answered once, and change nothing where they are wrong."""
+"""A real data owner in DRIFT's shielded form: a visit is answered once, and changes nothing where it is wrong."""
 
 import asyncio
 import contextlib
