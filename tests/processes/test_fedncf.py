@@ -11,9 +11,6 @@ from coterie.launch.in_process import train_in_process
 from coterie.launch.local_run import LocalRun
 from coterie.wire.v1 import operator_pb2 as wire
 
-SOON_S = 30.0
-"""Bound for what happens at once."""
-
 ROUNDS = {"cohort": 20, "group": 20, "passes": 4, "evaluate_every": 2}
 FEDNCF = {
     "system": "fedncf",
@@ -119,11 +116,14 @@ def test_users_go_back_to_what_they_had_at_the_version_that_counts(small, federa
     async def to_the_end():
         async with federation(settings) as running:
             await running.start()
-            version = (await running.finish())["chosen"]["version"]
+            await running.until(
+                lambda event: event.HasField("metrics") and event.metrics.epoch == 3, "the last evaluation"
+            )
+            version = (await running.report())["chosen"]["version"]
             hosts = [child for name, child in running.children.items() if name.startswith("client/")]
-            async with asyncio.timeout(SOON_S):
-                while not all(gone_back(child, version) for child in hosts):
-                    await asyncio.sleep(0.1)
+            await running.comes_true(
+                lambda: all(gone_back(child, version) for child in hosts), "users have gone back"
+            )
             return len(hosts)
 
     assert asyncio.run(to_the_end()) == 3

@@ -136,6 +136,7 @@ class Rounds:
         # Version of the best evaluation so far, and once the run is over the one that counts.
         self._best = 0
         self._chosen: int | None = None
+        self._settled = asyncio.Event()
         self._round: _Round | None = None
         # Written with the next journals.
         self._pending: dict[bytes, Journal] = {}
@@ -195,6 +196,7 @@ class Rounds:
         await self._keep()
         if self._chosen is not None and self._journals.joined:
             await self._learner.adopt(self._chosen)
+        self._settled.set()
 
     async def _asked(self, task: wire.Task, asked_at: float) -> None:
         number, step = task.round.round, _STEPS.get(task.step)
@@ -495,7 +497,9 @@ class Rounds:
     # --- recommendation --------------------------------------------------------------------------------------------
 
     async def recommend(self, user: int, k: int) -> Recommended:
-        """Score all items here, by the newest model."""
+        """Score all items here, by the newest model, or after the run by the one that counts."""
+        if self._chosen is not None:
+            await self._settled.wait()
         try:
             model = await self._learner.newest()
         except Refusal as refusal:
