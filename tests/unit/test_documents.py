@@ -259,6 +259,24 @@ def test_the_threat_model_says_of_fedncf_what_differs_from_drift() -> None:
     assert rows("docs/threat-model.md", "datum") == expected
 
 
+def test_the_threat_model_says_of_the_shielded_form_what_differs_from_the_published_one() -> None:
+    published = visibility.matrix("drift", "published", "clear")
+    shielded = [visibility.matrix("drift", "shielded", secure_sum) for secure_sum in ("clear", "masked")]
+    expected = []
+    for kind, meaning in visibility.KINDS.items():
+        cells = {role: [access(table, role, kind) for table in shielded] for role in visibility.ROLES}
+        if all({access(published, role, kind)} == set(cells[role]) for role in cells):
+            continue
+        # At owners and clients, what belongs to one sum is there only in that.
+        owner, client = ((set(cells[role]) - {"-"} or {"-"}) for role in ("data-owner", "client"))
+        assert len(owner) == len(client) == 1, kind
+        assert set(cells["thirdparty"]) == {"-"}, kind
+        if kind not in ("visit_count", "block_count"):
+            assert set(cells["operator"]) == {access(published, "operator", kind)}, kind
+        expected.append([f"`{kind}`", meaning, *cells["cos"], *owner, *client])
+    assert rows("docs/threat-model.md", "value") == expected
+
+
 def test_the_protocol_lists_every_task_step_fetch_and_submission() -> None:
     for head, enum, prefix in (
         ("task", TaskKind, "TASK_KIND_"),
@@ -307,7 +325,14 @@ def test_the_page_on_the_report_describes_every_key() -> None:
     for key in ("staleness", "owners_timeline", "events", "start_seconds", "traffic", "counts"):
         single[key] = {}
     single |= {"peak_rss_mb": {}, "visibility": {}, "attacks": {}, "reference": {}}
-    single |= {"chosen": None, "rounds": [], "abandoned": 0, "groups": 1, "protection": {}, "in_process": True}
+    single |= {
+        "chosen": None,
+        "rounds": [],
+        "abandoned": 0,
+        "groups": 1,
+        "protection": {},
+        "in_process": True,
+    }
     made = set(together(RunSettings(seeds=(0, 1)), {}, "run", [single, single]))
     described = {key for row in rows("docs/report.md", "key") for key in re.findall(r"`(\w+)`", row[0])}
     assert described == made | {"theta_study", "started", "duration_s"}
