@@ -71,6 +71,7 @@ soak: setup
 
 tables: setup
 	$(BIN)/coterie evaluate --table drift $(if $(DATA),--data $(DATA)) $(ARGS)
+	$(BIN)/coterie evaluate --table fedncf $(if $(DATA),--data $(DATA)) $(ARGS)
 
 lock: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" requirements/compile.sh $(ARGS)
