@@ -341,9 +341,10 @@ def plant(running, kit):
     holders = defaultdict(set)
     for party in owners:
         for user, length, records in rows(of(running, party), "SELECT user, length, records FROM visits"):
-            if length >= 3:
-                found = np.frombuffer(records, np.dtype([("item", "<u4"), ("flag", "u1")]))[:3]
-                holders[pack_records(found["item"], found["flag"])] |= {party, hosts[user]}
+            found = np.frombuffer(records, np.dtype([("item", "<u4"), ("flag", "u1")]))
+            for first in range(length - 2):
+                run = found[first : first + 3]
+                holders[pack_records(run["item"], run["flag"])] |= {party, hosts[user]}
         for items, gradient in rows(of(running, party), "SELECT items, gradient FROM kept"):
             table = np.frombuffer(gradient, "<f4").reshape(len(items) // 4, -1)
             kit.rows("item_gradient", table[:2][table[:2].any(axis=1)], {party})

@@ -185,7 +185,11 @@ class Visits:
             await asyncio.gather(*serving, return_exceptions=True)
 
     def _order(self, user: int, epoch: int, owners: Sequence[bytes]) -> list[bytes]:
-        wanted = sorted(owner for owner in owners if self._needs(user, owner, epoch))
+        # By name: keys of owners are others in every run of an experiment.
+        wanted = sorted(
+            (owner for owner in owners if self._needs(user, owner, epoch)),
+            key=lambda owner: self._recipients[owner].name,
+        )
         key = np.random.SeedSequence(int(self._keys[user - 1]), spawn_key=(_ORDER, epoch))
         return [wanted[n] for n in np.random.default_rng(key).permutation(len(wanted))]
 
