@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import inspect
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -20,7 +21,7 @@ from coterie.net.authorisation import may_call
 from coterie.net.channel import SERVER_TIME_KEY, Recorder
 from coterie.net.meter import Meter, RpcTotals
 from coterie.net.status import abort
-from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.refusal import ErrorReason, Refusal, reason_name
 
 __all__ = ["Guard", "current_peer", "make_server"]
 
@@ -71,6 +72,10 @@ class _Served:
         data: bytes = encoder(message) if encoder is not None else message
         self._totals.bytes_out += len(data)
         self._note(data, "sent")
+        # A call that takes many items may refuse some and take the others.
+        parts = Counter(reason_name(one.reason) for one in getattr(message, "refused", ()))
+        if parts:
+            self._guard.refused_parts(self._name, parts, self._caller or "")
         return data
 
     def _note(self, data: bytes, direction: str) -> None:
@@ -300,6 +305,12 @@ class Guard(grpc.aio.ServerInterceptor):
         _log.warning(
             "refused", rpc=rpc, reason=refusal.name, field=refusal.field, peer=str(peer) if peer else ""
         )
+
+    def refused_parts(self, rpc: str, parts: Mapping[str, int], peer: str) -> None:
+        """Count and log what was refused of a call that went on; how many parts by the reason's short name."""
+        for reason, count in parts.items():
+            self.refusals[rpc, reason] = self.refusals.get((rpc, reason), 0) + count
+            _log.warning("refused in part", rpc=rpc, reason=reason, parts=count, peer=peer)
 
     @contextlib.contextmanager
     def open_call(self, peer: PeerIdentity) -> Any:

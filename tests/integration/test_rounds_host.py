@@ -1,129 +1,18 @@
 """A real client host in the rounds of a real orchestration server: to the end, outside its consent, after crashes."""
 
 import asyncio
-import contextlib
 import csv
-import json
-import sqlite3
 import time
 
 import numpy as np
 import pytest
 
-from coterie.learning.fedncf import FedNcfSettings
-from coterie.learning.ncf import Architecture
 from coterie.net.party import Member
-from coterie.rounds.fedncf import FedNcfPlan
 from coterie.wire.v1 import client_pb2 as agent_wire
-from coterie.wire.v1 import operator_pb2 as operating
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.client_pb2_grpc import UserAgentStub
 
-SOON_S = 60.0
-ITEMS = [f"item-{n:02}" for n in range(12)]
-NAMES = [f"user-{n}" for n in range(5)]
-SETTINGS = FedNcfPlan(FedNcfSettings(architecture=Architecture(model="neumf", dim=4)), min_touch=1)
-SEED = 11
-"""Of users whose validation items rank higher after training."""
-
-TRUSTING = {"min_cohort": 1, "min_sum": 1}
-HISTORY = {
-    name: [ITEMS[n] for n in np.random.default_rng(at).permutation(len(ITEMS))[:6]]
-    for at, name in enumerate(NAMES)
-}
-"""Items of each user in the order of time; the last is for the test, the one before for validation."""
-
-
-def write_histories(path):
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["user", "item", "positive", "time", "part"])
-        for name, items in HISTORY.items():
-            for at, item in enumerate(items):
-                writer.writerow([name, item, 1, 1000 + at, [0, 0, 0, 0, 1, 2][at]])
-    return path
-
-
-def query(service, text):
-    with contextlib.closing(sqlite3.connect(service.state / "client.db")) as connection:
-        return connection.execute(text).fetchall()
-
-
-class World:
-    """A run with one data owner, played by the test, and one real host of five users."""
-
-    def __init__(self, calls, third_party, start_member, certificates, tmp_path, cos):
-        self.calls, self.third_party, self.start_member = calls, third_party, start_member
-        self.certificates, self.cos = certificates, cos
-        self.run = f"hosted-{time.monotonic_ns()}"
-        self.histories = write_histories(tmp_path / "histories.csv")
-        self.operator = calls.Operating(cos, certificates["operator"])
-
-    async def begin(self, *, secure_sum="clear", per_user=False, users=None, **rounds):
-        usual = {
-            "cohorts": wire.CohortKind.COHORT_KIND_ALL,
-            "cohort": 1,
-            "group": 1000,
-            "beacon": bytes(32),
-            "party_per_user": per_user,
-            "min_cohort": 1,
-            "min_sum": 1,
-            "experiment": True,
-            "passes": 1,
-            "evaluate_every": 1,
-            "choose_by": "validation_ndcg_all@10",
-            "step_timeout_ms": 3_600_000,
-        }
-        await self.operator.start(
-            self.run,
-            owners=1,
-            users=users or len(NAMES),
-            system="fedncf",
-            form="users" if per_user else "hosts",
-            secure_sum=secure_sum,
-            settings=SETTINGS.to_json(),
-            rounds=wire.RoundsPlan(**{**usual, **rounds}),
-        )
-        owner = await self.third_party.enrol("data-owner", f"owner-{self.run}", 1)
-        member = Member(
-            owner.identities[0],
-            owner.bundles[0],
-            wire.ParticipantKind.PARTICIPANT_KIND_DATA_OWNER,
-            name="zoo",
-            address="127.0.0.1:1",
-            tls_name="zoo.test",
-            items=ITEMS,
-        )
-        await self.calls.party_at(self.cos, owner, self.run).register([member])
-
-    def host(self, *, healthy=True, **keys):
-        """Start the host."""
-        return self.start_member(
-            "client",
-            f"host-{self.run}",
-            self.third_party,
-            healthy=healthy,
-            participants=len(NAMES),
-            histories=self.histories,
-            cos={"address": self.cos.address, "name": self.cos.name},
-            run=self.run,
-            **{"consent": TRUSTING, **keys},
-        )
-
-    async def over(self):
-        """Wait until the run has ended, durably, and return its report."""
-        async with asyncio.timeout(SOON_S):
-            async for _ in self.operator.stub.WatchRun(
-                operating.WatchRunRequest(run_id=self.run), timeout=SOON_S
-            ):
-                pass
-        answer = await self.operator.stub.GetReport(operating.GetReportRequest(run_id=self.run))
-        return json.loads(answer.json)
-
-    async def receipt(self, host, user):
-        agent = host.channel(self.certificates["operator"]).stub(UserAgentStub)
-        answer = await agent.DisclosureReceipt(agent_wire.DisclosureReceiptRequest(user=user))
-        return {one.kind: one for one in answer.disclosures}, list(answer.declined)
+from .hosting import HISTORY, ITEMS, NAMES, SEED, SOON_S, TRUSTING, World, query
 
 
 @pytest.fixture
@@ -163,9 +52,13 @@ async def test_users_of_a_host_are_members_to_the_end_and_each_has_a_receipt(wor
     assert set(protections.values()) == {MASKED if secure_sum == "masked" else "in clear"}
     assert all(one.bytes > 0 and one.last_ms >= one.first_ms > 0 for one in sent.values())
 
-    with (host.state / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert {row["point"] for row in rows} == {"0", "1"}
+    rows = []
+    async with asyncio.timeout(SOON_S):
+        # Written when the sum has been sent, so the run may be over before.
+        while {row["point"] for row in rows} != {"0", "1"}:
+            with (host.state / "metrics.csv").open(newline="") as file:
+                rows = list(csv.DictReader(file))
+            await asyncio.sleep(0.02)
     for point, evaluation in enumerate(report["history"]):
         own = [
             float(row["value"])

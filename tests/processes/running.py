@@ -42,7 +42,8 @@ class Running(Federation):
     hold : iterable of str
         Parties that wait for `release`.
     keys : mapping
-        Configuration beside that of the launcher, by role or by party.
+        Configuration beside that of the launcher, by role or by party; what is a mapping goes into a table that the
+        launcher writes.
     expect_users : int, optional
         For how many users the run waits, when not for all.
     """
@@ -82,9 +83,11 @@ class Running(Federation):
                 **self.keys.get(party, {}),
             }
             config = child.folder / "config.toml"
-            # A JSON string, number or truth value is TOML as well.
-            lines = [f"{key} = {json.dumps(value)}\n" for key, value in keys.items()]
-            config.write_text("".join(lines) + config.read_text())
+            text = config.read_text()
+            for table, held in keys.items():
+                if isinstance(held, Mapping):
+                    text = text.replace(f"[{table}]\n", f"[{table}]\n{_toml(held)}")
+            config.write_text(_toml(keys) + text)
         self.cos.state.mkdir(mode=0o700)
         open_sqlite(self.cos.state / "cos.db", "cos").dispose()
         with contextlib.closing(sqlite3.connect(self.cos.state / "cos.db")) as connection:
@@ -302,3 +305,10 @@ class Running(Federation):
     def parties(self, role: str) -> list[str]:
         """Return the parties of a role."""
         return [party for party, child in self.children.items() if child.role == role]
+
+
+def _toml(keys: Mapping[str, object]) -> str:
+    """Return lines of TOML; a JSON string, number or truth value is TOML as well."""
+    return "".join(
+        f"{key} = {json.dumps(value)}\n" for key, value in keys.items() if not isinstance(value, Mapping)
+    )

@@ -7,19 +7,13 @@ transcripts, stores, logs, given files and metrics pages of every party: it must
 
 import asyncio
 import csv
-import dataclasses
 import itertools
 import struct
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from coterie.crypto.identity import Prekey
 from coterie.evaluation.holdout import TRAIN
 from coterie.launch.feed import load, make_feed
 from coterie.learning.drift import initial
@@ -29,13 +23,20 @@ from coterie.privacy.canaries import CanaryKit, pack_records
 from coterie.privacy.transcript import decode, read_transcript
 from coterie.privacy.visibility import Audit, matrix, observed
 from coterie.wire.tensor import from_wire
-from coterie.wire.v1 import client_pb2
-from coterie.wire.v1.client_pb2_grpc import UserAgentStub
-from coterie.wire.v1.orchestrator_pb2 import MetricSums, Participant, SubmitKind
+from coterie.wire.v1.orchestrator_pb2 import MetricSums, SubmitKind
 
+from .planted import (
+    Held,
+    ask,
+    audit_everybody,
+    names_at,
+    plant_histories,
+    plant_identities,
+    plant_recommendations,
+    plant_secrets,
+    with_canaries,
+)
 from .stores import rows
-
-OPERATOR = "operator/operator"
 
 SAMPLE = 60
 """Updates of which gradients and requests are searched: spread over the run."""
@@ -44,25 +45,6 @@ NOT_IN_THIS_RUN = {
     ("operator", "participant_id"): "it asks for nothing that names one",
 }
 """What a role may see by the matrix, and does not see here."""
-
-
-def with_canaries(feed, kit):
-    """Give users and items of a data set names that can be recognised."""
-    data = feed.dataset
-    users = [kit.user_names(1, holders={f"client/host-{host}"})[0] for host in feed.host]
-    named = dataclasses.replace(data, users=tuple(users), items=tuple(kit.item_keys(len(data.items))))
-    return dataclasses.replace(feed, dataset=named)
-
-
-@dataclasses.dataclass
-class Held:
-    """A finished run, and what can only be had while it goes on."""
-
-    running: object
-    kit: CanaryKit
-    report: dict
-    pages: list[tuple[str, str]]
-    recommended: dict[str, client_pb2.UserRecommendResponse]
 
 
 @pytest.fixture(scope="module")
@@ -94,22 +76,6 @@ def run(small, federation):
     return held
 
 
-def names_at(feed, host):
-    """Return the names of a host's users."""
-    names = zip(feed.dataset.users, feed.host, strict=True)
-    return [name for name, number in names if f"client/host-{number}" == host]
-
-
-async def ask(running, host, user):
-    """Ask for recommendations in place of a user's own application."""
-    channel = running.channel(host)
-    try:
-        request = client_pb2.UserRecommendRequest(user=user, k=10)
-        return await channel.stub(UserAgentStub).Recommend(request)
-    finally:
-        await channel.close()
-
-
 # --- private values of the run, as they look on the wire and in stores -------------------------------------------
 
 
@@ -138,12 +104,7 @@ def plant_interactions(held):
             holders[pack_records([index[key] for key in keys], flags)] |= {hosts[user], owners[owner]}
     for pattern, parties in holders.items():
         kit.plant("interaction", pattern, parties)
-    for host in held.running.parties("client"):
-        lines = (held.running.children[host].folder / "histories.csv").read_bytes().split(b"\r\n")[1:-1]
-        for line in lines:
-            kit.plant("interaction", b",".join(line.split(b",")[:3]), {host})
-        for first in range(0, len(lines) - 2, 3):
-            kit.plant("history", b"\r\n".join(lines[first : first + 3]), {host})
+    plant_histories(held)
 
 
 def plant_sealed_records(held):
@@ -218,55 +179,6 @@ def telling(value):
     return value * 1000 % 1 != 0
 
 
-def plant_recommendations(held):
-    for host, response in held.recommended.items():
-        scores = np.asarray(response.scores, "<f4")
-        assert len(scores) == 10
-        # The COS answers with those of seen items in between.
-        for pair in itertools.pairwise(scores):
-            held.kit.plant("recommendation", np.array(pair).tobytes(), {host})
-
-
-def plant_identities(held):
-    kit, cos = held.kit, held.running.cos.state / "cos.db"
-    for participant, party, message in rows(cos, "SELECT participant, party, message FROM participants"):
-        kit.plant("participant_id", participant)
-        kit.plant("delegation", Participant.FromString(message).delegation.signature, {party})
-
-
-def plant_secrets(held):
-    running, kit = held.running, held.kit
-    folders = {party: child.folder for party, child in running.children.items()}
-    for party, folder in (folders | {OPERATOR: running.folder / "operator"}).items():
-        if (token := folder / "token").exists():
-            kit.plant("enrolment_token", token.read_text().strip(), {party})
-        for path in folder.rglob("*"):
-            for secret in secrets_in(path):
-                kit.plant("secret_key", secret, {party})
-
-
-def secrets_in(path: Path):
-    """Yield what must stay secret of a file."""
-    if path.name in ("key.pem", "ca-key.pem"):
-        lines = path.read_text().splitlines()
-        # The line with the most of the key; the first is the same for all keys of a kind.
-        yield lines[2].encode() if len(lines) > 3 else lines[1][-24:].encode()
-        key = load_pem_private_key(path.read_bytes(), None)
-        if isinstance(key, Ed25519PrivateKey):
-            yield key.private_bytes_raw()
-        else:
-            yield key.private_numbers().private_value.to_bytes(32, "big")
-    elif path.name in ("identities.key", "directory-signing.key"):
-        # A line that names the content, keys of 32 bytes, and a digest of both.
-        content = path.read_bytes().partition(b"\n")[2][:-32]
-        yield from (content[first : first + 32] for first in range(0, len(content), 32))
-    elif path.suffix == ".prekey":
-        secret = path.read_bytes().partition(b"\n")[2][:32]
-        public = X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
-        assert public == Prekey.load(path).public.public
-        yield secret
-
-
 PLANTED = (
     plant_interactions,
     plant_sealed_records,
@@ -285,18 +197,7 @@ PLANTED = (
 @pytest.fixture(scope="module")
 def audited(run):
     """The audit of everything that anybody held."""
-    audit = Audit(run.kit)
-    for party, child in run.running.children.items():
-        audit.audit_transcript(party, child.state / "transcript.bin")
-        audit.audit_tree(party, child.folder)
-    for party, page in run.pages:
-        audit.audit_bytes(party, "metrics page", page.encode())
-    audit.audit_tree(OPERATOR, run.running.folder / "operator")
-    for event in run.running.events:
-        audit.audit_bytes(OPERATOR, "WatchRun", event.SerializeToString())
-    for response in run.recommended.values():
-        audit.audit_bytes(OPERATOR, "Recommend", response.SerializeToString())
-    return audit.result()
+    return audit_everybody(run, Audit(run.kit)).result()
 
 
 def test_nobody_holds_what_it_may_not_see(audited):
