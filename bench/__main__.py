@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench import federation, local_step, masked, rounds, sealed
+from bench import federation, local_step, masked, rounds, sealed, submit
 from bench.rows import Row, machine
 from coterie.telemetry.logs import configure
 
@@ -24,6 +24,7 @@ SUITES: dict[str, Callable[[Path | None], Iterator[Row]]] = {
     "local_step": local_step.rows,
     "round": rounds.rows,
     "round.empty": lambda _: rounds.empty_rows(),
+    "submit": lambda _: submit.rows(),
 }
 
 

@@ -167,12 +167,13 @@ class Resumed:
 
 @dataclass(frozen=True)
 class Arrived:
-    """A member's message for a step."""
+    """A member's message for a step; ``sha256`` is the message's, where the transport has checked it already."""
 
     member: int
     step: Step
     message: bytes
     now: float
+    sha256: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -264,8 +265,8 @@ def advance(state: RoundState, event: Event) -> tuple[RoundState, list[Effect]]:
             return _progress(opened, now, [Save()])
         case Resumed(now):
             return _resume(state, now)
-        case Arrived(member, step, message, now):
-            return _progress(_take(state, member, step, message), now, [])
+        case Arrived(now=now):
+            return _progress(_take(state, event), now, [])
         case Lost(members, now):
             return _progress(replace(state, lost=state.lost | members), now, [])
         case Tick(now):
@@ -305,8 +306,9 @@ def _resume(state: RoundState, now: float) -> tuple[RoundState, list[Effect]]:
     return replace(state, phase=Phase.UNMASK), [Unmask()]
 
 
-def _take(state: RoundState, member: int, step: Step, message: bytes) -> RoundState:
-    if _repeated(state, member, step, message):
+def _take(state: RoundState, arrived: Arrived) -> RoundState:
+    member, step, message = arrived.member, arrived.step, arrived.message
+    if _repeated(state, arrived):
         return _heard(state, member)
     if state.phase is not Phase.COLLECT or step is not state.step:
         raise Refusal(
@@ -325,7 +327,9 @@ def _take(state: RoundState, member: int, step: Step, message: bytes) -> RoundSt
     if step is Step.SUBMIT:
         if state.running is None:
             raise AssertionError("SUBMIT is open without a running sum")
-        vector = state.half.vector(state.plan, state.closed, state.arrived, member, message, state.layout)
+        vector = state.half.vector(
+            state.plan, state.closed, state.arrived, member, message, state.layout, arrived.sha256
+        )
         # A new array: the states before this one keep theirs.
         state = replace(state, running=state.running + vector.codes)
         kept = vector.note
@@ -339,14 +343,18 @@ def _heard(state: RoundState, member: int) -> RoundState:
     return replace(state, lost=state.lost - {member}) if member in state.lost else state
 
 
-def _repeated(state: RoundState, member: int, step: Step, message: bytes) -> bool:
+def _repeated(state: RoundState, arrived: Arrived) -> bool:
     """Whether the member's message of this step is there already; other bytes are refused."""
+    member, step, message = arrived.member, arrived.step, arrived.message
     is_open = state.phase is Phase.COLLECT and step is state.step
     kept = (state.arrived if is_open else state.closed.get(step, _NONE)).get(member)
     if kept is None:
         return False
     # Of a contribution only the note is kept; it begins with the hash.
-    same = kept[:32] == hashlib.sha256(message).digest() if step is Step.SUBMIT else kept == message
+    if step is Step.SUBMIT:
+        same = kept[:32] == (arrived.sha256 or hashlib.sha256(message).digest())
+    else:
+        same = kept == message
     if not same:
         raise Refusal(
             ErrorReason.ERROR_REASON_CONFLICT,

@@ -182,6 +182,7 @@ class MaskedServer:
         member: int,
         message: bytes,
         layout: Layout,
+        sha256: bytes = b"",
     ) -> Vector:
         """Check a contribution.
 
@@ -222,7 +223,7 @@ class MaskedServer:
                 field="signature",
                 expected="the member's own",
             ) from None
-        return Vector(codes, hashlib.sha256(message).digest() + pack_positions(left_out))
+        return Vector(codes, (sha256 or hashlib.sha256(message).digest()) + pack_positions(left_out))
 
     def shortfall(self, plan: SumPlan, closed: Closed, step: Step, arrived: Mapping[int, bytes]) -> str:
         """Say why a step cannot be closed with these messages: too few users, or a secret that nobody could undo."""

@@ -138,8 +138,11 @@ class ServerHalf(Protocol):
         member: int,
         message: bytes,
         layout: Layout,
+        sha256: bytes = b"",
     ) -> Vector:
         """Check a message of SUBMIT, given the notes of those who were before it.
+
+        ``sha256`` is that of the message, where it has been checked already.
 
         Raises
         ------

@@ -32,7 +32,8 @@ class Assembler:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._data = bytearray()
+        self._pieces: list[bytes] = []
+        self._length = 0
         self.complete = False
 
     def add(self, chunk: Chunk) -> None:
@@ -43,21 +44,23 @@ class Assembler:
         Refusal
             TRUNCATED for a chunk out of order or after the last; TOO_LARGE beyond the limit.
         """
-        if self.complete or chunk.offset != len(self._data):
+        if self.complete or chunk.offset != self._length:
             raise Refusal(
                 ErrorReason.ERROR_REASON_TRUNCATED,
                 f"a chunk at offset {chunk.offset} does not continue the payload",
                 field="chunk.offset",
-                expected="no further chunk" if self.complete else str(len(self._data)),
+                expected="no further chunk" if self.complete else str(self._length),
             )
-        if len(self._data) + len(chunk.data) > self._limit:
+        data = chunk.data
+        if self._length + len(data) > self._limit:
             raise Refusal(
                 ErrorReason.ERROR_REASON_TOO_LARGE,
                 "the payload is longer than this service takes",
                 field="chunk.data",
                 expected=f"at most {self._limit} bytes",
             )
-        self._data += chunk.data
+        self._pieces.append(data)
+        self._length += len(data)
         self.complete = chunk.last
 
     def payload(self, sha256: bytes) -> bytes:
@@ -80,7 +83,8 @@ class Assembler:
                 field="chunk.last",
                 expected="a chunk marked as the last",
             )
-        data = bytes(self._data)
+        # One piece is not copied.
+        data = b"".join(self._pieces)
         if hashlib.sha256(data).digest() != sha256:
             raise Refusal(
                 ErrorReason.ERROR_REASON_HASH_MISMATCH,

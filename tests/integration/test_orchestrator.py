@@ -551,7 +551,7 @@ async def test_asking_twice_gives_the_same_tasks(world):
     assert task.version == (await table(world.host))[0].version
 
 
-async def test_a_poll_waits_until_something_is_newer_than_its_cursor(world):
+async def test_a_poll_waits_until_its_tasks_are_others_than_with_its_cursor(world):
     cursor = (await world.at_host.Poll(wire.PollRequest(run_id=world.run))).revision
     held = wire.PollRequest(run_id=world.run, cursor=cursor, hold_ms=20_000)
     waiting = asyncio.create_task(world.at_host.Poll(held))
@@ -559,6 +559,10 @@ async def test_a_poll_waits_until_something_is_newer_than_its_cursor(world):
     assert (await world.at_host.Poll(short)).revision == cursor
     assert not waiting.done()
     await world.party("other-host").register(members(world.people["other-host"]))
+    assert (await world.at_host.Poll(short)).revision >= cursor
+    assert not waiting.done()
+    rival = members(world.people["other-owner"], ["ant"], name="ants")
+    await world.party("other-owner").register(rival)
     assert (await asyncio.wait_for(waiting, SOON_S)).revision > cursor
 
 

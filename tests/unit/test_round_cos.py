@@ -52,7 +52,7 @@ class Stepwise:
         if message == b"bad":
             raise bad_message(step, "bad", "something else")
 
-    def vector(self, plan, closed, notes, member, message, layout):
+    def vector(self, plan, closed, notes, member, message, layout, sha256=b""):
         if message == b"bad":
             raise bad_message(Step.SUBMIT, "bad", "something else")
         return Vector(np.frombuffer(message, "<u4"), hashlib.sha256(message).digest() + b"note")

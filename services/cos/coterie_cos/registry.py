@@ -56,6 +56,8 @@ class Registry:
         self.by_slot: list[Registered] = []
         self._slots: dict[bytes, int] = {}
         self._by_party: dict[str, list[int]] = {}
+        self.owners: list[int] = []
+        """Slots of data owners, ascending."""
         self.items: list[str] = []
         self._item_index: dict[str, int] = {}
         self.held: dict[int, npt.NDArray[np.uint32]] = {}
@@ -125,6 +127,8 @@ class Registry:
         slot = self._slots[participant] = len(self.by_slot)
         self.by_slot.append(Registered(participant, party, message))
         self._by_party.setdefault(party, []).append(slot)
+        if self.by_slot[slot].is_owner:
+            self.owners.append(slot)
         return slot
 
     def add_items(self, keys: Iterable[str]) -> tuple[npt.NDArray[np.uint32], list[str], int]:
@@ -221,7 +225,7 @@ class Registry:
 
     def users(self) -> int:
         """Return how many users are registered."""
-        return sum(not one.is_owner for one in self.by_slot)
+        return len(self.by_slot) - len(self.owners)
 
     def catalogue(self, present: Mapping[int, bool]) -> Catalogue:
         """Return the item -> owners table over the owners that are present."""

@@ -256,7 +256,8 @@ class RoundsRun(Run):
                 "run ended", run=self.plan.run_id, phase=self.state.phase.value, reason=self.state.reason
             )
             self.ended.set()
-        self.touch()
+            # Between two rounds there is nothing that a party could be told.
+            self.touch()
 
     def _round_event(self, users: int, reason: str = "") -> operator.WatchRunResponse:
         return operator.WatchRunResponse(round=self._sums.event(users, self.state.version, reason))
@@ -381,7 +382,7 @@ class RoundsRun(Run):
             await self.stop(f"a fault of the orchestration server: {type(failure).__name__}")
         elif self.state.phase is training.Phase.GATHER:
             if now - self._gather_since > self.request.phase_timeout_ms / 1e3:
-                users = sum(not one.is_owner for one in self.registry.by_slot)
+                users = self.registry.users()
                 owners = self.owners_alive()
                 await self.stop(
                     f"gather took too long; {owners} of {self.request.expect_owners} data owners and "

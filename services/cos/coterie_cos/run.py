@@ -71,6 +71,9 @@ class Run(abc.ABC):
         # Another number after each start, so that no cursor from before is taken for the present one.
         self._revision = time.time_ns() // 1_000_000
         self._changed = asyncio.Event()
+        self._happened = asyncio.Event()
+        # What each party was told last: the revision, and its tasks then.
+        self._told: dict[str, tuple[int, list[wire.Task]]] = {}
         self._events: list[operator.WatchRunResponse] = []
 
     # --- what kinds of run differ in ---------------------------------------------------------------------------
@@ -195,6 +198,11 @@ class Run(abc.ABC):
         self._revision += 1
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+        self._wake_watchers()
+
+    def _wake_watchers(self) -> None:
+        happened, self._happened = self._happened, asyncio.Event()
+        happened.set()
 
     # --- what parties ask --------------------------------------------------------------------------------------
 
@@ -227,6 +235,7 @@ class Run(abc.ABC):
     async def left(self, party: str, change: str = "left") -> None:
         """Carry out that a party takes no further part."""
         self._parties.pop(party, None)
+        self._told.pop(party, None)
         await self._gone(party, change)
 
     async def returned(self, party: str) -> None:
@@ -243,7 +252,7 @@ class Run(abc.ABC):
         await self.emit(operator.WatchRunResponse(party=operator.PartyEvent(party=party, change=change)))
 
     def _owners(self, party: str) -> list[int]:
-        return [slot for slot in self.registry.slots_of(party) if self.registry.by_slot[slot].is_owner]
+        return [slot for slot in self.registry.owners if self.registry.by_slot[slot].party == party]
 
     async def new_catalogue(self) -> None:
         """Give the catalogue a new version."""
@@ -252,9 +261,7 @@ class Run(abc.ABC):
 
     def present_owners(self) -> dict[int, bool]:
         """Return for each owner's slot whether it is present."""
-        return {
-            slot: self.present(one.party) for slot, one in enumerate(self.registry.by_slot) if one.is_owner
-        }
+        return {slot: self.present(self.registry.by_slot[slot].party) for slot in self.registry.owners}
 
     def owners_alive(self) -> int:
         """Return how many data owners are present."""
@@ -268,11 +275,12 @@ class Run(abc.ABC):
         )
 
     async def poll(self, party: str, cursor: int, hold_s: float) -> wire.PollResponse:
-        """Return the open tasks of a party; wait while nothing is newer than its cursor."""
+        """Return the open tasks of a party; wait while they are those that it was told with its cursor."""
         # A party that waits here must be heard again well before it counts as silent.
         patience = self.request.party_timeout_ms / 1e3
         deadline = time.monotonic() + min(hold_s, HOLD_S, patience / 3)
-        while self._revision == cursor:
+        told = self._told.get(party, (0, []))
+        while self._revision == cursor or told == (cursor, self.tasks(party)):
             left = deadline - time.monotonic()
             if left <= 0:
                 break
@@ -283,9 +291,8 @@ class Run(abc.ABC):
             except TimeoutError:
                 break
         self.heard(party)
-        return wire.PollResponse(
-            revision=self._revision, tasks=self.tasks(party), deadline_ms=self.request.phase_timeout_ms
-        )
+        self._told[party] = revision, tasks = self._revision, self.tasks(party)
+        return wire.PollResponse(revision=revision, tasks=tasks, deadline_ms=self.request.phase_timeout_ms)
 
     def shared_payload(self, role: str, request: wire.FetchRequest) -> tuple[int, bytes] | None:
         """Return what may be fetched from every kind of run; None for anything else."""
@@ -317,7 +324,7 @@ class Run(abc.ABC):
         """Yield events from a number on, as they happen, until the run has ended."""
         number = max(first, 1)
         while True:
-            changed = self._changed
+            happened = self._happened
             while number <= len(self._events):
                 yield self._events[number - 1]
                 number += 1
@@ -326,7 +333,7 @@ class Run(abc.ABC):
                 return
             try:
                 async with asyncio.timeout(_PROGRESS_S):
-                    await changed.wait()
+                    await happened.wait()
             except TimeoutError:
                 # Progress is worth seeing and not worth keeping: it has no number.
                 yield _stamped(operator.WatchRunResponse(progress=self.progress()), self.summary())
@@ -353,6 +360,7 @@ class Run(abc.ABC):
         for event in await self._writer.run(write):
             self._events.append(event)
             self.remember(event)
+        self._wake_watchers()
 
     def report(self) -> str:
         """Return what the COS knows, as JSON (docs/report.md)."""

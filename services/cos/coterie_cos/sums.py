@@ -399,7 +399,7 @@ class Sums:
                     field="slots",
                     expected="all the slots that one member covers",
                 )
-            self._advance(current, machine.Arrived(member, step, payload, time.monotonic()))
+            self._advance(current, machine.Arrived(member, step, payload, time.monotonic(), head.sha256))
         except Refusal:
             current.refused += 1
             raise

@@ -1,0 +1,267 @@
+"""``Submit`` with many items in one stream against a bare ``grpc.aio`` stream of the same messages.
+
+The COS is a process of its own, and so is the bare server; both have the certificate of the COS.  This process is the
+client host of both: it plays rounds of users as parties in clear, whose contributions are those of FedNeuMF on
+MovieLens 100K in size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import grpc
+
+from bench.peers.stream import METHOD
+from bench.rows import Row, higher
+from coterie.config.base import EnrolSettings, Peer, ServiceSettings
+from coterie.config.run import RunSettings
+from coterie.crypto.authority import logical_name
+from coterie.launch.authority import TOKENS, make_authority, make_token
+from coterie.launch.children import Child, free_port
+from coterie.launch.operator import Operator
+from coterie.launch.parties import DIRECTORY, JOIN_S, run_plan, start_request
+from coterie.net.channel import connect
+from coterie.net.credentials import TlsFiles
+from coterie.net.enrolment import enrol, identities
+from coterie.net.meter import Meter
+from coterie.net.party import Item, Member, Party, slot_ranges
+from coterie.net.retry import Retry
+from coterie.rounds.systems import server_side
+from coterie.rounds.training import Purpose
+from coterie.secure_sum.clear import ClearMember
+from coterie.secure_sum.plan import SumPlan
+from coterie.secure_sum.protocol import Step
+from coterie.wire.chunks import split
+from coterie.wire.layout import Contribution
+from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1 import rounds_pb2
+from coterie.wire.v1.common_pb2 import RoundRef
+
+_ROOT = Path(__file__).resolve().parent.parent
+_HOST = "127.0.0.1"
+_RUN = "bench"
+_USERS = 64
+_ITEMS = 1682
+_ROUNDS = 9
+_WARM = 2
+
+
+def _seconds(process: subprocess.Popen[bytes]) -> float:
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class _Site:
+    """Directory and COS as processes, and the parties that this process plays."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._at = {name: f"{_HOST}:{free_port()}" for name in ("thirdparty", "enrol", "cos", "bare")}
+        self._authority = Child("thirdparty", DIRECTORY, folder / "thirdparty")
+        self.cos = Child("cos", "cos", folder / "cos")
+        self._operator: Operator | None = None
+        self._channels: list[Any] = []
+        self.bare: subprocess.Popen[bytes] | None = None
+
+    async def __aenter__(self) -> Self:
+        make_authority(self._authority.state)
+        self._authority.configure(
+            {
+                "listen": self._at["thirdparty"],
+                "enrol_listen": self._at["enrol"],
+                "tokens": self._authority.state / TOKENS,
+            }
+        )
+        self.cos.configure(
+            {
+                "listen": self._at["cos"],
+                "thirdparty": {"address": self._at["thirdparty"], "name": DIRECTORY},
+                "enrol": self._enrolment("cos", "cos", 0),
+            }
+        )
+        for child in (self._authority, self.cos):
+            child.start()
+        self._operator = await Operator.enrolled(
+            self._settings("operator", "operator", 0), Peer(address=self._at["cos"], name="cos")
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for channel in self._channels:
+            await channel.close()
+        if self._operator is not None:
+            await self._operator.close()
+        if self.bare is not None:
+            self.bare.kill()
+            self.bare.wait()
+        for child in (self.cos, self._authority):
+            await child.stop()
+
+    def _enrolment(self, role: str, name: str, participants: int) -> dict[str, Any]:
+        token = self._folder / name / "token"
+        make_token(self._authority.state, role, name, participants, token)
+        return {
+            "address": self._at["enrol"],
+            "name": DIRECTORY,
+            "ca_file": self._authority.state / "ca.pem",
+            "token_file": token,
+            "timeout_s": JOIN_S,
+        }
+
+    def _settings(self, role: str, name: str, participants: int) -> ServiceSettings:
+        how = EnrolSettings.model_validate(self._enrolment(role, name, participants))
+        return ServiceSettings(name=name, state=self._folder / name, listen=f"{_HOST}:0", enrol=how)
+
+    async def begin(self, settings: RunSettings) -> None:
+        """Create the run."""
+        if self._operator is None:
+            raise RuntimeError("the site is not open")
+        plan = run_plan(settings, run_id=_RUN, seed=0)
+        await self._operator.start(start_request(settings, plan, owners=1, users=_USERS))
+
+    async def party(self, role: str, name: str, participants: int) -> tuple[Party, list[Member], TlsFiles]:
+        """Enrol a party."""
+        settings = self._settings(role, name, participants)
+        tls = TlsFiles(settings.state / "tls")
+        people = identities(settings.state, participants)
+        bundles = await enrol(role, settings, tls, people)
+        channel = connect(
+            self._at["cos"],
+            tls.channel_credentials(),
+            tls_name=logical_name("cos", "cos"),
+            peer="cos/cos",
+            meter=Meter(),
+        )
+        self._channels.append(channel)
+        kind = wire.ParticipantKind.Value(
+            "PARTICIPANT_KIND_USER" if role == "client" else "PARTICIPANT_KIND_DATA_OWNER"
+        )
+        members = [Member(person, bundle, kind) for person, bundle in zip(people, bundles, strict=True)]
+        return Party(channel, _RUN, tls.identity().fingerprint, Retry(limit_s=30.0)), members, tls
+
+    def stream(self, tls: TlsFiles) -> Callable[[Sequence[wire.SubmitRequest]], Awaitable[Any]]:
+        """Start the bare server, with the certificate of the COS, and return a call to it."""
+        command = [sys.executable, "-m", "bench.peers.stream", self._at["bare"], str(self.cos.state / "tls")]
+        self.bare = subprocess.Popen(command, cwd=_ROOT)
+        channel = grpc.aio.secure_channel(
+            self._at["bare"],
+            tls.channel_credentials(),
+            options=[("grpc.ssl_target_name_override", logical_name("cos", "cos"))],
+        )
+        self._channels.append(channel)
+        call: Any = channel.stream_unary(
+            METHOD, wire.SubmitRequest.SerializeToString, wire.SubmitResponse.FromString
+        )
+
+        async def send(messages: Sequence[wire.SubmitRequest]) -> Any:
+            async def requests() -> AsyncIterator[wire.SubmitRequest]:
+                for message in messages:
+                    yield message
+
+            return await call(requests(), wait_for_ready=True)
+
+        return send
+
+
+def _messages(round_: RoundRef, items: Sequence[Item]) -> list[wire.SubmitRequest]:
+    found = []
+    for item in items:
+        for chunk in split(item.payload):
+            request = wire.SubmitRequest(
+                round=round_, kind=item.kind, slots=slot_ranges(item.slots), sha256=bytes(32)
+            )
+            request.chunk.CopyFrom(chunk)
+            found.append(request)
+    return found
+
+
+def _item(slot: int, purpose: Purpose, settings: RunSettings) -> Item:
+    plan = run_plan(settings, run_id=_RUN, seed=0)
+    made = Contribution(server_side(plan.system, plan.settings, _ITEMS, plan.seed, 1).layout(purpose))
+    made.count()
+    payload = ClearMember().answer(Step.SUBMIT, b"", made.codes())
+    return Item(wire.SubmitKind.SUBMIT_KIND_VECTOR, [slot], payload)
+
+
+async def _measured() -> list[tuple[float, float, float, float, int]]:
+    """Return wall and CPU seconds of ours and of the bare stream, and the bytes, for each round of training."""
+    settings = RunSettings.model_validate(
+        {
+            "system": "fedncf",
+            "secure_sum": "clear",
+            "reference": False,
+            "fedncf": {"model": "neumf", "touch": "exact"},
+            "rounds": {"cohorts": "all", "passes": 1000, "evaluate_every": 1000, "party_per_user": True},
+            "federation": {"hosts": 1},
+        }
+    )
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        async with _Site(Path(folder)) as site:
+            owner, owners, _ = await site.party("data-owner", "catalogue", 1)
+            host, users, tls = await site.party("client", "host", _USERS)
+            bare = site.stream(tls)
+            await site.begin(settings)
+            of = owners[0]
+            keys = [f"item-{n}" for n in range(_ITEMS)]
+            await owner.register([Member(of.identity, of.bundle, of.kind, "all", f"{_HOST}:1", "none", keys)])
+            await host.register(users)
+            async for tasks in host.tasks():
+                for task in tasks:
+                    _, payload = await host.fetch(
+                        wire.FetchKind.FETCH_KIND_SUM_PLAN, version=task.round.round
+                    )
+                    plan = SumPlan.from_wire(rounds_pb2.SumPlan.FromString(payload or b""))
+                    slots = [n for part in task.slots for n in range(part.first, part.first + part.count)]
+                    one = _item(slots[0], Purpose(plan.purpose), settings)
+                    items = [Item(one.kind, [slot], one.payload) for slot in slots]
+                    same = _messages(task.round, items)
+                    took = []
+                    for process, send in (
+                        (site.bare, lambda: bare(same)),  # noqa: B023 - called before the next round
+                        (site.cos.process, lambda: host.submit_many(task.round, items)),  # noqa: B023
+                    ):
+                        if process is None:
+                            raise RuntimeError("a server is missing")
+                        cpu, wall = _seconds(process) + time.process_time(), time.perf_counter()
+                        await send()
+                        took += [
+                            time.perf_counter() - wall,
+                            _seconds(process) + time.process_time() - cpu,
+                        ]
+                    if plan.purpose == Purpose.TRAIN.value:
+                        bytes_ = sum(len(item.payload) for item in items)
+                        found.append((took[2], took[3], took[0], took[1], bytes_))
+                        if len(found) == _WARM + _ROUNDS:
+                            return found[_WARM:]
+    raise RuntimeError("the run ended too early")
+
+
+def rows() -> Iterator[Row]:
+    """Measure both, in turn."""
+    found = asyncio.run(_measured())
+    ours, cpu, theirs, their_cpu, bytes_ = (statistics.median(column) for column in zip(*found, strict=True))
+    yield higher(
+        "submit.stream",
+        bytes_ / ours / 1e6,
+        bytes_ / theirs / 1e6,
+        "MB/s",
+        f"{_USERS} items of {bytes_ / _USERS / 1e3:.0f} kB in one stream, {len(found)} rounds; "
+        "a bare grpc.aio stream of the same messages; target >= 0.6",
+    )
+    yield higher(
+        "submit.stream.cpu",
+        bytes_ / cpu / 1e6,
+        bytes_ / their_cpu / 1e6,
+        "MB/CPU s",
+        "the same by CPU time of client and server together",
+    )
