@@ -58,7 +58,7 @@ class World:
         self.histories = write_histories(tmp_path / "histories.csv")
         self.operator = calls.Operating(cos, certificates["operator"])
 
-    async def begin(self, *, secure_sum="clear", per_user=False, users=None, **rounds):
+    async def begin(self, *, secure_sum="clear", per_user=False, users=None, settings=SETTINGS, **rounds):
         usual = {
             "cohorts": wire.CohortKind.COHORT_KIND_ALL,
             "cohort": 1,
@@ -80,7 +80,7 @@ class World:
             system="fedncf",
             form="users" if per_user else "hosts",
             secure_sum=secure_sum,
-            settings=SETTINGS.to_json(),
+            settings=settings.to_json(),
             rounds=wire.RoundsPlan(**{**usual, **rounds}),
         )
         owner = await self.third_party.enrol("data-owner", f"owner-{self.run}", 1)
@@ -97,16 +97,15 @@ class World:
 
     def host(self, *, healthy=True, **keys):
         """Start the host."""
+        usual = {
+            "participants": len(NAMES),
+            "histories": self.histories,
+            "cos": {"address": self.cos.address, "name": self.cos.name},
+            "run": self.run,
+            "consent": TRUSTING,
+        }
         return self.start_member(
-            "client",
-            f"host-{self.run}",
-            self.third_party,
-            healthy=healthy,
-            participants=len(NAMES),
-            histories=self.histories,
-            cos={"address": self.cos.address, "name": self.cos.name},
-            run=self.run,
-            **{"consent": TRUSTING, **keys},
+            "client", f"host-{self.run}", self.third_party, healthy=healthy, **{**usual, **keys}
         )
 
     async def over(self):

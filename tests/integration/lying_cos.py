@@ -1,0 +1,331 @@
+"""An orchestration server that lies: it stands between a real host and the real server, and plays a round of its own.
+
+Registration, catalogue, places and model are the real server's.  The first round is the liar's: the host is shown a
+plan and briefings that a lie may have changed, and what it answers goes no further.  The other members are played, and
+follow the protocol as the real plan says.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import hashlib
+import time
+
+import grpc
+import numpy as np
+
+from coterie.crypto.masking import RoundKey
+from coterie.secure_sum.masked import MaskedServer
+from coterie.secure_sum.masked_member import MaskedMember
+from coterie.secure_sum.plan import SumPlan
+from coterie.secure_sum.protocol import Declined, Step
+from coterie.wire.chunks import Assembler, split
+from coterie.wire.layout import Contribution
+from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1 import rounds_pb2
+from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorServicer, OrchestratorStub
+from coterie.wire.v1.orchestrator_pb2_grpc import add_OrchestratorServicer_to_server as add_to
+
+from .playing import STEPS
+
+MOST_BYTES = 1 << 24
+AHEAD = 1000
+"""Added to the liar's own revisions: the host has seen some of the real server's."""
+
+
+class Lie:
+    """What the server tells the host that is not so; this one tells the truth."""
+
+    def __init__(self):
+        self.strangers = None
+        """The participants that the test plays, by place in the plan."""
+
+    def plan(self, plan: SumPlan) -> SumPlan:
+        """Return the plan that the host is shown."""
+        return plan
+
+    def briefing(self, step: Step, honest: bytes, plan: SumPlan) -> bytes:
+        """Return what a member of the host is told for a step."""
+        return honest
+
+    def told_the_others(self, step: Step, honest: bytes) -> bytes:
+        """Return what a played member is told for a step."""
+        return honest
+
+
+class SwappedKeys(Lie):
+    """One member's keys of the round are the server's own."""
+
+    def briefing(self, step, honest, plan):
+        if step is not Step.SHARE:
+            return honest
+        adverts = rounds_pb2.Adverts.FromString(honest)
+        one = next(advert for advert in adverts.adverts if advert.member in self.strangers)
+        one.channel_public, one.mask_public = RoundKey().public, RoundKey().public
+        return adverts.SerializeToString()
+
+
+class SwappedParticipant(Lie):
+    """One member's advertisement, keys and all, is another member's."""
+
+    def briefing(self, step, honest, plan):
+        if step is not Step.SHARE:
+            return honest
+        adverts = rounds_pb2.Adverts.FromString(honest)
+        one, other = [advert for advert in adverts.adverts if advert.member in self.strangers][:2]
+        one.bundle.CopyFrom(other.bundle)
+        return adverts.SerializeToString()
+
+
+class AnotherOrder(Lie):
+    """The host sees two members at each other's place, and their advertisements as well."""
+
+    def _swapped(self):
+        return sorted(self.strangers)[:2]
+
+    def plan(self, plan):
+        one, other = self._swapped()
+        members = list(plan.members)
+        members[one], members[other] = members[other], members[one]
+        return dataclasses.replace(plan, members=tuple(members))
+
+    def briefing(self, step, honest, plan):
+        if step is not Step.SHARE:
+            return honest
+        one, other = self._swapped()
+        adverts = rounds_pb2.Adverts.FromString(honest).adverts
+        for advert in adverts:
+            advert.member = {one: other, other: one}.get(advert.member, advert.member)
+        ordered = sorted(adverts, key=lambda advert: advert.member)
+        return rounds_pb2.Adverts(adverts=ordered).SerializeToString()
+
+
+class SmallerCohort(Lie):
+    """The host sees a cohort without one of its members."""
+
+    def plan(self, plan):
+        gone = max(self.strangers)
+        members = tuple(member for n, member in enumerate(plan.members) if n != gone)
+        # The graph is the one that belongs to so many.
+        degree, threshold = MaskedServer().plan_fields(len(members))
+        return dataclasses.replace(plan, members=members, degree=degree, threshold=threshold)
+
+
+class FewSubmitters(Lie):
+    """The host is told that fewer submitted than the floor of the sum."""
+
+    def briefing(self, step, honest, plan):
+        if step is not Step.CONFIRM:
+            return honest
+        members = list(rounds_pb2.Submitters.FromString(honest).members)
+        for member in sorted(self.strangers, reverse=True):
+            if len(members) >= plan.min_sum:
+                members.remove(member)
+        return rounds_pb2.Submitters(members=members).SerializeToString()
+
+
+class TwoLists(Lie):
+    """The others confirm a list of submitters from which one of them is missing."""
+
+    def told_the_others(self, step, honest):
+        if step is not Step.CONFIRM:
+            return honest
+        members = list(rounds_pb2.Submitters.FromString(honest).members)
+        members.remove(max(self.strangers))
+        return rounds_pb2.Submitters(members=members).SerializeToString()
+
+
+class LyingCos(OrchestratorServicer):
+    """The server that the host is connected to.
+
+    Parameters
+    ----------
+    real : Member
+        The real server.
+    third_party : ThirdParty
+        Signs the liar's certificate as that of a COS: it is one.
+    folder : Path
+        For its TLS files.
+    host : callable
+        Returns the host as a party, once it has enrolled: the liar speaks in its name to the real server.
+    others : Enrolled
+        The members that the test plays.
+    layout : callable
+        Returns the layout of a purpose.
+    lie : Lie
+    """
+
+    name = "liar"
+
+    def __init__(self, real, third_party, folder, host, others, layout, lie):
+        self._real, self._host, self._others, self._layout, self.lie = real, host, others, layout, lie
+        self._tls = third_party.issue(folder, "cos", self.name)
+        self._server_half = MaskedServer()
+        self._revision = 0
+        self._news = asyncio.Condition()
+        self._stub = None
+        self.plan = None
+        self.shown = None
+        self.step = None
+        self.closed = {}
+        self.running = None
+        self.received = {step: {} for step in Step}
+        """What the host sent, by step and member."""
+
+    @contextlib.asynccontextmanager
+    async def serving(self):
+        """Serve on a port of its own."""
+        server = grpc.aio.server()
+        add_to(self, server)
+        port = server.add_secure_port("127.0.0.1:0", self._tls.server_credentials())
+        self.address = f"127.0.0.1:{port}"
+        await server.start()
+        try:
+            yield self
+        finally:
+            await server.stop(None)
+
+    @property
+    def sent(self):
+        """Steps for which anything has left the host."""
+        return [step for step in Step if self.received[step]]
+
+    def _forward(self):
+        if self._stub is None:
+            self._stub = self._real.channel(self._host()).stub(OrchestratorStub)
+        return self._stub
+
+    # --- what the host asks ------------------------------------------------------------------------------------
+
+    async def Register(self, request_iterator, context):  # noqa: N802
+        return await self._forward().Register(request_iterator)
+
+    async def Poll(self, request, context):  # noqa: N802
+        if self.plan is None:
+            response = await self._forward().Poll(request)
+            for task in response.tasks:
+                if task.kind == wire.TaskKind.TASK_KIND_ROUND:
+                    await self._begin(task)
+            if self.plan is None:
+                return response
+        async with self._news:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(request.hold_ms / 1e3):
+                    await self._news.wait_for(lambda: request.cursor < AHEAD + self._revision)
+        return wire.PollResponse(revision=AHEAD + self._revision, tasks=[self._task()])
+
+    async def Fetch(self, request, context):  # noqa: N802
+        match request.kind:
+            case wire.FetchKind.FETCH_KIND_SUM_PLAN:
+                payload = self.shown.to_wire().SerializeToString(deterministic=True)
+                yield whole(self.plan.round, payload)
+            case wire.FetchKind.FETCH_KIND_BRIEFINGS:
+                payload = self._briefings().SerializeToString()
+                yield whole(self.plan.round, payload)
+            case _:
+                async for response in self._forward().Fetch(request):
+                    yield response
+
+    async def Submit(self, request_iterator, context):  # noqa: N802
+        accepted, head = 0, None
+        async for request in request_iterator:
+            if head is None:
+                head, assembler = request, Assembler(MOST_BYTES)
+            assembler.add(request.chunk)
+            if assembler.complete:
+                step = next(step for step, kind in STEPS.values() if kind == head.kind)
+                self.received[step][self._member_of[head.slots[0].first]] = assembler.payload(head.sha256)
+                accepted, head = accepted + 1, None
+        await self._go_on()
+        return wire.SubmitResponse(accepted=accepted)
+
+    # --- the round ---------------------------------------------------------------------------------------------
+
+    async def _begin(self, task):
+        request = wire.FetchRequest(
+            run_id=task.round.run_id, kind=wire.FetchKind.FETCH_KIND_SUM_PLAN, version=task.round.round
+        )
+        chunks = [response.chunk.data async for response in self._forward().Fetch(request)]
+        self.plan = SumPlan.from_wire(rounds_pb2.SumPlan.FromString(b"".join(chunks)))
+        places = {bundle.participant_id: n for n, bundle in enumerate(self._others.bundles)}
+        self.lie.strangers = {
+            member: places[one.participant]
+            for member, one in enumerate(self.plan.members)
+            if one.participant in places
+        }
+        self.shown = self.lie.plan(self.plan)
+        own = [member for member in range(len(self.plan.members)) if member not in self.lie.strangers]
+        slots = [slot for part in task.slots for slot in range(part.first, part.first + part.count)]
+        self._member_of, self._slots = dict(zip(slots, own, strict=True)), task.slots
+        self._round, self._version = task.round, task.version
+        self._others_halves = {
+            member: MaskedMember(
+                self.plan,
+                member,
+                self._others.identities[place],
+                self._others.bundles[place],
+                self._others.directory_key,
+                int(time.time()),
+            )
+            for member, place in self.lie.strangers.items()
+        }
+        self.step = Step.ADVERTISE
+
+    def _task(self):
+        step = next(number for number, (step, _) in STEPS.items() if step is self.step)
+        return wire.Task(
+            kind=wire.TaskKind.TASK_KIND_ROUND,
+            round=self._round,
+            version=self._version,
+            slots=self._slots,
+            step=step,
+        )
+
+    def _briefings(self):
+        told = wire.Briefings()
+        for member in self._member_of.values():
+            honest = self._server_half.briefing(self.plan, self.closed, self.step, member)
+            told.briefings.add(member=member, payload=self.lie.briefing(self.step, honest, self.shown))
+        return told
+
+    async def _go_on(self):
+        """Close the step when everybody of the host has answered, and ask for the next one."""
+        mine = self.received[self.step]
+        if len(mine) < len(self._member_of) or self.step in self.closed:
+            return
+        layout = self._layout(self.plan.purpose)
+        messages = dict(mine)
+        for member, half in self._others_halves.items():
+            honest = self._server_half.briefing(self.plan, self.closed, self.step, member)
+            briefing = self.lie.told_the_others(self.step, honest)
+            codes = Contribution(layout, users=1).codes() if self.step is Step.SUBMIT else None
+            # Who is lied to leaves as well; the round goes on without it.
+            with contextlib.suppress(Declined):
+                messages[member] = half.answer(self.step, briefing, codes)
+        if self.step is Step.SUBMIT:
+            self.running = np.zeros(layout.size, np.uint32)
+            notes = {}
+            for member, message in messages.items():
+                vector = self._server_half.vector(self.plan, self.closed, notes, member, message, layout)
+                self.running += vector.codes
+                notes[member] = vector.note
+            messages = notes
+        self.closed[self.step] = messages
+        steps = list(Step)
+        if self.step is not steps[-1]:
+            self.step = steps[steps.index(self.step) + 1]
+            self._revision += 1
+            async with self._news:
+                self._news.notify_all()
+
+    def total(self):
+        """Return the sum of the round, decoded."""
+        codes = self._server_half.unmask(self.plan, self.closed, self.running).codes
+        return self._layout(self.plan.purpose).decode(codes, len(self.plan.members))
+
+
+def whole(version, payload):
+    """Return the answer that carries a payload in one chunk."""
+    (chunk,) = split(payload)
+    sha256 = hashlib.sha256(payload).digest()
+    return wire.FetchResponse(version=version, sha256=sha256, total_bytes=len(payload), chunk=chunk)
