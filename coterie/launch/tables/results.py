@@ -206,7 +206,7 @@ def readme_table(tables: Mapping[str, Mapping[str, Any]]) -> str:
                     str(difference["seeds"]),
                     f"{first['metrics'][metric]['mean']:.3f}",
                     f"{second['metrics'][metric]['mean']:.3f}",
-                    f"{difference['mean']:+.3f} ({difference['low']:+.3f} to {difference['high']:+.3f})",
+                    f"{difference['mean']:+.4f} ({difference['low']:+.4f} to {difference['high']:+.4f})",
                 )
             )
     columns = ("HR@10", "sum", "seeds", "federated", "centralised", "difference (95% over users)")
