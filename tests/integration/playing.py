@@ -143,21 +143,23 @@ class Host:
         return await self.submit(items)
 
     async def submit(self, items):
-        async def requests():
-            for kind, number, slots, message in items:
-                request = wire.SubmitRequest(
-                    round=RoundRef(run_id=self.world.run, round=number),
-                    kind=kind,
-                    slots=[SlotRange(first=slot, count=1) for slot in slots],
-                    sha256=hashlib.sha256(message).digest(),
-                )
-                for chunk in split(message):
-                    request.chunk.CopyFrom(chunk)
-                    yield request
-                    request = wire.SubmitRequest()
-
-        response = await self.stub.Submit(requests())
+        """Submit items in one stream; return the reasons of those that are refused."""
+        response = await self.stub.Submit(self.requests(items))
         return [reason_name(one.reason) for one in response.refused]
+
+    async def requests(self, items):
+        """Yield items in chunks."""
+        for kind, number, slots, message in items:
+            request = wire.SubmitRequest(
+                round=RoundRef(run_id=self.world.run, round=number),
+                kind=kind,
+                slots=[SlotRange(first=slot, count=1) for slot in slots],
+                sha256=hashlib.sha256(message).digest(),
+            )
+            for chunk in split(message):
+                request.chunk.CopyFrom(chunk)
+                yield request
+                request = wire.SubmitRequest()
 
     async def play(self):
         """Answer every task until the run has ended; return why it ended."""
@@ -181,7 +183,11 @@ class World:
         self.owner = calls.party_at(cos, people["owner"], self.run)
         self.hosts = {}
 
-    async def begin(self, *who, passes=1, party_s=3600.0, settings=SETTINGS, **rounds):
+    def host(self, who):
+        """Make a host that the test plays."""
+        return Host(self, who)
+
+    async def begin(self, *who, users=None, passes=1, party_s=3600.0, settings=SETTINGS, **rounds):
         usual = {
             "cohorts": wire.CohortKind.COHORT_KIND_ALL,
             "cohort": 1,
@@ -199,7 +205,7 @@ class World:
         await self.operator.start(
             self.run,
             owners=1,
-            users=3 * len(who),
+            users=users or 3 * len(who),
             party_s=party_s,
             system="fedncf",
             form="users" if self.per_user else "hosts",
@@ -213,7 +219,7 @@ class World:
         )
         await self.owner.register([owner])
         for one in who:
-            self.hosts[one] = Host(self, one)
+            self.hosts[one] = self.host(one)
             await self.hosts[one].register()
         return self
 

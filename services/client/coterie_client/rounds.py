@@ -29,6 +29,7 @@ from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import SumPlan, layout_hash
 from coterie.secure_sum.protocol import Declined, Step
 from coterie.store import client as store
+from coterie.wire.layout import UnboundedValueError
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name
 from coterie.wire.tensor import from_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
@@ -391,9 +392,15 @@ class Rounds:
         size, reason = 0, "the local step made no contribution"
         while size < _BATCH_BYTES:
             try:
-                with activity("local step"):
+                # What overflows is found when the contribution is rounded, and said there.
+                with activity("local step"), np.errstate(over="ignore", invalid="ignore"):
                     member, codes = next(made)
             except StopIteration:
+                break
+            except UnboundedValueError as error:
+                # Its words name a segment and no value.
+                _log.error("the local step failed", round=current.number, error=str(error))
+                reason = f"the local step failed: {error}"
                 break
             except Exception as error:
                 # Whatever it is, the run goes on without these members; its words may hold private values.
