@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench import federation, local_step, masked, rounds, sealed, submit
+from bench import federation, local_step, masked, rounds, scale, sealed, submit
 from bench.rows import Row, machine
 from coterie.telemetry.logs import configure
 
@@ -25,7 +25,11 @@ SUITES: dict[str, Callable[[Path | None], Iterator[Row]]] = {
     "round": rounds.rows,
     "round.empty": lambda _: rounds.empty_rows(),
     "submit": lambda _: submit.rows(),
+    "scale": lambda _: scale.rows(),
 }
+
+ON_REQUEST = frozenset({"scale"})
+"""Measured only when they are named."""
 
 
 def main() -> int:
@@ -44,7 +48,7 @@ def main() -> int:
     console = Console(stderr=True)
     rows: list[Row] = []
     for name, suite in SUITES.items():
-        if arguments.only in (None, name):
+        if arguments.only == name or (arguments.only is None and name not in ON_REQUEST):
             for row in suite(arguments.data):
                 console.print(f"[dim]{row.name}[/dim] {row.ours:.4g} {row.unit}")
                 rows.append(row)

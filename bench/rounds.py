@@ -82,7 +82,8 @@ def settings_for(
     )
 
 
-def _cpu(federation: Federation) -> dict[str, float]:
+def process_seconds(federation: Federation) -> dict[str, float]:
+    """Return the CPU seconds of the service processes so far, by role."""
     found: dict[str, float] = {}
     for child in federation.children.values():
         if child.process is not None:
@@ -99,7 +100,7 @@ async def spent(settings: RunSettings, feed: Feed) -> Spent:
             await federation.start()
             async for event in federation.watch():
                 if event.HasField("round") and event.round.purpose == "train":
-                    marks += [_cpu(federation)]
+                    marks += [process_seconds(federation)]
             report = await federation.report()
         accounts = federation.accounts()
     trained = [one for one in report["rounds"] if one["purpose"] == "train"]

@@ -126,9 +126,8 @@ class MaskedServer:
             case Step.ADVERTISE:
                 return b""
             case Step.SHARE:
-                adverts = self._adverts(plan, closed)
-                met = self._met(plan, closed)[member]
-                return wire.Adverts(adverts=[adverts[each] for each in met]).SerializeToString()
+                written = self._of(plan, closed, Step.ADVERTISE, "written adverts", _written)
+                return b"".join(written[each] for each in self._met(plan, closed)[member])
             case Step.SUBMIT:
                 return self._inbox(plan, closed, member).SerializeToString()
             case Step.CONFIRM:
@@ -318,6 +317,8 @@ class MaskedServer:
         return self._of(plan, closed, Step.SHARE, "sharing", lambda there: _within(plan, there))[member]
 
     def _left_out(self, plan: SumPlan, closed: Closed) -> dict[int, frozenset[int]]:
+        # Nobody asks for shares any more once SUBMIT is closed, and these are most of what a round takes.
+        self._derived.pop("shared", None)
         return self._of(
             plan,
             closed,
@@ -366,12 +367,12 @@ class MaskedServer:
                 found = share.seed or share.mask
                 shares[share.member][holder] = masking.share_from_bytes(found)
         submitted = closed[Step.SUBMIT]
-        adverts, shared = self._adverts(plan, closed), self._shared(plan, closed)
+        adverts = self._adverts(plan, closed)
+        committed = self._of(plan, closed, Step.SHARE, "seed hashes", _seed_hashes)
         secrets = []
         for member, held in shares.items():
             if member in submitted:
-                committed = shared[member].seed_hash
-                fits = _hashes_to(plan.hash, committed)
+                fits = _hashes_to(plan.hash, committed[member])
             else:
                 fits = _has_public(adverts[member].mask_public)
             secrets.append(_Secret(member, "seed" if member in submitted else "mask", held, fits))
@@ -549,12 +550,24 @@ def _viable(plan: SumPlan, there: Collection[int]) -> Iterator[int]:
 def _within(plan: SumPlan, there: Collection[int]) -> dict[int, tuple[int, ...]]:
     """Return for each of the members there its neighbours among them, ascending."""
     near = neighbourhoods(plan.hash, len(plan.members), plan.degree)
+    if len(there) == len(plan.members):
+        return dict(enumerate(near))
     return {member: tuple(each for each in near[member] if each in there) for member in there}
 
 
 def _noted(note: bytes) -> tuple[int, ...]:
     """Return the neighbours that a note says were left out."""
     return unpack_positions(note[_DIGEST:])
+
+
+def _written(adverts: Mapping[int, bytes]) -> dict[int, bytes]:
+    """Return each advertisement as a part of a list of them: the parts of a list are joined without a copy of each."""
+    parsed = _parsed(wire.Advert, adverts)
+    return {member: wire.Adverts(adverts=[advert]).SerializeToString() for member, advert in parsed.items()}
+
+
+def _seed_hashes(shares: Mapping[int, bytes]) -> dict[int, bytes]:
+    return {member: wire.Shares.FromString(message).seed_hash for member, message in shares.items()}
 
 
 def _parsed(kind: type[_MessageT], messages: Mapping[int, bytes]) -> dict[int, _MessageT]:

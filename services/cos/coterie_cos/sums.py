@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -366,12 +367,13 @@ class Sums:
                 expected=wire.RoundStep.Name(_STEPS[state.step]),
             )
         asked = set(state.asked)
-        briefings = [
-            wire.Briefing(member=member, payload=state.briefing(member))
-            for member in current.by_party.get(party, [])
-            if member in asked
-        ]
-        return wire.Briefings(briefings=briefings).SerializeToString(deterministic=True)
+        # They may be long: written one after the other, which gives the same bytes as all in one message.
+        written = io.BytesIO()
+        for member in current.by_party.get(party, []):
+            if member in asked:
+                one = wire.Briefing(member=member, payload=state.briefing(member))
+                written.write(wire.Briefings(briefings=[one]).SerializeToString(deterministic=True))
+        return written.getvalue()
 
     def submitted(self, head: wire.SubmitRequest, slots: Sequence[int], payload: bytes) -> None:
         """Take a member's message for a step.

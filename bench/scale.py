@@ -1,0 +1,166 @@
+"""What rounds cost as users become more: CPU time of all processes, and memory of the COS.
+
+Users are synthetic with few interactions each, so that what grows is what there is for each user.  The variable
+``COTERIE_BENCH_USERS`` names the sizes, ``1000,5000,20000`` when it is absent.  It is measured only on request: the
+largest size takes minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.rounds import process_seconds
+from bench.rows import Row, lower
+from coterie.config.run import RunSettings
+from coterie.launch.federation import Federation
+from coterie.launch.feed import load, make_feed
+from coterie.rounds.training import Purpose
+from coterie.wire.v1 import operator_pb2 as wire
+
+_SIZES = tuple(int(n) for n in os.environ.get("COTERIE_BENCH_USERS", "1000,5000,20000").split(","))
+_COHORT = 500
+_EACH = 10
+"""Interactions of a user."""
+
+
+@dataclass(frozen=True)
+class Grown:
+    """What a run took.
+
+    Parameters
+    ----------
+    registered : float
+        Bytes resident at the COS when the population was fixed.
+    peak : float
+        Most bytes resident from then on.
+    cpu : float
+        CPU seconds of all processes for one measured round, the median.
+    cos : float
+        The COS's part of it.
+    """
+
+    registered: float
+    peak: float
+    cpu: float
+    cos: float
+
+
+def _settings(users: int, secure_sum: str, rounds: Mapping[str, Any]) -> RunSettings:
+    return RunSettings.model_validate(
+        {
+            "system": "fedncf",
+            "secure_sum": secure_sum,
+            "reference": False,
+            "data": {"synthetic": {"users": users, "items": 200, "interactions": _EACH * users}},
+            "fedncf": {"model": "gmf", "dim": 4, "touch": "exact"},
+            "rounds": {"passes": 3, "evaluate_every": 1000, "step_timeout_s": 900, **rounds},
+            "federation": {"hosts": 2, "phase_timeout_s": 1800, "party_timeout_s": 600},
+        }
+    )
+
+
+def _resident(pid: int, key: str) -> float:
+    """Return ``VmRSS`` or ``VmHWM`` of a process, bytes."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == key:
+            return 1024.0 * int(value.split()[0])
+    raise RuntimeError(f"the system says nothing of {key}")
+
+
+async def _grown(settings: RunSettings, purpose: Purpose, rounds: int) -> Grown:
+    """Run a federation until some rounds of a purpose are over; the first of them is not measured."""
+    feed = make_feed(settings, load(settings), 0)
+    marks: list[dict[str, float]] = []
+    registered = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        async with Federation(settings, feed, Path(folder), run_id="bench", seed=0) as federation:
+            await federation.start()
+            process = federation.cos.process
+            if process is None:
+                raise RuntimeError("the COS was not started")
+            async for event in federation.watch():
+                if event.HasField("phase") and event.phase.phase == wire.RunPhase.RUN_PHASE_ROUNDS:
+                    registered = _resident(process.pid, "VmRSS")
+                    # The peak from here on.
+                    Path(f"/proc/{process.pid}/clear_refs").write_text("5")  # noqa: ASYNC240 - no disk behind it
+                if event.HasField("round") and event.round.purpose == purpose.value:
+                    marks.append(process_seconds(federation))
+                    if len(marks) == rounds + 1:
+                        break
+            peak = _resident(process.pid, "VmHWM")
+    spent = [
+        {role: after[role] - before[role] for role in after} for before, after in itertools.pairwise(marks)
+    ]
+    return Grown(
+        registered,
+        peak,
+        float(np.median([sum(one.values()) for one in spent])),
+        float(np.median([one["cos"] for one in spent])),
+    )
+
+
+def _slope(values: list[float]) -> float:
+    return float(np.polyfit(_SIZES, values, 1)[0]) if len(_SIZES) > 1 else values[0] / _SIZES[0]
+
+
+def _exponent(values: list[float]) -> float:
+    return float(np.polyfit(np.log(_SIZES), np.log(values), 1)[0]) if len(_SIZES) > 1 else 1.0
+
+
+def _shown(values: list[float], unit: str) -> str:
+    return ", ".join(f"{n / 1000:g} k: {value:.3g} {unit}" for n, value in zip(_SIZES, values, strict=True))
+
+
+def rows() -> Iterator[Row]:
+    """Measure hosts as parties with every user in each round; users as parties in cohorts of 500."""
+    everybody = [
+        asyncio.run(_grown(_settings(users, "clear", {"cohorts": "all"}), Purpose.TRAIN, 2))
+        for users in _SIZES
+    ]
+    cost = [one.cpu for one in everybody]
+    yield lower(
+        "scale.hosts.growth",
+        _exponent(cost),
+        1.0,
+        "exponent",
+        f"CPU of a round with every user, hosts as parties, by users ({_shown(cost, 's')}); "
+        f"of it the COS {_shown([one.cos for one in everybody], 's')}; linear is 1",
+    )
+    resident = [one.registered for one in everybody]
+    shown = _shown([one / 2**20 for one in resident], "MiB")
+    yield Row(
+        "scale.registered",
+        _slope(resident) / 1e3,
+        None,
+        "kB",
+        None,
+        f"memory of the COS for each registered participant, by the slope over users ({shown}); target <= 1 kB",
+    )
+    for secure_sum in ("clear", "masked"):
+        # What a cohort costs does not depend on how many others are registered; that is shown in clear.
+        sizes = _SIZES if secure_sum == "clear" else _SIZES[:1]
+        own = {"cohorts": "random", "cohort": _COHORT, "party_per_user": True}
+        found = [
+            asyncio.run(_grown(_settings(users, secure_sum, own), Purpose.EVALUATE, 1)) for users in sizes
+        ]
+        for users, one in zip(sizes, found, strict=True):
+            yield Row(
+                f"scale.users.{secure_sum}.{users}",
+                (one.peak - one.registered) / _COHORT / 1e3,
+                None,
+                "kB",
+                None,
+                f"memory of the COS for each member of a cohort of {_COHORT}, peak in rounds less before them; "
+                f"{1e3 * one.cpu / _COHORT:.3g} CPU ms a member in a round of evaluation, of it the COS "
+                f"{1e3 * one.cos / _COHORT:.3g}; target <= 12 kB",
+            )
