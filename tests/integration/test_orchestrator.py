@@ -1165,7 +1165,9 @@ def start_request(world, run_id, *, expect=1, timeout=60_000, **changes):
     ("changes", "reason", "field"),
     [
         ({"system": "other"}, "WRONG_SYSTEM", "plan"),
-        ({"form": "shielded"}, "WRONG_SYSTEM", "plan"),
+        ({"form": "other"}, "WRONG_SYSTEM", "plan"),
+        ({"form": "shielded"}, "INVALID_FIELD", "plan.rounds.step_timeout_ms"),
+        ({"form": "shielded", "secure_sum": "other"}, "WRONG_SYSTEM", "plan"),
         ({"secure_sum": "masked"}, "WRONG_SYSTEM", "plan"),
         ({"dim": 0}, "INVALID_FIELD", "plan.dim"),
         ({"dim": 1025}, "INVALID_FIELD", "plan.dim"),
