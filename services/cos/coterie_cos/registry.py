@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,18 +32,21 @@ def ranges(slots: Iterable[int]) -> list[SlotRange]:
 _ID_BYTES = 32
 
 
-@dataclass
+@dataclass(slots=True)
 class Registered:
-    """One participant as registered."""
+    """One participant as registered.
+
+    Of its message only a data owner's is kept, for the catalogue; those of the many users are in the store.
+    """
 
     participant: bytes
     party: str
-    message: Participant
+    owner: Participant | None
 
     @property
     def is_owner(self) -> bool:
         """Whether it is a data owner."""
-        return self.message.kind == ParticipantKind.PARTICIPANT_KIND_DATA_OWNER
+        return self.owner is not None
 
 
 class Registry:
@@ -117,17 +121,18 @@ class Registry:
             slot = self._slots.get(participant)
             if slot is None:
                 slot = self._append(participant, party, message)
-            elif self.by_slot[slot].message != message:
-                self.by_slot[slot].message = message
+            elif self.by_slot[slot].is_owner:
+                self.by_slot[slot].owner = message
             slots.append(slot)
             rows.append((slot, participant, party, message.SerializeToString()))
         return slots, rows
 
     def _append(self, participant: bytes, party: str, message: Participant) -> int:
         slot = self._slots[participant] = len(self.by_slot)
-        self.by_slot.append(Registered(participant, party, message))
+        is_owner = message.kind == ParticipantKind.PARTICIPANT_KIND_DATA_OWNER
+        self.by_slot.append(Registered(participant, sys.intern(party), message if is_owner else None))
         self._by_party.setdefault(party, []).append(slot)
-        if self.by_slot[slot].is_owner:
+        if is_owner:
             self.owners.append(slot)
         return slot
 
@@ -233,7 +238,9 @@ class Registry:
         member = np.zeros((len(self.items), len(slots)), bool)
         owners = []
         for position, slot in enumerate(slots):
-            message = self.by_slot[slot].message
+            message = self.by_slot[slot].owner
+            if message is None:
+                raise AssertionError("only data owners hold items")
             member[self.held[slot], position] = True
             owners.append(
                 CatalogueOwner(
