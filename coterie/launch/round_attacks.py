@@ -122,22 +122,25 @@ class _Round:
 
     def revealed(self, state: RoundState) -> tuple[tuple[int, ...], NDArray[np.uint32]] | None:
         """Return whose contributions the revealed sum covers, and the sum; None when none was revealed."""
-        members = self._members()
-        state, effects = machine.advance(state, machine.Opened(0.0))
+        members: dict[tuple[int, ...], int] = {}
+        state, _ = machine.advance(state, machine.Opened(0.0))
         for step, slots, message in self.messages:
-            member = members.get(slots)
+            member = members.get(slots, _advertised(message) if step is Step.ADVERTISE else None)
             if member is None:
                 continue
-            while state.phase is Phase.COLLECT and state.step is not step and _before(state, step):
-                # The server's clock closed the step; what was missing then stayed away.
-                state, effects = machine.advance(state, machine.Tick(_LATER))
+            arrived = state
             try:
-                state, effects = machine.advance(state, machine.Arrived(member, step, message, 0.0))
+                while arrived.phase is Phase.COLLECT and _before(arrived, step):
+                    # The server's clock closed the step; what was missing then stayed away.
+                    arrived, _ = machine.advance(arrived, machine.Tick(_LATER))
+                state, _ = machine.advance(arrived, machine.Arrived(member, step, message, 0.0))
             except Refusal:
+                # Refused by the server as well, and no sign that it had closed anything.
                 continue
+            members[slots] = member
         if state.phase is Phase.COLLECT and state.step is Step.UNMASK:
-            state, effects = machine.advance(state, machine.Tick(_LATER))
-        if not any(isinstance(effect, machine.Unmask) for effect in effects) or state.running is None:
+            state, _ = machine.advance(state, machine.Tick(_LATER))
+        if state.phase is not Phase.UNMASK or state.running is None:
             return None
         try:
             total = state.half.unmask(state.plan, state.closed, state.running)
@@ -146,13 +149,13 @@ class _Round:
         covered = {member: slots for slots, member in members.items()}
         return tuple(slot for one in state.submitters for slot in covered[one]), total.codes
 
-    def _members(self) -> dict[tuple[int, ...], int]:
-        """Return the member that each set of slots stands for: an advertisement names it."""
-        found: dict[tuple[int, ...], int] = {}
-        for step, slots, message in self.messages:
-            if step is Step.ADVERTISE:
-                found.setdefault(slots, rounds_pb2.Advert.FromString(message).member)
-        return found
+
+def _advertised(message: bytes) -> int | None:
+    """Return the member for which an advertisement speaks; None when it cannot be read."""
+    try:
+        return rounds_pb2.Advert.FromString(message).member
+    except DecodeError:
+        return None
 
 
 def _before(state: RoundState, step: Step) -> bool:

@@ -1,0 +1,66 @@
+"""What a curious server makes of a whole FedNCF run, as its report says: by form of the cohorts, and by the sum."""
+
+import asyncio
+
+import pytest
+
+from coterie.launch import experiment
+
+USERS = 60
+SPARSE = {"synthetic": {"users": USERS, "items": 300, "interactions": 600}}
+"""Few items each, of many: as in real catalogues, most rows of a round are touched by few of its users."""
+
+
+@pytest.fixture
+def attacked(small, tmp_path):
+    """Return a function that runs a federation to its end and returns the attacks of its report."""
+
+    def run(**changes):
+        settings = small(
+            system="fedncf",
+            split={"kind": "leave-last-out"},
+            output=tmp_path,
+            federation={"hosts": 2, "attacks": True},
+            **changes,
+        )
+        report, _ = asyncio.run(experiment.run(settings, "test", lambda seed, event: None))
+        return report["attacks"]
+
+    return run
+
+
+def test_random_cohorts_with_exact_counts_give_users_away_whatever_the_mask(attacked):
+    found = attacked(
+        data=SPARSE,
+        secure_sum="masked",
+        fedncf={"touch": "exact"},
+        rounds={"cohorts": "random", "cohort": 20, "passes": 20, "evaluate_every": 20},
+    )
+    assert found["disaggregate"]["smallest_cohort"] == 20
+    assert found["disaggregate"]["rounds"] == 60
+    assert found["disaggregate"]["auc"] > found["disaggregate"]["popularity_auc"] + 0.1
+
+
+def test_fixed_groups_asked_once_tell_no_more_than_popularity(attacked):
+    found = attacked(
+        # Two groups of the default size.
+        data={"synthetic": {"users": 200, "items": 120, "interactions": 5000}},
+        secure_sum="masked",
+        rounds={"passes": 10, "evaluate_every": 10},
+    )
+    assert found["disaggregate"]["smallest_cohort"] == 100
+    assert found["disaggregate"]["rounds"] == 2 + 2 * 10
+    assert found["disaggregate"]["auc"] == pytest.approx(found["disaggregate"]["popularity_auc"], abs=0.02)
+    # No row was changed by so few that it could be traced.
+    assert found["cluster"]["explained"] < 0.02
+    # Nobody is in one sum and missing in another.
+    assert found["differencing"]["exposed"] == 0
+
+
+def test_users_as_parties_in_clear_are_known_to_the_server_item_by_item(attacked):
+    found = attacked(
+        data=SPARSE, rounds={"cohort": USERS, "group": USERS, "passes": 2, "party_per_user": True}
+    )
+    assert found["disaggregate"]["smallest_cohort"] == 1
+    assert found["disaggregate"]["auc"] > 0.999
+    assert found["disaggregate"]["popularity_auc"] < 0.8
