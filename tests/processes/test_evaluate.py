@@ -55,15 +55,21 @@ def test_the_table_holds_a_federation_and_its_reference_for_every_rate(tmp_path:
     result = json.loads(done.stdout)["result"]
     table = json.loads((tmp_path / result["path"]).read_text())
     assert result["table"] == table
-    assert {(one["system"], one["rate"], one["seed"]) for one in table["cells"]} == {
-        (system, rate, 0) for system in ("drift", "saros") for rate in (0.1, 0.2, 0.5)
+    tried = table["tried"]
+    assert {(one["row"], one["options"]["drift.rate"], one["seed"]) for one in tried} == {
+        (row, rate, 0) for row in ("drift", "saros") for rate in (0.1, 0.2, 0.5)
     }
-    assert all([entry["epoch"] for entry in one["history"]] == [1, 2] for one in table["cells"])
-    assert set(table["summary"]["trivial"]) == {"random", "popularity", "positive_share"}
+    assert [one["row"] for one in table["rows"]] == [
+        "drift",
+        "saros",
+        "popularity",
+        "positive_share",
+        "random",
+    ]
     # The same blocks, and another step size: nothing is equal by accident.
-    losses = {one["history"][-1]["train_loss"] for one in table["cells"]}
-    assert len(losses) == len(table["cells"])
-    for title in ("After epoch 1 on synthetic", "At the rate and epoch chosen by validation"):
+    losses = {one["metrics"]["test_loss"] for one in tried}
+    assert len(losses) == len(tried)
+    for title in ("After epoch 1 on synthetic", "At the rate and epoch chosen by validation_ndcg_items@10"):
         assert title in done.stderr
     runs = list((tmp_path / "runs").glob("tiny-*"))
     assert len(runs) == 3
