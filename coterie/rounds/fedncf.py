@@ -305,7 +305,9 @@ class FedNcfHost:
             ):
                 place = own[update.index]
                 trained = pairs[place][1].index
-                self.private.put([trained], update.private)
+                # A step that diverged sends nothing, and must not be where the next one begins.
+                if np.isfinite(update.private.embedding).all():
+                    self.private.put([trained], update.private)
                 self.withheld[trained] = update.withheld
                 yield pairs[place][0], _Update(update, self.plan.learning, measured[place])
 
