@@ -18,7 +18,6 @@ from typing import Any
 __all__ = [
     "Abandoned",
     "Evaluation",
-    "Finished",
     "Phase",
     "Purpose",
     "Started",
@@ -174,12 +173,7 @@ class Stopped:
     reason: str
 
 
-@dataclass(frozen=True)
-class Finished:
-    """The run is to end as if its passes were over."""
-
-
-Event = Started | Summed | Abandoned | Stopped | Finished
+Event = Started | Summed | Abandoned | Stopped
 
 
 def begin_round(state: Training) -> Training:
@@ -217,8 +211,6 @@ def step(state: Training, event: Event) -> Training:
             return _after(replace(state, partial=state.purpose is Purpose.EVALUATE))
         case Stopped(reason):
             return replace(state, phase=Phase.FAILED, reason=reason)
-        case Finished():
-            return replace(state, phase=Phase.DONE)
         case _:
             raise AssertionError(f"{event} does not come in phase {state.phase.value}")
 
