@@ -27,6 +27,7 @@ from coterie.rounds.party import Effect, Journal, Keep, MemberRound, Send, SitOu
 from coterie.rounds.systems import Signer, member_half
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined, Step
+from coterie.secure_sum.steps import KIND_OF, STEP_IN_TASK, TASK_STEP
 from coterie.wire.refusal import reason_name
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1 import rounds_pb2
@@ -35,22 +36,6 @@ from coterie.wire.v1.common_pb2 import RoundRef
 __all__ = ["Seat", "SumMembers", "Trained"]
 
 _log = structlog.get_logger("coterie.sums")
-
-_STEPS = {
-    wire.RoundStep.ROUND_STEP_ADVERTISE: Step.ADVERTISE,
-    wire.RoundStep.ROUND_STEP_SHARE: Step.SHARE,
-    wire.RoundStep.ROUND_STEP_SUBMIT: Step.SUBMIT,
-    wire.RoundStep.ROUND_STEP_CONFIRM: Step.CONFIRM,
-    wire.RoundStep.ROUND_STEP_UNMASK: Step.UNMASK,
-}
-
-_KINDS = {
-    Step.ADVERTISE: wire.SubmitKind.SUBMIT_KIND_ADVERT,
-    Step.SHARE: wire.SubmitKind.SUBMIT_KIND_SHARES,
-    Step.SUBMIT: wire.SubmitKind.SUBMIT_KIND_VECTOR,
-    Step.CONFIRM: wire.SubmitKind.SUBMIT_KIND_CONFIRMATION,
-    Step.UNMASK: wire.SubmitKind.SUBMIT_KIND_UNMASKING,
-}
 
 Trained = Callable[[NDArray[np.uint32]], Journal | None]
 """Takes the codes of a contribution; returns the journal to keep before it leaves, None when it does not leave."""
@@ -165,7 +150,7 @@ class SumMembers:
         await self._leave()
 
     async def _asked(self, task: wire.Task, asked_at: float) -> None:
-        number, step = task.round.round, _STEPS.get(task.step)
+        number, step = task.round.round, STEP_IN_TASK.get(task.step)
         if step is None:
             raise PeerError("the COS asks for an unknown step of a sum", hint="is it of another release?")
         if number < self._number:
@@ -232,7 +217,9 @@ class SumMembers:
             one = current.rounds[member]
             effects = await asyncio.to_thread(one.asked, step, briefings.get(member, b""))
             for effect in await self._carry_out(current, member, effects):
-                items.append((member, Item(_KINDS[effect.step], current.seats[member].slots, effect.message)))
+                items.append(
+                    (member, Item(KIND_OF[effect.step], current.seats[member].slots, effect.message))
+                )
                 await current.seats[member].left(current.plan, effect.step, len(effect.message))
         if not items:
             return
@@ -291,7 +278,7 @@ class SumMembers:
     async def _briefings(self, step: Step) -> dict[int, bytes]:
         if self._party.plan.secure_sum == "clear" or step is Step.ADVERTISE:
             return {}
-        wanted = next(one for one, known in _STEPS.items() if known is step)
+        wanted = TASK_STEP[step]
         _, payload = await self._party.fetch(
             wire.FetchKind.FETCH_KIND_BRIEFINGS, version=self._number, step=wanted
         )

@@ -28,6 +28,7 @@ from coterie.rounds.systems import Signer, member_half, server_side
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import SumPlan, layout_hash
 from coterie.secure_sum.protocol import Declined, Step
+from coterie.secure_sum.steps import KIND_OF, STEP_IN_TASK, TASK_STEP
 from coterie.store import client as store
 from coterie.wire.layout import UnboundedValueError
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name
@@ -42,22 +43,6 @@ from coterie_client.learner import Learner, Model, StaleError
 __all__ = ["CONTRIBUTIONS", "Rounds"]
 
 _log = structlog.get_logger("coterie.rounds")
-
-_STEPS = {
-    wire.RoundStep.ROUND_STEP_ADVERTISE: Step.ADVERTISE,
-    wire.RoundStep.ROUND_STEP_SHARE: Step.SHARE,
-    wire.RoundStep.ROUND_STEP_SUBMIT: Step.SUBMIT,
-    wire.RoundStep.ROUND_STEP_CONFIRM: Step.CONFIRM,
-    wire.RoundStep.ROUND_STEP_UNMASK: Step.UNMASK,
-}
-
-_KINDS = {
-    Step.ADVERTISE: wire.SubmitKind.SUBMIT_KIND_ADVERT,
-    Step.SHARE: wire.SubmitKind.SUBMIT_KIND_SHARES,
-    Step.SUBMIT: wire.SubmitKind.SUBMIT_KIND_VECTOR,
-    Step.CONFIRM: wire.SubmitKind.SUBMIT_KIND_CONFIRMATION,
-    Step.UNMASK: wire.SubmitKind.SUBMIT_KIND_UNMASKING,
-}
 
 _SENT = {
     Step.ADVERTISE: "round keys",
@@ -200,7 +185,7 @@ class Rounds:
         self._settled.set()
 
     async def _asked(self, task: wire.Task, asked_at: float) -> None:
-        number, step = task.round.round, _STEPS.get(task.step)
+        number, step = task.round.round, STEP_IN_TASK.get(task.step)
         if step is None:
             raise PeerError("the COS asks for an unknown step of a round", hint="is it of another release?")
         if self._round is None or number > self._round.number:
@@ -349,7 +334,7 @@ class Rounds:
     async def _briefings(self, current: _Round, step: Step) -> dict[int, bytes]:
         if self._plan.secure_sum == "clear" or step is Step.ADVERTISE:
             return {}
-        wanted = next(one for one, known in _STEPS.items() if known is step)
+        wanted = TASK_STEP[step]
         _, payload = await self._party.fetch(
             wire.FetchKind.FETCH_KIND_BRIEFINGS, version=current.number, step=wanted
         )
@@ -479,7 +464,7 @@ class Rounds:
     async def _submit(self, current: _Round, sends: Sequence[tuple[int, Send]]) -> None:
         if not sends:
             return
-        items = [Item(_KINDS[send.step], current.slots[member], send.message) for member, send in sends]
+        items = [Item(KIND_OF[send.step], current.slots[member], send.message) for member, send in sends]
         refused = await self._party.submit_many(
             RoundRef(run_id=self._plan.run_id, round=current.number), items
         )

@@ -18,6 +18,7 @@ from coterie.rounds import cos as machine
 from coterie.rounds.cos import Phase, RoundState
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Failed, ServerHalf, Step, Total
+from coterie.secure_sum.steps import STEP_OF_KIND, TASK_STEP
 from coterie.store import cos as store
 from coterie.store.engine import Writer
 from coterie.telemetry.accounting import Accounting
@@ -32,22 +33,6 @@ from coterie_cos.registry import ranges
 __all__ = ["OpenSum", "SumOwner", "Sums"]
 
 _log = structlog.get_logger("coterie.cos")
-
-_STEPS = {
-    Step.ADVERTISE: wire.RoundStep.ROUND_STEP_ADVERTISE,
-    Step.SHARE: wire.RoundStep.ROUND_STEP_SHARE,
-    Step.SUBMIT: wire.RoundStep.ROUND_STEP_SUBMIT,
-    Step.CONFIRM: wire.RoundStep.ROUND_STEP_CONFIRM,
-    Step.UNMASK: wire.RoundStep.ROUND_STEP_UNMASK,
-}
-
-_KINDS = {
-    wire.SubmitKind.SUBMIT_KIND_ADVERT: Step.ADVERTISE,
-    wire.SubmitKind.SUBMIT_KIND_SHARES: Step.SHARE,
-    wire.SubmitKind.SUBMIT_KIND_VECTOR: Step.SUBMIT,
-    wire.SubmitKind.SUBMIT_KIND_CONFIRMATION: Step.CONFIRM,
-    wire.SubmitKind.SUBMIT_KIND_UNMASKING: Step.UNMASK,
-}
 
 
 @dataclass
@@ -333,7 +318,7 @@ class Sums:
                 round=RoundRef(run_id=self._run_id, round=state.plan.round),
                 version=version,
                 slots=ranges(sorted(slots)),
-                step=_STEPS[state.step],
+                step=TASK_STEP[state.step],
                 best=best,
             )
         ]
@@ -359,12 +344,12 @@ class Sums:
         """
         current = self._open(request.version)
         state = current.state
-        if _STEPS[state.step] != request.step or state.step is not current.durable:
+        if TASK_STEP[state.step] != request.step or state.step is not current.durable:
             raise Refusal(
                 ErrorReason.ERROR_REASON_UNKNOWN_ROUND,
                 "the step is not open",
                 field="step",
-                expected=wire.RoundStep.Name(_STEPS[state.step]),
+                expected=wire.RoundStep.Name(TASK_STEP[state.step]),
             )
         asked = set(state.asked)
         # They may be long: written one after the other, which gives the same bytes as all in one message.
@@ -383,7 +368,7 @@ class Sums:
         Refusal
             When it does not fit; the state does not change.
         """
-        step = _KINDS.get(head.kind)
+        step = STEP_OF_KIND.get(head.kind)
         if step is None:
             raise Refusal(
                 ErrorReason.ERROR_REASON_INVALID_FIELD,

@@ -1,0 +1,43 @@
+"""The steps of a sum as the contract names them: in tasks, and by the kind of what is submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from coterie.secure_sum.protocol import Step
+from coterie.wire.v1.orchestrator_pb2 import RoundStep, SubmitKind
+
+__all__ = ["KIND_OF", "STEP_IN_TASK", "STEP_OF_KIND", "TASK_STEP"]
+
+TASK_STEP: Mapping[Step, RoundStep.ValueType] = MappingProxyType(
+    {
+        Step.ADVERTISE: RoundStep.ROUND_STEP_ADVERTISE,
+        Step.SHARE: RoundStep.ROUND_STEP_SHARE,
+        Step.SUBMIT: RoundStep.ROUND_STEP_SUBMIT,
+        Step.CONFIRM: RoundStep.ROUND_STEP_CONFIRM,
+        Step.UNMASK: RoundStep.ROUND_STEP_UNMASK,
+    }
+)
+"""How a task names each step."""
+
+STEP_IN_TASK: Mapping[RoundStep.ValueType, Step] = MappingProxyType(
+    {named: step for step, named in TASK_STEP.items()}
+)
+"""The step that a task names."""
+
+KIND_OF: Mapping[Step, SubmitKind.ValueType] = MappingProxyType(
+    {
+        Step.ADVERTISE: SubmitKind.SUBMIT_KIND_ADVERT,
+        Step.SHARE: SubmitKind.SUBMIT_KIND_SHARES,
+        Step.SUBMIT: SubmitKind.SUBMIT_KIND_VECTOR,
+        Step.CONFIRM: SubmitKind.SUBMIT_KIND_CONFIRMATION,
+        Step.UNMASK: SubmitKind.SUBMIT_KIND_UNMASKING,
+    }
+)
+"""As what each step's message is submitted."""
+
+STEP_OF_KIND: Mapping[SubmitKind.ValueType, Step] = MappingProxyType(
+    {kind: step for step, kind in KIND_OF.items()}
+)
+"""The step to which a submitted message belongs."""
