@@ -21,6 +21,7 @@ from coterie.errors import StoreError
 from coterie.privacy.attacks import cluster, differencing, disaggregate
 from coterie.privacy.attacks.rounds import RoundView, view_of_sum
 from coterie.privacy.attacks.scoring import Truth
+from coterie.privacy.payloads import Assembly
 from coterie.privacy.transcript import Entry, decode, message_class, read_transcript
 from coterie.rounds import cos as machine
 from coterie.rounds.cos import Phase, RoundState
@@ -30,19 +31,12 @@ from coterie.rounds.training import Purpose
 from coterie.secure_sum.clear import codes_of
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Failed, Step
+from coterie.secure_sum.steps import STEP_OF_KIND
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import rounds_pb2
-from coterie.wire.v1.orchestrator_pb2 import FetchResponse, RunPlan, SubmitKind, SubmitRequest
+from coterie.wire.v1.orchestrator_pb2 import FetchResponse, RunPlan, SubmitRequest
 
 __all__ = ["report", "views"]
-
-_STEPS = {
-    SubmitKind.SUBMIT_KIND_ADVERT: Step.ADVERTISE,
-    SubmitKind.SUBMIT_KIND_SHARES: Step.SHARE,
-    SubmitKind.SUBMIT_KIND_VECTOR: Step.SUBMIT,
-    SubmitKind.SUBMIT_KIND_CONFIRMATION: Step.CONFIRM,
-    SubmitKind.SUBMIT_KIND_UNMASKING: Step.UNMASK,
-}
 
 _LATER = 1e9
 """A time at which every step has taken too long."""
@@ -166,7 +160,7 @@ def _before(state: RoundState, step: Step) -> bool:
 def _rounds(entries: Iterable[Entry]) -> Mapping[int, _Round]:
     """Return what the entries of a transcript hold, round by round."""
     rounds: dict[int, _Round] = defaultdict(_Round)
-    submitting: dict[str, list[tuple[SubmitRequest, bytearray]]] = defaultdict(list)
+    submitting = Assembly()
     for entry in entries:
         if message_class(entry) not in (SubmitRequest, FetchResponse):
             continue
@@ -177,12 +171,25 @@ def _rounds(entries: Iterable[Entry]) -> Mapping[int, _Round]:
         if isinstance(message, FetchResponse):
             _take_plan(rounds, message)
         elif isinstance(message, SubmitRequest):
-            whole = _assembled(submitting[entry.peer], message)
-            if whole is not None and whole[0].kind in _STEPS:
-                head, payload = whole
-                slots = tuple(slot for one in head.slots for slot in range(one.first, one.first + one.count))
-                rounds[head.round.round].messages.append((_STEPS[head.kind], slots, payload))
+            _take_message(rounds, submitting, entry, message)
     return rounds
+
+
+def _take_message(
+    rounds: dict[int, _Round], submitting: Assembly, entry: Entry, message: SubmitRequest
+) -> None:
+    """Note a member's message once it is whole."""
+    try:
+        whole = submitting.add(entry, message, message.chunk)
+    except DecodeError:
+        return
+    if whole is None or not isinstance(whole.first, SubmitRequest):
+        return
+    head = whole.first
+    step = STEP_OF_KIND.get(head.kind)
+    if step is not None:
+        slots = tuple(slot for one in head.slots for slot in range(one.first, one.first + one.count))
+        rounds[head.round.round].messages.append((step, slots, bytes(whole.data)))
 
 
 def _take_plan(rounds: dict[int, _Round], message: FetchResponse) -> None:
@@ -198,23 +205,3 @@ def _take_plan(rounds: dict[int, _Round], message: FetchResponse) -> None:
             rounds[plan.round].plan = SumPlan.from_wire(plan)
     except (DecodeError, Refusal):
         return
-
-
-def _assembled(
-    open_: list[tuple[SubmitRequest, bytearray]], message: SubmitRequest
-) -> tuple[SubmitRequest, bytes] | None:
-    """Take the next chunk of a peer's items; return the item that it completes."""
-    chunk = message.chunk
-    if chunk.offset == 0:
-        open_.append((message, bytearray()))
-        found = open_[-1]
-    else:
-        continued = [one for one in open_ if len(one[1]) == chunk.offset]
-        if not continued:
-            return None
-        found = continued[0]
-    found[1].extend(chunk.data)
-    if not chunk.last:
-        return None
-    open_[:] = [one for one in open_ if one is not found]
-    return found[0], bytes(found[1])

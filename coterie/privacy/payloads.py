@@ -92,7 +92,7 @@ class _Contribution(NamedTuple):
     signed: bool
 
 
-class _Open(NamedTuple):
+class Whole(NamedTuple):
     """A payload of which chunks are still to come, and the message that began it."""
 
     first: Message
@@ -103,9 +103,9 @@ class Assembly:
     """Puts payloads together; those of concurrent calls are told apart by the offsets of their chunks."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str, str], list[_Open]] = defaultdict(list)
+        self._open: dict[tuple[str, str], list[Whole]] = defaultdict(list)
 
-    def add(self, entry: Entry, message: Message, chunk: Chunk) -> _Open | None:
+    def add(self, entry: Entry, message: Message, chunk: Chunk) -> Whole | None:
         """Take the next chunk; return the payload that it completes.
 
         Raises
@@ -115,7 +115,7 @@ class Assembly:
         """
         payloads = self._open[entry.peer, entry.direction]
         if chunk.offset == 0:
-            found = _Open(message, bytearray())
+            found = Whole(message, bytearray())
             payloads.append(found)
         else:
             continued = [each for each in payloads if len(each.data) == chunk.offset]
