@@ -22,6 +22,7 @@ from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
 from coterie_cos.model import Frozen, Model
 from coterie_cos.registry import ranges
+from coterie_cos.remembered import Remembered
 from coterie_cos.run import Run, parse
 
 __all__ = ["AsynchronousRun"]
@@ -67,7 +68,7 @@ class AsynchronousRun(Run):
         )
         # What tasks are made from: the last state that is durable.
         self._published = self.state
-        self.history: list[dict[str, object]] = []
+        self._remembered = Remembered()
         self._phase_since = time.monotonic()
         self._evaluated_at = 0
         self._epoch_loss = float("nan")
@@ -437,26 +438,13 @@ class AsynchronousRun(Run):
 
     def remember(self, event: operator.WatchRunResponse) -> None:
         """Take note of an evaluation."""
-        if not event.HasField("metrics"):
-            return
-        metrics = event.metrics
-        self.history.append(
-            {
-                "epoch": metrics.epoch,
-                "version": metrics.version,
-                "time_ms": event.time_ms,
-                "owners": metrics.owners,
-                "withheld": metrics.withheld,
-                "metrics": dict(zip(metrics.names, metrics.means, strict=True)),
-                "users": dict(zip(metrics.names, metrics.users, strict=True)),
-            }
-        )
+        self._remembered.take(event)
 
     def facts(self) -> dict[str, Any]:
         """Return history, progress and staleness."""
         return {
             "blocks": {slot: at.blocks for slot, at in self.model.progress.items()},
-            "history": self.history,
+            "history": self._remembered.history,
             "staleness": {
                 "max_staleness": self.plan.max_staleness,
                 "refused": self.model.staleness.refused,

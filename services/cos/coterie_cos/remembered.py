@@ -1,4 +1,4 @@
-"""What a run with sums remembers of its events, for the report."""
+"""What a run remembers of its events, for the report."""
 
 from __future__ import annotations
 

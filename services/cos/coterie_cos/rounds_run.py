@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from coterie.rounds import training
 from coterie.rounds.conductor import Conductor, Population, model_to_bytes, new_training
 from coterie.rounds.system import Arrays, ServerSide
-from coterie.rounds.systems import server_half, server_side
+from coterie.rounds.systems import server_side
 from coterie.rounds.training import Purpose, Training
 from coterie.secure_sum.protocol import Failed
 from coterie.store import cos as store
@@ -28,10 +28,8 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import to_wire
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
-from coterie_cos.remembered import Remembered
-from coterie_cos.run import Run
-from coterie_cos.sums import OpenSum, Sums
-from coterie_cos.versions import Versions
+from coterie_cos.summing import SummingRun
+from coterie_cos.sums import OpenSum
 
 __all__ = ["RoundsRun"]
 
@@ -44,19 +42,13 @@ _PURPOSES = {
 }
 
 
-class RoundsRun(Run):
+class RoundsRun(SummingRun[Training]):
     """A run in rounds.
 
     Parameters
     ----------
-    request, writer, traffic
-        As for `Run`.
-    folder : Path
-        State folder of the service.
-    accounting : Accounting
-        Where CPU time is counted.
-    directory_key : bytes
-        The directory's public key.
+    request, folder, writer, traffic, accounting, directory_key
+        As for `SummingRun`.
     """
 
     def __init__(
@@ -68,30 +60,21 @@ class RoundsRun(Run):
         accounting: Accounting,
         directory_key: bytes,
     ) -> None:
-        super().__init__(request, writer, traffic)
-        self._accounting = accounting
-        self._versions = Versions(folder / "models" / self.plan.run_id)
-        self._half = server_half(self.plan.secure_sum, directory_key)
-        self.state = new_training(self.plan, supports=self._side(0, 0).asks_supports)
-        # What tasks are made from: the last state that is durable.
-        self._published = self.state
+        plan = request.plan
+        supports = server_side(plan.system, plan.settings, 0, plan.seed, 0).asks_supports
+        state = new_training(plan, supports=supports)
+        super().__init__(request, folder, writer, traffic, accounting, directory_key, state)
         self._conductor: Conductor | None = None
         self._arrays: Arrays = {}
         self._model = b""
         self._opened = b""
-        self._sums = Sums(self.plan.run_id, self._half, self, writer, accounting, self.touch)
         self._gather_since = time.monotonic()
-        self._patience_s = self.plan.rounds.step_timeout_ms / 1e3
-        self._remembered = Remembered()
+        self._patience_s = plan.rounds.step_timeout_ms / 1e3
 
     def _side(self, n_items: int, groups: int) -> ServerSide:
         return server_side(self.plan.system, self.plan.settings, n_items, self.plan.seed, groups)
 
     # --- durable state -----------------------------------------------------------------------------------------
-
-    def state_json(self) -> str:
-        """Return the state for the store."""
-        return self.state.to_json()
 
     def restore(self, connection: sa.Connection, state: str, snapshot: int) -> None:
         """Take up a run after a restart."""
@@ -179,10 +162,6 @@ class RoundsRun(Run):
         covered = conductor.members(conductor.cohort(self.state))
         return {member: [self.state.users[p] for p in positions] for member, positions in covered.items()}
 
-    def saved(self) -> None:
-        """Make tasks from the present state, which is durable now."""
-        self._published = self.state
-
     async def summed(self, current: OpenSum, total: NDArray[np.uint32], users: int) -> str:
         """Apply a sum: the next version, the metrics in it, or nothing but a group's items."""
         conductor, before = self._conduct(), self.state
@@ -190,7 +169,7 @@ class RoundsRun(Run):
             arrays, measured = await asyncio.to_thread(self._applied, conductor, total, users)
         except ImpossibleSumError as error:
             return str(error)
-        if current is not self._sums.current:
+        if not self.in_progress(current):
             # Stopped meanwhile.
             return ""
         self.state = training.step(before, training.Summed(measured))
@@ -212,7 +191,7 @@ class RoundsRun(Run):
             return events
 
         await self.record(write)
-        self._finish_if_over()
+        self.settle(self.state)
         if changed:
             chosen = self.state.chosen
             self._versions.prune(round_, [] if chosen is None else [chosen.version])
@@ -236,7 +215,7 @@ class RoundsRun(Run):
             return events
 
         await self.record(write)
-        self._finish_if_over()
+        self.settle(self.state)
 
     async def _save_state(self) -> None:
         text, run_id = self.state.to_json(), self.plan.run_id
@@ -247,17 +226,7 @@ class RoundsRun(Run):
             return [phase]
 
         await self.record(write)
-        self._finish_if_over()
-
-    def _finish_if_over(self) -> None:
-        self._published = self.state
-        if self.state.phase.ended and not self.ended.is_set():
-            _log.info(
-                "run ended", run=self.plan.run_id, phase=self.state.phase.value, reason=self.state.reason
-            )
-            self.ended.set()
-            # Between two rounds there is nothing that a party could be told.
-            self.touch()
+        self.settle(self.state)
 
     def _round_event(self, users: int, reason: str = "") -> operator.WatchRunResponse:
         return operator.WatchRunResponse(round=self._sums.event(users, self.state.version, reason))
@@ -376,12 +345,10 @@ class RoundsRun(Run):
 
     async def on_time(self) -> None:
         """Let a step that takes too long close, and a gathering fail."""
-        now = time.monotonic()
-        if self._sums.failure is not None:
-            failure, self._sums.failure = self._sums.failure, None
-            await self.stop(f"a fault of the orchestration server: {type(failure).__name__}")
-        elif self.state.phase is training.Phase.GATHER:
-            if now - self._gather_since > self.request.phase_timeout_ms / 1e3:
+        if await self.stopped_by_fault():
+            return
+        if self.state.phase is training.Phase.GATHER:
+            if time.monotonic() - self._gather_since > self.request.phase_timeout_ms / 1e3:
                 users = self.registry.users()
                 owners = self.owners_alive()
                 await self.stop(
@@ -390,11 +357,6 @@ class RoundsRun(Run):
                 )
         else:
             self._sums.tick()
-
-    @property
-    def over(self) -> bool:
-        """Whether the run has ended, durably."""
-        return self._published.phase.ended
 
     @property
     def phase(self) -> operator.RunPhase.ValueType:
@@ -407,28 +369,9 @@ class RoundsRun(Run):
         return self.state.pass_number
 
     @property
-    def version(self) -> int:
-        """Model version."""
-        return self.state.version
-
-    @property
-    def reason(self) -> str:
-        """Why the run failed; empty otherwise."""
-        return self.state.reason
-
-    def progress(self) -> operator.ProgressEvent:
-        """Return counters for watchers."""
-        received, sent = self._traffic()
-        event = operator.ProgressEvent(updates=self.state.version, bytes_in=received, bytes_out=sent)
-        round_ = self._sums.progress()
-        if round_ is not None:
-            round_.passes, round_.of_passes = self.state.pass_number, self.state.passes
-            event.round.CopyFrom(round_)
-        return event
-
-    def remember(self, event: operator.WatchRunResponse) -> None:
-        """Take note of evaluations and rounds."""
-        self._remembered.take(event)
+    def passes(self) -> tuple[int, int]:
+        """Complete passes, and how many there are at most."""
+        return self.state.pass_number, self.state.passes
 
     def facts(self) -> dict[str, Any]:
         """Return history, rounds and the version that was chosen."""

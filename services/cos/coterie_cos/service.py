@@ -50,6 +50,7 @@ class CosProcess:
         self._writer = Writer(self._engine)
         self._runs: dict[str, Run] = {}
         self._starting = asyncio.Lock()
+        self._directory_key = (settings.state / "directory.key").read_bytes()
         self._revocations = RevocationWatch(
             runtime.connect(settings.thirdparty, "thirdparty"),
             runtime.guard,
@@ -59,7 +60,7 @@ class CosProcess:
         self._orchestrator = Orchestrator(
             self._operator.find,
             self._writer,
-            (settings.state / "directory.key").read_bytes(),
+            self._directory_key,
             self._revocations.is_revoked,
             runtime.accounting,
             max_uploads=settings.max_uploads,
@@ -81,11 +82,9 @@ class CosProcess:
         def traffic() -> tuple[int, int]:
             return meter.bytes_in, meter.bytes_out
 
-        if request.plan.system in SYSTEMS:
-            directory_key = (folder / "directory.key").read_bytes()
-            return RoundsRun(request, folder, self._writer, traffic, self._runtime.accounting, directory_key)
-        if request.plan.form == "shielded":
-            return ShieldedRun(request, folder, self._writer, traffic, self._runtime.accounting)
+        if request.plan.system in SYSTEMS or request.plan.form == "shielded":
+            kind = RoundsRun if request.plan.system in SYSTEMS else ShieldedRun
+            return kind(request, folder, self._writer, traffic, self._runtime.accounting, self._directory_key)
         return AsynchronousRun(request, folder, self._writer, self._settings.snapshot_every, traffic)
 
     async def _start(self, request: StartRunRequest) -> Run:

@@ -20,7 +20,6 @@ from coterie.rounds.asynchronous import Catalogued, OwnerJoined, PartyLost, Part
 from coterie.rounds.conductor import model_to_bytes
 from coterie.rounds.cos import RoundState
 from coterie.rounds.shielded import Phase, Purpose, Shielded, ShieldedPlan
-from coterie.rounds.systems import server_half
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.secure_sum.protocol import Failed
 from coterie.store import cos as store
@@ -34,10 +33,9 @@ from coterie.wire.v1 import rounds_pb2
 from coterie.wire.v1.common_pb2 import RoundRef
 from coterie_cos.model import settings_of
 from coterie_cos.registry import ranges
-from coterie_cos.remembered import Remembered
-from coterie_cos.run import Run, parse
-from coterie_cos.sums import OpenSum, Sums
-from coterie_cos.versions import Versions
+from coterie_cos.run import parse
+from coterie_cos.summing import SummingRun
+from coterie_cos.sums import OpenSum
 
 __all__ = ["ShieldedRun"]
 
@@ -56,17 +54,13 @@ _PHASES = {
 }
 
 
-class ShieldedRun(Run):
+class ShieldedRun(SummingRun[Shielded]):
     """A run whose users visit owners.
 
     Parameters
     ----------
-    request, writer, traffic
-        As for `Run`.
-    folder : Path
-        State folder of the service.
-    accounting : Accounting
-        Where CPU time is counted.
+    request, folder, writer, traffic, accounting, directory_key
+        As for `SummingRun`.
     """
 
     def __init__(
@@ -76,35 +70,26 @@ class ShieldedRun(Run):
         writer: Writer,
         traffic: Callable[[], tuple[int, int]],
         accounting: Accounting,
+        directory_key: bytes,
     ) -> None:
-        super().__init__(request, writer, traffic)
-        self._accounting = accounting
-        self._versions = Versions(folder / "models" / self.plan.run_id)
-        self._settings = ShieldedPlan.from_json(self.plan.settings)
-        self._learning = settings_of(self.plan)
-        self._half = server_half(self.plan.secure_sum)
-        self.state = Shielded(
-            epochs=self.plan.epochs,
+        plan = request.plan
+        self._settings = ShieldedPlan.from_json(plan.settings)
+        state = Shielded(
+            epochs=plan.epochs,
             expect_owners=request.expect_owners,
             expect_users=request.expect_users,
             window=self._settings.window,
         )
-        # What tasks are made from: the last state that is durable.
-        self._published = self.state
-        self._items: NDArray[np.float32] = np.zeros((0, self.plan.dim), np.float32)
+        super().__init__(request, folder, writer, traffic, accounting, directory_key, state)
+        self._learning = settings_of(plan)
+        self._items: NDArray[np.float32] = np.zeros((0, plan.dim), np.float32)
         self._model = b""
-        self._sums = Sums(self.plan.run_id, self._half, self, writer, accounting, self.touch)
         self._purpose = Purpose.WINDOW
         self._skipping = False
         self._phase_since = self._window_at = time.monotonic()
         self._not_before = 0.0
-        self._remembered = Remembered()
 
     # --- durable state -----------------------------------------------------------------------------------------
-
-    def state_json(self) -> str:
-        """Return the state for the store."""
-        return self.state.to_json()
 
     def restore(self, connection: sa.Connection, state: str, snapshot: int) -> None:
         """Take up a run after a restart."""
@@ -173,10 +158,7 @@ class ShieldedRun(Run):
             return made
 
         await self.record(write)
-        self._published = after
-        if after.phase.ended and not self.ended.is_set():
-            _log.info("run ended", run=run_id, phase=after.phase.value, reason=after.reason)
-            self.ended.set()
+        self.settle(after)
         self.touch()
 
     # --- sums --------------------------------------------------------------------------------------------------
@@ -288,10 +270,6 @@ class ShieldedRun(Run):
         slot_of = {one.participant: slot for slot, one in enumerate(self.registry.by_slot)}
         return {n: [slot_of[one.participant]] for n, one in enumerate(plan.members)}
 
-    def saved(self) -> None:
-        """Make tasks from the present state, which is durable now."""
-        self._published = self.state
-
     async def summed(self, current: OpenSum, total: NDArray[np.uint32], users: int) -> str:
         """Apply a sum: a step of Psi, or metrics."""
         try:
@@ -311,7 +289,7 @@ class ShieldedRun(Run):
         items[: len(gradient)] -= np.float32(self.plan.rate) * gradient
         round_, version = self.state.round, self.state.version + 1
         await asyncio.to_thread(self._versions.save, {"items": items}, version, round_)
-        if current is not self._sums.current:
+        if not self.in_progress(current):
             # Stopped meanwhile.
             return ""
         before, self.state = self.state, shielded.step(self.state, shielded.Windowed(slots))
@@ -494,9 +472,7 @@ class ShieldedRun(Run):
 
     async def on_time(self) -> None:
         """Let a step that takes too long close, open a window whose time has come, end a phase that takes too long."""
-        if self._sums.failure is not None:
-            failure, self._sums.failure = self._sums.failure, None
-            await self.stop(f"a fault of the orchestration server: {type(failure).__name__}")
+        if await self.stopped_by_fault():
             return
         self._sums.tick()
         if time.monotonic() - self._phase_since > self.request.phase_timeout_ms / 1e3:
@@ -504,11 +480,6 @@ class ShieldedRun(Run):
             await self.stop(f"{self.state.phase.value} took too long; waiting for: {waited}")
         else:
             self.proceed()
-
-    @property
-    def over(self) -> bool:
-        """Whether the run has ended, durably."""
-        return self._published.phase.ended
 
     @property
     def phase(self) -> operator.RunPhase.ValueType:
@@ -521,28 +492,9 @@ class ShieldedRun(Run):
         return self.state.epoch
 
     @property
-    def version(self) -> int:
-        """Model version."""
-        return self.state.version
-
-    @property
-    def reason(self) -> str:
-        """Why the run failed; empty otherwise."""
-        return self.state.reason
-
-    def progress(self) -> operator.ProgressEvent:
-        """Return counters for watchers."""
-        received, sent = self._traffic()
-        event = operator.ProgressEvent(updates=self.state.version, bytes_in=received, bytes_out=sent)
-        round_ = self._sums.progress()
-        if round_ is not None:
-            round_.passes, round_.of_passes = self.state.epoch, self.state.epochs
-            event.round.CopyFrom(round_)
-        return event
-
-    def remember(self, event: operator.WatchRunResponse) -> None:
-        """Take note of evaluations and sums."""
-        self._remembered.take(event)
+    def passes(self) -> tuple[int, int]:
+        """Epoch in progress, and how many there are."""
+        return self.state.epoch, self.state.epochs
 
     def facts(self) -> dict[str, Any]:
         """Return history and sums, how many visits there were and how many rows never left their owner."""

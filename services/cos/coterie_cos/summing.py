@@ -1,0 +1,147 @@
+"""What runs that form sums have in common: one sum at a time, versions on disk, a state that is published durably."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+import structlog
+
+from coterie.rounds.systems import server_half
+from coterie.store.engine import Writer
+from coterie.telemetry.accounting import Accounting
+from coterie.wire.v1 import operator_pb2 as operator
+from coterie_cos.remembered import Remembered
+from coterie_cos.run import Run
+from coterie_cos.sums import OpenSum, SumOwner, Sums
+from coterie_cos.versions import Versions
+
+__all__ = ["SummingRun"]
+
+_log = structlog.get_logger("coterie.cos")
+
+
+class _Phase(Protocol):
+    @property
+    def value(self) -> str: ...
+
+    @property
+    def ended(self) -> bool: ...
+
+
+class _State(Protocol):
+    @property
+    def phase(self) -> _Phase: ...
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def reason(self) -> str: ...
+
+    def to_json(self) -> str: ...
+
+
+S = TypeVar("S", bound=_State)
+
+
+class SummingRun(Run, SumOwner, Generic[S]):
+    """A run that forms sums.
+
+    Parameters
+    ----------
+    request, writer, traffic
+        As for `Run`.
+    folder : Path
+        State folder of the service.
+    accounting : Accounting
+        Where CPU time is counted.
+    directory_key : bytes
+        The directory's public key.
+    state : S
+        Before anybody came.
+    """
+
+    def __init__(
+        self,
+        request: operator.StartRunRequest,
+        folder: Path,
+        writer: Writer,
+        traffic: Callable[[], tuple[int, int]],
+        accounting: Accounting,
+        directory_key: bytes,
+        state: S,
+    ) -> None:
+        super().__init__(request, writer, traffic)
+        self._accounting = accounting
+        self._versions = Versions(folder / "models" / self.plan.run_id)
+        self._half = server_half(self.plan.secure_sum, directory_key)
+        self._sums = Sums(self.plan.run_id, self._half, self, writer, accounting, self.touch)
+        self._remembered = Remembered()
+        self.state = state
+        # What tasks are made from: the last state that is durable.
+        self._published = state
+
+    @property
+    @abc.abstractmethod
+    def passes(self) -> tuple[int, int]:
+        """Passes over all users that are complete, or in progress; and how many there are at most."""
+
+    def state_json(self) -> str:
+        """Return the state for the store."""
+        return self.state.to_json()
+
+    def saved(self) -> None:
+        """Make tasks from the present state, which is durable now."""
+        self._published = self.state
+
+    def settle(self, durable: S) -> None:
+        """Make tasks from a state that is durable, and tell everybody when it is the last one."""
+        self._published = durable
+        if durable.phase.ended and not self.ended.is_set():
+            _log.info("run ended", run=self.plan.run_id, phase=durable.phase.value, reason=durable.reason)
+            self.ended.set()
+            # Between two sums there may be nothing else that a party could be told.
+            self.touch()
+
+    def in_progress(self, current: OpenSum) -> bool:
+        """Whether a sum was not stopped meanwhile."""
+        return current is self._sums.current
+
+    async def stopped_by_fault(self) -> bool:
+        """End the run when a sum met a fault of this service; return whether it did."""
+        failure, self._sums.failure = self._sums.failure, None
+        if failure is not None:
+            await self.stop(f"a fault of the orchestration server: {type(failure).__name__}")
+        return failure is not None
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended, durably."""
+        return self._published.phase.ended
+
+    @property
+    def version(self) -> int:
+        """Model version."""
+        return self.state.version
+
+    @property
+    def reason(self) -> str:
+        """Why the run failed; empty otherwise."""
+        return self.state.reason
+
+    def progress(self) -> operator.ProgressEvent:
+        """Return counters for watchers."""
+        received, sent = self._traffic()
+        event = operator.ProgressEvent(updates=self.state.version, bytes_in=received, bytes_out=sent)
+        round_ = self._sums.progress()
+        if round_ is not None:
+            round_.passes, round_.of_passes = self.passes
+            event.round.CopyFrom(round_)
+        return event
+
+    def remember(self, event: operator.WatchRunResponse) -> None:
+        """Take note of evaluations and sums."""
+        self._remembered.take(event)
