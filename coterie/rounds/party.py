@@ -40,15 +40,12 @@ class Journal:
     contribution : bytes
         Hash of that round's plan, 32 bytes, and behind it what it submitted under this plan, until the round is
         closed; empty when it has not.
-    model_sha256 : bytes
-        The model version for which it last answered UNMASK.
     reveals : tuple of str
         Sums for which it answered UNMASK, the last ones last: purpose and hash of the model, one entry for each time.
     """
 
     joined: int = 0
     contribution: bytes = b""
-    model_sha256: bytes = b""
     reveals: tuple[str, ...] = ()
 
 
@@ -191,7 +188,7 @@ class MemberRound:
         if reveals.count(this) > _MOST_REVEALS:
             return self._sit_out(f"sums over this model version were revealed {_MOST_REVEALS} times")
         message = half.answer(Step.UNMASK, briefing)
-        self.journal = replace(self.journal, model_sha256=self.plan.model_sha256, reveals=reveals)
+        self.journal = replace(self.journal, reveals=reveals)
         self._answers[Step.UNMASK] = message
         return [Keep(self.journal), Send(Step.UNMASK, message)]
 

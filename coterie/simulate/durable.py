@@ -90,7 +90,7 @@ class HostDisk:
     def keep(self, member: int, journal: Journal) -> None:
         """Carry out ``Keep``."""
         self.journals[member] = json.dumps(
-            [journal.joined, journal.contribution.hex(), journal.model_sha256.hex(), journal.reveals]
+            [journal.joined, journal.contribution.hex(), journal.reveals]
         ).encode()
 
     def journal(self, member: int) -> Journal:
@@ -98,5 +98,5 @@ class HostDisk:
         held = self.journals.get(member)
         if held is None:
             return Journal()
-        joined, contribution, model, reveals = json.loads(held)
-        return Journal(joined, bytes.fromhex(contribution), bytes.fromhex(model), tuple(reveals))
+        joined, contribution, reveals = json.loads(held)
+        return Journal(joined, bytes.fromhex(contribution), tuple(reveals))

@@ -64,7 +64,6 @@ journal = sa.Table(
     sa.Column("run", sa.String, primary_key=True),
     sa.Column("participant", sa.LargeBinary, primary_key=True),
     sa.Column("joined", sa.Integer, nullable=False),
-    sa.Column("model_sha256", sa.LargeBinary, nullable=False),
     sa.Column("reveals", sa.String, nullable=False),
     sa.Column("offset", sa.Integer, nullable=False),
     sa.Column("length", sa.Integer, nullable=False),
@@ -163,7 +162,6 @@ class Entry(NamedTuple):
 
     participant: bytes
     joined: int
-    model_sha256: bytes
     reveals: str
     offset: int
     length: int
@@ -266,8 +264,8 @@ def save_journals(connection: sa.Connection, run: str, entries: Sequence[Entry])
     if entries:
         statement = sa.text(
             "INSERT OR REPLACE INTO journal "
-            "(run, participant, joined, model_sha256, reveals, offset, length, private, checksum) "
-            "VALUES (:run, :participant, :joined, :model_sha256, :reveals, :offset, :length, :private, "
+            "(run, participant, joined, reveals, offset, length, private, checksum) "
+            "VALUES (:run, :participant, :joined, :reveals, :offset, :length, :private, "
             ":checksum)"
         )
         connection.execute(statement, [{"run": run, **entry._asdict()} for entry in entries])
@@ -280,7 +278,6 @@ def load_journals(connection: sa.Connection, run: str) -> list[Entry]:
         Entry(
             row.participant,
             row.joined,
-            row.model_sha256,
             row.reveals,
             row.offset,
             row.length,

@@ -84,7 +84,6 @@ windows = sa.Table(
     sa.Column("owner", sa.LargeBinary, primary_key=True),
     sa.Column("joined", sa.Integer, nullable=False),
     sa.Column("contribution", sa.LargeBinary, nullable=False),
-    sa.Column("model_sha256", sa.LargeBinary, nullable=False),
     sa.Column("reveals", sa.String, nullable=False),
     sa.Column("offered", sa.Integer, nullable=False),
     sa.Column("rows", sa.LargeBinary, nullable=False),
@@ -112,7 +111,6 @@ class WindowRow(NamedTuple):
 
     joined: int = 0
     contribution: bytes = b""
-    model_sha256: bytes = b""
     reveals: str = ""
     offered: int = 0
     rows: bytes = b""

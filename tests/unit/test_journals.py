@@ -50,7 +50,7 @@ async def test_what_was_kept_is_there_after_a_restart(tmp_path: Path) -> None:
     stand = Stand(tmp_path)
     kept = {
         ONE: journal(7, b"x" * 100_000),
-        TWO: journal(7, b"y" * 5, model_sha256=b"m" * 32, reveals=("train", "train")),
+        TWO: journal(7, b"y" * 5, reveals=("train:6d", "train:6d")),
         THREE: journal(6),
     }
     await stand.journals.keep(kept)
@@ -101,7 +101,7 @@ async def test_closing_a_round_and_answering_the_next_in_one_batch_keeps_the_new
 async def test_a_reveal_after_the_contribution_changes_only_what_it_says(tmp_path: Path) -> None:
     stand = Stand(tmp_path)
     await stand.journals.keep({ONE: journal(4, b"sent")})
-    revealed = journal(4, b"sent", model_sha256=b"m" * 32, reveals=("train",))
+    revealed = journal(4, b"sent", reveals=("train:6d",))
     await stand.journals.keep({ONE: revealed})
     stand = stand.again()
     assert stand.journals.of(ONE) == revealed

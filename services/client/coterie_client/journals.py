@@ -86,7 +86,7 @@ class Journals:
             return Journal()
         reveals = tuple(entry.reveals.split(",")) if entry.reveals else ()
         contribution = self._contributions.get(participant, b"")
-        return Journal(entry.joined, contribution, entry.model_sha256, reveals)
+        return Journal(entry.joined, contribution, reveals)
 
     async def keep(
         self,
@@ -118,9 +118,7 @@ class Journals:
         entries, new, end = [], [], self._end(journals)
         for participant, journal in journals.items():
             held = self._entries.get(participant)
-            entry = store.Entry(
-                participant, journal.joined, journal.model_sha256, ",".join(journal.reveals), 0, 0, 0, 0
-            )
+            entry = store.Entry(participant, journal.joined, ",".join(journal.reveals), 0, 0, 0, 0)
             if journal.contribution and held is not None and held.length and held.joined == journal.joined:
                 # Never another one in one round.
                 entry = entry._replace(

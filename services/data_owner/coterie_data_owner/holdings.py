@@ -349,13 +349,12 @@ class Holdings:
         """Return the journal as it stands on disk."""
         kept = self._window
         reveals = tuple(kept.reveals.split(",")) if kept.reveals else ()
-        return Journal(kept.joined, kept.contribution, kept.model_sha256, reveals)
+        return Journal(kept.joined, kept.contribution, reveals)
 
     def _with(self, journal: Journal) -> store.WindowRow:
         return self._window._replace(
             joined=journal.joined,
             contribution=journal.contribution,
-            model_sha256=journal.model_sha256,
             reveals=",".join(journal.reveals),
         )
 

@@ -15,7 +15,6 @@ def upgrade() -> None:
         sa.Column("run", sa.String, primary_key=True),
         sa.Column("participant", sa.LargeBinary, primary_key=True),
         sa.Column("joined", sa.Integer, nullable=False),
-        sa.Column("model_sha256", sa.LargeBinary, nullable=False),
         sa.Column("reveals", sa.String, nullable=False),
         sa.Column("offset", sa.Integer, nullable=False),
         sa.Column("length", sa.Integer, nullable=False),

@@ -41,7 +41,6 @@ def upgrade() -> None:
         sa.Column("owner", sa.LargeBinary, primary_key=True),
         sa.Column("joined", sa.Integer, nullable=False),
         sa.Column("contribution", sa.LargeBinary, nullable=False),
-        sa.Column("model_sha256", sa.LargeBinary, nullable=False),
         sa.Column("reveals", sa.String, nullable=False),
         sa.Column("offered", sa.Integer, nullable=False),
         sa.Column("rows", sa.LargeBinary, nullable=False),
