@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from coterie.evaluation.holdout import headline
 from coterie.evaluation.leave_one_out import CHOOSE_BY, LeaveOneOut, ScoreAll, ScoreCandidates
 
-__all__ = ["Selection", "Trained", "best_of"]
+__all__ = ["Selection", "Trained", "best_of", "measured_once"]
 
 
 @dataclass(frozen=True)
@@ -135,3 +135,12 @@ class Selection:
             per_user=self._per_user,
             facts=facts,
         )
+
+
+def measured_once(
+    holdout: LeaveOneOut, score_candidates: ScoreCandidates, score_all: ScoreAll | None = None
+) -> Trained:
+    """Return what has one version only, such as a row of popularity, as if it had been trained."""
+    selection = Selection(holdout)
+    selection.see(0, score_candidates, score_all)
+    return selection.trained()

@@ -11,14 +11,14 @@ from coterie.config.fedncf import FedNcfOptions
 from coterie.config.run import RunSettings
 from coterie.evaluation.baselines import als, from_factors, from_table, popularity, random_scores
 from coterie.evaluation.leave_one_out import CHOOSE_BY, ScoreAll, ScoreCandidates
-from coterie.evaluation.selection import Selection
+from coterie.evaluation.selection import Selection, Trained, measured_once
 from coterie.launch.feed import Feed
 from coterie.launch.reference import Reference, references
 from coterie.learning import ncf_central
 from coterie.learning.ncf import scores
 from coterie.learning.ncf_central import CentralModel, CentralSettings
 
-__all__ = ["ncf_references", "reference_rows"]
+__all__ = ["ncf_references", "reference_rows", "train_central"]
 
 
 def reference_rows(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Reference]:
@@ -62,23 +62,8 @@ def ncf_references(feed: Feed, options: FedNcfOptions, epochs: int, seed: int) -
 
 def _central(feed: Feed, options: FedNcfOptions, epochs: int, seed: int) -> Reference:
     learning = options.plan().learning
-    architecture, holdout = learning.architecture, feed.leave_one_out()
-    selection = Selection(holdout)
-
-    def evaluate(epoch: int, model: CentralModel, loss: float) -> float:
-        def candidates(users: NDArray[np.intp], wanted: NDArray[np.int32]) -> NDArray[np.floating]:
-            return scores(architecture, model.items, model.network, model.users[users], wanted)
-
-        def everything(users: NDArray[np.intp]) -> NDArray[np.floating]:
-            return scores(architecture, model.items, model.network, model.users[users])
-
-        return selection.see(epoch, candidates, everything, train_loss=loss)[CHOOSE_BY]
-
-    settings = CentralSettings(architecture, negatives=learning.negatives)
-    ncf_central.train(
-        holdout.training(), holdout.n_items, settings, epochs=epochs, seed=seed, on_epoch=evaluate
-    )
-    trained = selection.trained()
+    settings = CentralSettings(learning.architecture, negatives=learning.negatives)
+    trained = train_central(feed, settings, epochs, seed)
     history = [
         {"epoch": one["step"], "train_loss": one["train_loss"], "metrics": dict(one["metrics"])}
         for one in trained.history
@@ -86,8 +71,31 @@ def _central(feed: Feed, options: FedNcfOptions, epochs: int, seed: int) -> Refe
     return Reference(dict(trained.metrics), history)
 
 
+def train_central(feed: Feed, settings: CentralSettings, epochs: int, seed: int) -> Trained:
+    """Train a model of NCF with all data in one place, evaluating it after each epoch.
+
+    Parameters
+    ----------
+    feed : Feed
+    settings : CentralSettings
+    epochs : int
+        At most so many; fewer where validation stops improving.
+    seed : int
+    """
+    holdout = feed.leave_one_out()
+    selection = Selection(holdout)
+
+    def evaluate(epoch: int, model: CentralModel, loss: float) -> float:
+        def score(users: NDArray[np.intp], wanted: NDArray[np.int32] | None = None) -> NDArray[np.floating]:
+            return scores(settings.architecture, model.items, model.network, model.users[users], wanted)
+
+        return selection.see(epoch, score, score, train_loss=loss)[CHOOSE_BY]
+
+    ncf_central.train(
+        holdout.training(), holdout.n_items, settings, epochs=epochs, seed=seed, on_epoch=evaluate
+    )
+    return selection.trained()
+
+
 def _once(feed: Feed, score_candidates: ScoreCandidates, score_all: ScoreAll) -> Reference:
-    """Measure what has one version only."""
-    selection = Selection(feed.leave_one_out())
-    selection.see(0, score_candidates, score_all)
-    return Reference(dict(selection.trained().metrics), [])
+    return Reference(dict(measured_once(feed.leave_one_out(), score_candidates, score_all).metrics), [])

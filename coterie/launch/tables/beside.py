@@ -6,8 +6,7 @@ import numpy as np
 
 from coterie.config.run import RunSettings
 from coterie.evaluation.baselines import als, from_factors, from_table, popularity, random_scores
-from coterie.evaluation.leave_one_out import ScoreAll, ScoreCandidates
-from coterie.evaluation.selection import Selection, Trained
+from coterie.evaluation.selection import Trained, measured_once
 from coterie.launch.feed import Feed
 from coterie.launch.tables.row import Choices, LogUniform, Options, Row
 
@@ -15,7 +14,10 @@ __all__ = ["ALS", "POPULARITY", "RANDOM"]
 
 
 def _random(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trained:
-    return _once(feed, *from_table(random_scores(len(feed.dataset.users), len(feed.dataset.items), seed)))
+    return measured_once(
+        feed.leave_one_out(),
+        *from_table(random_scores(len(feed.dataset.users), len(feed.dataset.items), seed)),
+    )
 
 
 def _popularity(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trained:
@@ -23,7 +25,9 @@ def _popularity(settings: RunSettings, options: Options, feed: Feed, seed: int) 
     # Implicit feedback: whatever a user rated counts, however it was rated.
     every = np.ones(int(train.sum()), np.bool_)
     known = popularity(data.item[train], every, len(data.items))
-    return _once(feed, *from_table(np.broadcast_to(known, (len(data.users), len(data.items)))))
+    return measured_once(
+        feed.leave_one_out(), *from_table(np.broadcast_to(known, (len(data.users), len(data.items))))
+    )
 
 
 def _als(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trained:
@@ -31,14 +35,7 @@ def _als(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trai
     factors = als(
         data.user[train], data.item[train], len(data.users), len(data.items), seed=seed, **dict(options)
     )
-    return _once(feed, *from_factors(*factors))
-
-
-def _once(feed: Feed, score_candidates: ScoreCandidates, score_all: ScoreAll) -> Trained:
-    """Measure what has one version only."""
-    selection = Selection(feed.leave_one_out())
-    selection.see(0, score_candidates, score_all)
-    return selection.trained()
+    return measured_once(feed.leave_one_out(), *from_factors(*factors))
 
 
 RANDOM = Row("random", "Random order", _random)

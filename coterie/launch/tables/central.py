@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from coterie.config.run import RunSettings
-from coterie.evaluation.leave_one_out import CHOOSE_BY
-from coterie.evaluation.selection import Selection, Trained
+from coterie.evaluation.selection import Trained
 from coterie.launch.feed import Feed
+from coterie.launch.ncf_reference import train_central
 from coterie.launch.tables.row import Choices, LogUniform, Options, Row, Space
-from coterie.learning import ncf
 from coterie.learning.ncf import Architecture
-from coterie.learning.ncf_central import CentralModel, CentralSettings, train
+from coterie.learning.ncf_central import CentralSettings
 
 __all__ = ["central_row"]
 
@@ -58,21 +57,4 @@ def central_row(model: str, label: str) -> Row:
 def _train(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trained:
     given: dict[str, Any] = dict(options)
     epochs, architecture = given.pop("epochs"), Architecture(given.pop("model"))
-    holdout = feed.leave_one_out()
-    selection = Selection(holdout)
-
-    def evaluate(epoch: int, model: CentralModel, loss: float) -> float:
-        def score(users: Any, items: Any = None) -> Any:
-            return ncf.scores(architecture, model.items, model.network, model.users[users], items)
-
-        return selection.see(epoch, score, score, train_loss=loss)[CHOOSE_BY]
-
-    train(
-        holdout.training(),
-        holdout.n_items,
-        CentralSettings(architecture, **given),
-        epochs=epochs,
-        seed=seed,
-        on_epoch=evaluate,
-    )
-    return selection.trained()
+    return train_central(feed, CentralSettings(architecture, **given), epochs, seed)
