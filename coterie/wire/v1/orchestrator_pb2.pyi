@@ -787,7 +787,9 @@ class Briefings(google.protobuf.message.Message):
     BRIEFINGS_FIELD_NUMBER: builtins.int
     COMMON_FIELD_NUMBER: builtins.int
     common: builtins.bytes
-    """What all of them need alike, so that it is sent once: joined in front of each briefing's bytes."""
+    """Joined in front of each briefing's bytes: a server may send here once what all of them need alike.  This release
+    of ours leaves it empty; hosts read it.
+    """
     @property
     def briefings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Briefing]:
         """For each of the caller's members that the step asks."""
