@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import struct
+from functools import lru_cache
 
 from coterie.errors import CryptoError
 
@@ -45,13 +46,24 @@ def encode(purpose: str, *fields: bytes | str | int) -> bytes:
     CryptoError
         The purpose is not of that form, a field is too long or of another type, an integer is out of range.
     """
-    if _PURPOSE.fullmatch(purpose) is None:
-        raise CryptoError(f"purpose {purpose!r} is not made of lower-case words, digits and single hyphens")
-    parts = [b"coterie/v1/", purpose.encode("ascii")]
+    parts = [_label(purpose)]
     for position, field in enumerate(fields):
-        content = _content(purpose, position, field)
+        # Most fields are bytes, and a round encodes tens of thousands of them.
+        content = field if type(field) is bytes else _content(purpose, position, field)
+        if len(content) > MAX_FIELD:
+            raise CryptoError(
+                f"field {position} of {purpose!r} has {len(content)} bytes, "
+                f"expected at most {MAX_FIELD}; encode its hash"
+            )
         parts += (_LENGTH.pack(len(content)), content)
     return b"".join(parts)
+
+
+@lru_cache(maxsize=256)
+def _label(purpose: str) -> bytes:
+    if _PURPOSE.fullmatch(purpose) is None:
+        raise CryptoError(f"purpose {purpose!r} is not made of lower-case words, digits and single hyphens")
+    return b"coterie/v1/" + purpose.encode("ascii")
 
 
 def _content(purpose: str, position: int, field: bytes | str | int) -> bytes:
@@ -68,6 +80,4 @@ def _content(purpose: str, position: int, field: bytes | str | int) -> bytes:
             field = field.encode("utf-8")
         except UnicodeEncodeError:
             raise CryptoError(f"{where} is a string with no UTF-8 form") from None
-    if len(field) > MAX_FIELD:
-        raise CryptoError(f"{where} has {len(field)} bytes, expected at most {MAX_FIELD}; encode its hash")
     return field
