@@ -28,8 +28,9 @@ __all__ = ["UserUpdate", "contribute", "local_step"]
 _LOCAL = 2
 """First element of the key of the draws; `coterie.learning.fedncf` has 0 and 1."""
 
-_INSTANCES = 4096
-"""Instances of one step of the program: what they need fits into a core's cache."""
+_INSTANCES = 2048
+"""Instances of one step of the program: the layers of so many, and what their derivatives need, fit into a core's
+cache."""
 
 _Place = int | slice | NDArray[np.int64]
 

@@ -106,21 +106,32 @@ def quantise(
     """
     kind = np.float32 if segment.bits <= 16 else np.float64
     scaled = np.asarray(np.multiply(values, segment.levels / segment.bound, dtype=kind))
+    beyond = 0
+    # A largest value that is within the bound says that all are, and that none is NaN.
+    if not np.abs(scaled).max(initial=0) <= segment.levels:
+        beyond = _beyond(scaled, segment)
+    # Of a scalar these would be numbers, which cannot be changed in place.
+    rounded = np.asarray(np.floor(scaled))
+    scaled -= rounded
+    # Compared and not added: a sum with a draw just below 1 would itself be rounded up now and then.
+    rounded += scaled > rng.random(scaled.shape, dtype=kind)
+    if beyond:
+        np.clip(rounded, -segment.levels, segment.levels, out=rounded)
+    return rounded.astype(np.int32), beyond
+
+
+def _beyond(scaled: NDArray[np.floating], segment: Segment) -> int:
+    """Return how many values are beyond the bound of a segment that clips them."""
     if not np.isfinite(scaled).all():
         raise UnboundedValueError(
             f"segment {segment.name} holds a value that is not a finite number: the local step diverged"
         )
     beyond = int(np.count_nonzero(np.abs(scaled) > segment.levels))
-    if beyond and not segment.clip:
+    if not segment.clip:
         raise UnboundedValueError(
             f"segment {segment.name}: {beyond} values beyond the declared bound {segment.bound:g}"
         )
-    # Of a scalar these would be numbers, which cannot be changed in place.
-    rounded = np.asarray(np.floor(scaled))
-    # Compared and not added: a sum with a draw just below 1 would itself be rounded up now and then.
-    rounded += (scaled - rounded) > rng.random(scaled.shape, dtype=kind)
-    np.clip(rounded, -segment.levels, segment.levels, out=rounded)
-    return rounded.astype(np.int32), beyond
+    return beyond
 
 
 @dataclass(frozen=True)
