@@ -68,6 +68,7 @@ __all__ = [
     "seed_hash",
     "share_from_bytes",
     "share_key",
+    "share_keys",
     "share_to_bytes",
 ]
 
@@ -171,6 +172,11 @@ def _derive(secret: bytes, info: bytes) -> bytes:
 def share_key(agreed: bytes, plan_hash: bytes, sender: bytes, receiver: bytes) -> bytes:
     """Return the key under which ``sender`` seals shares for ``receiver`` (participant ids), 32 bytes."""
     return _derive(agreed, encode("share", plan_hash, sender, receiver))
+
+
+def share_keys(agreed: bytes, plan_hash: bytes, one: bytes, other: bytes) -> tuple[bytes, bytes]:
+    """Return the keys under which ``one`` seals for ``other``, and ``other`` for ``one``: ``share_key`` both ways."""
+    return share_key(agreed, plan_hash, one, other), share_key(agreed, plan_hash, other, one)
 
 
 def pair_mask_key(agreed: bytes, plan_hash: bytes, one: bytes, other: bytes) -> bytes:

@@ -1,27 +1,108 @@
-"""Signatures that are checked once, however many members of one host need them checked.
+"""What is checked or agreed once, however many members of one host need it.
 
-The members of one host are one trust domain: what one of them has verified, the others may rely on.  Only successes are
-remembered, under the SHA-256 of key, signature and message together, so a memory holds no way to another outcome.
+The members of one host are one trust domain, and one process: what one of them has verified, the others may rely on,
+and a secret that two of them have in common is in its memory anyway.  Only successes are remembered.  Signatures are
+remembered under the SHA-256 of key, signature and message together, everything else under all that it depends on, so a
+memory holds no way to another outcome.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Hashable
+from typing import NoReturn, ParamSpec, TypeVar, cast
+from weakref import WeakValueDictionary
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from coterie.crypto.explicit import encode
-from coterie.crypto.identity import Bundle, Validity
+from coterie.crypto.identity import Bundle, Identity, Validity
 from coterie.crypto.verification import Reason, VerificationError
 
-__all__ = ["Verified"]
+__all__ = ["HostRound", "Verified"]
 
+_KEY = 32
+_SIGNATURE = 64
 _MOST = 1 << 17
+_MOST_OF_A_ROUND = 1 << 16
+
+_Asked = ParamSpec("_Asked")
+_Found = TypeVar("_Found")
+
+
+class HostRound:
+    """What the members of one host find out once for all of them, in one round.  Safe to share between threads.
+
+    It is gone when the last of them has forgotten it, with whatever it remembers.
+
+    Parameters
+    ----------
+    most : int
+        How many answers, and how many secrets, are remembered; what is beyond is found again each time.
+    """
+
+    __slots__ = ("__weakref__", "_known", "_most", "_publics", "_secrets")
+
+    def __init__(self, most: int = _MOST_OF_A_ROUND) -> None:
+        self._most = most
+        self._known: dict[Hashable, object] = {}
+        self._publics: set[bytes] = set()
+        self._secrets: dict[tuple[bytes, ...], object] = {}
+
+    def once(
+        self, question: Hashable, find: Callable[_Asked, _Found], *given: _Asked.args, **named: _Asked.kwargs
+    ) -> _Found:
+        """Return what ``find`` finds, asking it once for the same question; what it raises is not remembered.
+
+        ``question`` has everything on which the answer depends, but for the plan; it and the answer are no secrets.
+        """
+        found = self._known.get(question)
+        if found is None:
+            found = find(*given, **named)
+            if len(self._known) < self._most:
+                self._known[question] = found
+        return cast(_Found, found)
+
+    def have(self, public: bytes) -> None:
+        """Note that the secret half of a round's key is held by a member of this host."""
+        self._publics.add(public)
+
+    def between(
+        self,
+        own: tuple[bytes, bytes],
+        peer: tuple[bytes, bytes],
+        find: Callable[_Asked, _Found],
+        *given: _Asked.args,
+        **named: _Asked.kwargs,
+    ) -> _Found:
+        """Return the secret of two members, which both would find alike.
+
+        Where both are of this host, the first one's stays here until the second one takes it.
+
+        Parameters
+        ----------
+        own, peer : tuple of bytes
+            Id of a participant and the public half of its key of the round.
+        find : callable
+            Finds the secret; never nothing.
+        """
+        if peer[1] not in self._publics or own[1] not in self._publics:
+            return find(*given, **named)
+        question = own + peer if own < peer else peer + own
+        found = self._secrets.pop(question, None)
+        if found is None:
+            found = find(*given, **named)
+            if len(self._secrets) < self._most:
+                self._secrets[question] = found
+        return cast(_Found, found)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a HostRound holds secrets and is never pickled")
 
 
 class Verified:
-    """Remembers which signatures were right.  Safe to share between threads.
+    """Remembers which signatures were right, and what a host's members share.  Safe to share between threads.
 
     Parameters
     ----------
@@ -29,11 +110,16 @@ class Verified:
         How many are remembered; then all are forgotten and checked again.
     """
 
-    __slots__ = ("_known", "_most")
+    __slots__ = ("_known", "_most", "_rounds")
 
     def __init__(self, most: int = _MOST) -> None:
         self._known: set[bytes] = set()
         self._most = most
+        self._rounds: WeakValueDictionary[bytes, HostRound] = WeakValueDictionary()
+
+    def round(self, plan_hash: bytes) -> HostRound:
+        """Return what the members of this host share under a plan, for as long as one of them holds it."""
+        return self._rounds.setdefault(plan_hash, HostRound())
 
     def bundle(self, bundle: Bundle, directory_key: bytes, now: int) -> None:
         """Check a bundle as ``Bundle.verify`` does; the validity is compared with the clock each time.
@@ -72,7 +158,7 @@ class Verified:
         message = encode(purpose, *fields)
         # Of fixed lengths, or never remembered: so the parts cannot be cut otherwise.
         key = hashlib.sha256(signing_public + signature + message).digest()
-        if key in self._known and len(signing_public) == 32 and len(signature) == 64:
+        if key in self._known and len(signing_public) == _KEY and len(signature) == _SIGNATURE:
             return
         try:
             Ed25519PublicKey.from_public_bytes(signing_public).verify(signature, message)
@@ -81,6 +167,19 @@ class Verified:
                 Reason.BAD_SIGNATURE, f"{what} does not carry a signature of {signing_public.hex()[:16]}"
             ) from None
         self._remember(key)
+
+    def sign(self, identity: Identity, purpose: str, *fields: bytes | str | int) -> bytes:
+        """Sign explicit bytes for a member of this host; the others need not check what was signed here.
+
+        Returns
+        -------
+        bytes
+            The signature, 64 bytes.
+        """
+        signature = identity.sign(purpose, *fields)
+        message = encode(purpose, *fields)
+        self._remember(hashlib.sha256(identity.signing_public + signature + message).digest())
+        return signature
 
     def _remember(self, key: bytes) -> None:
         if len(self._known) >= self._most:

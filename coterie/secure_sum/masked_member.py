@@ -17,9 +17,9 @@ from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 
 from coterie.crypto import masking, shamir
-from coterie.crypto.identity import Bundle, Identity
+from coterie.crypto.identity import Bundle, Identity, Validity
 from coterie.crypto.verification import VerificationError
-from coterie.crypto.verified import Verified
+from coterie.crypto.verified import HostRound, Verified
 from coterie.secure_sum.bundles import bundle_from_wire, bundle_to_wire
 from coterie.secure_sum.graph import GraphFields, graph_fields, neighbourhoods
 from coterie.secure_sum.plan import SumPlan
@@ -34,12 +34,22 @@ _STEPS = tuple(Step)
 _MessageT = TypeVar("_MessageT", bound=Message)
 
 
-class _Neighbour(NamedTuple):
-    """What was verified about a neighbour, and the key under which it seals for this member."""
+class _Met(NamedTuple):
+    """What was verified about a member: its keys for this plan, and until when they are vouched for."""
 
+    participant: bytes
     signing_public: bytes
+    channel_public: bytes
     mask_public: bytes
-    opening_key: bytes
+    validity: Validity
+
+
+class _Listed(NamedTuple):
+    """A list of submitters that ascends within the cohort."""
+
+    members: frozenset[int]
+    users: int
+    hash: bytes
 
 
 class _Held(NamedTuple):
@@ -70,7 +80,7 @@ class MaskedMember:
     now : int
         Unix seconds, for the validity of bundles.
     verified : Verified, optional
-        Memory of signatures, shared by the members of one host.
+        What the members of one host check and agree once for all of them.
     rule : callable, optional
         Degree and least threshold for a number of members; ``graph_fields`` with its default assumptions when left out.
     """
@@ -99,11 +109,13 @@ class MaskedMember:
         self._channel: masking.RoundKey | None = None
         self._mask: masking.RoundKey | None = None
         self._seed = bytearray()
+        self._host: HostRound | None = None
         self._around: tuple[int, ...] = ()
-        self._met: dict[int, _Neighbour] = {}
+        self._met: dict[int, _Met] = {}
+        self._opening: dict[int, bytes] = {}
         self._held: dict[int, _Held] = {}
         self._left_out: tuple[int, ...] = ()
-        self._submitters: frozenset[int] = frozenset()
+        self._submitters: _Listed | None = None
 
     def answer(self, step: Step, briefing: bytes, codes: NDArray[np.uint32] | None = None) -> bytes:
         """Return the message for a step.
@@ -148,7 +160,9 @@ class MaskedMember:
                 key.wipe()
         self._channel = self._mask = None
         self._seed[:] = bytes(len(self._seed))
+        self._host = None
         self._met.clear()
+        self._opening.clear()
         self._held.clear()
         self._said.clear()
 
@@ -180,12 +194,15 @@ class MaskedMember:
         self._around = neighbourhoods(plan.hash, len(plan.members), plan.degree)[self._index]
         self._channel, self._mask = masking.RoundKey(), masking.RoundKey()
         keys = self._channel.public, self._mask.public
+        self._host = self._verified.round(plan.hash)
+        for key in keys:
+            self._host.have(key)
         return wire.Advert(
             member=self._index,
             bundle=bundle_to_wire(self._bundle),
             channel_public=keys[0],
             mask_public=keys[1],
-            signature=self._identity.sign(ADVERT, plan.hash, *keys),
+            signature=self._verified.sign(self._identity, ADVERT, plan.hash, *keys),
         ).SerializeToString()
 
     def _require_plan(self) -> None:
@@ -212,8 +229,8 @@ class MaskedMember:
             )
 
     def _share(self, adverts: wire.Adverts) -> bytes:
-        plan, channel, mask = self._plan, self._channel, self._mask
-        if channel is None or mask is None:
+        plan, channel, mask, host = self._plan, self._channel, self._mask, self._host
+        if channel is None or mask is None or host is None:
             raise Declined("has no keys")
         positions = [advert.member for advert in adverts.adverts]
         self._require_neighbours(positions, self._around, "advertised")
@@ -222,44 +239,49 @@ class MaskedMember:
             keys |= {advert.channel_public, advert.mask_public}
         if len(keys) != 2 * len(positions) + 2:
             raise Declined("a key was advertised twice")
+        for position, advert in zip(positions, adverts.adverts, strict=True):
+            # Its own bytes say all of an advertisement; only time passes.
+            asked = ADVERT, self._directory_key, advert.SerializeToString()
+            met = host.once(asked, self._check_advert, advert)
+            met.validity.check("the key bundle", self._now)
+            self._met[position] = met
 
         self._seed = bytearray(os.urandom(shamir.SECRET_BYTES))
         shares = shamir.split(
             [bytes(self._seed), mask.secret], plan.threshold, [position + 1 for position in positions]
         )
-        own = self._identity.participant_id
         message = wire.Shares(seed_hash=masking.seed_hash(plan.hash, bytes(self._seed)))
-        for advert, pair in zip(adverts.adverts, shares, strict=True):
-            signing_public = self._check_advert(advert)
-            peer = plan.members[advert.member].participant
-            agreed = channel.agree(advert.channel_public)
-            sealing = masking.share_key(agreed, plan.hash, own, peer)
-            opening = masking.share_key(agreed, plan.hash, peer, own)
-            self._met[advert.member] = _Neighbour(signing_public, advert.mask_public, opening)
-            message.shares.add(member=advert.member, sealed=masking.seal_share(sealing, *pair))
+        own = self._identity.participant_id, channel.public
+        for (position, met), pair in zip(self._met.items(), shares, strict=True):
+            peer = met.participant, met.channel_public
+            low, high = host.between(own, peer, _share_keys, channel, plan.hash, own, peer)
+            # The first of the two is the one of the lower id, to the higher.
+            sealing, self._opening[position] = (low, high) if own[0] < peer[0] else (high, low)
+            message.shares.add(member=position, sealed=masking.seal_share(sealing, *pair))
         channel.wipe()
         return message.SerializeToString()
 
-    def _check_advert(self, advert: wire.Advert) -> bytes:
-        """Return the signing key of a neighbour whose advertisement is its own, for this plan."""
+    def _check_advert(self, advert: wire.Advert) -> _Met:
+        """Return the keys of a neighbour whose advertisement is its own, for this plan."""
         bundle = bundle_from_wire(advert.bundle)
-        if bundle.participant_id != self._plan.members[advert.member].participant:
+        participant = self._plan.members[advert.member].participant
+        if bundle.participant_id != participant:
             raise Declined(f"member {advert.member} was advertised with another participant's keys")
         self._verified.bundle(bundle, self._directory_key, self._now)
+        keys = advert.channel_public, advert.mask_public
         self._verified.signature(
             f"the advertisement of member {advert.member} for this plan",
             bundle.signing_public,
             advert.signature,
             ADVERT,
             self._plan.hash,
-            advert.channel_public,
-            advert.mask_public,
+            *keys,
         )
-        return bundle.signing_public
+        return _Met(participant, bundle.signing_public, *keys, Validity(bundle.not_before, bundle.not_after))
 
     def _submit(self, inbox: wire.ShareInbox, codes: NDArray[np.uint32]) -> bytes:
-        plan, mask = self._plan, self._mask
-        if mask is None:
+        plan, mask, host = self._plan, self._mask, self._host
+        if mask is None or host is None:
             raise Declined("has no keys")
         if codes.dtype != np.uint32 or codes.ndim != 1:
             raise Declined(f"a contribution of {codes.ndim}-d {codes.dtype}, expected 1-d uint32")
@@ -268,21 +290,22 @@ class MaskedMember:
         left_out = []
         for share in inbox.shares:
             try:
-                self._held[share.member] = _Held(
-                    *masking.open_share(self._met[share.member].opening_key, share.sealed)
-                )
+                held = masking.open_share(self._opening[share.member], share.sealed)
+                self._held[share.member] = _Held(*held)
             except VerificationError:
                 left_out.append(share.member)
         self._left_out = tuple(left_out)
         self._require_enough(self._held, "sent shares that open")
 
-        own = self._identity.participant_id
-        plus = [masking.own_mask_key(bytes(self._seed), plan.hash, own)]
+        self._opening.clear()
+        own = self._identity.participant_id, mask.public
+        plus = [masking.own_mask_key(bytes(self._seed), plan.hash, own[0])]
         minus: list[bytes] = []
         for member in self._held:
-            peer = plan.members[member].participant
-            agreed = mask.agree(self._met[member].mask_public)
-            (plus if own < peer else minus).append(masking.pair_mask_key(agreed, plan.hash, own, peer))
+            met = self._met[member]
+            peer = met.participant, met.mask_public
+            key = host.between(own, peer, _pair_mask_key, mask, plan.hash, own, peer)
+            (plus if own[0] < peer[0] else minus).append(key)
         masked = codes.copy()
         masking.add_masks(masked, plus, minus)
         mask.wipe()
@@ -295,47 +318,62 @@ class MaskedMember:
         ).SerializeToString()
 
     def _confirm(self, submitters: wire.Submitters) -> bytes:
-        plan = self._plan
-        members = list(submitters.members)
-        if not ascending(members, len(plan.members)):
-            raise Declined("the list of submitters does not ascend within the cohort")
-        listed = frozenset(members)
-        if self._index not in listed:
+        plan, host = self._plan, self._host
+        if host is None:
+            raise Declined("has no keys")
+        listed = host.once(("list", submitters.SerializeToString()), self._read_list, submitters)
+        if self._index not in listed.members:
             raise Declined("the list of submitters does not have this member")
-        if listed.intersection(self._around) - self._held.keys() - set(self._left_out):
+        if listed.members.intersection(self._around) - self._held.keys() - set(self._left_out):
             raise Declined("the list of submitters has a neighbour that did not share")
-        users = sum(plan.members[member].users for member in members)
-        if users < plan.min_sum:
-            raise Declined(f"the list of submitters covers {users} users, the plan's floor is {plan.min_sum}")
-        self._require_enough(listed & self._held.keys(), "submitted")
+        if listed.users < plan.min_sum:
+            raise Declined(
+                f"the list of submitters covers {listed.users} users, the plan's floor is {plan.min_sum}"
+            )
+        self._require_enough(listed.members & self._held.keys(), "submitted")
         self._submitters = listed
         return wire.Confirmation(
-            member=self._index, signature=self._identity.sign(CONFIRM, plan.hash, list_hash(members))
+            member=self._index,
+            signature=self._verified.sign(self._identity, CONFIRM, plan.hash, listed.hash),
         ).SerializeToString()
 
+    def _read_list(self, submitters: wire.Submitters) -> _Listed:
+        members, cohort = list(submitters.members), self._plan.members
+        if not ascending(members, len(cohort)):
+            raise Declined("the list of submitters does not ascend within the cohort")
+        users = sum(cohort[member].users for member in members)
+        return _Listed(frozenset(members), users, list_hash(members))
+
     def _unmask(self, confirmations: wire.Confirmations) -> bytes:
+        host, listed = self._host, self._submitters
+        if host is None or listed is None:
+            raise Declined("has no keys")
         members = [confirmation.member for confirmation in confirmations.confirmations]
-        possible = tuple(member for member in self._held if member in self._submitters)
+        possible = tuple(member for member in self._held if member in listed.members)
         self._require_neighbours(members, possible, "confirmed")
-        agreed = list_hash(sorted(self._submitters))
-        for confirmation in confirmations.confirmations:
-            self._verified.signature(
-                f"the confirmation of member {confirmation.member} for the same list",
-                self._met[confirmation.member].signing_public,
-                confirmation.signature,
-                CONFIRM,
-                self._plan.hash,
-                agreed,
-            )
+        for member, confirmation in zip(members, confirmations.confirmations, strict=True):
+            asked = CONFIRM, listed.hash, member, confirmation.signature
+            host.once(asked, self._check_confirmation, member, confirmation.signature, listed.hash)
         # One of the two for each neighbour, by the one list that was confirmed.
         message = wire.Unmasking()
         for member, held in self._held.items():
-            if member in self._submitters:
+            if member in listed.members:
                 message.shares.add(member=member, seed=masking.share_to_bytes(held.seed))
             else:
                 message.shares.add(member=member, mask=masking.share_to_bytes(held.mask))
         self._held.clear()
         return message.SerializeToString()
+
+    def _check_confirmation(self, member: int, signature: bytes, agreed: bytes) -> bool:
+        self._verified.signature(
+            f"the confirmation of member {member} for the same list",
+            self._met[member].signing_public,
+            signature,
+            CONFIRM,
+            self._plan.hash,
+            agreed,
+        )
+        return True
 
     # --- what is required of a list --------------------------------------------------------------------------------
 
@@ -354,6 +392,20 @@ class MaskedMember:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a MaskedMember holds secrets and is never pickled")
+
+
+def _share_keys(
+    key: masking.RoundKey, plan_hash: bytes, own: tuple[bytes, bytes], peer: tuple[bytes, bytes]
+) -> tuple[bytes, bytes]:
+    """Return the key under which the lower id seals for the higher one, and the other way round."""
+    low, high = (own[0], peer[0]) if own[0] < peer[0] else (peer[0], own[0])
+    return masking.share_keys(key.agree(peer[1]), plan_hash, low, high)
+
+
+def _pair_mask_key(
+    key: masking.RoundKey, plan_hash: bytes, own: tuple[bytes, bytes], peer: tuple[bytes, bytes]
+) -> bytes:
+    return masking.pair_mask_key(key.agree(peer[1]), plan_hash, own[0], peer[0])
 
 
 def _read(kind: type[_MessageT], payload: bytes) -> _MessageT:
