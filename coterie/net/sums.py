@@ -23,11 +23,11 @@ from coterie.crypto.identity import Bundle, Identity
 from coterie.crypto.verified import Verified
 from coterie.errors import PeerError
 from coterie.net.party import Item, Party
-from coterie.rounds.party import Effect, Journal, Keep, MemberRound, Send, SitOut, Train
+from coterie.rounds.party import Decline, Effect, Journal, Keep, MemberRound, Send, SitOut, Train
 from coterie.rounds.systems import Signer, member_half
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined, Step
-from coterie.secure_sum.steps import KIND_OF, STEP_IN_TASK, TASK_STEP
+from coterie.secure_sum.steps import DECLINED, KIND_OF, STEP_IN_TASK, TASK_STEP
 from coterie.wire.refusal import reason_name
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1 import rounds_pb2
@@ -95,6 +95,8 @@ class _Open:
     seats: dict[int, Seat] = field(default_factory=dict)
     taken: dict[tuple[int, Step], float] = field(default_factory=dict)
     """When the COS answered to each message, ``time.monotonic`` seconds."""
+    declined_at: float = -1.0
+    """When the COS answered last to slots that decline."""
 
 
 class SumMembers:
@@ -170,6 +172,17 @@ class SumMembers:
         ]
         if asked:
             await self._answer(current, step, asked)
+        active = {
+            slot
+            for member, seat in current.seats.items()
+            if not current.rounds[member].reason
+            for slot in seat.slots
+        }
+        passive = slots.intersection(self._party.slots) - active
+        if passive and current.declined_at < asked_at:
+            # So that nobody waits for them.
+            await self._submit(current, step, [Item(DECLINED, sorted(passive), b"")])
+            current.declined_at = time.monotonic()
 
     async def _leave(self) -> None:
         current, self._open = self._open, None
@@ -223,12 +236,15 @@ class SumMembers:
                 await current.seats[member].left(current.plan, effect.step, len(effect.message))
         if not items:
             return
-        refused = await self._party.submit_many(
-            RoundRef(run_id=self._party.plan.run_id, round=current.plan.round), [item for _, item in items]
-        )
+        await self._submit(current, step, [item for _, item in items])
         now = time.monotonic()
         for member, _ in items:
             current.taken[member, step] = now
+
+    async def _submit(self, current: _Open, step: Step, items: Sequence[Item]) -> None:
+        refused = await self._party.submit_many(
+            RoundRef(run_id=self._party.plan.run_id, round=current.plan.round), items
+        )
         for one_refused in refused:
             _log.warning(
                 "the COS refused a message",
@@ -252,6 +268,9 @@ class SumMembers:
                     sends.append(effect)
                 case SitOut(reason):
                     await self._sat_out(seat, current.plan, reason)
+                case Decline():
+                    # Said for all of them after the step.
+                    pass
         return [] if one.reason else sends
 
     async def _train(self, current: _Open, member: int) -> list[Send]:

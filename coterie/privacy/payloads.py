@@ -52,6 +52,7 @@ _LABELLED = {
     SubmitKind.SUBMIT_KIND_EPOCH_DONE: "block_count",
     SubmitKind.SUBMIT_KIND_METRICS: "metric_sum",
     SubmitKind.SUBMIT_KIND_VISITS: "visit_count",
+    SubmitKind.SUBMIT_KIND_DECLINED: "cohort",
 }
 """Items of ``Submit`` whose kind of datum their label tells."""
 

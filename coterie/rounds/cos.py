@@ -31,6 +31,7 @@ __all__ = [
     "Applied",
     "Apply",
     "Arrived",
+    "Declined",
     "Effect",
     "End",
     "Event",
@@ -92,7 +93,9 @@ class RoundState:
     running : ndarray of uint32 or None
         Sum of what was submitted so far; durable once SUBMIT is closed.
     lost : frozenset of int
-        Members nobody waits for: their connection is gone, or they were revoked.
+        Members nobody waits for: their connection is gone.
+    declined : frozenset of int
+        Members that said that they take no further part: they are neither asked nor waited for.
     deadline : float
         When the open step closes, by the server's clock, seconds.
     reason : str
@@ -110,6 +113,7 @@ class RoundState:
     expected: frozenset[int] = frozenset()
     running: NDArray[np.uint32] | None = None
     lost: frozenset[int] = frozenset()
+    declined: frozenset[int] = frozenset()
     deadline: float = 0.0
     reason: str = ""
 
@@ -123,14 +127,14 @@ class RoundState:
         """Members from whom the open step still wants a message, ascending."""
         if self.phase is not Phase.COLLECT:
             return ()
-        return tuple(sorted(self.expected.difference(self.arrived)))
+        return tuple(sorted(self.expected.difference(self.arrived, self.declined)))
 
     @property
     def waiting(self) -> bool:
-        """Whether the open step should wait for somebody: whoever is lost is not waited for."""
-        if not self.lost:
+        """Whether the open step should wait for somebody: whoever is lost or has declined is not waited for."""
+        if not self.lost and not self.declined:
             return len(self.arrived) < len(self.expected)
-        return not self.expected <= self.lost.union(self.arrived)
+        return not self.expected <= self.lost.union(self.declined, self.arrived)
 
     @property
     def submitters(self) -> tuple[int, ...]:
@@ -185,6 +189,17 @@ class Lost:
 
 
 @dataclass(frozen=True)
+class Declined:
+    """These members take no further part in the round, and said so; what they sent before stays.
+
+    It is not durable: after a restart they are asked again, and say it again.
+    """
+
+    members: frozenset[int]
+    now: float
+
+
+@dataclass(frozen=True)
 class Tick:
     """Time has passed."""
 
@@ -212,7 +227,7 @@ class Applied:
     reason: str = ""
 
 
-Event = Opened | Resumed | Arrived | Lost | Tick | Unmasked | UnmaskFailed | Applied
+Event = Opened | Resumed | Arrived | Lost | Declined | Tick | Unmasked | UnmaskFailed | Applied
 
 
 # --- effects -----------------------------------------------------------------------------------------------------
@@ -269,6 +284,8 @@ def advance(state: RoundState, event: Event) -> tuple[RoundState, list[Effect]]:
             return _progress(_take(state, event), now, [])
         case Lost(members, now):
             return _progress(replace(state, lost=state.lost | members), now, [])
+        case Declined(members, now):
+            return _progress(replace(state, declined=state.declined | members), now, [])
         case Tick(now):
             return _progress(state, now, [])
         case Unmasked(total):
@@ -302,7 +319,7 @@ def _open(state: RoundState, step: Step, now: float) -> RoundState:
 
 def _resume(state: RoundState, now: float) -> tuple[RoundState, list[Effect]]:
     if state.phase is Phase.COLLECT:
-        return _open(replace(state, lost=frozenset()), state.step, now), []
+        return _open(replace(state, lost=frozenset(), declined=frozenset()), state.step, now), []
     return replace(state, phase=Phase.UNMASK), [Unmask()]
 
 

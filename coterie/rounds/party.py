@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined, MemberHalf, Step
 
-__all__ = ["Effect", "Journal", "Keep", "MemberRound", "Send", "SitOut", "Train"]
+__all__ = ["Decline", "Effect", "Journal", "Keep", "MemberRound", "Send", "SitOut", "Train"]
 
 _BEFORE_SUBMIT = (Step.ADVERTISE, Step.SHARE)
 
@@ -76,7 +76,12 @@ class SitOut:
     reason: str
 
 
-Effect = Keep | Train | Send | SitOut
+@dataclass(frozen=True)
+class Decline:
+    """Tell the server that nothing more comes from this member in this round, so that nobody waits for it."""
+
+
+Effect = Keep | Train | Send | SitOut | Decline
 
 
 @dataclass
@@ -102,6 +107,7 @@ class MemberRound:
     _answers: dict[Step, bytes] = field(default_factory=dict)
     _training: bool = False
     _briefing: bytes = b""
+    _closed: bool = False
 
     def __post_init__(self) -> None:
         if self.journal.joined > self.plan.round:
@@ -122,8 +128,10 @@ class MemberRound:
 
     def asked(self, step: Step, briefing: bytes) -> list[Effect]:
         """Answer a step that the server asks for."""
-        if self.reason:
+        if self._closed:
             return []
+        if self.reason:
+            return [Decline()]
         held = self._answers.get(step)
         if held is not None:
             return [Send(step, held)]
@@ -168,6 +176,7 @@ class MemberRound:
     def close(self) -> list[Effect]:
         """Forget the round: a later one has begun, or the run is over."""
         self.reason = self.reason or f"round {self.plan.round} is over"
+        self._closed = True
         self._drop()
         self._answers.clear()
         if not self.journal.contribution:
@@ -195,7 +204,7 @@ class MemberRound:
     def _sit_out(self, reason: str) -> list[Effect]:
         self.reason = reason
         self._drop()
-        return [SitOut(reason)]
+        return [SitOut(reason), Decline()]
 
     def _drop(self) -> None:
         if self._half is not None:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from coterie.secure_sum.protocol import Step
 from coterie.wire.v1.orchestrator_pb2 import RoundStep, SubmitKind
 
-__all__ = ["KIND_OF", "STEP_IN_TASK", "STEP_OF_KIND", "TASK_STEP"]
+__all__ = ["DECLINED", "KIND_OF", "STEP_IN_TASK", "STEP_OF_KIND", "TASK_STEP"]
 
 TASK_STEP: Mapping[Step, RoundStep.ValueType] = MappingProxyType(
     {
@@ -36,6 +36,9 @@ KIND_OF: Mapping[Step, SubmitKind.ValueType] = MappingProxyType(
     }
 )
 """As what each step's message is submitted."""
+
+DECLINED = SubmitKind.SUBMIT_KIND_DECLINED
+"""As what members say that they take no further part."""
 
 STEP_OF_KIND: Mapping[SubmitKind.ValueType, Step] = MappingProxyType(
     {kind: step for step, kind in KIND_OF.items()}

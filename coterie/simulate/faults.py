@@ -25,8 +25,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "host": ("crash",),
     # The server is told, rightly or wrongly, that a host is gone.
     "presence": ("lost",),
-    # The local step takes long, or fails.
-    "train": ("slow", "fail"),
+    # The local step takes long, fails, or never ends.
+    "train": ("slow", "fail", "hang"),
     # Somebody sends what must be refused.
     "intruder": (
         "conflict",
@@ -43,7 +43,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 """For each kind of place, what can go wrong there."""
 
-_LONGEST: Mapping[str, float] = {"drop": 0, "delay": 14, "twice": 14, "crash": 8, "slow": 14}
+_LONGEST: Mapping[str, float] = {"drop": 0, "delay": 14, "twice": 14, "crash": 8, "slow": 20}
 """Longest delay or down time, seconds: longer than a step's patience for some."""
 
 

@@ -28,8 +28,8 @@ from coterie.rounds.cos import (
     UnmaskFailed,
     advance,
 )
+from coterie.rounds.party import Decline, Journal, Keep, MemberRound, Send, SitOut, Train
 from coterie.rounds.party import Effect as MemberEffect
-from coterie.rounds.party import Journal, Keep, MemberRound, Send, SitOut, Train
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Failed, MemberHalf, ServerHalf, Step
 from coterie.wire.layout import Layout
@@ -242,5 +242,6 @@ class Members:
                     yield member, message
                 case SitOut(reason):
                     self.sat_out[member] = reason
-                case Train():
+                case Train() | Decline():
+                    # Whoever has no answer when the hosts have answered is not waited for.
                     pass

@@ -45,6 +45,7 @@ class Watch:
         self._revealed: dict[tuple[int, int], dict[int, str]] = defaultdict(dict)
         self._shares: dict[tuple[int, int, str], set[int]] = defaultdict(set)
         self._reveals: dict[tuple[int, bytes, str], set[int]] = defaultdict(set)
+        self._declined: set[tuple[int, int]] = set()
         self._rounds = 0
         self._version = 0
         self.applied: dict[int, tuple[int, ...]] = {}
@@ -62,12 +63,21 @@ class Watch:
     def sends(self, plan: SumPlan, member: int, step: Step, message: bytes) -> None:
         """Check a message that a member sends."""
         digest = hashlib.sha256(message).digest()
-        if self._sent.setdefault((plan.round, member, step), digest) != digest:
+        key = (plan.round, member, step)
+        if (plan.round, member) in self._declined and key not in self._sent:
+            raise Violation(
+                f"member {member} declined round {plan.round}, and sent something for {step.value}"
+            )
+        if self._sent.setdefault(key, digest) != digest:
             raise Violation(
                 f"member {member} sent two different messages for {step.value} of round {plan.round}"
             )
         if step is Step.UNMASK:
             self._reveals_shares(plan, member, message)
+
+    def declines(self, plan: SumPlan, member: int) -> None:
+        """Take note that a member takes no further part in a round."""
+        self._declined.add((plan.round, member))
 
     def _reveals_shares(self, plan: SumPlan, member: int, message: bytes) -> None:
         known = self._revealed[plan.round, member]
@@ -168,4 +178,13 @@ class Watch:
 def _print(state: RoundState) -> tuple[object, ...]:
     running = b"" if state.running is None else state.running.tobytes()
     closed = {step: dict(messages) for step, messages in state.closed.items()}
-    return (state.phase, state.step, closed, dict(state.arrived), running, state.deadline, state.lost)
+    return (
+        state.phase,
+        state.step,
+        closed,
+        dict(state.arrived),
+        running,
+        state.deadline,
+        state.lost,
+        state.declined,
+    )

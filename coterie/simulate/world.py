@@ -220,6 +220,18 @@ class _Server:
 
         self._guarded(take)
 
+    def declined(self, host: str, number: int, member: int) -> None:
+        """Take a member's word that it takes no further part in a round, and answer it."""
+
+        def take() -> None:
+            if self._state is None:
+                return
+            if number == self._state.plan.round:
+                self._do(cos.Declined(frozenset((member,)), self._world.clock.now))
+            self._world.link("cos", host, lambda: self._world.hosts[host].excused(number, member))
+
+        self._guarded(take)
+
     # --- what happens inside ---------------------------------------------------------------------------------------
 
     def _guarded(self, work: Callable[[], None]) -> None:
@@ -377,6 +389,7 @@ class _Host:
         self._plan: SumPlan | None = None
         self._rounds: dict[int, MemberRound] = {}
         self._outbox: dict[tuple[int, Step], Submission] = {}
+        self._declining: set[tuple[int, int]] = set()
         self._cursor: tuple[object, ...] = ()
 
     def poll(self) -> None:
@@ -397,6 +410,10 @@ class _Host:
         if self._outbox.get((submission.member, submission.step)) == submission:
             del self._outbox[submission.member, submission.step]
 
+    def excused(self, number: int, member: int) -> None:
+        """Forget that a member declined: the server knows it."""
+        self._declining.discard((number, member))
+
     # --- what happens inside ---------------------------------------------------------------------------------------
 
     def _guarded(self, work: Callable[[], None]) -> None:
@@ -408,6 +425,7 @@ class _Host:
             self._plan, self._cursor = None, ()
             self._rounds.clear()
             self._outbox.clear()
+            self._declining.clear()
             self._world.clock.after(crash.down_s, self._start)
 
     def _start(self) -> None:
@@ -424,6 +442,7 @@ class _Host:
                 self._carry_out(one, member, one.close())
             self._rounds.clear()
             self._outbox.clear()
+            self._declining.clear()
             self._plan = answer.plan
         if answer.plan.round == self._plan.round:
             self._cursor = answer.cursor
@@ -455,6 +474,9 @@ class _Host:
                 case party.Send(step, message):
                     world.watch.sends(one.plan, member, step, message)
                     self._submit(Submission(one.plan.round, member, step, message))
+                case party.Decline():
+                    world.watch.declines(one.plan, member)
+                    self._decline(one.plan.round, member)
                 case party.SitOut():
                     pass
         if effects:
@@ -462,6 +484,8 @@ class _Host:
 
     def _train(self, one: MemberRound, member: int) -> None:
         fault = self._world.faults.at(f"train {self._name}")
+        if fault is not None and fault.what == "hang":
+            return
 
         def trained() -> None:
             if self._rounds.get(member) is not one:
@@ -477,6 +501,17 @@ class _Host:
             self._carry_out(one, member, effects)
 
         self._later(_TRAIN_S + (fault.amount if fault is not None and fault.what == "slow" else 0.0), trained)
+
+    def _decline(self, number: int, member: int) -> None:
+        if (number, member) not in self._declining:
+            self._declining.add((number, member))
+            self._say_declined(number, member)
+
+    def _say_declined(self, number: int, member: int) -> None:
+        if (number, member) in self._declining:
+            world = self._world
+            world.link(self._name, "cos", lambda: world.server.declined(self._name, number, member))
+            self._later(_SUBMIT_S, lambda: self._say_declined(number, member))
 
     def _submit(self, submission: Submission) -> None:
         self._outbox[submission.member, submission.step] = submission

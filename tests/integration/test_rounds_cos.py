@@ -154,6 +154,46 @@ async def test_a_step_that_takes_too_long_is_closed_and_below_the_floor_the_roun
     assert {one["reason"].split(":")[0] for one in report["rounds"]} == {"submit"}
 
 
+async def test_members_that_decline_are_not_waited_for_and_only_whole_members_can(world):
+    # A step may take an hour here.
+    run = await world(per_user=True).begin("left", "right", "third", min_sum=3)
+    left, right = run.hosts["left"], run.hosts["right"]
+    task = await right.task(wire.TaskKind.TASK_KIND_ROUND)
+    kind, number = wire.SubmitKind.SUBMIT_KIND_DECLINED, task.round.round
+    own = right.party.slots
+    assert await right.submit([(kind, number, left.party.slots[:1], b"")]) == ["UNKNOWN_PARTICIPANT"]
+    assert await right.submit([(kind, number, own, b"why")]) == ["INVALID_FIELD"]
+    assert await right.submit([(kind, number, [], b"")]) == ["UNKNOWN_PARTICIPANT"]
+    # One of three first, then the others; the same again changes nothing.
+    assert await right.submit([(kind, number, own[:1], b"")]) == []
+    task = await right.task(wire.TaskKind.TASK_KIND_ROUND)
+    assert [(part.first, part.count) for part in task.slots] == [(own[1], 2)]
+    assert await right.submit([(kind, number, own, b""), (kind, number, own, b"")]) == []
+
+    async def decline():
+        while (task := await right.task()).kind != wire.TaskKind.TASK_KIND_FINISH:
+            await right.submit([(kind, task.round.round, own, b"")])
+        return task
+
+    await asyncio.gather(left.play(), run.hosts["third"].play(), decline())
+    report = await run.report()
+    assert report["phase"] == "done", report["reason"]
+    assert [(one["summed"], one["dropped"]) for one in report["rounds"]] == [(6, 3)] * 4
+
+
+async def test_a_host_that_is_one_member_cannot_decline_for_some_of_its_users(world):
+    run = await world().begin("left", "right", "third")
+    left, right = run.hosts["left"], run.hosts["right"]
+    task = await right.task(wire.TaskKind.TASK_KIND_ROUND)
+    kind, number = wire.SubmitKind.SUBMIT_KIND_DECLINED, task.round.round
+    assert await right.submit([(kind, number, right.party.slots[:2], b"")]) == ["UNKNOWN_PARTICIPANT"]
+    assert await right.submit([(kind, number, right.party.slots, b"")]) == []
+    for host in (left, run.hosts["third"]):
+        await host.answer(await host.task(wire.TaskKind.TASK_KIND_ROUND))
+    assert (await left.task(wire.TaskKind.TASK_KIND_ROUND)).round.round > number
+    assert (await run.report())["rounds"][0]["summed"] == 6
+
+
 @pytest.mark.parametrize("step", list(Step), ids=lambda step: step.value)
 async def test_a_masked_sum_is_formed_or_abandoned_when_a_host_drops_at_a_step(world, step):
     """With users as members: one host of three is one third of the neighbours, more than the threshold bears."""

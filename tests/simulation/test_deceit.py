@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from coterie.rounds.party import Journal, Keep, MemberRound, Send, SitOut, Train
+from coterie.rounds.party import Decline, Journal, Keep, MemberRound, Send, SitOut, Train
 from coterie.secure_sum.plan import Member, SumPlan
 from coterie.secure_sum.protocol import Step
 from coterie.simulate.sums import LAYOUT, halves, identity
@@ -136,7 +136,7 @@ def test_after_one_list_another_gets_nothing():
 def test_a_list_that_cannot_be_is_not_confirmed(shown, words):
     cohort = Cohort().up_to(Step.CONFIRM)
     effects = cohort.members[0].asked(Step.CONFIRM, submitters(*shown))
-    assert len(effects) == 1
+    assert effects[1:] == [Decline()]
     assert isinstance(effects[0], SitOut)
     assert words in effects[0].reason
     assert cohort.ask(0, Step.CONFIRM) is None, "and the right one comes too late"
@@ -186,8 +186,9 @@ def test_a_swapped_advertisement_is_refused_and_its_reader_leaves(swap):
     cohort = Cohort().up_to(Step.SHARE)
     adverts = wire.Adverts.FromString(cohort.half.briefing(cohort.plan, cohort.closed, Step.SHARE, 0))
     swap(adverts)
-    (effect,) = cohort.members[0].asked(Step.SHARE, adverts.SerializeToString())
+    effect, last = cohort.members[0].asked(Step.SHARE, adverts.SerializeToString())
     assert isinstance(effect, SitOut)
+    assert last == Decline()
     assert cohort.ask(0, Step.SHARE) is None
 
 
@@ -196,8 +197,9 @@ def test_advertisements_of_another_plan_are_refused():
     one = Cohort(min_sum=3).up_to(Step.SHARE)
     other = Cohort(min_sum=4).up_to(Step.SHARE)
     mixed = other.half.briefing(other.plan, other.closed, Step.SHARE, 0)
-    (effect,) = one.members[0].asked(Step.SHARE, mixed)
+    effect, last = one.members[0].asked(Step.SHARE, mixed)
     assert isinstance(effect, SitOut)
+    assert last == Decline()
 
 
 @pytest.mark.parametrize("step", [Step.SHARE, Step.SUBMIT, Step.CONFIRM, Step.UNMASK])

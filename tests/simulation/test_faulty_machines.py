@@ -41,7 +41,7 @@ def adds_after_the_close(state, event):
     except Refusal:
         if not isinstance(event, cos.Arrived) or event.step is not Step.SUBMIT or state.running is None:
             raise
-        if event.member in state.submitters:
+        if event.member in state.submitters or event.member not in state.expected:
             raise
         vector = state.half.vector(
             state.plan, state.closed, state.submitters, event.member, event.message, state.layout

@@ -6,10 +6,13 @@ import random
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from coterie.simulate.faults import CHOICES, Drawn, Fault, Replayed
 from coterie.simulate.schedule import Found, Scenario, find, run
+from coterie.simulate.sums import LAYOUT, halves
+from coterie.simulate.world import PATIENCE_S, World
 
 CLEAR, MASKED, PART = 1600, 400, 100
 CORPUS = sorted((Path(__file__).parent / "found").glob("*.json"))
@@ -78,6 +81,32 @@ def test_a_host_that_restarts_in_a_clear_round_is_in_its_sum_once_its_contributi
         1: (1,) if occasion in (1, 2, 3) else (0, 1),
         2: (1,) if occasion in (9, 10, 11) else (0, 1),
     }
+
+
+def duration(scenario: Scenario, faults) -> float:
+    """Return how long a schedule takes, in its own seconds."""
+    server_half, member_half = halves(scenario.secure_sum)
+    rng = np.random.default_rng(scenario.seed)
+    everybody = scenario.members()
+    world = World(everybody, LAYOUT, server_half, member_half, faults, rng, scenario.rounds, scenario.min_sum)
+    world.run()
+    return world.clock.now
+
+
+@pytest.mark.parametrize("occasion", range(16))
+def test_nobody_waits_out_a_step_for_a_host_that_came_back_without_its_secrets(occasion):
+    # It dies once, at each point of a masked round; it comes back at once, and says what nobody can see from outside.
+    scenario = Scenario(1, "masked", ((1,),) * 5, 1, 3)
+    faults = Replayed([Fault("host h0", occasion, "crash", 0.1)])
+    # A poll of the process that died is answered in vain, and after that many seconds it is asked again.
+    assert duration(scenario, faults) < PATIENCE_S
+
+
+@pytest.mark.parametrize("secure_sum", ["clear", "masked"])
+def test_nobody_waits_out_a_step_for_a_member_whose_local_step_failed(secure_sum):
+    scenario = Scenario(1, secure_sum, ((1,),) * 5, 1, 3)
+    assert duration(scenario, Replayed([Fault("train h0", 0, "fail")])) < PATIENCE_S
+    assert duration(scenario, Replayed([Fault("train h0", 0, "hang")])) > PATIENCE_S
 
 
 @pytest.mark.parametrize(("secure_sum", "count"), [("clear", 300), ("masked", 60)])

@@ -264,6 +264,7 @@ REVEALED = Unmasking(
         ),
         (SubmitKind.SUBMIT_KIND_CONFIRMATION, confirmations(4)[0], {"round_key"}),
         (SubmitKind.SUBMIT_KIND_UNMASKING, REVEALED, {"revealed_share", "cohort"}),
+        (SubmitKind.SUBMIT_KIND_DECLINED, Confirmation(), {"cohort"}),
     ],
     ids=lambda one: type(one).__name__ if isinstance(one, Message) else "",
 )

@@ -12,6 +12,7 @@ from coterie.rounds.cos import (
     Applied,
     Apply,
     Arrived,
+    Declined,
     End,
     Lost,
     Opened,
@@ -216,6 +217,45 @@ def test_a_lost_member_that_repeats_itself_is_waited_for_again():
     assert state.lost == {1}
 
 
+def test_a_step_closes_when_everybody_has_answered_but_those_that_decline():
+    state, effects = play(opened(), submit(0), Declined(frozenset({1}), 1.0), submit(2))
+    assert effects == [Save(Step.SUBMIT), Unmask()]
+    assert state.submitters == (0, 2)
+
+
+def test_the_last_word_may_be_that_somebody_declines():
+    state, effects = play(opened(), submit(0), submit(2), Declined(frozenset({1}), 1.0))
+    assert effects == [Save(Step.SUBMIT), Unmask()]
+    assert state.submitters == (0, 2)
+
+
+def test_who_declines_counts_towards_no_floor():
+    state, effects = play(opened(), submit(0), Declined(frozenset({1, 2}), 1.0))
+    assert effects == [Save(), End()]
+    assert state.reason == "submit: 1 users submitted, the plan's floor is 2; nobody else is expected"
+
+
+def test_who_declined_is_asked_no_more_and_waited_for_in_no_later_step():
+    state, _ = play(
+        opened(Stepwise()), *(Arrived(member, Step.ADVERTISE, b"fine", 1.0) for member in (0, 1, 2))
+    )
+    state, _ = play(state, Arrived(2, Step.SHARE, b"fine", 1.0), Declined(frozenset({2}), 1.0))
+    assert state.asked == (0, 1)
+    state, _ = play(state, *(Arrived(member, Step.SHARE, b"fine", 1.0) for member in (0, 1)))
+    assert (state.step, state.expected, state.asked) == (Step.SUBMIT, {0, 1, 2}, (0, 1))
+    # Its message of before was late: it counts, and nothing more is expected from it.
+    sent = [Arrived(member, Step.SUBMIT, codes(9).tobytes(), 1.0) for member in (0, 2, 1)]
+    state, effects = play(state, *sent)
+    assert effects == [Save(Step.SUBMIT)]
+    assert (state.step, state.asked) == (Step.CONFIRM, (0, 1))
+
+
+def test_a_restarted_server_asks_those_that_declined_again():
+    state, _ = play(opened(), submit(0), Declined(frozenset({1}), 1.0))
+    resumed, _ = advance(durable(state), Resumed(50.0))
+    assert resumed.asked == (0, 1, 2)
+
+
 def test_a_step_that_waits_for_nobody_is_not_opened_in_vain():
     """Everybody has answered and is gone: the next step's shortfall is known at once, and its saves are in order."""
     state = opened(Stepwise())
@@ -250,6 +290,7 @@ def test_an_impossible_sum_abandons_the_round():
         Resumed(1.0),
         Tick(99.0),
         Lost(frozenset({0}), 1.0),
+        Declined(frozenset({0}), 1.0),
         Unmasked(codes(1)),
         UnmaskFailed("x"),
         Applied(),
@@ -433,6 +474,7 @@ def test_a_restart_before_the_model_was_changed_computes_the_sum_again():
         st.one_of(
             st.tuples(st.just("submit"), st.integers(0, 5), st.integers(1, 15)),
             st.tuples(st.just("lost"), st.integers(0, 4), st.just(0)),
+            st.tuples(st.just("declined"), st.integers(0, 4), st.just(0)),
             st.tuples(st.just("tick"), st.integers(0, 12), st.just(0)),
             st.tuples(st.just("restart"), st.just(0), st.just(0)),
         ),
@@ -450,6 +492,8 @@ def test_whatever_happens_the_sum_is_that_of_the_submitters_each_once(events):
                 sent.setdefault(number, value)
             elif what == "lost":
                 state, _ = advance(state, Lost(frozenset({number}), now))
+            elif what == "declined":
+                state, _ = advance(state, Declined(frozenset({number}), now))
             elif what == "tick":
                 now += number
                 state, _ = advance(state, Tick(now))

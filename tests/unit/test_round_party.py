@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from coterie.rounds.party import Journal, Keep, MemberRound, Send, SitOut, Train
+from coterie.rounds.party import Decline, Journal, Keep, MemberRound, Send, SitOut, Train
 from coterie.secure_sum.plan import Member, SumPlan
 from coterie.secure_sum.protocol import Declined, Step
 
@@ -133,11 +133,11 @@ def test_a_member_that_cannot_train_sits_out_and_forgets_its_secrets():
     through(one, Step.SUBMIT)
     one.asked(Step.SUBMIT, b"b")
     half = one._half
-    assert one.failed("the local step diverged") == [SitOut("the local step diverged")]
+    assert one.failed("the local step diverged") == [SitOut("the local step diverged"), Decline()]
     assert half.forgotten
     assert one.trained(CODES) == []
     assert one.failed("again") == []
-    assert one.asked(Step.SUBMIT, b"b") == []
+    assert one.asked(Step.SUBMIT, b"b") == [Decline()]
 
 
 @pytest.mark.parametrize("step", [step for step in Step if step is not Step.SUBMIT])
@@ -146,10 +146,10 @@ def test_a_member_that_declines_says_why_once_and_takes_no_further_part(step):
     through(one, step)
     half = one._half
     effects = one.asked(step, b"decline")
-    assert effects[-1] == SitOut(f"does not like {step.value}")
+    assert effects[-2:] == [SitOut(f"does not like {step.value}"), Decline()]
     assert not any(isinstance(effect, Send) for effect in effects)
     assert half is None or half.forgotten
-    assert all(one.asked(later, b"b") == [] for later in Step)
+    assert all(one.asked(later, b"b") == [Decline()] for later in Step)
 
 
 def test_that_it_joined_is_kept_also_when_it_declines_at_once():
@@ -160,7 +160,7 @@ def test_a_contribution_that_is_declined_is_not_sent():
     one = member()
     through(one, Step.SUBMIT)
     one.asked(Step.SUBMIT, b"decline")
-    assert one.trained(CODES) == [SitOut("does not like submit")]
+    assert one.trained(CODES) == [SitOut("does not like submit"), Decline()]
     assert one.journal.contribution == b""
 
 
@@ -171,7 +171,7 @@ def test_a_round_at_or_below_the_last_one_is_refused():
     for joined in (7, 8, 100):
         one = member(Journal(joined=joined))
         assert one.reason
-        assert all(one.asked(step, b"b") == [] for step in Step)
+        assert all(one.asked(step, b"b") == [Decline()] for step in Step)
     assert Half.made == 0
 
 
@@ -180,7 +180,7 @@ def test_a_restart_before_the_contribution_was_kept_sits_the_round_out():
     through(one, Step.SUBMIT)
     again = member(one.journal)
     assert again.reason == "restarted in round 7 before its contribution was safe"
-    assert all(again.asked(step, b"b") == [] for step in Step)
+    assert all(again.asked(step, b"b") == [Decline()] for step in Step)
     assert again.trained(CODES) == []
 
 
@@ -190,8 +190,11 @@ def test_after_a_restart_the_same_bytes_are_sent_and_nothing_is_revealed():
     again = member(one.journal)
     message = b"1 submit b"
     assert again.asked(Step.SUBMIT, b"b") == [Send(Step.SUBMIT, message)]
-    assert again.asked(Step.CONFIRM, b"b") == [SitOut("restarted in round 7: its secrets are gone")]
-    assert again.asked(Step.UNMASK, b"b") == []
+    assert again.asked(Step.CONFIRM, b"b") == [
+        SitOut("restarted in round 7: its secrets are gone"),
+        Decline(),
+    ]
+    assert again.asked(Step.UNMASK, b"b") == [Decline()]
     assert Half.made == 1
 
 
@@ -199,7 +202,8 @@ def test_after_a_restart_unmask_gets_nothing():
     one = member()
     through(one, Step.UNMASK)
     assert member(one.journal).asked(Step.UNMASK, b"b") == [
-        SitOut("restarted in round 7: its secrets are gone")
+        SitOut("restarted in round 7: its secrets are gone"),
+        Decline(),
     ]
 
 
@@ -219,7 +223,7 @@ def test_a_contribution_is_not_sent_under_another_plan_of_the_same_number(other)
     through(one, Step.CONFIRM)
     again = member(one.journal, **other)
     assert again.reason == "round 7 was joined under another plan"
-    assert all(again.asked(step, b"b") == [] for step in Step)
+    assert all(again.asked(step, b"b") == [Decline()] for step in Step)
     assert Half.made == 1
 
 
@@ -265,15 +269,15 @@ def test_sums_of_one_purpose_over_one_version_are_revealed_twice():
         journal, effects = revealed(journal, number=number)
         assert isinstance(effects[-1], Send)
     journal, effects = revealed(journal, number=3)
-    assert effects == [SitOut("sums over this model version were revealed 2 times")]
+    assert effects == [SitOut("sums over this model version were revealed 2 times"), Decline()]
     journal, effects = revealed(journal, number=4, purpose="evaluate")
     assert isinstance(effects[-1], Send), "another purpose counts on its own"
     journal, effects = revealed(journal, number=5)
-    assert isinstance(effects[-1], SitOut), "and does not make room"
+    assert isinstance(effects[-2], SitOut), "and does not make room"
     journal, effects = revealed(journal, number=6, model=b"n" * 32)
     assert isinstance(effects[-1], Send), "another version has a count of its own"
     journal, effects = revealed(journal, number=7)
-    assert isinstance(effects[-1], SitOut), "and does not make room either"
+    assert isinstance(effects[-2], SitOut), "and does not make room either"
 
 
 def test_an_answer_repeated_is_revealed_once():

@@ -41,6 +41,7 @@ NAMES = [f"user-{n}" for n in range(4)]
 SETTINGS = FedNcfPlan(FedNcfSettings(architecture=Architecture(model="gmf", dim=3)), min_touch=1)
 SUBMIT = wire.RoundStep.ROUND_STEP_SUBMIT
 DEVICE = "client/here"
+DECLINED = wire.SubmitKind.SUBMIT_KIND_DECLINED
 SLOTS = [5, 3, 8, 4]
 """In the order of the users, as a registration may give them."""
 
@@ -84,6 +85,8 @@ class World:
         self.sums: dict[int, SumPlan] = {}
         self.fetched: list[str] = []
         self.sent: list[tuple[int, list[Item]]] = []
+        self.declined: list[tuple[int, list[int]]] = []
+        """Rounds and the slots of the host that take no part."""
         self.on_submit: list[Any] = []
         self.refuse: list[wire.RefusedItem] = []
         self.settings = ClientSettings.model_validate(
@@ -140,6 +143,10 @@ class World:
     async def submit_many(self, round_: RoundRef, items: Sequence[Item]) -> list[wire.RefusedItem]:
         for look in self.on_submit:
             look(round_.round, items)
+        self.declined += [(round_.round, list(item.slots)) for item in items if item.kind == DECLINED]
+        items = [item for item in items if item.kind != DECLINED]
+        if not items:
+            return self.refuse
         # The local step makes contributions in an order of its own.
         self.sent.append((round_.round, sorted(items, key=lambda item: item.slots[0])))
         return self.refuse
@@ -352,6 +359,7 @@ async def test_a_higher_round_closes_the_one_before_and_its_contributions_go(tmp
         # A number that is not above the last one is refused, also when a server says so.
         await stand.asked(world.open(2))
     assert [number for number, _ in world.sent] == [1, 2]
+    assert world.declined == [(2, [3, 4, 5, 8])]
 
 
 async def test_model_places_and_catalogue_are_fetched_once_for_all_members_and_rounds(tmp_path: Path) -> None:
@@ -385,6 +393,8 @@ async def test_a_round_that_is_not_as_agreed_gets_nothing_and_the_receipt_says_w
         assert words in declined[0]
         assert stand.journal() == {}
     assert world.sent == []
+    # Nobody waits for them, and nobody but this host knows why.
+    assert world.declined == [(1, [3, 4, 5, 8])]
 
 
 async def test_without_a_list_of_open_items_nobody_trains(tmp_path: Path) -> None:
@@ -413,6 +423,8 @@ async def test_a_member_whose_local_step_fails_sits_out_and_the_others_are_sent(
         assert len(sent) == 1
         assert set(declined) == {"the local step failed: FloatingPointError"}
     assert len(payloads(world)) == 1
+    ((_, left),) = world.declined
+    assert sorted(left + world.sent[0][1][0].slots) == [3, 4, 5, 8]
 
 
 async def test_a_user_that_was_in_enough_rounds_today_sits_out_and_a_restart_does_not_forget(
@@ -429,6 +441,19 @@ async def test_a_user_that_was_in_enough_rounds_today_sits_out_and_a_restart_doe
         _, declined = stand.receipts()
         assert set(declined) == {"a user has been in 2 rounds today; accepted are 2"}
     assert [number for number, _ in world.sent] == [1, 2, 2]
+    assert world.declined == [(3, [3, 4, 5, 8])]
+
+
+async def test_a_host_says_once_that_it_declines_and_again_when_it_is_asked_again(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with host_in(world) as stand:
+        task, before = world.open(1, secure_sum="masked"), time.monotonic()
+        await stand.asked(task)
+        await stand.rounds._asked(task, before)
+        assert world.declined == [(1, [3, 4, 5, 8])]
+        # A server that was restarted has forgotten it.
+        await stand.asked(task)
+    assert world.declined == [(1, [3, 4, 5, 8])] * 2
 
 
 async def test_items_that_the_server_refuses_do_not_stop_the_host(tmp_path: Path) -> None:

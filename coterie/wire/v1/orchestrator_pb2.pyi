@@ -260,6 +260,10 @@ class _SubmitKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     """Members: an Unmasking."""
     SUBMIT_KIND_VISITS: _SubmitKind.ValueType  # 9
     """Owners: a VisitStatus."""
+    SUBMIT_KIND_DECLINED: _SubmitKind.ValueType  # 10
+    """Members: nothing.  The members whose slots it covers, one or several, take no further part in the round; nobody
+    waits for them.  It gives no reason.
+    """
 
 class SubmitKind(_SubmitKind, metaclass=_SubmitKindEnumTypeWrapper):
     """What a submitted item is."""
@@ -284,6 +288,10 @@ SUBMIT_KIND_UNMASKING: SubmitKind.ValueType  # 8
 """Members: an Unmasking."""
 SUBMIT_KIND_VISITS: SubmitKind.ValueType  # 9
 """Owners: a VisitStatus."""
+SUBMIT_KIND_DECLINED: SubmitKind.ValueType  # 10
+"""Members: nothing.  The members whose slots it covers, one or several, take no further part in the round; nobody
+waits for them.  It gives no reason.
+"""
 Global___SubmitKind: typing_extensions.TypeAlias = SubmitKind
 
 @typing.final

@@ -22,13 +22,13 @@ from coterie.crypto.verified import Verified
 from coterie.errors import PeerError
 from coterie.net.party import Item
 from coterie.rounds.membership import Membership
-from coterie.rounds.party import Effect, Journal, Keep, MemberRound, Send, SitOut, Train
+from coterie.rounds.party import Decline, Effect, Journal, Keep, MemberRound, Send, SitOut, Train
 from coterie.rounds.system import HostSide, User
 from coterie.rounds.systems import Signer, member_half, server_side
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import SumPlan, layout_hash
 from coterie.secure_sum.protocol import Declined, Step
-from coterie.secure_sum.steps import KIND_OF, STEP_IN_TASK, TASK_STEP
+from coterie.secure_sum.steps import DECLINED, KIND_OF, STEP_IN_TASK, TASK_STEP
 from coterie.store import client as store
 from coterie.wire.layout import UnboundedValueError
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name
@@ -91,6 +91,8 @@ class _Round:
     """Which messages are on the receipt."""
     taken: dict[tuple[int, Step], float] = field(default_factory=dict)
     """When the COS answered to each message, ``time.monotonic`` seconds."""
+    declined_at: float = -1.0
+    """When the COS answered last to slots that decline."""
 
 
 class Rounds:
@@ -204,6 +206,18 @@ class Rounds:
         ]
         if members:
             await self._answer(current, step, members)
+        if current.declined_at < asked_at:
+            await self._decline(current, slots)
+
+    async def _decline(self, current: _Round, slots: set[int]) -> None:
+        """Tell the COS which of the slots that it asks take no part, so that nobody waits for them."""
+        asked = slots.intersection(self._party.slots)
+        active = {
+            slot for member, one in current.rounds.items() if not one.reason for slot in current.slots[member]
+        }
+        if not asked <= active:
+            await self._send(current.number, [Item(DECLINED, sorted(asked - active), b"")])
+            current.declined_at = time.monotonic()
 
     def _leave_round(self) -> None:
         if self._round is None or self._round.plan is None:
@@ -424,7 +438,8 @@ class Rounds:
                     case SitOut(reason):
                         who = self._receipt_of(current.covered[member])
                         self._sit_out(current.number, reason, who)
-                    case Train():
+                    case Train() | Decline():
+                        # Who declines is said for all members after the step.
                         pass
         for member, send in sends:
             self._note(current, member, send)
@@ -465,16 +480,17 @@ class Rounds:
         if not sends:
             return
         items = [Item(KIND_OF[send.step], current.slots[member], send.message) for member, send in sends]
-        refused = await self._party.submit_many(
-            RoundRef(run_id=self._plan.run_id, round=current.number), items
-        )
+        await self._send(current.number, items)
         now = time.monotonic()
         for member, send in sends:
             current.taken[member, send.step] = now
+
+    async def _send(self, number: int, items: Sequence[Item]) -> None:
+        refused = await self._party.submit_many(RoundRef(run_id=self._plan.run_id, round=number), items)
         for (reason, message), count in Counter((one.reason, one.message) for one in refused).items():
             _log.warning(
                 "the COS refused items",
-                round=current.number,
+                round=number,
                 items=count,
                 reason=reason_name(reason),
                 message=message,

@@ -18,7 +18,7 @@ from coterie.rounds import cos as machine
 from coterie.rounds.cos import Phase, RoundState
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Failed, ServerHalf, Step, Total
-from coterie.secure_sum.steps import STEP_OF_KIND, TASK_STEP
+from coterie.secure_sum.steps import DECLINED, STEP_OF_KIND, TASK_STEP
 from coterie.store import cos as store
 from coterie.store.engine import Writer
 from coterie.telemetry.accounting import Accounting
@@ -368,13 +368,16 @@ class Sums:
         Refusal
             When it does not fit; the state does not change.
         """
+        if head.kind == DECLINED:
+            self._declined(head.round.round, set(slots), payload)
+            return
         step = STEP_OF_KIND.get(head.kind)
         if step is None:
             raise Refusal(
                 ErrorReason.ERROR_REASON_INVALID_FIELD,
                 "no such kind of item in a run with rounds",
                 field="kind",
-                expected="ADVERT, SHARES, VECTOR, CONFIRMATION or UNMASKING",
+                expected="ADVERT, SHARES, VECTOR, CONFIRMATION, UNMASKING or DECLINED",
             )
         current = self._open(head.round.round)
         try:
@@ -391,6 +394,32 @@ class Sums:
             current.refused += 1
             raise
         current.bytes_in += len(payload)
+
+    def _declined(self, number: int, slots: set[int], payload: bytes) -> None:
+        """Wait no longer for the members that these slots cover."""
+        current = self._open(number)
+        if payload:
+            current.refused += 1
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                "a member that declines says nothing else",
+                field="chunk.data",
+                expected="an empty payload",
+            )
+        members = frozenset(
+            member
+            for member, own in current.slots.items()
+            if not slots.isdisjoint(own) and slots.issuperset(own)
+        )
+        if not members:
+            current.refused += 1
+            raise Refusal(
+                ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
+                "these slots cover no member of the round",
+                field="slots",
+                expected="all the slots that one member covers, or several do",
+            )
+        self._advance(current, machine.Declined(members, time.monotonic()))
 
     def _open(self, number: int) -> OpenSum:
         current = self.current
@@ -440,7 +469,9 @@ class Sums:
             phase=current.phase,
             members=len(state.plan.members),
             answered=len(state.arrived),
-            dropped=len(state.plan.members) - len(state.expected) + len(state.lost & state.expected),
+            dropped=len(state.plan.members)
+            - len(state.expected)
+            + len(state.expected.intersection(state.lost | state.declined).difference(state.arrived)),
         )
 
 
