@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from coterie.rounds import cos, party
 from coterie.rounds.cos import Phase, RoundState
+from coterie.rounds.pace import pause_s
 from coterie.rounds.party import MemberRound
 from coterie.secure_sum.plan import Member, SumPlan
 from coterie.secure_sum.protocol import Failed, MemberHalf, ServerHalf, Step
@@ -129,7 +130,8 @@ class World:
             # Each step of each round takes its patience at most, and each crash of the server once more that and
             # the time that it was down.
             steps = self.rounds * (len(self.server_half.steps) * PATIENCE_S + 4 * _WORK_S)
-            limit = steps + self.crashes * (2 * PATIENCE_S + 4 * _WORK_S)
+            pauses = sum(pause_s(row, PATIENCE_S) for row in range(1, self.rounds))
+            limit = steps + pauses + self.crashes * (2 * PATIENCE_S + 4 * _WORK_S)
             if self.clock.now > limit:
                 raise Violation(f"the run has not ended after {limit:g} s: {self.server.describe()}")
 
@@ -172,6 +174,7 @@ class _Server:
         self._parked: dict[str, tuple[object, ...]] = {}
         self._ticks_at = -1.0
         self._old: Submission | None = None
+        self._abandoned_in_a_row = 0
 
     def describe(self) -> str:
         """Say where the round stands."""
@@ -313,7 +316,9 @@ class _Server:
             case cos.Apply(total, users):
                 self._later(_WORK_S, lambda: self._apply(total, users))
             case cos.End():
-                self._later(_WORK_S, self._next)
+                row = self._abandoned_in_a_row + 1 if state.phase is Phase.ABANDONED else 0
+                self._abandoned_in_a_row = row
+                self._later(_WORK_S + pause_s(row, PATIENCE_S), self._next)
 
     def _unmask(self) -> None:
         state = self._state

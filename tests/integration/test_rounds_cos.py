@@ -12,7 +12,7 @@ from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1 import rounds_pb2
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
 
-from .playing import ITEMS, SETTINGS, STEPS, World
+from .playing import ITEMS, SETTINGS, SOON_S, STEPS, World
 
 
 @pytest.fixture(scope="module")
@@ -192,6 +192,23 @@ async def test_a_host_that_is_one_member_cannot_decline_for_some_of_its_users(wo
         await host.answer(await host.task(wire.TaskKind.TASK_KIND_ROUND))
     assert (await left.task(wire.TaskKind.TASK_KIND_ROUND)).round.round > number
     assert (await run.report())["rounds"][0]["summed"] == 6
+
+
+async def test_a_host_that_is_gone_for_a_moment_finds_the_run_still_there(world):
+    run = await world(per_user=True).begin("left", "right", min_sum=6)
+    left, right = run.hosts["left"], run.hosts["right"]
+    await right.party.leave()
+    playing = asyncio.create_task(left.play())
+    async with asyncio.timeout(SOON_S):
+        # Without the half of its members, rounds are abandoned as soon as the others have answered.
+        while not (await run.report())["rounds"]:
+            await asyncio.sleep(0.02)
+    await right.register()
+    assert [task.reason for task in await asyncio.gather(playing, right.play())] == ["", ""]
+    report = await run.report()
+    assert report["phase"] == "done"
+    assert "nobody else is expected" in report["rounds"][0]["reason"]
+    assert report["version"] == 1
 
 
 @pytest.mark.parametrize("step", list(Step), ids=lambda step: step.value)

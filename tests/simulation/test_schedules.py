@@ -109,6 +109,13 @@ def test_nobody_waits_out_a_step_for_a_member_whose_local_step_failed(secure_sum
     assert duration(scenario, Replayed([Fault("train h0", 0, "hang")])) > PATIENCE_S
 
 
+def test_the_next_round_waits_longer_after_each_that_was_abandoned():
+    scenario = Scenario(1, "clear", ((1,),), 4, 1)
+    failing = [Fault("train h0", number, "fail") for number in range(3)]
+    # One, two and four seconds; a round that is abandoned takes a little less time than one that is applied.
+    assert 6 < duration(scenario, Replayed(failing)) - duration(scenario, Replayed(())) < 7
+
+
 @pytest.mark.parametrize(("secure_sum", "count"), [("clear", 300), ("masked", 60)])
 def test_schedules_reach_what_they_are_for(secure_sum, count):
     faults, refused, abandoned, partly = Counter(), Counter(), Counter(), 0

@@ -69,7 +69,6 @@ class RoundsRun(SummingRun[Training]):
         self._model = b""
         self._opened = b""
         self._gather_since = time.monotonic()
-        self._patience_s = plan.rounds.step_timeout_ms / 1e3
 
     def _side(self, n_items: int, groups: int) -> ServerSide:
         return server_side(self.plan.system, self.plan.settings, n_items, self.plan.seed, groups)
@@ -96,7 +95,7 @@ class RoundsRun(SummingRun[Training]):
             self.proceed()
         else:
             layout, slots = conductor.side.layout(self.state.purpose), self._slots(conductor)
-            self._sums.resume(*saved, layout, slots, self._patience_s)
+            self._sums.resume(*saved, layout, slots, self._step_s)
 
     def _conduct(self) -> Conductor:
         """Return the conductor; the population is fixed."""
@@ -146,13 +145,13 @@ class RoundsRun(SummingRun[Training]):
         self.proceed()
 
     def proceed(self) -> None:
-        """Open the next round; rounds that cannot be opened are abandoned one after the other."""
-        if self.state.phase.ended:
+        """Open the next round; one that cannot be opened is abandoned."""
+        if self.waits:
             return
         conductor = self._conduct()
         self.state = training.begin_round(self.state)
         try:
-            opening = conductor.open(self.state, hashlib.sha256(self._model).digest(), self._patience_s)
+            opening = conductor.open(self.state, hashlib.sha256(self._model).digest(), self._step_s)
         except Failed as failed:
             self._sums.skip(str(failed))
             return
@@ -205,6 +204,7 @@ class RoundsRun(SummingRun[Training]):
         """Count the round as abandoned."""
         before = self.state
         self.state = training.step(before, training.Abandoned(reason))
+        self.pause(self.state.abandoned_in_a_row)
         _log.warning("round abandoned", run=self.plan.run_id, round=before.round, reason=reason)
         events = [self._round_event(0, reason), *self._consequences(before)]
         text, run_id = self.state.to_json(), self.plan.run_id
@@ -357,6 +357,7 @@ class RoundsRun(SummingRun[Training]):
                 )
         else:
             self._sums.tick()
+            self.proceed()
 
     @property
     def phase(self) -> operator.RunPhase.ValueType:

@@ -41,9 +41,6 @@ __all__ = ["ShieldedRun"]
 
 _log = structlog.get_logger("coterie.cos")
 
-_PAUSE_S = 1.0
-"""Time before another try after a sum that was abandoned, for each one in a row; seconds."""
-
 _PHASES = {
     Phase.GATHER: operator.RunPhase.RUN_PHASE_GATHER,
     Phase.VISIT: operator.RunPhase.RUN_PHASE_VISIT,
@@ -85,9 +82,7 @@ class ShieldedRun(SummingRun[Shielded]):
         self._items: NDArray[np.float32] = np.zeros((0, plan.dim), np.float32)
         self._model = b""
         self._purpose = Purpose.WINDOW
-        self._skipping = False
         self._phase_since = self._window_at = time.monotonic()
-        self._not_before = 0.0
 
     # --- durable state -----------------------------------------------------------------------------------------
 
@@ -111,7 +106,7 @@ class ShieldedRun(SummingRun[Shielded]):
             if layout_hash(layout) == plan.layout_sha256:
                 self._sums.resume(*saved, layout, self._slots(plan), self._patience_s())
             else:
-                self._skip("items came while the window was open")
+                self._sums.skip("items came while the window was open")
 
     def _grow(self) -> None:
         """Make room for new items; rows that are there stay, new ones are drawn by the plan's seed."""
@@ -165,9 +160,9 @@ class ShieldedRun(SummingRun[Shielded]):
 
     def proceed(self) -> None:
         """Open the next sum when one is due."""
-        now = time.monotonic()
-        if self.state.phase.ended or self._sums.current or self._skipping or now < self._not_before:
+        if self.waits:
             return
+        now = time.monotonic()
         in_time = now - self._window_at > self._settings.window_s
         purpose = shielded.next_sum(self.state, in_time=in_time)
         if purpose is None:
@@ -179,18 +174,14 @@ class ShieldedRun(SummingRun[Shielded]):
         try:
             opening = self._opening()
         except Failed as failed:
-            self._skip(str(failed))
+            self._sums.skip(str(failed))
             return
         self._sums.open(opening, self._slots(opening.plan), self.present)
-
-    def _skip(self, reason: str) -> None:
-        self._skipping = True
-        self._sums.skip(reason)
 
     def _patience_s(self) -> float:
         if self._purpose is Purpose.WINDOW:
             return self._settings.join_s
-        return self.plan.rounds.step_timeout_ms / 1e3
+        return self._step_s
 
     def _layout(self) -> Layout:
         if self._purpose is Purpose.WINDOW:
@@ -317,10 +308,9 @@ class ShieldedRun(SummingRun[Shielded]):
 
     async def abandoned(self, reason: str) -> None:
         """Go on without the sum; owners keep what was not summed."""
-        self._skipping = False
         before = self.state
         self.state = shielded.step(before, shielded.Abandoned(self._purpose, reason))
-        self._not_before = time.monotonic() + _PAUSE_S * self.state.abandoned_in_a_row
+        self.pause(self.state.abandoned_in_a_row)
         _log.warning(
             "sum abandoned",
             run=self.plan.run_id,

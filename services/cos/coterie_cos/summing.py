@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import abc
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 import structlog
 
+from coterie.rounds.pace import pause_s
 from coterie.rounds.systems import server_half
 from coterie.store.engine import Writer
 from coterie.telemetry.accounting import Accounting
@@ -83,6 +85,8 @@ class SummingRun(Run, SumOwner, Generic[S]):
         self.state = state
         # What tasks are made from: the last state that is durable.
         self._published = state
+        self._step_s = self.plan.rounds.step_timeout_ms / 1e3
+        self._not_before = 0.0
 
     @property
     @abc.abstractmethod
@@ -105,6 +109,15 @@ class SummingRun(Run, SumOwner, Generic[S]):
             self.ended.set()
             # Between two sums there may be nothing else that a party could be told.
             self.touch()
+
+    def pause(self, in_a_row: int) -> None:
+        """Open no sum for a while: so many were abandoned one after the other."""
+        self._not_before = time.monotonic() + pause_s(in_a_row, self._step_s)
+
+    @property
+    def waits(self) -> bool:
+        """Whether no sum may be opened now: the run is over, one is in progress, or it pauses."""
+        return self.state.phase.ended or self._sums.busy or time.monotonic() < self._not_before
 
     def in_progress(self, current: OpenSum) -> bool:
         """Whether a sum was not stopped meanwhile."""

@@ -95,7 +95,7 @@ class SumOwner(Protocol):
         ...
 
     def proceed(self) -> None:
-        """Open the next sum, or end."""
+        """Open the next sum, unless that has to wait or the run is over; called again when time has passed."""
         ...
 
 
@@ -134,6 +134,7 @@ class Sums:
         self._touch = touch
         self.current: OpenSum | None = None
         self.failure: BaseException | None = None
+        self._skipping = False
         self._work: asyncio.Queue[tuple[OpenSum | None, RoundState | None, Sequence[_Task]]] = asyncio.Queue()
         self._worker: asyncio.Task[None] | None = None
 
@@ -156,7 +157,13 @@ class Sums:
 
     def skip(self, reason: str) -> None:
         """Abandon a sum that could not be opened."""
+        self._skipping = True
         self._do([_Skip(reason)])
+
+    @property
+    def busy(self) -> bool:
+        """Whether a sum is in progress, or its end is being carried out."""
+        return self.current is not None or self._skipping
 
     def resume(
         self,
@@ -226,6 +233,7 @@ class Sums:
     async def _effect(self, current: OpenSum | None, effect: _Task) -> None:
         if isinstance(effect, _Skip):
             await self._owner.abandoned(effect.reason)
+            self._skipping = False
             self._owner.proceed()
             return
         if current is None:
