@@ -656,10 +656,11 @@ def damaged_share(step: Step, member: int, briefing: bytes) -> bytes:
 def _drawing(secrets_: Sequence[bytes], coefficients: Sequence[Sequence[int]]) -> Iterator[None]:
     """Let the operating system's randomness be these secrets, and behind them the coefficients of polynomials.
 
-    A coefficient is drawn as 33 bytes of which the lower 257 bits count, until it is below the prime; a block holds
-    more than are needed, so what is behind them is filled up with zeros.
+    Given are those of x, x^2 and so on, as the vectors have them; what is drawn are those of x, x(x - 1) and so on.
+    One is drawn as 33 bytes of which the lower 257 bits count, until it is below the prime; a block holds more than
+    are needed, so what is behind them is filled up with zeros.
     """
-    left, rows = list(secrets_), [list(row) for row in coefficients]
+    left, rows = list(secrets_), [_drawn_for(row) for row in coefficients]
 
     def urandom(size: int) -> bytes:
         if left:
@@ -673,6 +674,20 @@ def _drawing(secrets_: Sequence[bytes], coefficients: Sequence[Sequence[int]]) -
         yield
     if left or rows:
         raise AssertionError("not all of the secrets were drawn")
+
+
+def _drawn_for(coefficients: Sequence[int]) -> list[int]:
+    """Return what is drawn for a polynomial: its coefficients from x on, divided by x - 1, x - 2 and so on in turn."""
+    rest, found = list(coefficients), []
+    for point in range(1, len(rest) + 1):
+        quotient: list[int] = []
+        remainder = 0
+        for one in reversed(rest):
+            quotient.insert(0, remainder)
+            remainder = (remainder * point + one) % shamir.PRIME
+        found.append(remainder)
+        rest = quotient[:-1]
+    return found
 
 
 FILES: dict[str, Callable[[], Json]] = {

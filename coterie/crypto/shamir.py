@@ -1,9 +1,13 @@
 """Shamir's secret sharing (Shamir 1979): any ``t`` shares give the secret, fewer say nothing about it.
 
 A secret is a number below 2^256.  It is the value at 0 of a polynomial of degree ``t - 1`` over the integers modulo
-the prime ``PRIME = 2^256 + 297``, whose other coefficients are drawn from the operating system; the share of holder
-``x`` is the value at ``x``.  Shares carry no authentication: whoever reconstructs checks the result against something
-public, here a hash or a public key.
+the prime ``PRIME = 2^256 + 297``, otherwise drawn uniformly from the operating system; the share of holder ``x`` is
+the value at ``x``.  Shares carry no authentication: whoever reconstructs checks the result against something public,
+here a hash or a public key.
+
+What is drawn are the coefficients of 1, x, x(x - 1), x(x - 1)(x - 2) and so on (Newton): they give each polynomial
+once, as the coefficients of powers do, so it is drawn as uniformly.  Its values at 0, 1, 2 and so on then follow by
+additions alone, from its differences there.
 
 Python's integers are not constant in time.  A member computes shares of secrets that live for one round, so an
 observer of its clock would need to see each of these computations, once.
@@ -13,9 +17,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from itertools import islice
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, lru_cache
+from itertools import accumulate
 
 from coterie.errors import CryptoError
 
@@ -32,6 +36,9 @@ _DRAW_BYTES = (
 )
 _DRAW_MASK = (1 << 257) - 1
 _LAZY = 32  # steps of Horner's rule between reductions
+_TABLE = (
+    128  # the largest point up to which a table of differences takes less than Horner's rule at each point
+)
 
 
 def split(secrets: Sequence[bytes], threshold: int, holders: Sequence[int]) -> list[tuple[int, ...]]:
@@ -62,13 +69,10 @@ def split(secrets: Sequence[bytes], threshold: int, holders: Sequence[int]) -> l
     if not 1 <= threshold <= len(holders):
         raise CryptoError(f"threshold {threshold} for {len(holders)} holders, expected 1 to their number")
     _require_points(holders)
-    # All polynomials are evaluated at once, packed into one integer with room for what is not reduced yet.
-    room = 257 + (_LAZY + 1) * (max(holders).bit_length() + 1)
     drawn = [_coefficients(threshold - 1) for _ in secrets]
-    packed = [_pack([int.from_bytes(secret) for secret in secrets], room)]
-    packed += [_pack(column, room) for column in zip(*drawn, strict=True)]
-    packed.reverse()
-    return [_evaluate(packed, x, len(secrets), room) for x in holders]
+    rows = [[int.from_bytes(secret), *row] for secret, row in zip(secrets, drawn, strict=True)]
+    most = max(holders)
+    return _tabulate(rows, holders, most) if most <= _TABLE else _evaluate(rows, holders, most)
 
 
 def weights(points: Sequence[int]) -> tuple[int, ...]:
@@ -109,14 +113,13 @@ def interpolate(shares: Mapping[int, int], x: int) -> int:
 
 def _coefficients(count: int) -> list[int]:
     """Return numbers drawn uniformly from [0, PRIME): 257 bits each, again when they are too large."""
-    return list(islice((drawn for drawn in _draws(count) if drawn < PRIME), count))
-
-
-def _draws(count: int) -> Iterator[int]:
-    while True:
+    found: list[int] = []
+    while len(found) < count:
         block = os.urandom(_DRAW_BYTES * (2 * count + 16))
-        for start in range(0, len(block), _DRAW_BYTES):
-            yield int.from_bytes(block[start : start + _DRAW_BYTES]) & _DRAW_MASK
+        starts = range(0, len(block), _DRAW_BYTES)
+        drawn = [int.from_bytes(block[start : start + _DRAW_BYTES]) & _DRAW_MASK for start in starts]
+        found += [number for number in drawn if number < PRIME]
+    return found[:count]
 
 
 def _pack(values: Iterable[int], room: int) -> int:
@@ -126,11 +129,39 @@ def _pack(values: Iterable[int], room: int) -> int:
     return packed
 
 
-def _evaluate(packed: Sequence[int], x: int, count: int, room: int) -> tuple[int, ...]:
+def _tabulate(rows: Sequence[Sequence[int]], holders: Sequence[int], most: int) -> list[tuple[int, ...]]:
+    """Return the values of polynomials at small points, from tables of their differences."""
+    shares = []
+    for row in rows:
+        # The k-th difference at 0 is k! times the k-th coefficient.
+        differences = [value * factor % PRIME for value, factor in zip(row, _factorials(), strict=False)]
+        values = [differences.pop()] * (most + 1 - len(differences))
+        for at_zero in reversed(differences):
+            values = list(accumulate(values, initial=at_zero))
+        shares.append([values[x] % PRIME for x in holders])
+    return list(zip(*shares, strict=True))
+
+
+@cache
+def _factorials() -> tuple[int, ...]:
+    return tuple(accumulate(range(1, _TABLE), lambda so_far, k: so_far * k % PRIME, initial=1))
+
+
+def _evaluate(rows: Sequence[Sequence[int]], holders: Sequence[int], most: int) -> list[tuple[int, ...]]:
+    """Return the values of polynomials at any points, by Horner's rule."""
+    # All polynomials at once, packed into one integer with room for what is not reduced yet.
+    room = 257 + (_LAZY + 1) * (most.bit_length() + 1)
+    packed = [_pack(column, room) for column in zip(*rows, strict=True)]
+    return [_evaluate_at(packed, x, len(rows), room) for x in holders]
+
+
+def _evaluate_at(packed: Sequence[int], x: int, count: int, room: int) -> tuple[int, ...]:
     total = 0
-    for start in range(0, len(packed), _LAZY):
-        for coefficients in packed[start : start + _LAZY]:
-            total = total * x + coefficients
+    # Terms beyond the x-th have the factor x - x.
+    degrees = range(min(len(packed) - 1, x), -1, -1)
+    for start in range(0, len(degrees), _LAZY):
+        for degree in degrees[start : start + _LAZY]:
+            total = total * (x - degree) + packed[degree]
         reduced = _unpack(total, count, room)
         total = _pack(reduced, room)
     return reduced

@@ -18,8 +18,9 @@ secrets = st.binary(min_size=32, max_size=32)
 def shared(draw, most=40):
     """A threshold, points of holders, and some secrets."""
     threshold = draw(st.integers(1, most))
+    largest = draw(st.sampled_from([most + 12, shamir._TABLE, shamir._TABLE + 1, 2**32 - 1]))
     holders = draw(
-        st.lists(st.integers(1, 2**32 - 1), min_size=threshold, max_size=threshold + 12, unique=True)
+        st.lists(st.integers(1, largest), min_size=threshold, max_size=threshold + 12, unique=True)
     )
     return threshold, holders, draw(st.lists(secrets, min_size=1, max_size=3))
 
@@ -81,6 +82,51 @@ def test_one_share_too_few_fits_every_secret(secret, other, threshold):
     # With the missing share chosen to suit, the same shares give any other secret.
     fitting = lagrange({0: int.from_bytes(other), **short}, 1)
     assert shamir.reconstruct({1: fitting, **short}) == int.from_bytes(other)
+
+
+@given(st.integers(1, 20), st.integers(20, 60), st.data())
+@settings(deadline=None, max_examples=40)
+def test_shares_are_the_values_of_the_polynomial_that_was_drawn(threshold, most, data):
+    coefficients = st.lists(st.integers(0, P - 1), min_size=threshold, max_size=threshold)
+    rows = data.draw(st.lists(coefficients, min_size=1, max_size=3))
+
+    def value(row, x):
+        terms, factor = 0, 1
+        for degree, coefficient in enumerate(row):
+            terms += coefficient * factor
+            factor *= x - degree
+        return terms % P
+
+    holders = data.draw(st.permutations(range(1, most + 1)))[:threshold]
+    expected = [tuple(value(row, x) for row in rows) for x in holders]
+    assert shamir._tabulate(rows, holders, max(holders)) == expected
+    assert shamir._evaluate(rows, holders, max(holders)) == expected
+
+
+def test_the_table_s_last_point_and_longest_polynomial_are_right():
+    rows, holders = [[P - 1] * shamir._TABLE] * 2, list(range(1, shamir._TABLE + 1))
+    assert shamir._tabulate(rows, holders, shamir._TABLE) == [
+        shamir._evaluate(rows, [x], x)[0] for x in holders
+    ]
+
+
+def test_every_polynomial_can_be_drawn_in_one_way():
+    # Over a small field all of them are counted: as many as there are coefficients, and each once.
+    small = 7
+    drawn = {
+        tuple((a + b * x + c * x * (x - 1)) % small for x in range(small))
+        for a in range(small)
+        for b in range(small)
+        for c in range(small)
+    }
+    powers = {
+        tuple((a + b * x + c * x * x) % small for x in range(small))
+        for a in range(small)
+        for b in range(small)
+        for c in range(small)
+    }
+    assert drawn == powers
+    assert len(drawn) == small**3
 
 
 def test_a_wrong_share_gives_another_secret():
