@@ -39,6 +39,7 @@ __all__ = [
     "Opened",
     "Phase",
     "Resumed",
+    "Revoked",
     "RoundState",
     "Save",
     "Tick",
@@ -207,6 +208,19 @@ class Tick:
 
 
 @dataclass(frozen=True)
+class Revoked:
+    """These members are revoked.
+
+    Whoever of them has not answered the first step takes no part, and nothing more of theirs is taken.  Who has
+    answered it takes part to the end, because the others count with it.  It is not durable: after a restart it is said
+    again.
+    """
+
+    members: frozenset[int]
+    now: float
+
+
+@dataclass(frozen=True)
 class Unmasked:
     """The sum of the submitters' codes is known."""
 
@@ -227,7 +241,7 @@ class Applied:
     reason: str = ""
 
 
-Event = Opened | Resumed | Arrived | Lost | Declined | Tick | Unmasked | UnmaskFailed | Applied
+Event = Opened | Resumed | Arrived | Lost | Declined | Revoked | Tick | Unmasked | UnmaskFailed | Applied
 
 
 # --- effects -----------------------------------------------------------------------------------------------------
@@ -286,6 +300,8 @@ def advance(state: RoundState, event: Event) -> tuple[RoundState, list[Effect]]:
             return _progress(replace(state, lost=state.lost | members), now, [])
         case Declined(members, now):
             return _progress(replace(state, declined=state.declined | members), now, [])
+        case Revoked(members, now):
+            return _progress(_without(state, members), now, [])
         case Tick(now):
             return _progress(state, now, [])
         case Unmasked(total):
@@ -354,6 +370,12 @@ def _take(state: RoundState, arrived: Arrived) -> RoundState:
         state.half.check(state.plan, state.closed, step, member, message)
         kept = message
     return replace(_heard(state, member), arrived={**state.arrived, member: kept})
+
+
+def _without(state: RoundState, members: frozenset[int]) -> RoundState:
+    if state.phase is not Phase.COLLECT or state.step is not state.half.steps[0]:
+        return state
+    return replace(state, expected=state.expected.difference(members.difference(state.arrived)))
 
 
 def _heard(state: RoundState, member: int) -> RoundState:

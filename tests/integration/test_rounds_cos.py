@@ -11,6 +11,7 @@ from coterie.secure_sum.protocol import Step
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1 import rounds_pb2
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
+from coterie.wire.v1.thirdparty_pb2 import RevokeRequest
 
 from .playing import ITEMS, SETTINGS, SOON_S, STEPS, World
 
@@ -192,6 +193,27 @@ async def test_a_host_that_is_one_member_cannot_decline_for_some_of_its_users(wo
         await host.answer(await host.task(wire.TaskKind.TASK_KIND_ROUND))
     assert (await left.task(wire.TaskKind.TASK_KIND_ROUND)).round.round > number
     assert (await run.report())["rounds"][0]["summed"] == 6
+
+
+@pytest.mark.parametrize("secure_sum", ["clear", "masked"])
+async def test_a_participant_that_is_revoked_is_in_no_further_round_and_nobody_waits_for_it(
+    world, shared_third_party, certificates, secure_sum
+):
+    enrolled = await shared_third_party.enrol("client", f"revoked-{secure_sum}", 20)
+    there = world(secure_sum=secure_sum, per_user=True)
+    there.people = {**there.people, "large": enrolled}
+    run = await there.begin("large", users=20, passes=2)
+    large = run.hosts["large"]
+    # A round is open when it happens; the step may take an hour.
+    task = await large.task(wire.TaskKind.TASK_KIND_ROUND)
+    victim = enrolled.bundles[7].participant_id
+    await shared_third_party.directory(certificates["operator"]).Revoke(RevokeRequest(participants=[victim]))
+    async with asyncio.timeout(SOON_S):
+        while sum(part.count for part in task.slots) == 20:
+            task = await large.task(wire.TaskKind.TASK_KIND_ROUND)
+    assert (await large.play()).reason == ""
+    report = await run.report()
+    assert [(one["members"], one["summed"]) for one in report["rounds"]] == [(20, 19)] * 6
 
 
 async def test_hosts_that_are_gone_for_a_moment_find_the_run_still_there(world):

@@ -18,6 +18,7 @@ from coterie.rounds.cos import (
     Opened,
     Phase,
     Resumed,
+    Revoked,
     RoundState,
     Save,
     Tick,
@@ -256,6 +257,29 @@ def test_a_restarted_server_asks_those_that_declined_again():
     assert resumed.asked == (0, 1, 2)
 
 
+def test_a_revoked_member_is_neither_asked_nor_waited_for_nor_taken():
+    state, _ = play(opened(), Revoked(frozenset({1}), 1.0))
+    assert state.asked == (0, 2)
+    assert refused(state, submit(1)).name == "UNKNOWN_PARTICIPANT"
+    state, effects = play(state, submit(0), submit(2))
+    assert effects == [Save(Step.SUBMIT), Unmask()]
+    assert state.submitters == (0, 2)
+
+
+def test_who_answered_the_first_step_before_it_was_revoked_takes_part_to_the_end():
+    adverts = [Arrived(member, Step.ADVERTISE, b"fine", 1.0) for member in (0, 1, 2)]
+    state, _ = play(opened(Stepwise()), adverts[0], Revoked(frozenset({0}), 1.0), adverts[1])
+    assert state.asked == (2,)
+    state, _ = play(state, adverts[2], Revoked(frozenset({1}), 1.0))
+    assert (state.step, state.asked) == (Step.SHARE, (0, 1, 2))
+
+
+def test_a_round_of_which_too_many_are_revoked_is_abandoned_at_once():
+    state, effects = play(opened(), Revoked(frozenset({0, 1}), 1.0), submit(2))
+    assert effects == [Save(), End()]
+    assert "1 users submitted, the plan's floor is 2" in state.reason
+
+
 def test_a_step_that_waits_for_nobody_is_not_opened_in_vain():
     """Everybody has answered and is gone: the next step's shortfall is known at once, and its saves are in order."""
     state = opened(Stepwise())
@@ -291,6 +315,7 @@ def test_an_impossible_sum_abandons_the_round():
         Tick(99.0),
         Lost(frozenset({0}), 1.0),
         Declined(frozenset({0}), 1.0),
+        Revoked(frozenset({0}), 1.0),
         Unmasked(codes(1)),
         UnmaskFailed("x"),
         Applied(),

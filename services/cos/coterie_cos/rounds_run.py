@@ -47,7 +47,7 @@ class RoundsRun(SummingRun[Training]):
 
     Parameters
     ----------
-    request, folder, writer, traffic, accounting, directory_key
+    request, folder, writer, traffic, accounting, directory_key, revoked
         As for `SummingRun`.
     """
 
@@ -59,11 +59,12 @@ class RoundsRun(SummingRun[Training]):
         traffic: Callable[[], tuple[int, int]],
         accounting: Accounting,
         directory_key: bytes,
+        revoked: Callable[[bytes], bool],
     ) -> None:
         plan = request.plan
         supports = server_side(plan.system, plan.settings, 0, plan.seed, 0).asks_supports
         state = new_training(plan, supports=supports)
-        super().__init__(request, folder, writer, traffic, accounting, directory_key, state)
+        super().__init__(request, folder, writer, traffic, accounting, directory_key, revoked, state)
         self._conductor: Conductor | None = None
         self._arrays: Arrays = {}
         self._model = b""
@@ -121,7 +122,11 @@ class RoundsRun(SummingRun[Training]):
 
     async def _gathered(self) -> None:
         """Begin, once everybody expected has come."""
-        users = [slot for slot, one in enumerate(self.registry.by_slot) if not one.is_owner]
+        users = [
+            slot
+            for slot, one in enumerate(self.registry.by_slot)
+            if not one.is_owner and not self.revoked(one.participant)
+        ]
         present = [slot for slot in users if self.present(self.registry.by_slot[slot].party)]
         if (
             self.state.phase is not training.Phase.GATHER

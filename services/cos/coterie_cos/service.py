@@ -77,14 +77,15 @@ class CosProcess:
         self._runtime.holds("store")
 
     def _new(self, request: StartRunRequest) -> Run:
-        meter, folder = self._runtime.guard.meter, self._settings.state
+        meter, folder, revoked = self._runtime.guard.meter, self._settings.state, self._revocations.is_revoked
 
         def traffic() -> tuple[int, int]:
             return meter.bytes_in, meter.bytes_out
 
         if request.plan.system in SYSTEMS or request.plan.form == "shielded":
             kind = RoundsRun if request.plan.system in SYSTEMS else ShieldedRun
-            return kind(request, folder, self._writer, traffic, self._runtime.accounting, self._directory_key)
+            accounting = self._runtime.accounting
+            return kind(request, folder, self._writer, traffic, accounting, self._directory_key, revoked)
         return AsynchronousRun(request, folder, self._writer, self._settings.snapshot_every, traffic)
 
     async def _start(self, request: StartRunRequest) -> Run:

@@ -56,7 +56,7 @@ class ShieldedRun(SummingRun[Shielded]):
 
     Parameters
     ----------
-    request, folder, writer, traffic, accounting, directory_key
+    request, folder, writer, traffic, accounting, directory_key, revoked
         As for `SummingRun`.
     """
 
@@ -68,6 +68,7 @@ class ShieldedRun(SummingRun[Shielded]):
         traffic: Callable[[], tuple[int, int]],
         accounting: Accounting,
         directory_key: bytes,
+        revoked: Callable[[bytes], bool],
     ) -> None:
         plan = request.plan
         self._settings = ShieldedPlan.from_json(plan.settings)
@@ -77,7 +78,7 @@ class ShieldedRun(SummingRun[Shielded]):
             expect_users=request.expect_users,
             window=self._settings.window,
         )
-        super().__init__(request, folder, writer, traffic, accounting, directory_key, state)
+        super().__init__(request, folder, writer, traffic, accounting, directory_key, revoked, state)
         self._learning = settings_of(plan)
         self._items: NDArray[np.float32] = np.zeros((0, plan.dim), np.float32)
         self._model = b""
@@ -237,18 +238,19 @@ class ShieldedRun(SummingRun[Shielded]):
         return [
             Member(by_slot[slot].participant, owner.party)
             for slot, owner in sorted(self.state.owners.items())
-            if owner.present
+            if owner.present and not self.revoked(by_slot[slot].participant)
         ]
 
     def _hosts_present(self) -> list[Member]:
         """Return the hosts that may add up their users: in clear those with enough of them."""
         by_slot = self.registry.by_slot
         least = self.plan.min_users if self.plan.secure_sum == "clear" else 1
-        return [
+        found = [
             Member(by_slot[self._users_of(name)[0]].participant, name, host.users)
             for name, host in sorted(self.state.hosts.items())
             if host.present and host.users >= least
         ]
+        return [member for member in found if not self.revoked(member.participant)]
 
     def _users_of(self, party: str) -> list[int]:
         by_slot = self.registry.by_slot

@@ -62,6 +62,8 @@ class SummingRun(Run, SumOwner, Generic[S]):
         Where CPU time is counted.
     directory_key : bytes
         The directory's public key.
+    revoked : callable
+        Whether a participant is revoked.
     state : S
         Before anybody came.
     """
@@ -74,13 +76,15 @@ class SummingRun(Run, SumOwner, Generic[S]):
         traffic: Callable[[], tuple[int, int]],
         accounting: Accounting,
         directory_key: bytes,
+        revoked: Callable[[bytes], bool],
         state: S,
     ) -> None:
         super().__init__(request, writer, traffic)
         self._accounting = accounting
         self._versions = Versions(folder / "models" / self.plan.run_id)
         self._half = server_half(self.plan.secure_sum, directory_key)
-        self._sums = Sums(self.plan.run_id, self._half, self, writer, accounting, self.touch)
+        self.revoked = revoked
+        self._sums = Sums(self.plan.run_id, self._half, self, writer, accounting, self.touch, revoked)
         self._remembered = Remembered()
         self.state = state
         # What tasks are made from: the last state that is durable.

@@ -115,6 +115,8 @@ class Sums:
         Where CPU time is counted.
     touch : callable
         Wakes those who poll.
+    revoked : callable
+        Whether a participant is revoked.
     """
 
     def __init__(
@@ -125,8 +127,10 @@ class Sums:
         writer: Writer,
         accounting: Accounting,
         touch: Callable[[], None],
+        revoked: Callable[[bytes], bool],
     ) -> None:
         self._run_id = run_id
+        self._revoked = revoked
         self._half = half
         self._owner = owner
         self._writer = writer
@@ -143,17 +147,21 @@ class Sums:
     def open(
         self, opening: RoundState, slots: Mapping[int, Sequence[int]], present: Callable[[str], bool]
     ) -> None:
-        """Open a sum; members of parties that are not present are not waited for."""
+        """Open a sum; members of parties that are not present are not waited for, revoked ones take no part."""
         current = self.current = OpenSum(opening, slots)
         now = time.monotonic()
         lost = frozenset(
             member for party, members in current.by_party.items() if not present(party) for member in members
         )
         current.state, effects = machine.advance(opening, machine.Opened(now))
-        if lost:
-            current.state, more = machine.advance(current.state, machine.Lost(lost, now))
-            effects += more
+        for event in (machine.Lost(lost, now), machine.Revoked(self._revoked_in(opening.plan), now)):
+            if event.members:
+                current.state, more = machine.advance(current.state, event)
+                effects += more
         self._do(effects)
+
+    def _revoked_in(self, plan: SumPlan) -> frozenset[int]:
+        return frozenset(n for n, one in enumerate(plan.members) if self._revoked(one.participant))
 
     def skip(self, reason: str) -> None:
         """Abandon a sum that could not be opened."""
@@ -203,9 +211,13 @@ class Sums:
             self._advance(current, machine.Lost(frozenset(current.by_party[party]), time.monotonic()))
 
     def tick(self) -> None:
-        """Let a step that takes too long close."""
-        if self.current is not None and self.current.durable is not None:
-            self._advance(self.current, machine.Tick(time.monotonic()))
+        """Take out whoever was revoked meanwhile, and let a step that takes too long close."""
+        current, now = self.current, time.monotonic()
+        if current is None or current.durable is None:
+            return
+        if current.state.step is current.state.half.steps[0]:
+            self._advance(current, machine.Revoked(self._revoked_in(current.state.plan), now))
+        self._advance(current, machine.Tick(now))
 
     def _do(self, effects: Sequence[_Task]) -> None:
         """Have effects carried out, in order and after those before."""
