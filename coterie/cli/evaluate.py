@@ -137,7 +137,7 @@ def tune(
             f"{path} holds trials of another search (other {differing})", hint="--out names another folder"
         )
     made = tables.tune(
-        tables.chosen_rows(found, _names(rows)),
+        tables.chosen_rows(found, _names(rows), dataset.name),
         settings,
         feed,
         seed,
@@ -166,7 +166,9 @@ def _prepared(
     from coterie.telemetry.logs import configure
 
     table = tables.find(name)
-    given = list(sets or ())
+    # What is asked for comes later, and holds.
+    given = [] if table.system is None else [f"system={table.system!r}"]
+    given += sets or ()
     if data is not None:
         given.append(f"data.path={str(_located(data))!r}")
     path = file if file is not None else None if table.file is None else Path(table.file)

@@ -74,3 +74,26 @@ def test_the_table_holds_a_federation_and_its_reference_for_every_rate(tmp_path:
     runs = list((tmp_path / "runs").glob("tiny-*"))
     assert len(runs) == 3
     assert not list((tmp_path / "runs").glob("*/*/state/transcript*.bin"))
+
+
+def test_the_rows_of_a_table_of_rounds_can_be_summed_under_masks(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-P", "-m", "coterie", "evaluate", "--table", "fedncf", "--quick"),
+            *("--rows", "popularity,fed-gmf", "--set", "secure_sum=masked", "--set", "rounds.passes=1"),
+            "--json",
+        ],
+        cwd=tmp_path,
+        env={key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)["result"]["table"]
+    assert made["settings"]["secure_sum"] == "masked"
+    assert {one["row"]: one["facts"].get("secure_sum") for one in made["rows"]} == {
+        "popularity": None,
+        "fed-gmf": "masked",
+    }

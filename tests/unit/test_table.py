@@ -156,16 +156,16 @@ def test_what_was_broken_off_is_taken_up_unless_anything_has_changed(tmp_path: P
 
 
 def test_rows_can_be_asked_for_by_name() -> None:
-    assert [row.name for row in chosen_rows(table(BLEND, RANDOM), ("random",))] == ["random"]
+    assert [row.name for row in chosen_rows(table(BLEND, RANDOM), ("random",), "synthetic")] == ["random"]
     with pytest.raises(ConfigError, match=r"no row 'blen'; it has blend, random.*'blend'"):
-        chosen_rows(table(BLEND, RANDOM), ("blen",))
+        chosen_rows(table(BLEND, RANDOM), ("blen",), "synthetic")
 
 
 def test_studies_are_trained_only_when_they_are_asked_for() -> None:
     one = table(BLEND, POPULARITY, RANDOM, studies={"extra": ("popularity", "random")})
-    assert [row.name for row in chosen_rows(one, None)] == ["blend"]
-    assert [row.name for row in chosen_rows(one, ("extra",))] == ["popularity", "random"]
-    assert [row.name for row in chosen_rows(one, ("random", "blend"))] == ["blend", "random"]
+    assert [row.name for row in chosen_rows(one, None, "synthetic")] == ["blend"]
+    assert [row.name for row in chosen_rows(one, ("extra",), "synthetic")] == ["popularity", "random"]
+    assert [row.name for row in chosen_rows(one, ("random", "blend"), "synthetic")] == ["blend", "random"]
 
 
 def test_further_metrics_of_users_are_kept_summarised_and_counted(tmp_path: Path) -> None:
@@ -357,11 +357,18 @@ def test_a_masked_table_has_the_figures_of_the_clear_one_to_the_last_digit(tmp_p
 
 
 def test_options_found_on_a_data_set_are_marked_there_and_only_there(tmp_path: Path) -> None:
-    for found_on, how in (("synthetic", "found before"), ("ml-100k", "untuned"), (None, "untuned")):
+    for found_on, how in (("synthetic", "found before"), ("ml-100k", "untuned")):
         made, _ = evaluate(
-            table(replace(BLEND, found_on=found_on)), SETTINGS, seeds=(0,), out=tmp_path / str(found_on)
+            table(replace(BLEND, found={found_on: {}})), SETTINGS, seeds=(0,), out=tmp_path / found_on
         )
         assert made["rows"][0]["tuned"] == how
+
+
+def test_a_row_begins_with_what_was_found_on_the_data_set() -> None:
+    row = replace(BLEND, options={"share": 0.1}, found={"synthetic": {"share": 0.4}})
+    names = ("blend",)
+    assert [one.options for one in chosen_rows(table(row), names, "synthetic")] == [{"share": 0.4}]
+    assert [one.options for one in chosen_rows(table(row), names, "ml-100k")] == [{"share": 0.1}]
 
 
 def test_a_row_as_printed_has_every_setting_of_the_paper() -> None:

@@ -49,7 +49,7 @@ def central_row(model: str, label: str) -> Row:
             "epochs": 60,
         },
         space=_SPACE,
-        found_on="ml-100k",
+        found={"ml-100k": {}},
         note="all data in one place; stops when validation has not improved for 10 epochs",
     )
 

@@ -295,4 +295,5 @@ FEDNCF = Table(
     suffix=_suffix,
     studies=_STUDIES,
     also=_also,
+    system="fedncf",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -102,8 +102,9 @@ class Row:
         What tuning may change; empty for a row without anything to tune.
     like : str, optional
         Name of another row, whose tuned options this one takes beneath its own: variants that differ by one setting.
-    found_on : str, optional
-        Data set on whose validation items ``options`` were found before `coterie tune` ever ran on this row.
+    found : mapping of str to mapping
+        By data set, what to change in ``options`` there: found on its validation items before `coterie tune` ever
+        ran on this row.
     note : str
         What a reader must know beside the figures.
     """
@@ -114,8 +115,12 @@ class Row:
     options: Options = field(default_factory=dict)
     space: Space = field(default_factory=dict)
     like: str | None = None
-    found_on: str | None = None
+    found: Mapping[str, Options] = field(default_factory=dict)
     note: str = ""
+
+    def on(self, dataset: str) -> Row:
+        """Return the row as it begins on a data set."""
+        return replace(self, options={**self.options, **self.found.get(dataset, {})})
 
 
 def draw(row: Row, trials: int, seed: int) -> Iterator[Options]:

@@ -132,6 +132,8 @@ class Table:
         Rows that are trained only when they are asked for, by a name for all of them.
     also : callable, optional
         Given settings and data set, returns what turns the values of users into further metrics of theirs, or None.
+    system : str, optional
+        That of every row, for a table without a file.
     """
 
     name: str
@@ -150,6 +152,7 @@ class Table:
     suffix: Callable[[RunSettings], str] = lambda _: ""
     studies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     also: Callable[[RunSettings, Dataset], Also | None] = lambda _settings, _dataset: None
+    system: str | None = None
 
 
 def stem(table: Table, settings: RunSettings, dataset: Dataset) -> str:
@@ -157,21 +160,23 @@ def stem(table: Table, settings: RunSettings, dataset: Dataset) -> str:
     return f"{table.name}-{dataset.name}{table.suffix(settings)}"
 
 
-def chosen_rows(table: Table, names: Sequence[str] | None) -> tuple[Row, ...]:
-    """Return the rows of a table without its studies, or those asked for.
+def chosen_rows(table: Table, names: Sequence[str] | None, dataset: str) -> tuple[Row, ...]:
+    """Return the rows of a table without its studies, or those asked for, as they begin on a data set.
 
     Parameters
     ----------
     table : Table
     names : sequence of str, optional
         Of rows or of studies.
+    dataset : str
+        Its name.
 
     Raises
     ------
     ConfigError
         No such row or study.
     """
-    rows = {row.name: row for row in table.rows()}
+    rows = {row.name: row.on(dataset) for row in table.rows()}
     if not names:
         apart = {name for study in table.studies.values() for name in study}
         return tuple(row for row in rows.values() if row.name not in apart)
@@ -231,7 +236,7 @@ def evaluate(
     """
     dataset = load(settings)
     settings = table.prepare(settings, dataset)
-    rows = chosen_rows(table, names)
+    rows = chosen_rows(table, names, dataset.name)
     folder = out / stem(table, settings, dataset)
     feeds = {seed: make_feed(settings, dataset, seed) for seed in seeds}
     also = table.also(settings, dataset)
@@ -313,7 +318,7 @@ def _how_tuned(row: Row, by_trials: bool, tunable: bool, dataset: str) -> str:
         return "tuned"
     if not tunable:
         return "fixed"
-    return "found before" if row.found_on == dataset else "untuned"
+    return "found before" if dataset in row.found else "untuned"
 
 
 def _score(cells: Sequence[Cell], choose_by: str) -> float:
