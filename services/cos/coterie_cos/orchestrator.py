@@ -225,7 +225,8 @@ class Orchestrator(OrchestratorServicer):
     async def Poll(self, request: wire.PollRequest, context: Any) -> wire.PollResponse:  # noqa: N802
         """Answer with the open tasks, once there is something newer than the cursor."""
         run, party = await self._known(request.run_id)
-        return await run.poll(party, request.cursor, request.hold_ms / 1e3)
+        with run.charged("Poll", party):
+            return await run.poll(party, request.cursor, request.hold_ms / 1e3)
 
     async def _known(self, run_id: str) -> tuple[Run, str]:
         run, party = self._find(run_id), str(current_peer())
@@ -240,7 +241,8 @@ class Orchestrator(OrchestratorServicer):
     ) -> AsyncIterator[wire.FetchResponse]:
         """Stream a model, own user rows, the catalogue or the roster."""
         run, party = await self._known(request.run_id)
-        version, payload = run.payload(party, current_peer().role, request)
+        with run.charged("Fetch", party):
+            version, payload = run.payload(party, current_peer().role, request)
         sha256 = hashlib.sha256(payload).digest()
         head = wire.FetchResponse(sha256=sha256, version=version, total_bytes=len(payload))
         if sha256 == request.held_sha256:
@@ -284,7 +286,8 @@ class Orchestrator(OrchestratorServicer):
     async def _item(self, head: wire.SubmitRequest, payload: bytes) -> None:
         run, party = await self._known(head.round.run_id)
         slots = run.registry.own_slots(party, head.slots, owner=current_peer().role == "data-owner")
-        await run.submitted(party, head, slots, payload)
+        with run.charged("Submit", party):
+            await run.submitted(party, head, slots, payload)
 
     # --- DRIFT, published form ---------------------------------------------------------------------------------
 
@@ -314,7 +317,8 @@ class Orchestrator(OrchestratorServicer):
                 expected="0 without a gradient, the next number with one",
             )
         if gradient is not None:
-            await self._apply(run, request.owner, request.sequence, gradient, at)
+            with run.charged("Exchange", party):
+                await self._apply(run, request.owner, request.sequence, gradient, at)
             if run.evaluation_due:
                 await completed(run.maybe_evaluate())
         at = model.progress.get(request.owner, store.Progress())

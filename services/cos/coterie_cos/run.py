@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -35,6 +36,9 @@ HOLD_S = 20.0
 """Longest time that a poll is held, seconds."""
 
 _PROGRESS_S = 0.5
+
+_MOST_FAULTS = 10
+"""Calls of one kind by one party that may fail one after the other by faults of this service."""
 
 
 @dataclass
@@ -75,6 +79,9 @@ class Run(abc.ABC):
         # What each party was told last: the revision, and its tasks then.
         self._told: dict[str, tuple[int, list[wire.Task]]] = {}
         self._events: list[operator.WatchRunResponse] = []
+        # Calls in a row that failed by a fault of this service, by kind and party; and the reason to end the run.
+        self._faults: dict[tuple[str, str], int] = {}
+        self._fault = ""
 
     # --- what kinds of run differ in ---------------------------------------------------------------------------
 
@@ -274,6 +281,24 @@ class Run(abc.ABC):
             for party, presence in self._parties.items()
         )
 
+    @contextlib.contextmanager
+    def charged(self, rpc: str, party: str) -> Iterator[None]:
+        """Count what fails in here and is no refusal: a call that always fails would keep its party busy for ever.
+
+        The run is ended with the next `tick` when too many calls of one kind by one party failed one after the other.
+        """
+        try:
+            yield
+        except Refusal:
+            raise
+        except Exception as error:
+            failed = self._faults[rpc, party] = self._faults.get((rpc, party), 0) + 1
+            if failed >= _MOST_FAULTS:
+                name = type(error).__name__
+                self._fault = f"a fault of the orchestration server: {rpc} failed {failed} times in a row, {name}"
+            raise
+        self._faults.pop((rpc, party), None)
+
     async def poll(self, party: str, cursor: int, hold_s: float) -> wire.PollResponse:
         """Return the open tasks of a party; wait while they are those that it was told with its cursor."""
         # A party that waits here must be heard again well before it counts as silent.
@@ -403,6 +428,10 @@ class Run(abc.ABC):
     async def tick(self) -> None:
         """Carry out what only the clock can tell: silent parties, and phases that take too long."""
         if self.over:
+            return
+        if self._fault:
+            _log.error("the run ends", run=self.plan.run_id, reason=self._fault)
+            await self.stop(self._fault)
             return
         now = time.monotonic()
         patience = self.request.party_timeout_ms / 1e3

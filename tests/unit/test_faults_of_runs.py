@@ -1,0 +1,135 @@
+"""A run in which the orchestration server itself fails again and again: it ends, and says why."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from coterie_cos.orchestrator import Orchestrator
+from coterie_cos.rounds_run import RoundsRun
+
+from coterie.crypto.authority import PeerIdentity
+from coterie.learning.fedncf import FedNcfSettings
+from coterie.learning.ncf import Architecture
+from coterie.net import server
+from coterie.rounds.fedncf import FedNcfPlan
+from coterie.store import cos as store
+from coterie.store.engine import Writer, open_sqlite
+from coterie.telemetry.accounting import Accounting
+from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.v1 import operator_pb2 as operator
+from coterie.wire.v1 import orchestrator_pb2 as wire
+
+PEER = PeerIdentity("client", "here", b"f" * 32)
+SETTINGS = FedNcfPlan(FedNcfSettings(architecture=Architecture(model="gmf", dim=3)), min_touch=1)
+MOST = 10
+
+
+class Stand:
+    """A run at a servicer, with one registered party."""
+
+    def __init__(self, folder: Path) -> None:
+        engine = open_sqlite(folder / "cos.db", "cos")
+        self.writer = Writer(engine)
+        rounds = wire.RoundsPlan(cohorts=wire.CohortKind.COHORT_KIND_ALL, passes=1, step_timeout_ms=1000)
+        plan = wire.RunPlan(
+            run_id="run", system="fedncf", secure_sum="clear", settings=SETTINGS.to_json(), rounds=rounds
+        )
+        request = operator.StartRunRequest(plan=plan, phase_timeout_ms=3_600_000, party_timeout_ms=3_600_000)
+        self.run = RoundsRun(
+            request,
+            folder,
+            self.writer,
+            lambda: (0, 0),
+            Accounting(),
+            bytes(32),
+            lambda participant: False,
+        )
+        row = {"run_id": "run", "request": b"", "plan_hash": b"", "state": self.run.state_json()}
+        with engine.begin() as connection:
+            connection.execute(store.runs.insert(), row)
+        for party in (str(PEER), "client/there"):
+            participant = wire.Participant(kind=wire.ParticipantKind.PARTICIPANT_KIND_USER)
+            self.run.registry.add(party, [(party.encode(), participant)])
+        self.servicer = Orchestrator(
+            lambda run_id: self.run,
+            self.writer,
+            bytes(32),
+            lambda participant: False,
+            Accounting(),
+            max_uploads=1,
+            max_payload=1 << 20,
+        )
+
+    async def poll(self, peer: PeerIdentity = PEER) -> wire.PollResponse:
+        server._peer.set(peer)
+        return await self.servicer.Poll(wire.PollRequest(run_id="run", hold_ms=0), None)
+
+    async def fail(self, times: int, peer: PeerIdentity = PEER, error: type[Exception] = KeyError) -> None:
+        for _ in range(times):
+            with pytest.raises(error):
+                await self.poll(peer)
+        await self.run.tick()
+
+
+@pytest.fixture
+def stand(tmp_path: Path) -> Iterator[Stand]:
+    one = Stand(tmp_path)
+    yield one
+    one.writer.close()
+
+
+def broken(error: Exception) -> Any:
+    def tasks(party: str) -> list[wire.Task]:
+        raise error
+
+    return tasks
+
+
+async def test_a_run_whose_every_poll_fails_ends_and_names_the_fault(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as fault:
+        fault.setattr(stand.run, "tasks", broken(KeyError("a private value")))
+        await stand.fail(MOST - 1)
+        assert not stand.run.over
+        await stand.fail(1)
+    assert stand.run.over
+    assert stand.run.summary().phase == operator.RunPhase.RUN_PHASE_FAILED
+    expected = "a fault of the orchestration server: Poll failed 10 times in a row, KeyError"
+    assert stand.run.reason == expected
+    # Parties learn it, and so does whoever watches.
+    (task,) = (await stand.poll()).tasks
+    assert (task.kind, task.reason) == (wire.TaskKind.TASK_KIND_FINISH, expected)
+    async with asyncio.timeout(5):
+        events = [event async for event in stand.run.watch(1)]
+    assert events[-1].state.reason == expected
+
+
+async def test_a_call_that_succeeds_begins_the_count_anew_and_others_do_not(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        with monkeypatch.context() as fault:
+            fault.setattr(stand.run, "tasks", broken(KeyError()))
+            await stand.fail(MOST - 1)
+        await stand.poll()
+    assert not stand.run.over
+    with monkeypatch.context() as fault:
+        fault.setattr(stand.run, "tasks", broken(KeyError()))
+        await stand.fail(MOST - 1)
+    await stand.poll(PeerIdentity("client", "there", b"t" * 32))
+    with monkeypatch.context() as fault:
+        fault.setattr(stand.run, "tasks", broken(KeyError()))
+        await stand.fail(1)
+    assert stand.run.over
+
+
+async def test_refusals_are_no_faults(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusal = Refusal(ErrorReason.ERROR_REASON_INVALID_FIELD, "no", field="x")
+    monkeypatch.setattr(stand.run, "tasks", broken(refusal))
+    await stand.fail(3 * MOST, error=Refusal)
+    assert not stand.run.over
