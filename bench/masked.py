@@ -10,18 +10,23 @@ import json
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+from unittest import mock
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.rows import Row, cpu_seconds, lower
-from coterie.crypto.identity import Identity, countersign
+from coterie.crypto import masking, shamir
+from coterie.crypto.identity import Bundle, Identity, countersign
 from coterie.crypto.masking import Keystream, add_masks
-from coterie.crypto.verified import Verified
+from coterie.crypto.verified import HostRound, Verified
+from coterie.secure_sum import masked, masked_member
 from coterie.secure_sum.masked import MaskedMember, MaskedServer
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.secure_sum.protocol import Step
@@ -32,6 +37,71 @@ _PYTHON = _ROOT / ".venv-peers" / "bin" / "python"
 _SIZE = 65_536
 _STRICT = 3
 """Members that check every signature themselves; the others find it checked by a member before them."""
+_FEDNEUMF = 44_824
+"""Values of an update of FedNeuMF on MovieLens 100K."""
+_TERMS = ("keys", "signatures", "shares", "masks", "hashes", "messages")
+
+
+class _Account:
+    """CPU seconds by term, of calls that are watched while it is open; what is called within one counts to it."""
+
+    def __init__(self, watched: Sequence[tuple[object, str, str]]) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._watched = watched
+        self._inside = False
+
+    def __enter__(self) -> Self:
+        self._patches = ExitStack()
+        for owner, name, term in self._watched:
+            timed = self._timed(getattr(owner, name), term)
+            self._patches.enter_context(mock.patch.object(owner, name, timed))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._patches.close()
+
+    def _timed(self, work: Callable[..., Any], term: str) -> Callable[..., Any]:
+        def timed(*given: Any, **named: Any) -> Any:
+            if self._inside:
+                return work(*given, **named)
+            self._inside = True
+            before = time.process_time()
+            try:
+                return work(*given, **named)
+            finally:
+                self.seconds[term] += time.process_time() - before
+                self._inside = False
+
+        return timed
+
+
+def _know_nobody(_host: HostRound, _public: bytes) -> None:
+    """Take the place of ``HostRound.have``."""
+
+
+def _all_terms() -> _Account:
+    """Watch everything that is no reading and writing of messages."""
+    watched: list[tuple[object, str, str]] = [
+        (masking.RoundKey, "__init__", "keys"),
+        (masking.RoundKey, "agree", "keys"),
+        (Identity, "sign", "signatures"),
+        (Verified, "bundle", "signatures"),
+        (Verified, "signature", "signatures"),
+        (shamir, "split", "shares"),
+        (shamir, "reconstruct", "shares"),
+        (masking, "add_masks", "masks"),
+    ]
+    for term, names in (
+        ("keys", ("share_keys", "pair_mask_key", "own_mask_key", "public_of", "require_usable")),
+        ("shares", ("seal_share", "open_share", "share_from_bytes", "share_to_bytes")),
+        ("hashes", ("seed_hash",)),
+    ):
+        watched += [(masking, name, term) for name in names]
+    for half in (masked, masked_member):
+        watched += [(half, name, "hashes") for name in ("codes_hash", "list_hash")]
+    return _Account(watched)
 
 
 class _Peer:
@@ -78,38 +148,70 @@ class _Peer:
         return found
 
 
-class _Round:
-    """A round in which every member's CPU time is kept."""
+class _People:
+    """Enrolled participants, and the directory that vouches for them."""
 
-    def __init__(self, members: int, dropped: int, size: int = _SIZE) -> None:
-        layout = Layout((Segment("values", (size,), 1.0, 16),))
+    def __init__(self, count: int) -> None:
         directory = Ed25519PrivateKey.generate()
-        key = directory.public_key().public_bytes_raw()
-        now = int(time.time())
-        people = [Identity.generate() for _ in range(members)]
-        bundles = [countersign(one.bundle(1, (now - 60, now + 3600)), directory) for one in people]
-        self.server = MaskedServer()
-        self.plan = SumPlan(
+        self.directory_key = directory.public_key().public_bytes_raw()
+        self.now = int(time.time())
+        self.identities = [Identity.generate() for _ in range(count)]
+        validity = self.now - 60, self.now + 3600
+        self.bundles: list[Bundle] = [
+            countersign(one.bundle(1, validity), directory) for one in self.identities
+        ]
+
+
+class _Round:
+    """A round in which every member's CPU time is kept.
+
+    Parameters
+    ----------
+    people : _People
+    hosts : sequence of Verified
+        What each member's host remembers.
+    dropped : int
+        How many, the last ones, are lost after they shared.
+    size : int
+        Values of a contribution.
+    number : int
+        Of the round.
+    watching : context manager
+        Open while members and server work.
+    """
+
+    def __init__(
+        self,
+        people: _People,
+        hosts: Sequence[Verified],
+        dropped: int,
+        size: int,
+        number: int,
+        watching: AbstractContextManager[object],
+    ) -> None:
+        layout = Layout((Segment("values", (size,), 1.0, 16),))
+        members = len(people.identities)
+        server = self.server = MaskedServer(directory_key=people.directory_key)
+        plan = self.plan = SumPlan(
             "bench",
-            1,
+            number,
             "train",
             "masked",
             bytes(32),
             layout_hash(layout),
-            tuple(Member(one.participant_id, "bench") for one in people),
-            *self.server.plan_fields(members),
+            tuple(Member(one.participant_id, "bench") for one in people.identities),
+            *server.plan_fields(members),
             min_sum=2,
         )
-        shared = Verified()
         halves = [
             MaskedMember(
-                self.plan,
+                plan,
                 at,
-                people[at],
-                bundles[at],
-                key,
-                now,
-                Verified() if at >= members - dropped - _STRICT else shared,
+                people.identities[at],
+                people.bundles[at],
+                people.directory_key,
+                people.now,
+                hosts[at],
             )
             for at in range(members)
         ]
@@ -117,40 +219,38 @@ class _Round:
         self.spent = np.zeros(members)
         self.closed: dict[Step, dict[int, bytes]] = {}
         self.running = np.zeros(size, np.uint32)
-        for step in Step:
-            arrived: dict[int, bytes] = {}
-            for member in self.server.expected(self.plan, self.closed, step):
-                if step is Step.SUBMIT and member >= members - dropped:
-                    continue
-                briefing = self.server.briefing(self.plan, self.closed, step, member)
-                before = time.process_time()
-                message = halves[member].answer(step, briefing, codes if step is Step.SUBMIT else None)
-                self.spent[member] += time.process_time() - before
-                if step is Step.SUBMIT:
-                    vector = self.server.vector(self.plan, self.closed, arrived, member, message, layout)
-                    self.running += vector.codes
-                    arrived[member] = vector.note
-                else:
-                    self.server.check(self.plan, self.closed, step, member, message)
-                    arrived[member] = message
-            self.closed[step] = arrived
-        self.through = members - dropped
-        if not np.array_equal(self.unmask(), codes * np.uint32(self.through)):
+        began = time.process_time()
+        with watching:
+            for step in Step:
+                arrived: dict[int, bytes] = {}
+                for member in server.expected(plan, self.closed, step):
+                    if step is Step.SUBMIT and member >= members - dropped:
+                        continue
+                    briefing = server.briefing(plan, self.closed, step, member)
+                    before = time.process_time()
+                    message = halves[member].answer(step, briefing, codes if step is Step.SUBMIT else None)
+                    self.spent[member] += time.process_time() - before
+                    if step is Step.SUBMIT:
+                        # The transport has compared the message's SHA-256.
+                        vector = server.vector(
+                            plan, self.closed, arrived, member, message, layout, sha256=bytes(32)
+                        )
+                        self.running += vector.codes
+                        arrived[member] = vector.note
+                    else:
+                        server.check(plan, self.closed, step, member, message)
+                        arrived[member] = message
+                self.closed[step] = arrived
+            total = self.unmask()
+        self.seconds = time.process_time() - began
+        for half in halves:
+            half.forget()
+        if not np.array_equal(total, codes * np.uint32(members - dropped)):
             raise AssertionError("the masked sum is wrong")
 
     def unmask(self) -> np.ndarray:
         """Do what the server does after the last step."""
         return self.server.unmask(self.plan, self.closed, self.running).codes
-
-    @property
-    def member(self) -> float:
-        """Median CPU seconds of a member that finds signatures checked."""
-        return float(np.median(self.spent[1 : self.through - _STRICT]))
-
-    @property
-    def strict(self) -> float:
-        """Median CPU seconds of a member that checks every signature."""
-        return float(np.median(self.spent[self.through - _STRICT : self.through]))
 
 
 def _against(
@@ -170,6 +270,7 @@ def rows() -> Iterator[Row]:
         yield from _mask_rows(peer, f"{beside}; AES-256-{way.upper()}")
         for members, dropped, target, unmask_target in ((20, 2, 20, 300), (100, 10, 110, 1200)):
             yield from _round_rows(peer, members, dropped, (target, unmask_target), beside)
+    yield from _term_rows()
 
 
 def _mask_rows(peer: _Peer, beside: str) -> Iterator[Row]:
@@ -195,22 +296,31 @@ def _round_rows(
 ) -> Iterator[Row]:
     whole = members <= 20
     rounds = 5 if whole else 3
+    people = _People(members)
+    through = members - dropped
+    strict = slice(through - _STRICT, through)
     played: list[_Round] = []
     asked = {"members": members, "size": _SIZE}
 
     def member() -> float:
-        played.append(_Round(members, dropped))
-        return played[-1].member
+        together = Verified()
+        hosts = [together] * members
+        hosts[strict] = [Verified() for _ in range(_STRICT)]
+        # A member agrees on all its keys itself, as if it were alone on its host.
+        alone = mock.patch.object(HostRound, "have", _know_nobody)
+        played.append(_Round(people, hosts, dropped, _SIZE, len(played) + 1, alone))
+        return float(np.median(played[-1].spent[1 : strict.start]))
 
     threshold = _threshold(members)
     mine, other = _against(member, lambda: peer.seconds(work="client", threshold=threshold, **asked), rounds)
-    strict = statistics.median(each.strict for each in played) * 1e3
+    checking = statistics.median(float(np.median(each.spent[strict])) for each in played) * 1e3
     yield lower(
         f"masked.member.{members}",
         mine * 1e3,
         other * 1e3 if other else None,
         "ms",
-        f"64k values, {dropped} dropped; {beside}; with every signature checked {strict:.3g} ms; target {targets[0]}x",
+        f"64k values, {dropped} dropped; {beside}; with every signature checked {checking:.3g} ms; "
+        f"target {targets[0]}x",
     )
     last = played[-1]
     mine, other = _against(
@@ -225,6 +335,42 @@ def _round_rows(
         other * 1e3 if other else None,
         "ms",
         f"64k values, {dropped} dropped; {beside}{how}; target {targets[1]}x",
+    )
+
+
+def _term_rows(members: int = 50, hosts: int = 2, rounds: int = 5) -> Iterator[Row]:
+    """Measure what a participant's share of a round takes, both halves together, by term."""
+    people = _People(members)
+    memories = [Verified() for _ in range(hosts)]
+    spread = [memories[at * hosts // members] for at in range(members)]
+    found: list[dict[str, float]] = []
+    for number in range(1, rounds + 2):
+        account = _all_terms()
+        seconds = _Round(people, spread, 0, _FEDNEUMF, number, account).seconds
+        account.seconds["messages"] = seconds - sum(account.seconds.values())
+        found.append(account.seconds)
+    where = f"{members} users at {hosts} hosts, {_FEDNEUMF} values"
+    # In the first round the hosts meet all bundles.
+    medians = {term: statistics.median(one[term] for one in found[1:]) / members * 1e3 for term in _TERMS}
+    notes = {
+        "keys": "X25519 pairs, agreements, derivations",
+        "signatures": "made and checked, by members and server",
+        "shares": "dealt, sealed, opened, put together",
+        "masks": "expanded and added",
+        "hashes": "SHA-256 of contributions and lists, at both ends",
+        "messages": "read, compared and written; all else",
+    }
+    for term in _TERMS:
+        yield Row(
+            f"masked.users.{members}.{term}", medians[term], None, "CPU ms", None, f"{notes[term]}; {where}"
+        )
+    yield Row(
+        f"masked.users.{members}.all",
+        sum(medians.values()),
+        None,
+        "CPU ms",
+        None,
+        f"per participant, without transport (round.neumf.users.masked.per_participant has it); {where}",
     )
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "PublicPrekey",
     "Validity",
     "check_newer",
+    "check_signature",
     "countersign",
     "load_many",
     "load_signing_key",
@@ -287,7 +288,7 @@ class Bundle:
         _check_number(what, "not_after", self.not_after)
         if self.not_before >= self.not_after:
             raise VerificationError(Reason.MALFORMED, f"{what} ends ({self.not_after}) before it begins")
-        _verify(
+        check_signature(
             self.signing_public,
             self.signature,
             encode("bundle", *self.signed_fields()),
@@ -317,7 +318,7 @@ class Bundle:
                 "the key bundle is not countersigned by the directory",
                 hint="enrol it",
             )
-        _verify(
+        check_signature(
             directory_key,
             self.countersignature,
             _countersigned(self),
@@ -420,7 +421,7 @@ class Delegation:
         _check_size(what, "certificate fingerprint", self.certificate_fingerprint, _KEY)
         _check_number(what, "expiry", self.expiry)
         signed = encode("delegation", self.certificate_fingerprint, self.run_id, self.expiry)
-        _verify(signing_public, self.signature, signed, what, Reason.BAD_SIGNATURE)
+        check_signature(signing_public, self.signature, signed, what, Reason.BAD_SIGNATURE)
         if self.certificate_fingerprint != certificate_fingerprint:
             raise VerificationError(
                 Reason.WRONG_CERTIFICATE,
@@ -472,7 +473,7 @@ class PublicPrekey:
         _check_size(what, "public key", self.public, _KEY)
         _check_number(what, "expiry", self.expiry)
         signed = encode("prekey", self.run, self.prekey_id, self.public, self.expiry)
-        _verify(signing_public, self.signature, signed, what, Reason.BAD_SIGNATURE)
+        check_signature(signing_public, self.signature, signed, what, Reason.BAD_SIGNATURE)
         Validity(0, self.expiry).check(what, now)
 
 
@@ -590,7 +591,22 @@ def _agree(private: X25519PrivateKey, public: bytes) -> bytes:
         ) from None
 
 
-def _verify(public: bytes, signature: bytes, message: bytes, what: str, reason: Reason) -> None:
+def check_signature(public: bytes, signature: bytes, message: bytes, what: str, reason: Reason) -> None:
+    """Raise unless a message carries an Ed25519 signature by a raw public key.
+
+    Parameters
+    ----------
+    public, signature, message : bytes
+    what : str
+        What is signed, for the error's message.
+    reason : Reason
+        For the error.
+
+    Raises
+    ------
+    VerificationError
+        With that reason.
+    """
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
     except (InvalidSignature, ValueError):

@@ -13,12 +13,9 @@ from collections.abc import Callable, Hashable
 from typing import NoReturn, ParamSpec, TypeVar, cast
 from weakref import WeakValueDictionary
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
 from coterie.crypto.explicit import encode
-from coterie.crypto.identity import Bundle, Identity, Validity
-from coterie.crypto.verification import Reason, VerificationError
+from coterie.crypto.identity import Bundle, Identity, Validity, check_signature
+from coterie.crypto.verification import Reason
 
 __all__ = ["HostRound", "Verified"]
 
@@ -160,12 +157,7 @@ class Verified:
         key = hashlib.sha256(signing_public + signature + message).digest()
         if key in self._known and len(signing_public) == _KEY and len(signature) == _SIGNATURE:
             return
-        try:
-            Ed25519PublicKey.from_public_bytes(signing_public).verify(signature, message)
-        except (InvalidSignature, ValueError):
-            raise VerificationError(
-                Reason.BAD_SIGNATURE, f"{what} does not carry a signature of {signing_public.hex()[:16]}"
-            ) from None
+        check_signature(signing_public, signature, message, what, Reason.BAD_SIGNATURE)
         self._remember(key)
 
     def sign(self, identity: Identity, purpose: str, *fields: bytes | str | int) -> bytes:
