@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import grpc
 import structlog
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from coterie.crypto.identity import Bundle, Identity
 from coterie.crypto.identity import Delegation as SignedDelegation
@@ -34,12 +34,17 @@ _log = structlog.get_logger("coterie.party")
 T = TypeVar("T")
 
 _POLL_HOLD_S = 20.0
+_LULL_S = 0.2
+"""How long the answer to a submission is waited for before tasks are polled for beside the work, seconds."""
+_SUBMIT_S = 30.0
 _REACH_S = 2.0
 """How long a poll is tried before the COS counts as out of reach, seconds."""
 _BATCH = 500
 _ITEM_BATCH = 10_000
 _MAX_FETCH = 1 << 30
 _DELEGATION_S = 30 * 24 * 3600
+_HELD = (wire.FetchKind.FETCH_KIND_MODEL, wire.FetchKind.FETCH_KIND_OPEN_ITEMS)
+"""What callers keep from round to round, and need not get again."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,18 @@ class Party:
         self.slots: list[int] = []
         self.asked_at = 0.0
         """When the newest poll was sent, ``time.monotonic`` seconds: tasks may be as old as that."""
+        self.attach: Sequence[wire.FetchKind.ValueType] = ()
+        """What answers to polls may bring along, so that it need not be fetched."""
+        self.carries = False
+        """Whether the last submission of each step waits for the next tasks; then `idle` says when there is none."""
+        self._cursor = 0
+        self._attached: dict[tuple[int, int, int], wire.FetchResponse] = {}
+        self._round = 0
+        self._held: dict[int, bytes] = {}
+        # What a submission brought, whether one is under way that will, and whether one was since `idle`.
+        self._brought: tuple[wire.PollResponse, float] | None = None
+        self._carrying = self._carried = self._polling = False
+        self._wake = asyncio.Event()
 
     async def register(self, members: Sequence[Member]) -> int:
         """Join the run with these participants; again after a restart, with the same slots.
@@ -200,12 +217,11 @@ class Party:
 
     async def tasks(self) -> AsyncIterator[list[wire.Task]]:
         """Yield the open tasks whenever they may have changed; an unreachable COS is asked again, for ever."""
-        cursor = 0
         reachable = True
         while True:
-            request = wire.PollRequest(run_id=self._run_id, cursor=cursor, hold_ms=int(_POLL_HOLD_S * 1000))
+            brought = await self._lull() if self.carries else None
             try:
-                response = await self._poll(request)
+                response = await self._poll() if brought is None else brought[0]
             except PeerError as error:
                 # A COS that does not know yet whom it may trust is as far away as one that does not answer.
                 if isinstance(error, Refusal) and error.reason != ErrorReason.ERROR_REASON_NOT_READY:
@@ -216,18 +232,63 @@ class Party:
                 self._on_reach(reachable)
                 await asyncio.sleep(1.0)
                 continue
+            if brought is not None:
+                self.asked_at = brought[1]
             reachable = True
             self._on_reach(reachable)
-            cursor = response.revision
+            self._cursor = response.revision
+            self._take(response)
+            self._wake.clear()
             yield list(response.tasks)
 
-    async def _poll(self, request: wire.PollRequest) -> wire.PollResponse:
+    def idle(self) -> None:
+        """Say that nothing more will be submitted now: unless a submission did that, tasks are polled for at once."""
+        if not self._carried:
+            self._wake.set()
+        self._carried = False
+
+    async def _lull(self) -> tuple[wire.PollResponse, float] | None:
+        """Wait for the answer to a submission; return None when a poll is to be made instead."""
+        try:
+            async with asyncio.timeout(_LULL_S if self._cursor else 0):
+                await self._wake.wait()
+        except TimeoutError:
+            if self._carrying:
+                await self._wake.wait()
+        self._wake.clear()
+        brought, self._brought = self._brought, None
+        return brought
+
+    def _request(self) -> wire.PollRequest:
+        return wire.PollRequest(
+            run_id=self._run_id,
+            cursor=self._cursor,
+            hold_ms=int(_POLL_HOLD_S * 1000),
+            attach=self.attach,
+            round=self._round,
+            held_sha256=list(self._held.values()) if self.attach else [],
+        )
+
+    def _take(self, response: wire.PollResponse) -> None:
+        """Keep what was attached, in place of what was before it."""
+        self._attached = {}
+        for one in response.attached:
+            asked = one.request
+            if asked.kind == wire.FetchKind.FETCH_KIND_SUM_PLAN:
+                self._round = asked.version
+            self._attached[asked.kind, asked.version, asked.step] = one.response
+
+    async def _poll(self) -> wire.PollResponse:
         async def attempt() -> wire.PollResponse:
             self.asked_at = time.monotonic()
-            response: wire.PollResponse = await self._stub.Poll(request, timeout=_POLL_HOLD_S + 10)
+            response: wire.PollResponse = await self._stub.Poll(self._request(), timeout=_POLL_HOLD_S + 10)
             return response
 
-        return await self.call(attempt, Retry(limit_s=_REACH_S))
+        self._polling = True
+        try:
+            return await self.call(attempt, Retry(limit_s=_REACH_S))
+        finally:
+            self._polling = False
 
     async def fetch(
         self,
@@ -236,8 +297,9 @@ class Party:
         version: int = 0,
         held_sha256: bytes = b"",
         step: wire.RoundStep.ValueType = wire.RoundStep.ROUND_STEP_UNSPECIFIED,
+        first: int = 0,
     ) -> tuple[int, bytes | None]:
-        """Fetch a model, rows, catalogue, roster, or what a round needs.
+        """Fetch a model, rows, catalogue, roster, or what a round needs; or take it where it was attached to an answer.
 
         Returns
         -------
@@ -246,8 +308,14 @@ class Party:
         payload : bytes or None
             None when what the caller holds is current.
         """
+        attached = self._attached.pop((kind, version, step), None) if not first else None
+        if attached is not None and not attached.unchanged:
+            self._hold(kind, attached.sha256)
+            return attached.version, attached.chunk.data
+        if attached is not None and attached.sha256 == held_sha256:
+            return attached.version, None
         request = wire.FetchRequest(
-            run_id=self._run_id, kind=kind, version=version, held_sha256=held_sha256, step=step
+            run_id=self._run_id, kind=kind, version=version, held_sha256=held_sha256, step=step, first=first
         )
 
         async def whole() -> tuple[int, bytes | None]:
@@ -260,9 +328,42 @@ class Party:
                 assembler.add(response.chunk)
             if head is None:
                 raise PeerError(f"{self._channel.peer} answered a fetch with nothing")
+            self._hold(kind, head.sha256)
             return head.version, assembler.payload(head.sha256)
 
         return await self.call(whole)
+
+    def _hold(self, kind: wire.FetchKind.ValueType, sha256: bytes) -> None:
+        if kind in _HELD:
+            self._held[kind] = sha256
+
+    async def briefings(self, number: int, step: wire.RoundStep.ValueType) -> dict[int, bytes]:
+        """Fetch what the caller's members are told for a step of a round, by their positions in its plan.
+
+        Raises
+        ------
+        PeerError
+            When the COS sends what are no briefings.
+        """
+        found: dict[int, bytes] = {}
+        first = 0
+        while True:
+            _, payload = await self.fetch(
+                wire.FetchKind.FETCH_KIND_BRIEFINGS, version=number, step=step, first=first
+            )
+            try:
+                message = wire.Briefings.FromString(payload or b"")
+                parts = list(message.parts)
+                for one in message.briefings:
+                    of = b"".join([parts[position] for position in one.of])
+                    found[one.member] = message.common + of + one.payload
+            except (DecodeError, IndexError) as error:
+                raise PeerError("the COS sent what are no briefings") from error
+            if not message.next:
+                return found
+            if message.next <= first:
+                raise PeerError("the COS sends the same briefings again and again")
+            first = message.next
 
     async def submit(
         self,
@@ -283,30 +384,61 @@ class Party:
         for refused in await self.submit_many(round_, [item]):
             raise Refusal(refused.reason, refused.message, field="submission")
 
-    async def submit_many(self, round_: RoundRef, items: Sequence[Item]) -> list[wire.RefusedItem]:
+    async def submit_many(
+        self, round_: RoundRef, items: Sequence[Item], *, last: bool = False
+    ) -> list[wire.RefusedItem]:
         """Submit items in one stream.
+
+        Parameters
+        ----------
+        round_ : RoundRef
+        items : sequence of Item
+        last : bool
+            Whether nothing else follows for this step: where the party carries, the answer then waits until there is
+            something to do, and `tasks` yields it.
 
         Returns
         -------
         list of RefusedItem
             Those that the COS refuses, each with its position and the reason; the others count.
         """
+        poll = self._request() if last and self.carries and not self._polling else None
 
         async def requests() -> AsyncIterator[wire.SubmitRequest]:
+            polled = poll
             for item in items:
                 request = wire.SubmitRequest(
                     round=round_,
                     kind=item.kind,
                     slots=slot_ranges(item.slots),
                     sha256=hashlib.sha256(item.payload).digest(),
+                    poll=polled,
                 )
+                polled = None
                 for chunk in split(item.payload):
                     request.chunk.CopyFrom(chunk)
                     yield request
                     request = wire.SubmitRequest()
 
-        response: wire.SubmitResponse = await self.call(lambda: self._stub.Submit(requests()))
-        return list(response.refused)
+        async def attempt() -> wire.SubmitResponse:
+            nonlocal poll
+            sent_at = time.monotonic()
+            try:
+                if poll is None:
+                    response: wire.SubmitResponse = await self._stub.Submit(requests())
+                else:
+                    response = await self._stub.Submit(requests(), timeout=_SUBMIT_S + _POLL_HOLD_S)
+                    if response.HasField("next"):
+                        self._brought, self._carried = (response.next, sent_at), True
+                return response
+            finally:
+                if poll is not None:
+                    # Also when it failed: tasks are polled for beside further attempts.
+                    poll, self._carrying = None, False
+                    self._wake.set()
+
+        self._carrying = poll is not None
+        return list((await self.call(attempt)).refused)
 
     async def exchange(self, request: wire.ExchangeRequest) -> wire.ExchangeResponse:
         """DRIFT, published form: gradients in, rows out."""

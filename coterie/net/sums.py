@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 import structlog
@@ -137,6 +137,7 @@ class SumMembers:
 
     async def run(self) -> None:
         """Answer what is asked until `finish`."""
+        self._party.attach = [wire.FetchKind.FETCH_KIND_SUM_PLAN, wire.FetchKind.FETCH_KIND_BRIEFINGS]
         while not self._over:
             await self._news.wait()
             self._news.clear()
@@ -195,7 +196,7 @@ class SumMembers:
 
     async def _begin(self, number: int) -> _Open:
         _, payload = await self._party.fetch(wire.FetchKind.FETCH_KIND_SUM_PLAN, version=number)
-        plan = SumPlan.from_wire(_read(rounds_pb2.SumPlan, payload))
+        plan = SumPlan.from_wire(_read(payload))
         if plan.round != number:
             raise PeerError(f"the COS sent the plan of sum {plan.round}, asked was for {number}")
         current = _Open(plan)
@@ -297,19 +298,11 @@ class SumMembers:
     async def _briefings(self, step: Step) -> dict[int, bytes]:
         if self._party.plan.secure_sum == "clear" or step is Step.ADVERTISE:
             return {}
-        wanted = TASK_STEP[step]
-        _, payload = await self._party.fetch(
-            wire.FetchKind.FETCH_KIND_BRIEFINGS, version=self._number, step=wanted
-        )
-        message = _read(wire.Briefings, payload)
-        return {one.member: message.common + one.payload for one in message.briefings}
+        return await self._party.briefings(self._number, TASK_STEP[step])
 
 
-M = TypeVar("M", rounds_pb2.SumPlan, wire.Briefings)
-
-
-def _read(kind: type[M], payload: bytes | None) -> M:
+def _read(payload: bytes | None) -> rounds_pb2.SumPlan:
     try:
-        return kind.FromString(payload or b"")
+        return rounds_pb2.SumPlan.FromString(payload or b"")
     except DecodeError as error:
-        raise PeerError(f"the COS sent what is no {kind.DESCRIPTOR.name}") from error
+        raise PeerError("the COS sent what is no SumPlan") from error

@@ -19,6 +19,7 @@ UNCLASSIFIED = "unclassified"
 
 PROTOCOL_MESSAGES: frozenset[str] = frozenset(
     {
+        "Attachment",
         "FetchRequest",
         "FetchResponse",
         "FlushRequest",
@@ -115,8 +116,8 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     },
     "NamedTensor": {"name": "protocol", "tensor": "item_factor"},
     # What a briefing's bytes are is read as a payload of its own.
-    "Briefings": {"common": "protocol"},
-    "Briefing": {"member": "protocol", "payload": "protocol"},
+    "Briefings": {"common": "protocol", "parts": "protocol", "next": "protocol"},
+    "Briefing": {"member": "protocol", "payload": "protocol", "of": "protocol"},
     "Places": {"users": "cohort", "places": "cohort"},
     "CatalogueOwner": {"slot": "slot", "name": "endpoint", "address": "endpoint", "tls_name": "endpoint"},
     "ExchangeRequest": {

@@ -252,7 +252,8 @@ class Payloads:
         elif isinstance(found, SumPlan):
             self._plans[found.run_id, found.round] = found
         elif isinstance(found, Briefings):
-            for part in {found.common, *(each.payload for each in found.briefings)} - {b""}:
+            # Parts are whole messages, too.
+            for part in {found.common, *found.parts, *(each.payload for each in found.briefings)} - {b""}:
                 message = _briefing(part)
                 # Their fields are all set: looking at each would be most of the work.
                 self._kinds |= {UNCLASSIFIED} if message is None else reachable_kinds(message.DESCRIPTOR)
@@ -306,6 +307,12 @@ def _places(payload: bytes) -> Places | None:
     return places if places is not None and _is_array(places.places, DType.DTYPE_UINT32, 2) else None
 
 
+def _briefings(payload: bytes) -> Briefings | None:
+    found = _strictly(Briefings, payload)
+    # Strings alone are a catalogue.
+    return found if found is None or found.briefings or not found.parts else None
+
+
 def _briefing(payload: bytes) -> Message | None:
     """Return what a member was told; the lengths of keys, shares and signatures tell the messages apart."""
     adverts = _strictly(Adverts, payload)
@@ -331,7 +338,7 @@ _READERS: Mapping[FetchKind.ValueType, Callable[[bytes], Message | None]] = {
     FetchKind.FETCH_KIND_CATALOGUE: lambda payload: _strictly(Catalogue, payload),
     FetchKind.FETCH_KIND_ROSTER: _roster,
     FetchKind.FETCH_KIND_SUM_PLAN: _sum_plan,
-    FetchKind.FETCH_KIND_BRIEFINGS: lambda payload: _strictly(Briefings, payload),
+    FetchKind.FETCH_KIND_BRIEFINGS: _briefings,
     FetchKind.FETCH_KIND_PLACES: _places,
     FetchKind.FETCH_KIND_OPEN_ITEMS: lambda payload: _array(payload, DType.DTYPE_UINT8),
 }

@@ -23,7 +23,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO
@@ -34,6 +34,7 @@ from google.protobuf.message import DecodeError, Message
 
 from coterie.errors import StoreError
 from coterie.wire.v1 import client_pb2, data_owner_pb2, operator_pb2, orchestrator_pb2, thirdparty_pb2
+from coterie.wire.v1.orchestrator_pb2 import PollResponse, SubmitResponse
 
 __all__ = [
     "Entry",
@@ -266,7 +267,8 @@ def read_transcript(path: Path | str) -> Iterator[Entry]:
     Yields
     ------
     Entry
-        In the order of recording; an incomplete last entry is left out.
+        In the order of recording; an incomplete last entry is left out.  Fetches that an answer saved, because it had
+        their answers attached, follow it as if they had been made.
 
     Raises
     ------
@@ -283,6 +285,7 @@ def read_transcript(path: Path | str) -> Iterator[Entry]:
         if party is not None:
             for entry, _ in _entries(reader, path, party):
                 yield entry
+                yield from _attached(entry)
 
 
 def transcript_party(path: Path | str) -> str | None:
@@ -306,6 +309,24 @@ def message_class(entry: Entry) -> type[Message] | None:
         return None
     is_request = (entry.side == "server") == (entry.direction == "received")
     return classes[0] if is_request else classes[1]
+
+
+def _attached(entry: Entry) -> Iterator[Entry]:
+    """Yield what an answer had attached, each as the request and the answer that it stands for."""
+    cls = message_class(entry)
+    if cls not in (PollResponse, SubmitResponse):
+        return
+    try:
+        message = decode(entry)
+    except StoreError:
+        return
+    answer = message.next if isinstance(message, SubmitResponse) else message
+    if isinstance(answer, PollResponse):
+        other = next(each for each in _DIRECTIONS if each != entry.direction)
+        for one in answer.attached:
+            fetch = replace(entry, rpc="Fetch", direction=other, payload=one.request.SerializeToString())
+            yield fetch
+            yield replace(fetch, direction=entry.direction, payload=one.response.SerializeToString())
 
 
 def decode(entry: Entry) -> Message:

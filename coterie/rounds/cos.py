@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import Closed, ServerHalf, Step
+from coterie.secure_sum.protocol import Closed, Pieces, ServerHalf, Step
 from coterie.wire.layout import Layout
 from coterie.wire.refusal import ErrorReason, Refusal
 
@@ -152,6 +152,10 @@ class RoundState:
         """Return what a member needs for the open step."""
         return self.half.briefing(self.plan, self.closed, self.step, member)
 
+    def pieces(self, member: int) -> Pieces:
+        """Return the same in pieces."""
+        return self.half.pieces(self.plan, self.closed, self.step, member)
+
 
 # --- events ------------------------------------------------------------------------------------------------------
 
@@ -201,13 +205,6 @@ class Declined:
 
 
 @dataclass(frozen=True)
-class Tick:
-    """Time has passed."""
-
-    now: float
-
-
-@dataclass(frozen=True)
 class Revoked:
     """These members are revoked.
 
@@ -217,6 +214,13 @@ class Revoked:
     """
 
     members: frozenset[int]
+    now: float
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
     now: float
 
 

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import Closed, Declined, Step, Total, Vector, bad_message, users_of
+from coterie.secure_sum.protocol import Closed, Declined, Pieces, Step, Total, Vector, bad_message, users_of
 from coterie.wire.layout import Layout
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
@@ -59,6 +59,10 @@ class ClearServer:
     def briefing(self, plan: SumPlan, closed: Closed, step: Step, member: int) -> bytes:
         """Return nothing: the plan says all."""
         return b""
+
+    def pieces(self, plan: SumPlan, closed: Closed, step: Step, member: int) -> Pieces:
+        """Return nothing."""
+        return Pieces()
 
     def check(self, plan: SumPlan, closed: Closed, step: Step, member: int, message: bytes) -> None:
         """Refuse: there is no step but SUBMIT."""

@@ -32,7 +32,7 @@ from coterie.secure_sum.clear import codes_of
 from coterie.secure_sum.graph import GraphFields, graph_fields, neighbourhoods
 from coterie.secure_sum.masked_member import MaskedMember
 from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import Closed, Failed, Step, Total, Vector, bad_message, users_of
+from coterie.secure_sum.protocol import Closed, Failed, Pieces, Step, Total, Vector, bad_message, users_of
 from coterie.secure_sum.statements import (
     ADVERT,
     CONFIRM,
@@ -122,34 +122,24 @@ class MaskedServer:
 
     def briefing(self, plan: SumPlan, closed: Closed, step: Step, member: int) -> bytes:
         """Return what a member needs for a step."""
+        return self.pieces(plan, closed, step, member).whole
+
+    def pieces(self, plan: SumPlan, closed: Closed, step: Step, member: int) -> Pieces:
+        """Return the same in pieces: an advertisement or a confirmation is one, for all who are told of it."""
         match step:
             case Step.ADVERTISE:
-                return b""
+                return Pieces()
             case Step.SHARE:
-                written = self._of(plan, closed, Step.ADVERTISE, "written adverts", _written)
-                return b"".join(written[each] for each in self._met(plan, closed)[member])
+                adverts = self._of(plan, closed, Step.ADVERTISE, "written adverts", _written_adverts)
+                return Pieces([adverts[each] for each in self._met(plan, closed)[member]])
             case Step.SUBMIT:
-                return self._inbox(plan, closed, member).SerializeToString()
+                return Pieces(own=self._inbox(plan, closed, member).SerializeToString())
             case Step.CONFIRM:
-                return self._of(
-                    plan,
-                    closed,
-                    Step.SUBMIT,
-                    "submitters",
-                    lambda notes: wire.Submitters(members=sorted(notes)).SerializeToString(),
-                )
+                return Pieces([self._of(plan, closed, Step.SUBMIT, "submitters", _written_submitters)])
             case Step.UNMASK:
-                confirmations = self._of(
-                    plan,
-                    closed,
-                    Step.CONFIRM,
-                    "confirmations",
-                    lambda there: _parsed(wire.Confirmation, there),
-                )
+                signed = self._of(plan, closed, Step.CONFIRM, "confirmations", _written_confirmations)
                 near = self._kept(plan, closed, member)
-                return wire.Confirmations(
-                    confirmations=[confirmations[each] for each in near if each in confirmations]
-                ).SerializeToString()
+                return Pieces([signed[each] for each in near if each in signed])
 
     def check(self, plan: SumPlan, closed: Closed, step: Step, member: int, message: bytes) -> None:
         """Check a message of any step but SUBMIT."""
@@ -560,10 +550,22 @@ def _noted(note: bytes) -> tuple[int, ...]:
     return unpack_positions(note[_DIGEST:])
 
 
-def _written(adverts: Mapping[int, bytes]) -> dict[int, bytes]:
-    """Return each advertisement as a part of a list of them: the parts of a list are joined without a copy of each."""
+def _written_adverts(adverts: Mapping[int, bytes]) -> dict[int, bytes]:
+    """Return each advertisement as a part of a list of them: such parts only have to be joined."""
     parsed = _parsed(wire.Advert, adverts)
     return {member: wire.Adverts(adverts=[advert]).SerializeToString() for member, advert in parsed.items()}
+
+
+def _written_confirmations(confirmations: Mapping[int, bytes]) -> dict[int, bytes]:
+    """Return each confirmation as a part of a list of them."""
+    parsed = _parsed(wire.Confirmation, confirmations)
+    return {
+        member: wire.Confirmations(confirmations=[one]).SerializeToString() for member, one in parsed.items()
+    }
+
+
+def _written_submitters(notes: Mapping[int, bytes]) -> bytes:
+    return wire.Submitters(members=sorted(notes)).SerializeToString()
 
 
 def _seed_hashes(shares: Mapping[int, bytes]) -> dict[int, bytes]:

@@ -8,7 +8,7 @@ memory, and nowhere else.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -23,6 +23,7 @@ __all__ = [
     "Declined",
     "Failed",
     "MemberHalf",
+    "Pieces",
     "ServerHalf",
     "Step",
     "Total",
@@ -96,6 +97,26 @@ class Total(NamedTuple):
     wrong: tuple[int, ...] = ()
 
 
+class Pieces(NamedTuple):
+    """A briefing in pieces, which follow each other.
+
+    Parameters
+    ----------
+    shared : sequence of bytes
+        What several members need; for all of them the same objects.
+    own : bytes
+        What only this member needs.
+    """
+
+    shared: Sequence[bytes] = ()
+    own: bytes = b""
+
+    @property
+    def whole(self) -> bytes:
+        """The briefing."""
+        return b"".join(self.shared) + self.own
+
+
 class ServerHalf(Protocol):
     """The orchestration server's half."""
 
@@ -118,6 +139,10 @@ class ServerHalf(Protocol):
 
     def briefing(self, plan: SumPlan, closed: Closed, step: Step, member: int) -> bytes:
         """Return what a member needs for a step: a message of ``rounds.proto``, or nothing."""
+        ...
+
+    def pieces(self, plan: SumPlan, closed: Closed, step: Step, member: int) -> Pieces:
+        """Return the same in pieces."""
         ...
 
     def check(self, plan: SumPlan, closed: Closed, step: Step, member: int, message: bytes) -> None:

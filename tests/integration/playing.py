@@ -81,15 +81,7 @@ class Host:
         return SumPlan.from_wire(rounds_pb2.SumPlan.FromString(payload))
 
     async def briefings(self, task):
-        request = wire.FetchRequest(
-            run_id=self.world.run,
-            kind=wire.FetchKind.FETCH_KIND_BRIEFINGS,
-            version=task.round.round,
-            step=task.step,
-        )
-        chunks = [response.chunk.data async for response in self.stub.Fetch(request)]
-        message = wire.Briefings.FromString(b"".join(chunks))
-        return {one.member: message.common + one.payload for one in message.briefings}
+        return await self.party.briefings(task.round.round, task.step)
 
     def slots_of(self, plan, member):
         """Return the slots that a member of this host covers: its own, or all of the host's in the cohort."""

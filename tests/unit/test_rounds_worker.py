@@ -140,7 +140,12 @@ class World:
                 raise AssertionError(kind)
         return version, None if hashlib.sha256(payload).digest() == held_sha256 else payload
 
-    async def submit_many(self, round_: RoundRef, items: Sequence[Item]) -> list[wire.RefusedItem]:
+    def idle(self) -> None:
+        """There is no poll that could be made at once."""
+
+    async def submit_many(
+        self, round_: RoundRef, items: Sequence[Item], *, last: bool = False
+    ) -> list[wire.RefusedItem]:
         for look in self.on_submit:
             look(round_.round, items)
         self.declined += [(round_.round, list(item.slots)) for item in items if item.kind == DECLINED]

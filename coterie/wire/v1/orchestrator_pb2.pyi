@@ -562,20 +562,38 @@ class PollRequest(google.protobuf.message.Message):
     RUN_ID_FIELD_NUMBER: builtins.int
     CURSOR_FIELD_NUMBER: builtins.int
     HOLD_MS_FIELD_NUMBER: builtins.int
+    ATTACH_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
+    HELD_SHA256_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The run."""
     cursor: builtins.int
     """Revision of the last answer; 0 asks for an answer at once."""
     hold_ms: builtins.int
     """Longest time to hold the call, milliseconds, at most 20,000."""
+    round: builtins.int
+    """Number of the round of which the caller has the plan, the model and the open items: of this one only briefings are
+    attached.
+    """
+    @property
+    def attach(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[Global___FetchKind.ValueType]:
+        """What the answer may bring along (`PollResponse.attached`): SUM_PLAN, MODEL, OPEN_ITEMS, BRIEFINGS."""
+
+    @property
+    def held_sha256(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """SHA-256 of models and lists of open items that the caller holds: their bytes are not attached."""
+
     def __init__(
         self,
         *,
         run_id: builtins.str = ...,
         cursor: builtins.int = ...,
         hold_ms: builtins.int = ...,
+        attach: collections.abc.Iterable[Global___FetchKind.ValueType] | None = ...,
+        round: builtins.int = ...,
+        held_sha256: collections.abc.Iterable[builtins.bytes] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cursor", b"cursor", "hold_ms", b"hold_ms", "run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attach", b"attach", "cursor", b"cursor", "held_sha256", b"held_sha256", "hold_ms", b"hold_ms", "round", b"round", "run_id", b"run_id"]) -> None: ...
 
 Global___PollRequest: typing_extensions.TypeAlias = PollRequest
 
@@ -649,6 +667,7 @@ class PollResponse(google.protobuf.message.Message):
     REVISION_FIELD_NUMBER: builtins.int
     TASKS_FIELD_NUMBER: builtins.int
     DEADLINE_MS_FIELD_NUMBER: builtins.int
+    ATTACHED_FIELD_NUMBER: builtins.int
     revision: builtins.int
     """Changes whenever the tasks change; send it back as the cursor."""
     deadline_ms: builtins.int
@@ -657,16 +676,50 @@ class PollResponse(google.protobuf.message.Message):
     def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Task]:
         """All tasks open for the caller."""
 
+    @property
+    def attached(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Attachment]:
+        """Answers to fetches that the tasks of a round need, of the kinds that were asked for, as far as they are short: 1 MiB
+        together.  What is not here is fetched.  Who may read: as for Fetch.
+        """
+
     def __init__(
         self,
         *,
         revision: builtins.int = ...,
         tasks: collections.abc.Iterable[Global___Task] | None = ...,
         deadline_ms: builtins.int = ...,
+        attached: collections.abc.Iterable[Global___Attachment] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["deadline_ms", b"deadline_ms", "revision", b"revision", "tasks", b"tasks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attached", b"attached", "deadline_ms", b"deadline_ms", "revision", b"revision", "tasks", b"tasks"]) -> None: ...
 
 Global___PollResponse: typing_extensions.TypeAlias = PollResponse
+
+@typing.final
+class Attachment(google.protobuf.message.Message):
+    """A fetch that need not be made."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: builtins.int
+    RESPONSE_FIELD_NUMBER: builtins.int
+    @property
+    def request(self) -> Global___FetchRequest:
+        """What would be asked; without the run."""
+
+    @property
+    def response(self) -> Global___FetchResponse:
+        """What would be answered, in one message.  The hash is left out where the caller has no use for it."""
+
+    def __init__(
+        self,
+        *,
+        request: Global___FetchRequest | None = ...,
+        response: Global___FetchResponse | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["request", b"request", "response", b"response"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["request", b"request", "response", b"response"]) -> None: ...
+
+Global___Attachment: typing_extensions.TypeAlias = Attachment
 
 @typing.final
 class FetchRequest(google.protobuf.message.Message):
@@ -679,6 +732,7 @@ class FetchRequest(google.protobuf.message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     HELD_SHA256_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
+    FIRST_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The run."""
     kind: Global___FetchKind.ValueType
@@ -689,6 +743,8 @@ class FetchRequest(google.protobuf.message.Message):
     """SHA-256 of what the caller holds already, or empty."""
     step: Global___RoundStep.ValueType
     """BRIEFINGS: which step."""
+    first: builtins.int
+    """BRIEFINGS: those of members from this position on; `Briefings.next` of the answer before, 0 at first."""
     def __init__(
         self,
         *,
@@ -697,8 +753,9 @@ class FetchRequest(google.protobuf.message.Message):
         version: builtins.int = ...,
         held_sha256: builtins.bytes = ...,
         step: Global___RoundStep.ValueType = ...,
+        first: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["held_sha256", b"held_sha256", "kind", b"kind", "run_id", b"run_id", "step", b"step", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["first", b"first", "held_sha256", b"held_sha256", "kind", b"kind", "run_id", b"run_id", "step", b"step", "version", b"version"]) -> None: ...
 
 Global___FetchRequest: typing_extensions.TypeAlias = FetchRequest
 
@@ -788,27 +845,39 @@ Global___NamedTensor: typing_extensions.TypeAlias = NamedTensor
 
 @typing.final
 class Briefings(google.protobuf.message.Message):
-    """Payload of FETCH_KIND_BRIEFINGS."""
+    """Payload of FETCH_KIND_BRIEFINGS.  What a member is told is a message of rounds.proto, or nothing: `common`, then the
+    parts that its briefing names, then its payload, one behind the other.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     BRIEFINGS_FIELD_NUMBER: builtins.int
     COMMON_FIELD_NUMBER: builtins.int
+    PARTS_FIELD_NUMBER: builtins.int
+    NEXT_FIELD_NUMBER: builtins.int
     common: builtins.bytes
-    """Joined in front of each briefing's bytes: a server may send here once what all of them need alike.  This release
-    of ours leaves it empty; hosts read it.
+    """What all of them need alike."""
+    next: builtins.int
+    """Position of the next member, when there are more of the caller's than fit in 1 MiB: `FetchRequest.first` asks for
+    them.  0: these are all.
     """
     @property
     def briefings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Briefing]:
-        """For each of the caller's members that the step asks."""
+        """For each of the caller's members that the step asks, by ascending position."""
+
+    @property
+    def parts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """What several of them need alike, such as a neighbour's advertisement."""
 
     def __init__(
         self,
         *,
         briefings: collections.abc.Iterable[Global___Briefing] | None = ...,
         common: builtins.bytes = ...,
+        parts: collections.abc.Iterable[builtins.bytes] | None = ...,
+        next: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["briefings", b"briefings", "common", b"common"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["briefings", b"briefings", "common", b"common", "next", b"next", "parts", b"parts"]) -> None: ...
 
 Global___Briefings: typing_extensions.TypeAlias = Briefings
 
@@ -820,17 +889,23 @@ class Briefing(google.protobuf.message.Message):
 
     MEMBER_FIELD_NUMBER: builtins.int
     PAYLOAD_FIELD_NUMBER: builtins.int
+    OF_FIELD_NUMBER: builtins.int
     member: builtins.int
     """Position of the member in the plan."""
     payload: builtins.bytes
-    """A message of rounds.proto, or nothing."""
+    """Of its own; behind the parts."""
+    @property
+    def of(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Positions in `Briefings.parts`, in the order in which they are joined."""
+
     def __init__(
         self,
         *,
         member: builtins.int = ...,
         payload: builtins.bytes = ...,
+        of: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["member", b"member", "payload", b"payload"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["member", b"member", "of", b"of", "payload", b"payload"]) -> None: ...
 
 Global___Briefing: typing_extensions.TypeAlias = Briefing
 
@@ -951,6 +1026,7 @@ class SubmitRequest(google.protobuf.message.Message):
     SLOTS_FIELD_NUMBER: builtins.int
     SHA256_FIELD_NUMBER: builtins.int
     CHUNK_FIELD_NUMBER: builtins.int
+    POLL_FIELD_NUMBER: builtins.int
     kind: Global___SubmitKind.ValueType
     """What it is."""
     sha256: builtins.bytes
@@ -967,6 +1043,12 @@ class SubmitRequest(google.protobuf.message.Message):
     def chunk(self) -> coterie.wire.v1.common_pb2.Chunk:
         """The payload."""
 
+    @property
+    def poll(self) -> Global___PollRequest:
+        """First message of the stream only: the call is answered as this poll would be, when the items have been taken and
+        there is something else to do than before.  Absent: it is answered at once.
+        """
+
     def __init__(
         self,
         *,
@@ -975,9 +1057,10 @@ class SubmitRequest(google.protobuf.message.Message):
         slots: collections.abc.Iterable[coterie.wire.v1.common_pb2.SlotRange] | None = ...,
         sha256: builtins.bytes = ...,
         chunk: coterie.wire.v1.common_pb2.Chunk | None = ...,
+        poll: Global___PollRequest | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["chunk", b"chunk", "round", b"round"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "kind", b"kind", "round", b"round", "sha256", b"sha256", "slots", b"slots"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["chunk", b"chunk", "poll", b"poll", "round", b"round"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "kind", b"kind", "poll", b"poll", "round", b"round", "sha256", b"sha256", "slots", b"slots"]) -> None: ...
 
 Global___SubmitRequest: typing_extensions.TypeAlias = SubmitRequest
 
@@ -1015,19 +1098,26 @@ class SubmitResponse(google.protobuf.message.Message):
 
     ACCEPTED_FIELD_NUMBER: builtins.int
     REFUSED_FIELD_NUMBER: builtins.int
+    NEXT_FIELD_NUMBER: builtins.int
     accepted: builtins.int
     """Items that count, these and earlier identical ones."""
     @property
     def refused(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RefusedItem]:
         """Items that do not."""
 
+    @property
+    def next(self) -> Global___PollResponse:
+        """The answer to `SubmitRequest.poll`."""
+
     def __init__(
         self,
         *,
         accepted: builtins.int = ...,
         refused: collections.abc.Iterable[Global___RefusedItem] | None = ...,
+        next: Global___PollResponse | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["accepted", b"accepted", "refused", b"refused"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["next", b"next"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["accepted", b"accepted", "next", b"next", "refused", b"refused"]) -> None: ...
 
 Global___SubmitResponse: typing_extensions.TypeAlias = SubmitResponse
 

@@ -91,8 +91,18 @@ class _Round:
     """Which messages are on the receipt."""
     taken: dict[tuple[int, Step], float] = field(default_factory=dict)
     """When the COS answered to each message, ``time.monotonic`` seconds."""
+    waited_for: set[int] = field(default_factory=set)
+    """Slots of this host that the COS asks, until it was told which of them take no part."""
     declined_at: float = -1.0
     """When the COS answered last to slots that decline."""
+
+    @property
+    def passive(self) -> list[int]:
+        """Slots that the COS asks and that take no part, ascending."""
+        active = {
+            slot for member, one in self.rounds.items() if not one.reason for slot in self.slots[member]
+        }
+        return sorted(self.waited_for - active)
 
 
 class Rounds:
@@ -134,6 +144,14 @@ class Rounds:
 
     async def begin(self, running: asyncio.TaskGroup) -> None:
         """Answer what the COS asks from now on."""
+        fetches = wire.FetchKind
+        self._party.attach = [
+            fetches.FETCH_KIND_SUM_PLAN,
+            fetches.FETCH_KIND_MODEL,
+            *([fetches.FETCH_KIND_OPEN_ITEMS] if self._asks_supports else []),
+            *([fetches.FETCH_KIND_BRIEFINGS] if self._plan.secure_sum != "clear" else []),
+        ]
+        self._party.carries = True
         running.create_task(self._work())
 
     async def told(self, tasks: Sequence[wire.Task]) -> None:
@@ -180,6 +198,7 @@ class Rounds:
                 except PeerError as error:
                     # It is asked again for as long as it is open.
                     _log.warning("a step is not answered yet", round=task.round.round, error=error.message)
+            self._party.idle()
         self._leave_round()
         await self._keep()
         if self._chosen is not None and self._journals.joined:
@@ -204,20 +223,13 @@ class Rounds:
             # A task that was on its way before an answer was taken asks for it once more.
             and current.taken.get((member, step), -1.0) < asked_at
         ]
+        current.waited_for = (
+            slots.intersection(self._party.slots) if current.declined_at < asked_at else set()
+        )
         if members:
             await self._answer(current, step, members)
-        if current.declined_at < asked_at:
-            await self._decline(current, slots)
-
-    async def _decline(self, current: _Round, slots: set[int]) -> None:
-        """Tell the COS which of the slots that it asks take no part, so that nobody waits for them."""
-        asked = slots.intersection(self._party.slots)
-        active = {
-            slot for member, one in current.rounds.items() if not one.reason for slot in current.slots[member]
-        }
-        if not asked <= active:
-            await self._send(current.number, [Item(DECLINED, sorted(asked - active), b"")])
-            current.declined_at = time.monotonic()
+        if current.passive:
+            await self._submit(current, (), last=True)
 
     def _leave_round(self) -> None:
         if self._round is None or self._round.plan is None:
@@ -341,19 +353,14 @@ class Rounds:
 
         asked = await asyncio.to_thread(ask)
         training = [member for member, effects in asked if any(isinstance(one, Train) for one in effects)]
-        await self._carry_out(current, asked)
+        await self._carry_out(current, asked, last=not training)
         if training:
             await self._train(current, training)
 
     async def _briefings(self, current: _Round, step: Step) -> dict[int, bytes]:
         if self._plan.secure_sum == "clear" or step is Step.ADVERTISE:
             return {}
-        wanted = TASK_STEP[step]
-        _, payload = await self._party.fetch(
-            wire.FetchKind.FETCH_KIND_BRIEFINGS, version=current.number, step=wanted
-        )
-        message = read(wire.Briefings, payload)
-        return {one.member: message.common + one.payload for one in message.briefings}
+        return await self._party.briefings(current.number, TASK_STEP[step])
 
     async def _train(self, current: _Round, members: Sequence[int]) -> None:
         """Make the contributions of some members, as one batch; keep and send them piece by piece."""
@@ -366,19 +373,25 @@ class Rounds:
         failure: PeerError | None = None
         while waiting:
             batch = await asyncio.to_thread(self._some, current, made, waiting)
+            if plan.purpose == Purpose.EVALUATE.value and not waiting:
+                users = [user.index for each in covered.values() for user in each]
+                await self._evaluated(plan, model.version, side, users)
             trained = [user.index for member, _ in batch for user in current.covered[member]]
             try:
-                await self._carry_out(current, batch, trained if plan.purpose == _TRAIN else ())
+                await self._carry_out(
+                    current, batch, trained if plan.purpose == _TRAIN else (), last=not waiting
+                )
             except PeerError as error:
                 # The others are still kept, so that they can be sent when the COS can be reached again.
                 failure = error
-        if plan.purpose == Purpose.EVALUATE.value:
-            await asyncio.to_thread(self._learner.evaluated, model.version, self._best)
-        if plan.purpose == Purpose.EVALUATE.value and self._host.settings.per_user_metrics:
-            users = [user.index for member in members for user in current.covered[member]]
-            await asyncio.to_thread(self._host.write_per_user, plan.pass_number, dict(side.measured), users)
         if failure is not None:
             raise failure
+
+    async def _evaluated(self, plan: SumPlan, version: int, side: HostSide, users: Sequence[int]) -> None:
+        """Keep what belongs to a version that was evaluated, before the COS learns that it was."""
+        await asyncio.to_thread(self._learner.evaluated, version, self._best)
+        if self._host.settings.per_user_metrics:
+            await asyncio.to_thread(self._host.write_per_user, plan.pass_number, dict(side.measured), users)
 
     def _some(
         self, current: _Round, made: Iterator[tuple[int, NDArray[np.uint32]]], waiting: set[int]
@@ -421,9 +434,17 @@ class Rounds:
         return batch
 
     async def _carry_out(
-        self, current: _Round, batch: Sequence[tuple[int, list[Effect]]], trained: Sequence[int] = ()
+        self,
+        current: _Round,
+        batch: Sequence[tuple[int, list[Effect]]],
+        trained: Sequence[int] = (),
+        *,
+        last: bool,
     ) -> None:
-        """Make all journals of a batch durable in one transaction, then send everything in one stream."""
+        """Make all journals of a batch durable in one transaction, then send everything in one stream.
+
+        The ``last`` batch of a step also says which members take no part.
+        """
         if current.plan is None:
             raise AssertionError("a round without a plan has no effects")
         sends: list[tuple[int, Send]] = []
@@ -448,7 +469,7 @@ class Rounds:
             await self._keep(current)
         saving = asyncio.create_task(asyncio.to_thread(self._learner.save, trained)) if trained else None
         try:
-            await self._submit(current, sends)
+            await self._submit(current, sends, last=last)
         finally:
             # Before the next round writes over the journal, which has the same rows.
             if saving is not None:
@@ -476,21 +497,25 @@ class Rounds:
             day = int(time.time()) // _DAY_S
             await self._journals.keep(pending, private, sent, refused, taking_part, day)
 
-    async def _submit(self, current: _Round, sends: Sequence[tuple[int, Send]]) -> None:
-        if not sends:
-            return
+    async def _submit(self, current: _Round, sends: Sequence[tuple[int, Send]], *, last: bool) -> None:
         items = [Item(KIND_OF[send.step], current.slots[member], send.message) for member, send in sends]
-        await self._send(current.number, items)
+        passive = current.passive if last else []
+        if passive:
+            items.append(Item(DECLINED, passive, b""))
+        if not items:
+            return
+        refused = await self._party.submit_many(
+            RoundRef(run_id=self._plan.run_id, round=current.number), items, last=last
+        )
         now = time.monotonic()
         for member, send in sends:
             current.taken[member, send.step] = now
-
-    async def _send(self, number: int, items: Sequence[Item]) -> None:
-        refused = await self._party.submit_many(RoundRef(run_id=self._plan.run_id, round=number), items)
+        if passive:
+            current.waited_for, current.declined_at = set(), now
         for (reason, message), count in Counter((one.reason, one.message) for one in refused).items():
             _log.warning(
                 "the COS refused items",
-                round=number,
+                round=current.number,
                 items=count,
                 reason=reason_name(reason),
                 message=message,

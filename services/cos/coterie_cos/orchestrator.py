@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,7 +23,7 @@ from coterie.rounds.plan import plan_hash
 from coterie.store import cos as store
 from coterie.store.engine import Writer
 from coterie.telemetry.accounting import Accounting
-from coterie.wire.chunks import Assembler, split
+from coterie.wire.chunks import CHUNK_BYTES, Assembler, split
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import increasing_ids, to_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
@@ -37,6 +38,8 @@ __all__ = ["Orchestrator"]
 _MAX_PARTICIPANTS = 1000
 _MAX_ITEMS = 20_000
 _MAX_K = 10_000
+_HELD = (wire.FetchKind.FETCH_KIND_MODEL, wire.FetchKind.FETCH_KIND_OPEN_ITEMS)
+"""What parties keep from round to round; the same for all of them."""
 
 M = TypeVar("M", bound=Message)
 
@@ -78,6 +81,7 @@ class Orchestrator(OrchestratorServicer):
         self._accounting = accounting
         self._uploads = asyncio.Semaphore(max_uploads)
         self._max_payload = max_payload
+        self._hashed: dict[int, tuple[bytes, bytes]] = {}
 
     # --- Register ----------------------------------------------------------------------------------------------
 
@@ -226,7 +230,59 @@ class Orchestrator(OrchestratorServicer):
         """Answer with the open tasks, once there is something newer than the cursor."""
         run, party = await self._known(request.run_id)
         with run.charged("Poll", party):
-            return await run.poll(party, request.cursor, request.hold_ms / 1e3)
+            return await self._polled(run, party, request)
+
+    async def _polled(self, run: Run, party: str, request: wire.PollRequest) -> wire.PollResponse:
+        response = await run.poll(party, request.cursor, request.hold_ms / 1e3)
+        if request.attach:
+            role, left = current_peer().role, CHUNK_BYTES
+            for task in response.tasks:
+                if task.kind == wire.TaskKind.TASK_KIND_ROUND:
+                    for one in self._attached(run, party, role, request, task):
+                        left -= len(one.response.chunk.data)
+                        if left >= 0:
+                            response.attached.append(one)
+        return response
+
+    def _attached(
+        self, run: Run, party: str, role: str, request: wire.PollRequest, task: wire.Task
+    ) -> Iterator[wire.Attachment]:
+        """Yield what a party would fetch for a step of a round, of the kinds that it asks for; what it may not, not."""
+        round_ = task.round.round
+        fetches = []
+        if request.round != round_:
+            fetches = [
+                wire.FetchRequest(kind=wire.FetchKind.FETCH_KIND_SUM_PLAN, version=round_),
+                wire.FetchRequest(kind=wire.FetchKind.FETCH_KIND_OPEN_ITEMS),
+                wire.FetchRequest(kind=wire.FetchKind.FETCH_KIND_MODEL, version=task.version),
+            ]
+        if run.plan.secure_sum != "clear" and task.step != wire.RoundStep.ROUND_STEP_ADVERTISE:
+            fetches.append(
+                wire.FetchRequest(kind=wire.FetchKind.FETCH_KIND_BRIEFINGS, version=round_, step=task.step)
+            )
+        for fetch in fetches:
+            if fetch.kind not in request.attach:
+                continue
+            with contextlib.suppress(Refusal):
+                version, payload = run.payload(party, role, fetch)
+                response = wire.FetchResponse(version=version)
+                if fetch.kind in _HELD:
+                    response.sha256 = self._sha256(fetch.kind, payload)
+                if response.sha256 and response.sha256 in request.held_sha256:
+                    response.unchanged = True
+                else:
+                    response.total_bytes = len(payload)
+                    response.chunk.data, response.chunk.last = payload, True
+                yield wire.Attachment(request=fetch, response=response)
+
+    def _sha256(self, kind: wire.FetchKind.ValueType, payload: bytes) -> bytes:
+        """Return the hash of a payload; of what everybody fetches it is computed once."""
+        hashed = self._hashed.get(kind)
+        if hashed is None or hashed[0] is not payload:
+            hashed = payload, hashlib.sha256(payload).digest()
+            if kind in _HELD:
+                self._hashed[kind] = hashed
+        return hashed[1]
 
     async def _known(self, run_id: str) -> tuple[Run, str]:
         run, party = self._find(run_id), str(current_peer())
@@ -243,7 +299,7 @@ class Orchestrator(OrchestratorServicer):
         run, party = await self._known(request.run_id)
         with run.charged("Fetch", party):
             version, payload = run.payload(party, current_peer().role, request)
-        sha256 = hashlib.sha256(payload).digest()
+        sha256 = self._sha256(request.kind, payload)
         head = wire.FetchResponse(sha256=sha256, version=version, total_bytes=len(payload))
         if sha256 == request.held_sha256:
             head.unchanged = True
@@ -264,8 +320,11 @@ class Orchestrator(OrchestratorServicer):
         index = 0
         head: wire.SubmitRequest | None = None
         assembler = Assembler(self._max_payload)
+        poll: wire.PollRequest | None = None
         async with self._uploads:
             async for request in request_iterator:
+                if index == 0 and request.HasField("poll"):
+                    poll = request.poll
                 if head is None:
                     head, assembler = request, Assembler(self._max_payload)
                 assembler.add(request.chunk)
@@ -281,6 +340,11 @@ class Orchestrator(OrchestratorServicer):
         if head is not None:
             # Raises: the last item never became whole.
             assembler.payload(head.sha256)
+        if poll is not None:
+            run, party = await self._known(poll.run_id)
+            run.answered(party, poll.cursor)
+            with run.charged("Poll", party):
+                response.next.CopyFrom(await self._polled(run, party, poll))
         return response
 
     async def _item(self, head: wire.SubmitRequest, payload: bytes) -> None:

@@ -319,6 +319,11 @@ class Run(abc.ABC):
         self._told[party] = revision, tasks = self._revision, self.tasks(party)
         return wire.PollResponse(revision=revision, tasks=tasks, deadline_ms=self.request.phase_timeout_ms)
 
+    def answered(self, party: str, cursor: int) -> None:
+        """Note that a party has answered what it was told with its cursor: it waits for something to do."""
+        if not self.tasks(party):
+            self._told[party] = (cursor, [])
+
     def shared_payload(self, role: str, request: wire.FetchRequest) -> tuple[int, bytes] | None:
         """Return what may be fetched from every kind of run; None for anything else."""
         if request.kind == wire.FetchKind.FETCH_KIND_CATALOGUE:

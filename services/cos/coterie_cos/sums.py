@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +32,9 @@ from coterie_cos.registry import ranges
 __all__ = ["OpenSum", "SumOwner", "Sums"]
 
 _log = structlog.get_logger("coterie.cos")
+
+_BRIEFINGS_BYTES = 1 << 20
+"""Briefings sent at once, bytes: members beyond are asked for in another call."""
 
 
 @dataclass
@@ -355,7 +357,7 @@ class Sums:
         return plan.round, plan.to_wire().SerializeToString(deterministic=True)
 
     def briefings(self, party: str, request: wire.FetchRequest) -> bytes:
-        """Return what a party's members need for the open step.
+        """Return what a party's members need for the open step, from one position on and as far as it is not long.
 
         Raises
         ------
@@ -372,13 +374,31 @@ class Sums:
                 expected=wire.RoundStep.Name(TASK_STEP[state.step]),
             )
         asked = set(state.asked)
-        # They may be long: written one after the other, which gives the same bytes as all in one message.
-        written = io.BytesIO()
+        message = wire.Briefings()
+        named: dict[int, int] = {}
+        size = 0
         for member in current.by_party.get(party, []):
-            if member in asked:
-                one = wire.Briefing(member=member, payload=state.briefing(member))
-                written.write(wire.Briefings(briefings=[one]).SerializeToString(deterministic=True))
-        return written.getvalue()
+            if member not in asked or member < request.first:
+                continue
+            if size >= _BRIEFINGS_BYTES:
+                message.next = member
+                break
+            pieces = state.pieces(member)
+            one = message.briefings.add(member=member, payload=pieces.own)
+            size += len(pieces.own)
+            for piece in pieces.shared:
+                # The same object for everybody who needs it, and kept as long as the step is open.
+                if id(piece) not in named:
+                    named[id(piece)] = len(named)
+                    message.parts.append(piece)
+                    size += len(piece)
+                one.of.append(named[id(piece)])
+        if all(one.of == message.briefings[0].of for one in message.briefings):
+            message.common = b"".join(message.parts)
+            del message.parts[:]
+            for one in message.briefings:
+                del one.of[:]
+        return message.SerializeToString(deterministic=True)
 
     def submitted(self, head: wire.SubmitRequest, slots: Sequence[int], payload: bytes) -> None:
         """Take a member's message for a step.
