@@ -8,7 +8,6 @@ MovieLens 100K in size.
 from __future__ import annotations
 
 import asyncio
-import os
 import statistics
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from typing import Any, Self
 import grpc
 
 from bench.peers.stream import METHOD
+from bench.rounds import cpu_of
 from bench.rows import Row, higher
 from coterie.config.base import EnrolSettings, Peer, ServiceSettings
 from coterie.config.run import RunSettings
@@ -53,11 +53,6 @@ _USERS = 64
 _ITEMS = 1682
 _ROUNDS = 9
 _WARM = 2
-
-
-def _seconds(process: subprocess.Popen[bytes]) -> float:
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class _Site:
@@ -232,11 +227,11 @@ async def _measured() -> list[tuple[float, float, float, float, int]]:
                     ):
                         if process is None:
                             raise RuntimeError("a server is missing")
-                        cpu, wall = _seconds(process) + time.process_time(), time.perf_counter()
+                        cpu, wall = cpu_of(process.pid) + time.process_time(), time.perf_counter()
                         await send()
                         took += [
                             time.perf_counter() - wall,
-                            _seconds(process) + time.process_time() - cpu,
+                            cpu_of(process.pid) + time.process_time() - cpu,
                         ]
                     if plan.purpose == Purpose.TRAIN.value:
                         bytes_ = sum(len(item.payload) for item in items)
