@@ -46,7 +46,8 @@ from cryptography.hazmat.primitives.ciphers import (
 )
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.hmac import HMAC
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from numpy.typing import NDArray
 
 from coterie.crypto.explicit import encode
@@ -79,8 +80,10 @@ _PAIR_BYTES = 1 + 2 * SECRET_BYTES
 SEALED_SHARE_BYTES = _PAIR_BYTES + 16
 """Bytes of a sealed pair of shares, with the tag."""
 
+_PUBLIC_BYTES = 32
 _ZERO_NONCE = bytes(12)
 _FIRST_BLOCK = _ZERO_NONCE + (2).to_bytes(4)
+_GCM, _CTR = modes.GCM(_ZERO_NONCE), modes.CTR(_FIRST_BLOCK)
 _CHUNK = (
     1 << 14
 )  # words: they and their keystream stay in the processor's second cache, and need no fresh pages
@@ -88,8 +91,21 @@ _ZEROS = bytes(4 * _CHUNK)
 _TRIALS = 9
 _STREAMS = 256  # contexts of the cipher that are open at a time
 
-# No secret: any scalar takes a point of low order to zero, because scalars are multiples of the cofactor.
-_ANY = X25519PrivateKey.from_private_bytes(bytes(SECRET_BYTES))
+_SHA256 = SHA256()
+_NO_SALT = HMAC(bytes(_SHA256.digest_size), _SHA256)
+
+_FIELD = 2**255 - 19
+# The points of order 1, 2, 4 and 8 on Curve25519 and on its twist, by their u-coordinates: every scalar takes these to
+# zero, and no others, because scalars are multiples of the cofactor.
+_LOW_ORDER = frozenset(
+    (
+        0,
+        1,
+        _FIELD - 1,
+        325606250916557431795983626356110631294008115727848805560023387167927233504,
+        39382357235489614581723060781553021112529911719440698176882885853963445705823,
+    )
+)
 
 
 class RoundKey:
@@ -153,20 +169,36 @@ def require_usable(public: bytes) -> None:
     VerificationError
         MALFORMED when it has another size or low order.
     """
-    _agree(_ANY, public)
+    # As RFC 7748 decodes it: little-endian without the top bit, modulo the field.
+    if len(public) != _PUBLIC_BYTES or int.from_bytes(public, "little") % 2**255 % _FIELD in _LOW_ORDER:
+        raise _unusable()
+
+
+def _unusable() -> VerificationError:
+    return VerificationError(Reason.MALFORMED, "an X25519 public key is not 32 bytes or has low order")
 
 
 def _agree(private: X25519PrivateKey, public: bytes) -> bytes:
     try:
         return private.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
-        raise VerificationError(
-            Reason.MALFORMED, "an X25519 public key is not 32 bytes or has low order"
-        ) from None
+        raise _unusable() from None
+
+
+def _extract(secret: bytes) -> bytes:
+    """Return HKDF's pseudorandom key: the HMAC of the secret under the salt, which is zeros where there is none."""
+    # Half the time of a context of its own each time; a round derives thousands of keys.
+    context = _NO_SALT.copy()
+    context.update(secret)
+    return context.finalize()
+
+
+def _expand(extracted: bytes, info: bytes) -> bytes:
+    return HKDFExpand(_SHA256, 32, info).derive(extracted)
 
 
 def _derive(secret: bytes, info: bytes) -> bytes:
-    return HKDF(SHA256(), 32, None, info).derive(secret)
+    return _expand(_extract(secret), info)
 
 
 def share_key(agreed: bytes, plan_hash: bytes, sender: bytes, receiver: bytes) -> bytes:
@@ -176,7 +208,11 @@ def share_key(agreed: bytes, plan_hash: bytes, sender: bytes, receiver: bytes) -
 
 def share_keys(agreed: bytes, plan_hash: bytes, one: bytes, other: bytes) -> tuple[bytes, bytes]:
     """Return the keys under which ``one`` seals for ``other``, and ``other`` for ``one``: ``share_key`` both ways."""
-    return share_key(agreed, plan_hash, one, other), share_key(agreed, plan_hash, other, one)
+    extracted = _extract(agreed)
+    return (
+        _expand(extracted, encode("share", plan_hash, one, other)),
+        _expand(extracted, encode("share", plan_hash, other, one)),
+    )
 
 
 def pair_mask_key(agreed: bytes, plan_hash: bytes, one: bytes, other: bytes) -> bytes:
@@ -251,9 +287,7 @@ class Keystream(enum.Enum):
     def open(self, key: bytes) -> CipherContext | AEADEncryptionContext:
         """Return a context that gives the keystream where it is fed with zeros."""
         cipher = algorithms.AES256(key)
-        if self is Keystream.GCM:
-            return Cipher(cipher, modes.GCM(_ZERO_NONCE)).encryptor()
-        return Cipher(cipher, modes.CTR(_FIRST_BLOCK)).encryptor()
+        return Cipher(cipher, _GCM if self is Keystream.GCM else _CTR).encryptor()
 
     @staticmethod
     @cache

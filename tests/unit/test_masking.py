@@ -48,6 +48,10 @@ def test_hkdf_without_salt_is_that_of_rfc_5869():
 def test_keys_are_derived_with_their_labels(secret, plan, one, other):
     low, high = sorted((one, other))
     assert masking.share_key(secret, plan, one, other) == hkdf(secret, encode("share", plan, one, other))
+    assert masking.share_keys(secret, plan, one, other) == (
+        masking.share_key(secret, plan, one, other),
+        masking.share_key(secret, plan, other, one),
+    )
     assert masking.own_mask_key(secret, plan, one) == hkdf(secret, encode("own-mask", plan, one))
     for pair in ((one, other), (other, one)):
         assert masking.pair_mask_key(secret, plan, *pair) == hkdf(
@@ -172,6 +176,44 @@ def test_keys_on_which_nothing_can_be_agreed_are_refused(public):
 
 def test_a_usable_key_is_taken():
     masking.require_usable(RoundKey().public)
+
+
+def usable(public):
+    try:
+        masking.require_usable(public)
+    except VerificationError:
+        return False
+    return True
+
+
+def agreeable(public):
+    try:
+        RoundKey().agree(public)
+    except VerificationError:
+        return False
+    return True
+
+
+def test_every_encoding_of_a_point_of_low_order_is_refused_as_by_the_agreement():
+    for point in masking._LOW_ORDER:
+        # Also those that are not reduced, and with the top bit, which is ignored.
+        for number in (point, point + 2**255 - 19, point + 2**255, point + 2**256 - 19):
+            if number < 2**256:
+                public = number.to_bytes(32, "little")
+                assert not usable(public)
+                assert not agreeable(public)
+
+
+@given(
+    st.one_of(
+        keys,
+        st.integers(0, 64).map(lambda number: number.to_bytes(32, "little")),
+        st.integers(2**255 - 64, 2**255 + 64).map(lambda number: number.to_bytes(32, "little")),
+    )
+)
+@settings(max_examples=150, deadline=None)
+def test_a_key_is_usable_where_something_can_be_agreed_with_it(public):
+    assert usable(public) is agreeable(public)
 
 
 def test_a_wiped_key_agrees_on_nothing_and_holds_nothing():
