@@ -335,4 +335,4 @@ def add_masks(
             for stream, operation in group:
                 stream.update_into(zeros, buffer)
                 operation(part, mask, out=part)
-    buffer[:] = bytes(len(buffer))
+    words.fill(0)
