@@ -80,7 +80,7 @@ def federated_row(name: str, model: str, label: str) -> Row:
 
 
 def exact_row(name: str, model: str, label: str) -> Row:
-    """Return the row of a model that counts touches in every round of random cohorts, of 50 where nothing else was found."""
+    """Return the row of a model that counts touches in every round of random cohorts, of 50 or what was found."""
     return Row(
         name,
         label,
