@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import secrets
 import time
@@ -118,8 +119,9 @@ async def _one(
 ) -> Outcome:
     async with Federation(settings, feed, folder, run_id=run_id, seed=seed) as federation:
         await federation.start()
-        async for event in federation.watch():
-            watcher(seed, event)
+        async with contextlib.aclosing(federation.watch()) as events:
+            async for event in events:
+                watcher(seed, event)
         known = await federation.report()
         start_seconds = federation.start_seconds
     if known["phase"] != "done":

@@ -9,9 +9,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -166,7 +167,7 @@ class Federation:
 
     # --- running -----------------------------------------------------------------------------------------------
 
-    async def watch(self) -> AsyncIterator[wire.WatchRunResponse]:
+    async def watch(self) -> AsyncGenerator[wire.WatchRunResponse, None]:
         """Yield the run's events until it has ended; late owners are started on the way.
 
         Raises
@@ -175,11 +176,12 @@ class Federation:
             When a process ends by itself, or the COS cannot be reached for too long.
         """
         join_after = math.floor(self._settings.drift.epochs * self._settings.federation.churn.join_at)
-        async for event in self._connected.watch(self._run_id):
-            for child in self._late:
-                if child.process is None and event.state.epoch > join_after:
-                    child.start()
-            yield event
+        async with contextlib.aclosing(self._connected.watch(self._run_id)) as events:
+            async for event in events:
+                for child in self._late:
+                    if child.process is None and event.state.epoch > join_after:
+                        child.start()
+                yield event
 
     watched: bool = True
     """Whether a child that ends by itself fails the run; tests that kill children turn it off."""

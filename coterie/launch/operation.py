@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import time
 from collections.abc import Callable
@@ -55,8 +56,9 @@ async def operate(settings: OperateSettings, order: Order, watcher: Watcher) -> 
     operator = await Operator.enrolled(settings, settings.cos)
     try:
         await operator.start(order.request())
-        async for event in operator.watch(order.run_id):
-            watcher(event)
+        async with contextlib.aclosing(operator.watch(order.run_id)) as events:
+            async for event in events:
+                watcher(event)
         known = await operator.report(order.run_id)
     finally:
         await operator.close()

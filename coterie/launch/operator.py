@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import grpc
@@ -101,7 +102,7 @@ class Operator:
         """Create a run; the same request again changes nothing."""
         await self._ask(lambda: self._stub.StartRun(request))
 
-    async def watch(self, run_id: str) -> AsyncIterator[wire.WatchRunResponse]:
+    async def watch(self, run_id: str) -> AsyncGenerator[wire.WatchRunResponse, None]:
         """Yield a run's events from the first until it has ended; none is missed when the COS restarts.
 
         Raises
@@ -113,12 +114,14 @@ class Operator:
         while True:
             request = wire.WatchRunRequest(run_id=run_id, from_event=following)
             try:
-                async for event in self._stub.WatchRun(request, timeout=_WATCH_S):
-                    heard = time.monotonic()
-                    # Progress is not numbered: it is not kept.
-                    following = event.number + 1 if event.number else following
-                    self._check()
-                    yield event
+                # Closed with this generator, and not when somebody finds time to collect it: the loop may be gone then.
+                async with contextlib.aclosing(self._stub.WatchRun(request, timeout=_WATCH_S)) as events:
+                    async for event in events:
+                        heard = time.monotonic()
+                        # Progress is not numbered: it is not kept.
+                        following = event.number + 1 if event.number else following
+                        self._check()
+                        yield event
                 return
             except grpc.aio.AioRpcError as error:
                 self._check()

@@ -153,8 +153,11 @@ class _Served:
 
             async def stream_stream(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
                 async with self.admitted(context):
-                    async for response in handler.stream_stream(self.arriving(requests), context):
-                        yield response
+                    # Closed with this one, and not some time later: a caller may go away in the middle.
+                    responses = handler.stream_stream(self.arriving(requests), context)
+                    async with contextlib.aclosing(responses):
+                        async for response in responses:
+                            yield response
 
             return grpc.stream_stream_rpc_method_handler(stream_stream, self.decode, self.encode)
         if handler.request_streaming:
@@ -173,8 +176,9 @@ class _Served:
                         # A servicer that writes to the context itself, as the health service's Watch does.
                         await responses
                         return
-                    async for response in responses:
-                        yield response
+                    async with contextlib.aclosing(responses):
+                        async for response in responses:
+                            yield response
 
             return grpc.unary_stream_rpc_method_handler(unary_stream, self.decode, self.encode)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
 from coterie.net.completion import completed
@@ -71,10 +72,11 @@ class Operator(OperatorServicer):
 
     async def WatchRun(  # noqa: N802
         self, request: wire.WatchRunRequest, context: Any
-    ) -> AsyncIterator[wire.WatchRunResponse]:
+    ) -> AsyncGenerator[wire.WatchRunResponse, None]:
         """Stream a run's events until it has ended."""
-        async for event in self.find(request.run_id).watch(request.from_event):
-            yield event
+        async with contextlib.aclosing(self.find(request.run_id).watch(request.from_event)) as events:
+            async for event in events:
+                yield event
 
     async def GetReport(self, request: wire.GetReportRequest, context: Any) -> wire.GetReportResponse:  # noqa: N802
         """Return what the COS knows about a run."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -295,7 +295,9 @@ class Run(abc.ABC):
             failed = self._faults[rpc, party] = self._faults.get((rpc, party), 0) + 1
             if failed >= _MOST_FAULTS:
                 name = type(error).__name__
-                self._fault = f"a fault of the orchestration server: {rpc} failed {failed} times in a row, {name}"
+                self._fault = (
+                    f"a fault of the orchestration server: {rpc} failed {failed} times in a row, {name}"
+                )
             raise
         self._faults.pop((rpc, party), None)
 
@@ -350,7 +352,7 @@ class Run(abc.ABC):
             reason=self.reason,
         )
 
-    async def watch(self, first: int) -> AsyncIterator[operator.WatchRunResponse]:
+    async def watch(self, first: int) -> AsyncGenerator[operator.WatchRunResponse, None]:
         """Yield events from a number on, as they happen, until the run has ended."""
         number = max(first, 1)
         while True:
