@@ -73,7 +73,7 @@ def recommend(
 
 
 def receipt(user: UserOption, run: RunOption = None, json: JsonOption = False) -> None:
-    """Print what has left a user's host, to whom, how protected.
+    """Print what has left a user's host, to whom, how protected; and what it was asked for and refused.
 
     What the host sent for all its users together is in everybody's receipt. Times are UTC.
     """
@@ -87,7 +87,7 @@ def receipt(user: UserOption, run: RunOption = None, json: JsonOption = False) -
     from coterie.telemetry.quantities import volume
 
     configure("error", service="launcher")
-    disclosures = asyncio.run(local_run.receipt(_chosen(run), user))
+    answer = asyncio.run(local_run.receipt(_chosen(run), user))
     output = Output("receipt", as_json=json)
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("to", "what", "protection"):
@@ -95,7 +95,7 @@ def receipt(user: UserOption, run: RunOption = None, json: JsonOption = False) -
     for name in ("values", "bytes"):
         table.add_column(name, justify="right")
     table.add_column("when, UTC", no_wrap=True)
-    for one in disclosures:
+    for one in answer.disclosures:
         table.add_row(
             Text(one.recipient),
             Text(one.kind),
@@ -105,11 +105,24 @@ def receipt(user: UserOption, run: RunOption = None, json: JsonOption = False) -
             _times(one.first_ms, one.last_ms),
         )
     output.say(table)
-    fields = ("recipient", "kind", "protection", "count", "bytes", "first_ms", "last_ms")
+    if answer.declined:
+        refused = Table(box=None, header_style="bold", pad_edge=False)
+        for name in ("asked by", "refused, because"):
+            refused.add_column(name, overflow="fold")
+        refused.add_column("times", justify="right")
+        refused.add_column("when, UTC", no_wrap=True)
+        for no in answer.declined:
+            refused.add_row(
+                Text(no.recipient), Text(no.reason), str(no.count), _times(no.first_ms, no.last_ms)
+            )
+        output.say("", refused)
+    sent = ("recipient", "kind", "protection", "count", "bytes", "first_ms", "last_ms")
+    declined = ("recipient", "reason", "count", "first_ms", "last_ms")
     output.finish(
         {
             "user": user,
-            "disclosures": [{name: getattr(one, name) for name in fields} for one in disclosures],
+            "disclosures": [{name: getattr(one, name) for name in sent} for one in answer.disclosures],
+            "declined": [{name: getattr(one, name) for name in declined} for one in answer.declined],
         }
     )
 

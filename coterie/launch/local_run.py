@@ -265,8 +265,8 @@ async def recommend(run: LocalRun, user: str, k: int) -> Recommendation:
     return Recommendation(run.run_id, user, host, response.version, suggestions)
 
 
-async def receipt(run: LocalRun, user: str) -> Sequence[wire.Disclosure]:
-    """Ask a user's host what has left it about the user.
+async def receipt(run: LocalRun, user: str) -> wire.DisclosureReceiptResponse:
+    """Ask a user's host what has left it about the user, and what it refused.
 
     Raises
     ------
@@ -278,7 +278,7 @@ async def receipt(run: LocalRun, user: str) -> Sequence[wire.Disclosure]:
         response: wire.DisclosureReceiptResponse = await _answer(
             channel, lambda: stub.DisclosureReceipt(wire.DisclosureReceiptRequest(user=user))
         )
-    return response.disclosures
+    return response
 
 
 # --- reaching the services -------------------------------------------------------------------------------------

@@ -150,7 +150,7 @@ def _own_seed(settings: RunSettings, seed: int) -> dict[str, int]:
 
 
 def _consent(settings: RunSettings) -> dict[str, Any]:
-    """Return what a host is told to accept: this run's floors, where it has rounds."""
+    """Return what a host is told to accept: this run's floors, and what they count, where it has rounds."""
     if settings.form == "published":
         return {}
     rounds = settings.rounds
@@ -160,6 +160,8 @@ def _consent(settings: RunSettings) -> dict[str, Any]:
             "secure_sums": [settings.secure_sum],
             "min_cohort": rounds.min_cohort,
             "min_sum": rounds.min_sum,
+            # Said, and not left to the number of its users: one of the hosts may have a single one.
+            "experiment": rounds.experiment,
         }
     }
 

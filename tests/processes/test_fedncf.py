@@ -188,4 +188,5 @@ def test_a_whole_experiment_leaves_a_report_of_its_rounds(small, tmp_path):
     assert not {one.item for one in found.suggestions} & {feed.dataset.items[item] for item in own}
     assert len(found.suggestions) == 5
     left = asyncio.run(local_run.receipt(LocalRun.at(folder), user))
-    assert any(one.recipient == "cos" for one in left), left
+    assert any(one.recipient == "cos" for one in left.disclosures), left
+    assert not left.declined

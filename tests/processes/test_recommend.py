@@ -167,7 +167,7 @@ def test_a_receipt_has_all_that_left_for_a_user_and_nothing_of_others(run: Local
     neighbour = next(name for name in users if name != user and users[name] == host)
 
     async def requests(name: str) -> int:
-        lines = await local_run.receipt(run, name)
+        lines = (await local_run.receipt(run, name)).disclosures
         assert all(line.bytes for line in lines if line.count), lines
         assert "record count" in {line.kind for line in lines}
         return sum(line.count for line in lines if line.kind == "recommendation request")

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from coterie.config.run import RunSettings
+from coterie.config.services import ConsentSettings
 from coterie.errors import ConfigError
 from coterie.launch import experiment
 from coterie.launch.bootstrap import bootstrap, held_order
 from coterie.launch.feed import load, make_feed
 from coterie.launch.order import Order
 from coterie.rounds.fedncf import FedNcfPlan
+from coterie.wire.v1.orchestrator_pb2 import RoundsPlan, RunPlan
 
 GIVEN: dict[str, Any] = {
     "system": "fedncf",
@@ -62,7 +64,20 @@ def test_hosts_are_told_to_accept_this_run_and_no_lower_floors(laid_out: tuple[P
             "secure_sums": ["masked"],
             "min_cohort": 15,
             "min_sum": 12,
+            "experiment": True,
         }
+
+
+def test_a_host_of_one_user_accepts_what_the_other_hosts_of_the_run_accept(tmp_path: Path) -> None:
+    for counted in (True, False):
+        rounds = {**GIVEN["rounds"], "experiment": counted, "min_cohort": 2, "min_sum": 2}
+        folder = tmp_path / str(counted)
+        settings = RunSettings.model_validate({**GIVEN, "rounds": rounds})
+        bootstrap(settings, folder, "a-run")
+        plan = RunPlan(rounds=RoundsPlan(experiment=counted, min_cohort=2, min_sum=2), secure_sum="masked")
+        plan.system = "fedncf"
+        consent = ConsentSettings.model_validate(config(folder / "host-0")["consent"])
+        assert [consent.consent(users).objections(plan) for users in (1, 2)] == [[], []]
 
 
 def test_users_draw_from_a_seed_that_others_know_in_experiments_only(
