@@ -34,7 +34,7 @@ from coterie_client.history import Catalogued
 from coterie_client.host import Host, now_ms
 from coterie_client.recipients import Recipient, Recipients, Session
 
-__all__ = ["Visits"]
+__all__ = ["Visits", "resumed"]
 
 _log = structlog.get_logger("coterie.visits")
 
@@ -300,7 +300,7 @@ class Visits:
             if said.number != one.number:
                 raise PeerError(f"{recipient.name} answered visit {said.number}; made was {one.number}")
             if durable > len(self._queued(one.user, recipient.owner)):
-                raise _behind(recipient)
+                raise _behind(recipient.name)
             self.rows[one.user - 1] += said.step
             changed[one.user] = self.rows[one.user - 1].astype("<f4").tobytes()
             same = last.epoch == epoch
@@ -342,12 +342,12 @@ class Visits:
                 _log.warning("a user was revoked", owner=recipient.name)
             case ErrorReason.ERROR_REASON_UNKNOWN_PREKEY:
                 recipient.prekey = None
-            case ErrorReason.ERROR_REASON_SEQUENCE_MISMATCH if refused.expected <= last.number:
-                # It was restored from a backup, and the user's records go there again.
-                _log.warning("a data owner has lost visits", owner=recipient.name)
-                made.append(store.Visited(one.user, recipient.owner, refused.expected - 1, 0, durable))
             case ErrorReason.ERROR_REASON_SEQUENCE_MISMATCH:
-                raise _behind(recipient)
+                # The user's own place, also where nothing was noted yet.
+                place = last._replace(user=one.user, owner=recipient.owner)
+                queued = len(self._queued(one.user, recipient.owner))
+                _log.warning("a data owner is at another place", owner=recipient.name)
+                made.append(resumed(recipient.name, place, queued, refused.expected, durable))
             case _:
                 raise Refusal(
                     refused.reason,
@@ -364,8 +364,40 @@ class Visits:
         return found
 
 
-def _behind(recipient: Recipient) -> PeerError:
+def resumed(owner: str, last: store.Visited, queued: int, expected: int, durable: int) -> store.Visited:
+    """Return from where a user goes on after an owner refused its visit for its numbers.
+
+    Parameters
+    ----------
+    owner : str
+        Name of the owner.
+    last : Visited
+        What the user knows of its last visit there.
+    queued : int
+        Records that the user has for the owner, in all.
+    expected : int
+        Number of the visit that the owner expects next.
+    durable : int
+        Records of the user that the owner has.
+
+    Raises
+    ------
+    PeerError
+        When the owner has visits or records that this host does not know of; or when nothing is wrong with them.
+    """
+    if expected > last.number + 1 or durable > queued:
+        raise _behind(owner)
+    if expected <= last.number:
+        # The owner was restored from a backup, and what was lost goes there again.
+        return last._replace(number=max(expected - 1, 0), epoch=0, durable=durable, ran=0, loss=0.0, held=0)
+    if durable == last.durable:
+        raise PeerError(f"{owner} refused visit {expected} and {durable} records, and expects the same")
+    # The number of the visit fits and its records do not: those that the owner has not are sent once more.
+    return last._replace(durable=durable)
+
+
+def _behind(owner: str) -> PeerError:
     return PeerError(
-        f"OUTBOX_BEHIND: {recipient.name} has taken visits or records that this host does not know of",
+        f"OUTBOX_BEHIND: {owner} has taken visits or records that this host does not know of",
         hint="this host was restored from an old backup; enrol its users anew",
     )
