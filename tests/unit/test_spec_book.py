@@ -8,6 +8,7 @@ from pathlib import Path
 
 from coterie.evaluation.leave_one_out import metric_names
 from coterie.learning.fedncf import AGGREGATIONS, TOUCHES, FedNcfSettings, layout
+from coterie.rounds.pace import pause_s
 from coterie.rounds.party import _MOST_REVEALS
 from coterie.rounds.training import _MOST_ABANDONED
 from coterie.secure_sum.graph import graph_fields
@@ -133,3 +134,5 @@ def test_the_book_names_limits_as_they_are() -> None:
     assert "More than two\nsums of one purpose over one model are not revealed" in rounds
     assert _MOST_ABANDONED == 5
     assert "After five abandoned rounds in a row" in rounds
+    assert [pause_s(row, 3600.0) for row in (1, 2, 100)] == [1.0, 2.0, 30.0]
+    assert "1 s, doubled with each abandoned in a row, at most 30 s" in " ".join(rounds.split())
