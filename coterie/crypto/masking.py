@@ -30,7 +30,7 @@ import math
 import os
 import time
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain, islice
 from typing import NoReturn
 
@@ -180,9 +180,15 @@ def _unusable() -> VerificationError:
 
 def _agree(private: X25519PrivateKey, public: bytes) -> bytes:
     try:
-        return private.exchange(X25519PublicKey.from_public_bytes(public))
+        return private.exchange(_public_key(public))
     except ValueError:
         raise _unusable() from None
+
+
+# Each member of a host, and each lost member at the server, agrees with the same keys of others.
+@lru_cache(maxsize=1 << 12)
+def _public_key(public: bytes) -> X25519PublicKey:
+    return X25519PublicKey.from_public_bytes(public)
 
 
 def _extract(secret: bytes) -> bytes:
