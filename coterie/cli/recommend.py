@@ -73,9 +73,10 @@ def recommend(
 
 
 def receipt(user: UserOption, run: RunOption = None, json: JsonOption = False) -> None:
-    """Print what has left a user's host, to whom, how protected; and what it was asked for and refused.
+    """Print what has left a user's host, and what it refused.
 
-    What the host sent for all its users together is in everybody's receipt. Times are UTC.
+    Each line says to whom and how protected. What the host sent for all its users together is in everybody's receipt.
+    Times are UTC.
     """
     import asyncio
 

@@ -56,7 +56,10 @@ def run(
         def show(seed: int, event: WatchRunResponse) -> None:
             progress.update(seed, event)
 
-        report, folder = asyncio.run(experiment.run(settings, run_id, show, in_process=in_process))
+        def warn(warning: str) -> None:
+            output.say(f"warning: {warning}")
+
+        report, folder = asyncio.run(experiment.run(settings, run_id, show, in_process=in_process, warn=warn))
     _print(output, report, folder)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
+from itertools import count
 from typing import Any
 
 from coterie.config.fedncf import RoundsSettings
@@ -18,7 +20,7 @@ from coterie.secure_sum.graph import graph_fields, tolerance
 from coterie.secure_sum.protocol import Failed
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan
 
-__all__ = ["protection", "require_cohorts", "require_services", "rounds_plan"]
+__all__ = ["fragile", "protection", "require_cohorts", "require_services", "rounds_plan"]
 
 _FEWEST_BEHIND = 3
 """Users behind a row from which on none of them knows the others' part."""
@@ -127,9 +129,51 @@ def protection(settings: RunSettings, devices: Sequence[int]) -> dict[str, Any]:
     else:
         found["says"] = f"The server sees sums over whole cohorts, and no contribution of a single {each}."
         found["devices"] = _devices(settings, devices)
+        found["warnings"] += fragile(settings, devices)
     if cut := _short_cohorts(settings, sum(devices)):
         found["warnings"].append(cut)
     return found
+
+
+def fragile(settings: RunSettings, devices: Sequence[int]) -> list[str]:
+    """Return warnings of masked sums over so few members that not one of them may be lost.
+
+    Parameters
+    ----------
+    settings : RunSettings
+    devices : sequence of int
+        Users on each client host.
+    """
+    if settings.secure_sum != "masked":
+        return []
+    hosts = len([users for users in devices if users])
+    if settings.system == "drift":
+        # Without a number there is an owner for each genre of the data.
+        sums = [(hosts, "client hosts", "its users are measured with the next one")]
+        if settings.federation.owners:
+            sums.append((settings.federation.owners, "data owners", "the next one has its rows"))
+    else:
+        members = sum(_members(settings, devices))
+        sums = [
+            (
+                members,
+                "users" if settings.rounds.party_per_user else "client hosts",
+                "the model stays as it is",
+            )
+        ]
+    return [
+        f"A masked sum over {members} {what} bears no dropout: one of them lost, and it is abandoned ({then}). "
+        f"From {_bearing()} members on a sum bears one."
+        for members, what, then in sums
+        if 2 <= members < _bearing()
+    ]
+
+
+@cache
+def _bearing() -> int:
+    """Return from how many members on a masked sum can be formed without one of them."""
+    fields = ((members, graph_fields(members)) for members in count(2))
+    return next(members for members, (degree, threshold) in fields if degree > threshold)
 
 
 def _of_windows(settings: RunSettings, hosts: int) -> dict[str, Any]:
@@ -142,9 +186,7 @@ def _of_windows(settings: RunSettings, hosts: int) -> dict[str, Any]:
             f"The server sees, for each window, the sum over all owners that joined, of {rows}, and no vector of a "
             "single owner."
         )
-        found["warnings"].append(
-            "An owner or a host that is lost within a masked sum of so few makes it void: the next one has its rows."
-        )
+        found["warnings"] += fragile(settings, [1] * hosts)
     else:
         found["says"] = f"The server sees, for each window, one vector of each owner, of {rows}."
     if drift.k_min < _FEWEST_BEHIND:
@@ -207,18 +249,21 @@ def _short_cohorts(settings: RunSettings, users: int) -> str:
 
 def _devices(settings: RunSettings, devices: Sequence[int]) -> dict[str, int]:
     """Say how many devices of a usual cohort may be curious and how many may be lost."""
-    sizes = [users for users in devices if users]
-    rule = cohort_rule(rounds_plan(settings.rounds, 0))
-    cohort = policy.cohorts(rule, sum(sizes), 0)[0]
-    if settings.rounds.party_per_user:
-        # Users are spread at random: each device has its share of a cohort.
-        place = [device for device, users in enumerate(sizes) for _ in range(users)]
-        members = list(Counter(place[position] for position in cohort.tolist()).values())
-    else:
-        members = [1] * len(sizes)
+    members = _members(settings, devices)
     try:
         degree, threshold = graph_fields(sum(members))
     except Failed:
         return {"count": len(members), "curious": 0, "lost": 0}
     withstood = tolerance(members, degree, threshold)
     return {"count": len(members), "curious": withstood.curious, "lost": withstood.lost}
+
+
+def _members(settings: RunSettings, devices: Sequence[int]) -> list[int]:
+    """Return how many members of a usual cohort each device speaks for."""
+    sizes = [users for users in devices if users]
+    if not settings.rounds.party_per_user:
+        return [1] * len(sizes)
+    # Users are spread at random: each device has its share of a cohort.
+    cohort = policy.cohorts(cohort_rule(rounds_plan(settings.rounds, 0)), sum(sizes), 0)[0]
+    place = [device for device, users in enumerate(sizes) for _ in range(users)]
+    return list(Counter(place[position] for position in cohort.tolist()).values())

@@ -18,7 +18,7 @@ from coterie.config.run import FederationSettings, RunSettings
 from coterie.errors import ConfigError, RunError
 from coterie.evaluation.holdout import TRAIN
 from coterie.launch import round_attacks
-from coterie.launch.cohorts import protection, require_cohorts, require_services
+from coterie.launch.cohorts import fragile, protection, require_cohorts, require_services
 from coterie.launch.federation import Federation
 from coterie.launch.feed import Feed, load, make_feed
 from coterie.launch.in_process import train_in_process
@@ -47,7 +47,12 @@ def new_run_id(name: str) -> str:
 
 
 async def run(
-    settings: RunSettings, run_id: str, watcher: Watcher, *, in_process: bool = False
+    settings: RunSettings,
+    run_id: str,
+    watcher: Watcher,
+    *,
+    in_process: bool = False,
+    warn: Callable[[str], None] | None = None,
 ) -> tuple[Outcome, Path]:
     """Run a federation for each seed and report.
 
@@ -59,6 +64,8 @@ async def run(
         Sees each event.
     in_process : bool
         Train a rounds-based system in this process, without services.
+    warn : callable, optional
+        Told, before anything is started, what may break the run off.
 
     Returns
     -------
@@ -95,6 +102,9 @@ async def run(
         single = folder / f"seed-{seed}" if len(settings.seeds) > 1 else folder
         if settings.system != "drift":
             require_cohorts(settings, sum(feed.users_of_hosts()))
+        if warn is not None and not in_process and seed == settings.seeds[0]:
+            for warning in fragile(settings, feed.users_of_hosts()):
+                warn(warning)
         singles.append(await one(settings, feed, single, run_id, seed, watcher))
     report = together(settings, about(dataset), run_id, singles)
     if settings.study.theta:

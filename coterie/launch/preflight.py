@@ -14,7 +14,7 @@ from coterie.config.load import ROLES
 from coterie.config.run import RunSettings
 from coterie.errors import CoterieError
 from coterie.launch.children import free_port
-from coterie.launch.cohorts import protection, require_cohorts, require_services
+from coterie.launch.cohorts import fragile, protection, require_cohorts, require_services
 from coterie.launch.feed import Feed, load, make_feed
 from coterie.launch.finding import Finding, Status, failed, passed
 from coterie.launch.preflight_service import check_service, existing, unwritable
@@ -53,6 +53,11 @@ def check_run(settings: RunSettings) -> list[Finding]:
             findings += [_split(settings, feed), _memory(settings, feed), _disk(settings, feed)]
             if settings.system != "drift":
                 findings += _rounds(settings, feed)
+            elif settings.form == "shielded":
+                findings += [
+                    Finding("rounds", "warn", warning, "docs/systems/drift.md, The shielded form")
+                    for warning in fragile(settings, feed.users_of_hosts())
+                ]
     return [*findings, _output(settings.output), _loopback(settings)]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from coterie.config.run import RunSettings
 from coterie.errors import ConfigError
-from coterie.launch.cohorts import protection, require_cohorts, rounds_plan
+from coterie.launch.cohorts import fragile, protection, require_cohorts, rounds_plan
 from coterie.launch.parties import run_plan
 from coterie.rounds.fedncf import FedNcfPlan
 from coterie.wire.v1.orchestrator_pb2 import CohortKind
@@ -27,6 +27,9 @@ ROUNDS = {
     "experiment": True,
     "party_per_user": True,
 }
+
+
+LOW = {"cohort": 2, "group": 2, "min_cohort": 1, "min_sum": 1, "cohorts": "all"}
 
 
 def settings(**given: Any) -> RunSettings:
@@ -100,6 +103,42 @@ def test_the_report_says_how_many_devices_a_masked_sum_withstands() -> None:
     assert many["devices"]["count"] == 40
     assert many["devices"]["curious"] > 0
     assert many["devices"]["lost"] > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "devices", "said"),
+    [
+        ({}, [20] * 6, "over 6 client hosts bears no dropout"),
+        ({}, [20, 0, 20], "over 2 client hosts bears no dropout"),
+        ({}, [20] * 7, ""),
+        ({"rounds": {"party_per_user": True, **LOW}}, [3, 2], "over 5 users bears no dropout"),
+        ({"rounds": {"party_per_user": True}}, [20, 20], ""),
+    ],
+)
+def test_a_masked_sum_in_which_nobody_may_be_lost_is_a_warning_that_names_the_number(
+    given: dict[str, Any], devices: list[int], said: str
+) -> None:
+    masked = settings(secure_sum="masked", **given)
+    warnings = fragile(masked, devices)
+    assert bool(warnings) == bool(said)
+    assert all(said in one and "From 7 members on" in one for one in warnings)
+    assert set(warnings) <= set(protection(masked, devices)["warnings"])
+    assert fragile(settings(**given), devices) == []
+
+
+def test_windows_say_how_many_owners_and_hosts_may_not_be_lost() -> None:
+    drift = {"form": "shielded"}
+    given = {
+        "system": "drift",
+        "drift": drift,
+        "secure_sum": "masked",
+        "federation": {"owners": 4, "hosts": 3},
+    }
+    shielded = RunSettings.model_validate(given)
+    hosts, owners = fragile(shielded, [10, 10, 10])
+    assert "over 3 client hosts bears no dropout" in hosts
+    assert "over 4 data owners bears no dropout" in owners
+    assert {hosts, owners} <= set(protection(shielded, [10, 10, 10])["warnings"])
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,14 @@ def test_what_cohorts_give_away_is_a_warning() -> None:
     assert "Random cohorts" in warned[0].problem
 
 
+def test_a_masked_sum_that_bears_no_dropout_is_a_warning_that_names_the_number() -> None:
+    rounds = {"cohort": 30, "group": 30}
+    _, _, *warned = findings(rounds=rounds, secure_sum="masked", federation={"hosts": 3})
+    assert any("over 3 client hosts bears no dropout" in one.problem for one in warned)
+    _, _, *warned = findings(rounds=rounds, secure_sum="masked", federation={"hosts": 7})
+    assert not any("bears no dropout" in one.problem for one in warned)
+
+
 def test_users_who_cannot_fill_a_cohort_fail_the_check() -> None:
     _, rounds = findings(rounds={"min_cohort": 70, "min_sum": 70, "cohort": 70, "group": 70})
     assert rounds.status == "fail"
