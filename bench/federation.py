@@ -79,7 +79,7 @@ async def spent(settings: RunSettings, feed: Feed) -> Spent:
 
     def activity(*names: str) -> float:
         return sum(
-            account["cpu_seconds"]["activities"].get(name, 0.0)
+            float(account["cpu_seconds"]["activities"].get(name, 0.0))
             for account in accounts.values()
             for name in names
         )

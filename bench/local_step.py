@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,7 +102,7 @@ def torch_user(
     own = kinds[settings.private_optimiser]([embedding], lr=settings.private_rate)
     if settings.private_optimiser == "adam":
         own.state[embedding] = {
-            "step": torch.tensor(float(private["steps"])),  # type: ignore[arg-type]
+            "step": torch.tensor(float(private["steps"])),
             "exp_avg": torch.tensor(np.asarray(private["first"])),
             "exp_avg_sq": torch.tensor(np.asarray(private["second"])),
         }
@@ -118,7 +118,7 @@ def torch_user(
             losses.append(float(loss.detach()))
             loss.backward()
             if settings.local_optimiser == "sgd":
-                items.grad *= len(chosen)  # type: ignore[operator]
+                items.grad = cast("torch.Tensor", items.grad) * len(chosen)
             if settings.proximal:
                 for value, was in zip((items, network), start, strict=True):
                     value.grad += settings.proximal * (value.detach() - was)  # type: ignore[operator]

@@ -112,7 +112,8 @@ def unmask(members: int, threshold: int, size: int, dropped: int, *, whole: bool
     shape = [(size,)]
 
     def shares(secret: bytes) -> list[bytes]:
-        return create_shares(secret, threshold, members)[dropped:]
+        made: list[bytes] = create_shares(secret, threshold, members)
+        return made[dropped:]
 
     def own(seed_shares: list[bytes]) -> None:
         nonlocal vector
@@ -150,7 +151,7 @@ def main() -> None:
     """Answer requests until there are no more."""
     logging.disable(logging.CRITICAL)
     print(json.dumps({"flwr": version("flwr")}), flush=True)
-    work = {"mask": mask, "client": client, "unmask": unmask}
+    work: dict[str, Callable[..., float]] = {"mask": mask, "client": client, "unmask": unmask}
     for line in sys.stdin:
         asked = json.loads(line)
         print(json.dumps({"seconds": work[asked.pop("work")](**asked)}), flush=True)
