@@ -52,9 +52,6 @@ AGGREGATIONS = ("simple", "fedavg", "mf-fedavg")
 TOUCHES = ("exact", "once")
 LOCAL_OPTIMISERS = ("sgd", "adam")
 
-_CLOSED = np.float32(1e3)
-"""Taken from the scores of items open to nobody: more than any score, and little enough to keep their order."""
-
 _MODEL, _PRIVATE = 0, 1
 """First element of the key under which each use of a seed draws; `coterie.learning.fedncf_local` has 2."""
 
@@ -454,12 +451,11 @@ def scores(
     embedding: NDArray[np.float32],
     settings: FedNcfSettings,
     candidates: NDArray[np.integer] | None = None,
-    *,
-    allowed: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.float32]:
     """Return the scores of some participants for some items; the higher the better.
 
-    Items that are open to no group come after all others: their rows have never learnt anything.
+    Items that are open to no group have the row that they began with, which users' embeddings have been trained on all
+    the same: they are ranked by their scores like the others.
 
     Parameters
     ----------
@@ -469,15 +465,9 @@ def scores(
     settings : FedNcfSettings
     candidates : ndarray of int, shape (users, n), optional
         Each user's items; all items for everybody if left out.
-    allowed : ndarray of bool, shape (n_items,), optional
-        Items that are open to at least one group.
 
     Returns
     -------
     ndarray of float32, shape (users, n) or (users, n_items)
     """
-    found = ncf.scores(settings.architecture, model["items"], model["network"], embedding, candidates)
-    if allowed is not None:
-        closed = ~allowed
-        found -= _CLOSED * (closed if candidates is None else closed[candidates])
-    return found
+    return ncf.scores(settings.architecture, model["items"], model["network"], embedding, candidates)
