@@ -29,9 +29,10 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from itertools import chain, islice
+from types import MappingProxyType
 from typing import NoReturn
 
 import numpy as np
@@ -316,6 +317,7 @@ def add_masks(
     plus: Iterable[bytes] = (),
     minus: Iterable[bytes] = (),
     way: Keystream | None = None,
+    mirrors: Mapping[bytes, NDArray[np.uint32]] = MappingProxyType({}),
 ) -> None:
     """Add the masks of some keys to a vector, and subtract those of others, modulo 2^32 and in place.
 
@@ -327,18 +329,27 @@ def add_masks(
         Mask keys, 32 bytes each; order is of no consequence.
     way : Keystream, optional
         The faster one when left out; the result is the same.
+    mirrors : mapping of bytes to ndarray of uint32, shape (n,), optional
+        For some of the keys another vector, in which their mask gets the other sign: that of the other member of the
+        pair, where both are at hand.
     """
     way = way or Keystream.fastest()
     buffer = bytearray(min(len(_ZEROS), 4 * len(vector)))
     words = np.frombuffer(buffer, "<u4")
-    masks = chain(((key, np.add) for key in plus), ((key, np.subtract) for key in minus))
-    while group := [(way.open(key), operation) for key, operation in islice(masks, _STREAMS)]:
+    masks = chain(((key, np.add, np.subtract) for key in plus), ((key, np.subtract, np.add) for key in minus))
+    while group := [
+        (way.open(key), operation, opposite, mirrors.get(key))
+        for key, operation, opposite in islice(masks, _STREAMS)
+    ]:
         # Chunk by chunk through the masks of a group: a chunk of the vector is fetched and stored once.
         for start in range(0, len(vector), _CHUNK):
             part = vector[start : start + _CHUNK]
             mask = words[: len(part)]
             zeros = _ZEROS if len(part) == _CHUNK else _ZEROS[: 4 * len(part)]
-            for stream, operation in group:
+            for stream, operation, opposite, mirror in group:
                 stream.update_into(zeros, buffer)
                 operation(part, mask, out=part)
+                if mirror is not None:
+                    other = mirror[start : start + _CHUNK]
+                    opposite(other, mask, out=other)
     words.fill(0)

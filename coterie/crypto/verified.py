@@ -10,22 +10,42 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable
-from typing import NoReturn, ParamSpec, TypeVar, cast
+from threading import Lock
+from typing import NamedTuple, NoReturn, ParamSpec, TypeVar, cast
 from weakref import WeakValueDictionary
+
+import numpy as np
+from numpy.typing import NDArray
 
 from coterie.crypto.explicit import encode
 from coterie.crypto.identity import Bundle, Identity, Validity, check_signature
 from coterie.crypto.verification import Reason
 
-__all__ = ["HostRound", "Verified"]
+__all__ = ["HostRound", "Verified", "Waiting"]
 
 _KEY = 32
 _SIGNATURE = 64
 _MOST = 1 << 17
 _MOST_OF_A_ROUND = 1 << 16
+_MOST_WAITING = 32 << 20
 
 _Asked = ParamSpec("_Asked")
 _Found = TypeVar("_Found")
+
+
+class Waiting(NamedTuple):
+    """Masks of a member that has not submitted, as far as members before it have expanded them.
+
+    Parameters
+    ----------
+    vector : ndarray of uint32, shape (n,)
+        Their sum, with the signs that they have for this member.
+    peers : set of bytes
+        Ids of the participants with whom they are.
+    """
+
+    vector: NDArray[np.uint32]
+    peers: set[bytes]
 
 
 class HostRound:
@@ -37,12 +57,29 @@ class HostRound:
     ----------
     most : int
         How many answers, and how many secrets, are remembered; what is beyond is found again each time.
+    most_waiting : int
+        How many bytes of masks wait for members.
     """
 
-    __slots__ = ("__weakref__", "_known", "_most", "_publics", "_secrets")
+    __slots__ = (
+        "__weakref__",
+        "_known",
+        "_most",
+        "_most_waiting",
+        "_publics",
+        "_secrets",
+        "_taken",
+        "_waiting",
+        "masking",
+    )
 
-    def __init__(self, most: int = _MOST_OF_A_ROUND) -> None:
+    def __init__(self, most: int = _MOST_OF_A_ROUND, most_waiting: int = _MOST_WAITING) -> None:
         self._most = most
+        self._most_waiting = most_waiting
+        self.masking = Lock()
+        """Held by a member while it masks: it also writes what waits for others."""
+        self._waiting: dict[tuple[bytes, bytes], Waiting] = {}
+        self._taken: set[tuple[bytes, bytes]] = set()
         self._known: dict[Hashable, object] = {}
         self._publics: set[bytes] = set()
         self._secrets: dict[tuple[bytes, ...], object] = {}
@@ -93,6 +130,26 @@ class HostRound:
             if len(self._secrets) < self._most:
                 self._secrets[question] = found
         return cast(_Found, found)
+
+    def wait_for(self, peer: tuple[bytes, bytes], size: int) -> Waiting | None:
+        """Return what waits for another member of this host, to be added to; call under ``masking``.
+
+        Nothing where the member is elsewhere or has taken its masks, and where too much waits already.
+        """
+        if peer[1] not in self._publics or peer in self._taken:
+            return None
+        found = self._waiting.get(peer)
+        if found is None and 4 * size * (len(self._waiting) + 1) <= self._most_waiting:
+            found = self._waiting[peer] = Waiting(np.zeros(size, np.uint32), set())
+        return found if found is not None and len(found.vector) == size else None
+
+    def take(self, own: tuple[bytes, bytes], size: int) -> Waiting:
+        """Return what waited for a member, once, and let nothing more wait for it; call under ``masking``."""
+        self._taken.add(own)
+        found = self._waiting.pop(own, None)
+        if found is None or len(found.vector) != size:
+            return Waiting(np.zeros(0, np.uint32), set())
+        return found
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a HostRound holds secrets and is never pickled")

@@ -298,16 +298,9 @@ class MaskedMember:
         self._require_enough(self._held, "sent shares that open")
 
         self._opening.clear()
-        own = self._identity.participant_id, mask.public
-        plus = [masking.own_mask_key(bytes(self._seed), plan.hash, own[0])]
-        minus: list[bytes] = []
-        for member in self._held:
-            met = self._met[member]
-            peer = met.participant, met.mask_public
-            key = host.between(own, peer, _pair_mask_key, mask, plan.hash, own, peer)
-            (plus if own[0] < peer[0] else minus).append(key)
         masked = codes.copy()
-        masking.add_masks(masked, plus, minus)
+        with host.masking:
+            self._mask_codes(masked, mask, host)
         mask.wipe()
         self._seed[:] = bytes(len(self._seed))
         sent = masked.astype("<u4", copy=False).tobytes()
@@ -316,6 +309,36 @@ class MaskedMember:
             left_out=left_out,
             signature=self._identity.sign(SUBMIT, plan.hash, codes_hash(sent)),
         ).SerializeToString()
+
+    def _mask_codes(self, codes: NDArray[np.uint32], mask: masking.RoundKey, host: HostRound) -> None:
+        """Add the own mask, and with the sign of this member those of the neighbours whose shares it holds."""
+        plan, own = self._plan, (self._identity.participant_id, mask.public)
+        ready = host.take(own, len(codes))
+        if ready.peers:
+            codes += ready.vector
+            ready.vector.fill(0)
+        plus = [masking.own_mask_key(bytes(self._seed), plan.hash, own[0])]
+        minus: list[bytes] = []
+        mirrors = {}
+        due = set(ready.peers)
+        for member, met in self._met.items():
+            peer = met.participant, met.mask_public
+            held, done = member in self._held, met.participant in due
+            if not held and not done:
+                continue
+            due.discard(met.participant)
+            key = host.between(own, peer, _pair_mask_key, mask, plan.hash, own, peer)
+            if held and done:
+                continue
+            # What a neighbour counted on, without its share being here, comes off again.
+            (plus if (own[0] < peer[0]) is held else minus).append(key)
+            waiting = host.wait_for(peer, len(codes)) if held else None
+            if waiting is not None:
+                waiting.peers.add(own[0])
+                mirrors[key] = waiting.vector
+        if due:
+            raise Declined("a member of this host masked with one that never met it")
+        masking.add_masks(codes, plus, minus, mirrors=mirrors)
 
     def _confirm(self, submitters: wire.Submitters) -> bytes:
         plan, host = self._plan, self._host

@@ -2,8 +2,10 @@
 
 import os
 import pickle
+import random
 from dataclasses import replace
 from functools import cache
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -805,6 +807,43 @@ def test_a_host_keeps_no_secret_of_a_pair_that_both_have_taken():
     cohort.close(Step.SHARE)
     cohort.step(Step.SUBMIT)
     assert not host._secrets
+
+
+def contributions(hosts, damaged):
+    """What members of some hosts send until SUBMIT, with the same randomness each time, and some shares damaged."""
+    with mock.patch("os.urandom", random.Random(5).randbytes):
+        cohort, _ = on_hosts(9, hosts)
+        cohort.until(Step.SUBMIT)
+        found = dict(cohort.closed)
+        for member in (4, 0, 8, 1, 2, 7, 3, 6, 5):
+            inbox = wire.ShareInbox.FromString(cohort.briefing(Step.SUBMIT, member))
+            for share in inbox.shares:
+                if (share.member, member) in damaged:
+                    share.sealed = bytes(len(share.sealed))
+            found[member] = cohort.ask(Step.SUBMIT, member, inbox.SerializeToString())
+    return found
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [set(), {(2, 6), (6, 2)}, {(4, 0), (2, 7)}, {(0, 4), (7, 2)}],
+    ids=["none", "both ways", "of the first for the second", "of the second for the first"],
+)
+def test_members_send_the_same_bytes_whoever_shares_their_host(damaged):
+    alone = contributions(9, damaged)
+    for hosts in (1, 2, 3):
+        assert contributions(hosts, damaged) == alone
+
+
+def test_masks_that_wait_for_members_are_gone_when_these_have_them():
+    cohort, (shared,) = on_hosts(6, 1)
+    cohort.until(Step.SUBMIT)
+    host = shared.round(cohort.plan.hash)
+    waiting = []
+    for member in range(6):
+        cohort.ask(Step.SUBMIT, member)
+        waiting.append(len(host._waiting))
+    assert waiting == [5, 4, 3, 2, 1, 0]
 
 
 # --- what the server refuses ---------------------------------------------------------------------------------------

@@ -229,3 +229,20 @@ def test_the_secret_of_a_key_is_neither_shown_nor_pickled():
     assert key.secret.hex()[:8] not in repr(key)
     with pytest.raises(TypeError):
         pickle.dumps(key)
+
+
+@given(st.lists(keys, min_size=1, max_size=6, unique=True), st.integers(1, 3 * CHUNK), st.data())
+@settings(max_examples=15, deadline=None)
+def test_a_mirror_gets_the_mask_with_the_other_sign(found, size, data):
+    plus = data.draw(st.lists(st.sampled_from(found), unique=True))
+    minus = [key for key in found if key not in plus]
+    mirrored = data.draw(st.lists(st.sampled_from(found), unique=True))
+    vector, expected = np.zeros(size, np.uint32), np.zeros(size, np.uint32)
+    mirrors = {key: np.full(size, 3, np.uint32) for key in mirrored}
+    add_masks(vector, plus, minus, mirrors=mirrors)
+    add_masks(expected, plus, minus)
+    assert np.array_equal(vector, expected)
+    for key, mirror in mirrors.items():
+        other = np.full(size, 3, np.uint32)
+        add_masks(other, *(([], [key]) if key in plus else ([key], [])))
+        assert np.array_equal(mirror, other)

@@ -169,6 +169,39 @@ def test_a_secret_is_of_these_two_members_and_keys_alone(peer):
     assert host.between((b"v", b"key of v"), (b"u", b"key of u"), lambda: "new") == "theirs"
 
 
+def test_masks_wait_for_members_of_this_host_that_have_not_taken_theirs():
+    host, one, other = HostRound(), (b"u", b"key of u"), (b"v", b"key of v")
+    assert host.wait_for(one, 3) is None
+    for _, public in (one, other):
+        host.have(public)
+    waiting = host.wait_for(one, 3)
+    waiting.vector[:] = 7
+    waiting.peers.add(b"v")
+    assert host.wait_for(one, 3) is waiting
+    assert host.wait_for(one, 4) is None
+    assert host.take(one, 3) is waiting
+    # Once, and nothing more waits.
+    assert not host.take(one, 3).peers
+    assert host.wait_for(one, 3) is None
+    assert not host._waiting
+
+
+def test_no_more_masks_wait_than_the_bound():
+    host = HostRound(most_waiting=2 * 12)
+    members = [(bytes([n]), bytes([n])) for n in range(4)]
+    for _, public in members:
+        host.have(public)
+    assert [host.wait_for(member, 3) is not None for member in members] == [True, True, False, False]
+
+
+def test_masks_of_another_length_are_not_taken():
+    host, one = HostRound(), (b"u", b"key of u")
+    host.have(one[1])
+    host.wait_for(one, 3).peers.add(b"v")
+    assert not host.take(one, 4).peers
+    assert not host._waiting
+
+
 def test_a_round_is_remembered_for_as_long_as_somebody_is_in_it():
     memory = Verified()
     first, second = memory.round(b"this plan"), memory.round(b"this plan")
