@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -133,18 +136,40 @@ async def test_private_state_stands_with_the_contribution_that_it_belongs_to(tmp
     stand.close()
 
 
-async def test_the_file_is_synced_before_the_row_that_names_it_is_there(
+async def test_nothing_counts_as_kept_before_the_file_is_synced(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = []
+    begun, may_end = threading.Event(), threading.Event()
+    seen: list[bytes] = []
 
     def sync(file: int) -> None:
-        with stand.engine.connect() as connection:
-            seen.append((len(store.load_journals(connection, "run")), os.pread(file, 100, 0)))
+        seen.append(os.pread(file, 100, 0))
+        begun.set()
+        assert may_end.wait(10)
 
     monkeypatch.setattr(os, "fdatasync", sync)
-    await stand.journals.keep({ONE: journal(1, b"contribution")}, {ONE: b" and rows"})
-    assert seen == [(0, b"contribution and rows")]
+    keeping = asyncio.create_task(
+        stand.journals.keep({ONE: journal(1, b"contribution")}, {ONE: b" and rows"})
+    )
+    assert await asyncio.to_thread(begun.wait, 10)
+    # The row is committed behind this, as the writer takes one thing after the other.
+    await stand.writer.run(lambda _: None)
+    assert not keeping.done()
+    assert stand.journals.of(ONE) == Journal()
+    may_end.set()
+    await keeping
+    assert seen == [b"contribution and rows"]
+    assert stand.journals.of(ONE) == journal(1, b"contribution")
+
+
+async def test_a_file_that_takes_no_more_keeps_nothing(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(StoreError, match="No space"):
+        await stand.journals.keep({ONE: journal(1, b"contribution")})
+    assert stand.journals.of(ONE) == Journal()
 
 
 async def test_runs_are_kept_apart(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """What members of rounds keep on disk: one row each in the store, contributions in a file beside it.
 
-A contribution may be long, and it is needed only until its round is closed.  So contributions of one round go one after
-the other into a file that the next round writes over; a row names its range.  The file is synced before the row that
-names it is committed, and both before anything is sent.
+A contribution may be long, and it is needed only until its round is closed.  So contributions of one round go one
+after the other into a file that the next round writes over; a row names its range and the checksum of what is there.
+Both are durable before anything is sent.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import zlib
 from collections.abc import Mapping, Sequence
@@ -133,18 +134,21 @@ class Journals:
                 end += length + len(rows)
             entries.append(entry)
 
-        def write(connection: sa.Connection) -> None:
+        def write_file() -> None:
             for offset, contribution in new:
                 _write(self._file, contribution, offset)
-            if new:
-                os.fdatasync(self._file)
+            os.fdatasync(self._file)
+
+        def write(connection: sa.Connection) -> None:
             store.save_journals(connection, self._run, entries)
             store.add_sent(connection, sent)
             store.add_declined(connection, refused)
             store.add_taken_part(connection, taking_part, day)
 
+        # Both at once: a row whose range is not what its checksum says is that of a contribution that was lost.
+        beside = [asyncio.to_thread(write_file)] if new else []
         try:
-            await self._writer.run_when_possible(write)
+            await asyncio.gather(self._writer.run_when_possible(write), *beside)
         except OSError as error:
             raise StoreError(f"cannot keep contributions: {error.strerror}") from error
         for entry in entries:

@@ -143,6 +143,8 @@ class Sums:
         self._skipping = False
         self._work: asyncio.Queue[tuple[OpenSum | None, RoundState | None, Sequence[_Task]]] = asyncio.Queue()
         self._worker: asyncio.Task[None] | None = None
+        # The write of the last step's close, while the sum is computed.
+        self._saving: asyncio.Task[None] | None = None
 
     # --- the life of a sum -------------------------------------------------------------------------------------
 
@@ -235,7 +237,13 @@ class Sums:
                 closed = [effect.closed for effect in effects if isinstance(effect, machine.Save)]
                 if closed and current is not None and current is self.current and state is not None:
                     # Steps that closed together are written together: no crash comes between them.
-                    await self._save(current, state, closed)
+                    saving = asyncio.create_task(self._save(current, state, closed))
+                    if state.phase is Phase.UNMASK:
+                        # Nobody is told of the end of the last step before the sum is applied.  The store writes that
+                        # after this, so the sum is computed meanwhile.
+                        self._saving = saving
+                    else:
+                        await saving
                 for effect in effects:
                     if current is not self.current:
                         break
@@ -258,6 +266,9 @@ class Sums:
             case machine.Apply(total, users):
                 current.mark()
                 reason = await self._owner.summed(current, total, users)
+                saving, self._saving = self._saving, None
+                if saving is not None:
+                    await saving
                 self._advance(current, machine.Applied(reason))
             case machine.End():
                 if current.state.phase is Phase.ABANDONED:
@@ -294,9 +305,11 @@ class Sums:
             store.save_sum(connection, run_id, saved, messages)
 
         await self._writer.run(write)
-        self._owner.saved()
+        if text is not None:
+            self._owner.saved()
         current.durable = state.step
-        self._touch()
+        if state.phase is Phase.COLLECT:
+            self._touch()
 
     async def _unmask(self, current: OpenSum) -> None:
         current.mark()

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from coterie.rounds.system import Arrays
@@ -32,13 +33,15 @@ class Versions:
 
     def save(self, arrays: Arrays, version: int, round_: int) -> None:
         """Write a version; when this returns it is durable."""
-        # Written beside, synced and renamed: a reader finds the whole file or none.
+        # Written beside and renamed: a reader finds the whole file or none.  Renamed before it is synced, which takes
+        # one commit of the file system and not two: after a crash in between the file may be damaged, but then nothing
+        # names it yet.
         path = self._path(version, round_)
         beside = path.with_name(f".{path.name}.part")
         save_file(arrays, beside)
-        with beside.open("rb") as written:
-            os.fsync(written.fileno())
         beside.replace(path)
+        with path.open("rb") as written:
+            os.fsync(written.fileno())
         folder = os.open(self._folder, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -59,9 +62,13 @@ class Versions:
         raise FileNotFoundError(f"what round {round_} made is not kept in {self._folder}")
 
     def load_version(self, version: int) -> Arrays | None:
-        """Return a version as its last round left it; None when it is not kept."""
+        """Return a version as its last round left it; None when it is not kept, or not whole."""
         found = [path for path, held, _ in self._files() if held == version]
-        return load_file(found[-1]) if found else None
+        try:
+            return load_file(found[-1]) if found else None
+        except (SafetensorError, OSError):
+            # What a crash has left of a version that never counted.
+            return None
 
     def prune(self, present: int, keep: Iterable[int]) -> None:
         """Drop versions, but the last three, every fiftieth, those named, and what the round ``present`` made."""
