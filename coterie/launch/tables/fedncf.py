@@ -209,7 +209,7 @@ def _figure_6() -> Section:
 def _prepare(settings: RunSettings, dataset: Dataset) -> RunSettings:
     """Hold one item of each user out: the last by time, or without times the published one."""
     split = settings.split
-    if split.kind not in ("leave-last-out", "published"):
+    if split.kind != "published":
         kind = "leave-last-out" if dataset.time is not None else "published"
         split = split.model_copy(update={"kind": kind})
     return settings.model_copy(update={"system": "fedncf", "split": split})
