@@ -18,7 +18,8 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from coterie.errors import StoreError
-from coterie.privacy.attacks import cluster, differencing, disaggregate
+from coterie.learning.ncf import Architecture, gradients
+from coterie.privacy.attacks import cluster, differencing, disaggregate, inversion
 from coterie.privacy.attacks.rounds import RoundView, view_of_sum
 from coterie.privacy.attacks.scoring import Truth
 from coterie.privacy.payloads import Assembly
@@ -26,12 +27,13 @@ from coterie.privacy.transcript import Entry, decode, message_class, read_transc
 from coterie.rounds import cos as machine
 from coterie.rounds.cos import Phase, RoundState
 from coterie.rounds.fedncf import FedNcfPlan
-from coterie.rounds.systems import server_half
+from coterie.rounds.systems import server_half, server_side
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.clear import codes_of
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Failed, Step
 from coterie.secure_sum.steps import STEP_OF_KIND
+from coterie.wire.layout import Layout
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import rounds_pb2
 from coterie.wire.v1.orchestrator_pb2 import FetchResponse, RunPlan, SubmitRequest
@@ -48,14 +50,16 @@ def report(transcripts: Sequence[Path], truth: Truth, plan: RunPlan) -> dict[str
     Returns
     -------
     dict
-        ``disaggregate``, ``cluster`` and ``differencing``, each as its module describes.
+        ``disaggregate``, ``cluster``, ``differencing`` and ``inversion``, each as its module describes.
     """
-    seen = list(views(transcripts, plan, truth.n_items))
+    received = list(_received(transcripts, plan, truth.n_items))
+    seen = [_view(one, plan) for one in received]
     trained = [view for view in seen if view.rows is not None]
     return {
         "disaggregate": dict(disaggregate.report(seen, truth)),
         "cluster": dict(cluster.report(trained, truth)),
         "differencing": dict(differencing.report(trained, truth)),
+        "inversion": dict(inversion.report(_updates(received, plan, truth.n_items), truth)),
     }
 
 
@@ -71,11 +75,25 @@ def views(transcripts: Sequence[Path], plan: RunPlan, n_items: int) -> Iterator[
     n_items : int
         Items of its catalogue.
     """
+    for received in _received(transcripts, plan, n_items):
+        yield _view(received, plan)
+
+
+@dataclass(frozen=True, eq=False)
+class _Received:
+    """One vector that the server learned: whose it is, and in which round."""
+
+    plan: SumPlan
+    layout: Layout
+    slots: tuple[int, ...]
+    codes: NDArray[np.uint32]
+    version: int
+
+
+def _received(transcripts: Sequence[Path], plan: RunPlan, n_items: int) -> Iterator[_Received]:
+    """Yield the vectors of all rounds but evaluations, oldest round first."""
     rounds = _rounds(itertools.chain.from_iterable(map(read_transcript, transcripts)))
     settings = FedNcfPlan.from_json(plan.settings)
-    width = settings.learning.architecture.gmf_width
-    # What is learned of items is parallel to the user's own row in the product part of the model only.
-    columns = slice(0, width) if width else slice(None)
     versions: dict[bytes, int] = {}
     for number in sorted(rounds):
         one = rounds[number]
@@ -83,16 +101,85 @@ def views(transcripts: Sequence[Path], plan: RunPlan, n_items: int) -> Iterator[
             continue
         version = versions.setdefault(one.plan.model_sha256, len(versions))
         layout = settings.layout(Purpose(one.plan.purpose), n_items)
-        touched = "supports" if one.plan.purpose == Purpose.SUPPORTS.value else "touched"
         if plan.secure_sum == "clear":
             for slots, codes in one.contributions(layout.size):
-                yield view_of_sum(layout, codes, slots, version, columns=columns, touched=touched)
+                yield _Received(one.plan, layout, slots, codes, version)
             continue
         state = RoundState.begin(one.plan, layout, server_half(plan.secure_sum), 1.0)
         revealed = one.revealed(state)
         if revealed is not None:
-            slots, codes = revealed
-            yield view_of_sum(layout, codes, slots, version, columns=columns, touched=touched)
+            yield _Received(one.plan, layout, *revealed, version)
+
+
+def _view(received: _Received, plan: RunPlan) -> RoundView:
+    width = FedNcfPlan.from_json(plan.settings).learning.architecture.gmf_width
+    return view_of_sum(
+        received.layout,
+        received.codes,
+        received.slots,
+        received.version,
+        # What is learned of items is parallel to the user's own row in the product part of the model only.
+        columns=slice(0, width) if width else slice(None),
+        touched="supports" if received.plan.purpose == Purpose.SUPPORTS.value else "touched",
+    )
+
+
+def _updates(received: Iterable[_Received], plan: RunPlan, n_items: int) -> Iterator[inversion.SentUpdate]:
+    """Yield the updates of the version with which the run began, if each is one step on one batch.
+
+    That version follows from the plan, and everybody has it.  Where rows are weighted by label
+    (`coterie.learning.fedncf.balance`), with ``touch = "once"``, the attack as written here does not apply.
+    """
+    settings = FedNcfPlan.from_json(plan.settings)
+    learning, rate = settings.learning, settings.learning.local_rate
+    one_step = (learning.local_optimiser, learning.local_epochs, learning.batch_size) == ("sgd", 1, 0)
+    if not one_step or learning.touch != "exact" or learning.aggregation != "mf-fedavg":
+        return
+    server = server_side(plan.system, plan.settings, n_items, plan.seed, 0)
+    model = server.model(server.initial())
+    gradient = _gradient(learning.architecture, model["items"], model["network"])
+    for one in received:
+        if one.plan.purpose != Purpose.TRAIN.value or one.version:
+            continue
+        sums = one.layout.decode(one.codes, len(one.slots))
+        instances = float(sums["instances"])
+        if not instances:
+            continue
+        # Rows step against the summed loss of a participant, the network against the mean.
+        by_rows, by_network = -len(one.slots) / (rate * instances), -1 / (rate * instances)
+        yield inversion.SentUpdate(
+            np.asarray(one.slots, np.int64),
+            sums["items"] * by_rows,
+            sums["network"] * by_network,
+            gradient,
+            bound=learning.user_bound,
+            # Rounding up or down at random has a variance of at most a quarter of a step squared.
+            noise=(-by_rows * one.layout["items"].step / 2, -by_network * one.layout["network"].step / 2),
+        )
+
+
+def _gradient(
+    architecture: Architecture, items: NDArray[np.float32], network: NDArray[np.float32]
+) -> inversion.BatchGradient:
+    """Return the derivatives of the mean loss of distinct instances of one participant."""
+
+    def gradient(
+        user: NDArray[np.float64], batch: NDArray[np.int64], labels: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        n = len(batch)
+        rows = np.ones((1, architecture.width + 1, n), np.float32)
+        rows[0, :-1] = items[batch].T
+        found = gradients(
+            architecture,
+            user.astype(np.float32)[None, :, None],
+            rows,
+            network,
+            labels.astype(np.float32)[None],
+            np.full((1, n), 1 / n, np.float32),
+        )
+        return found.rows[0].T.astype(np.float64), found.network[0].astype(np.float64)
+
+    return gradient
 
 
 @dataclass

@@ -64,3 +64,30 @@ def test_users_as_parties_in_clear_are_known_to_the_server_item_by_item(attacked
     assert found["disaggregate"]["smallest_cohort"] == 1
     assert found["disaggregate"]["auc"] > 0.999
     assert found["disaggregate"]["popularity_auc"] < 0.8
+
+
+TINY = {"synthetic": {"users": USERS, "items": 300, "interactions": 4 * USERS}}
+"""Two training items each, with three negatives for either: batches of eight."""
+
+
+def test_small_batches_in_clear_are_read_off_their_gradients(attacked):
+    found = attacked(
+        data=TINY,
+        fedncf={"touch": "exact", "negatives": 3},
+        rounds={"cohorts": "all", "passes": 1, "party_per_user": True},
+    )["inversion"]
+    assert found["updates"] == 12
+    assert found["exact"] > 0.8
+    assert found["auc"] > 0.95
+
+
+def test_small_batches_under_a_mask_are_not_found(attacked):
+    found = attacked(
+        data=TINY,
+        secure_sum="masked",
+        fedncf={"touch": "exact", "negatives": 3},
+        rounds={"cohorts": "all", "passes": 1, "party_per_user": True},
+    )["inversion"]
+    assert found["updates"] == 1
+    assert found["exact"] == 0
+    assert found["auc"] < found["popularity_auc"] + 0.02

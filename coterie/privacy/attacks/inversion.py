@@ -12,14 +12,21 @@ participant's own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
+from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
-__all__ = ["Inverted", "Judged", "invert", "judge"]
+from coterie.privacy.attacks.scoring import Truth, mean_auc
+
+__all__ = ["LARGEST", "InversionReport", "Inverted", "Judged", "SentUpdate", "invert", "judge", "report"]
+
+LARGEST = 8
+"""Instances of the largest batch that is attacked."""
 
 Doubles = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
@@ -36,6 +43,9 @@ _EVALUATIONS = 60
 
 _EXACT = 1e-2
 """Residual below which a solution is the one: right ones reach 1e-5, local minima stay above 0.05."""
+
+_MOST_ATTACKED = 12
+"""Updates of a transcript that are attacked: each takes seconds."""
 
 _FAR = 4.0
 """Free numbers of labels start within this, where the logistic function is neither flat nor decided."""
@@ -71,6 +81,7 @@ def invert(
     bound: float,
     rng: np.random.Generator,
     starts: int = 8,
+    noise: tuple[float, float] = (0.0, 0.0),
 ) -> Inverted:
     """Find the batch that an update came from.
 
@@ -90,6 +101,8 @@ def invert(
         For the starts.
     starts : int
         How often to try; it stops at an exact solution.
+    noise : (float, float)
+        Standard deviation of what rounding added to a value of ``rows`` and of ``network``.
 
     Returns
     -------
@@ -108,9 +121,17 @@ def invert(
         raise ValueError("no row of the update differs from zero: there is no batch to find")
     wanted_rows = rows[items].astype(np.float64)
     wanted_network = network.astype(np.float64)
-    # Either part counts relative to its own length; what the named items leave over stays unexplained.
-    units = [max(float(np.linalg.norm(part)), 1e-30) for part in (rows, wanted_network)]
+    # Either part counts relative to its own length, or to that of the noise, in which it may have drowned; what the
+    # named items leave over stays unexplained.
+    blurs = [
+        blur * float(np.sqrt(part.size)) for blur, part in zip(noise, (rows[items], network), strict=True)
+    ]
+    units = [
+        max(float(np.linalg.norm(part)), blur, 1e-30)
+        for part, blur in zip((rows, wanted_network), blurs, strict=True)
+    ]
     left_over = float(np.linalg.norm(np.delete(rows, items, axis=0))) / units[0]
+    exact = _EXACT + float(np.linalg.norm([blur / unit for blur, unit in zip(blurs, units, strict=True)]))
     width = rows.shape[1]
 
     def residuals(x: Doubles) -> Doubles:
@@ -134,7 +155,7 @@ def invert(
         )
         if found.residual < best.residual:
             best = found
-        if best.residual < _EXACT:
+        if best.residual < exact:
             break
     return _fewer_positives(best, residuals)
 
@@ -198,3 +219,97 @@ def judge(found: Inverted, items: npt.NDArray[np.integer], labels: npt.NDArray[n
         labels=right / max(len(truth), 1),
         exact=named == truth,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class SentUpdate:
+    """An update as the COS received it: of one participant, or summed over several.
+
+    Attributes
+    ----------
+    slots : ndarray of int64, shape (n,)
+        Whose.
+    rows : ndarray of float64, shape (I, d)
+        As a gradient of the mean loss of one batch.
+    network : ndarray of float64, shape (m,)
+        The same of the network.
+    gradient : callable
+        The model from which it was made.
+    bound : float
+        Size of an embedding's values.
+    noise : (float, float)
+        Standard deviation of what rounding added to a value of ``rows`` and of ``network``.
+    """
+
+    slots: npt.NDArray[np.int64]
+    rows: Doubles
+    network: Doubles
+    gradient: BatchGradient
+    bound: float
+    noise: tuple[float, float] = (0.0, 0.0)
+
+
+class InversionReport(TypedDict):
+    """Means over the updates attacked; None where there were none.
+
+    ``auc`` tells how well what was found tells the items of an update's participants from all others, ``exact`` in
+    which share of the updates all items of some participant were named, and no other as its own.
+    """
+
+    auc: float | None
+    popularity_auc: float | None
+    exact: float | None
+    updates: int
+
+
+def report(updates: Iterable[SentUpdate], truth: Truth, *, seed: int = 0) -> InversionReport:
+    """Attack the first updates of a transcript that may be a batch of up to ``LARGEST`` instances, or a sum.
+
+    A single participant's update shows by its rows how large the batch was; larger ones are left out.  Of a sum the
+    attacker hopes that one participant stands out.
+
+    Parameters
+    ----------
+    updates : iterable of SentUpdate
+    truth : Truth
+        What users interacted with.
+    seed : int
+        Of the starts.
+    """
+    rng = np.random.default_rng(seed)
+    consumed, popularity = truth.consumed(), truth.popularity()
+    areas, alone, exact = [], [], []
+    for update in islice((one for one in updates if _attackable(one)), _MOST_ATTACKED):
+        found = invert(
+            update.rows,
+            update.network,
+            update.gradient,
+            batch=LARGEST,
+            bound=update.bound,
+            rng=rng,
+            noise=update.noise,
+        )
+        scores = np.zeros(truth.n_items)
+        scores[found.items] = found.labels
+        own = consumed[update.slots]
+        areas.append(mean_auc(scores, own)[0])
+        alone.append(mean_auc(popularity, own)[0])
+        named = np.zeros(truth.n_items, np.bool_)
+        named[found.items] = found.labels > 0.5
+        exact.append(bool((own == named).all(axis=1).any()))
+    return InversionReport(
+        auc=_mean(areas),
+        popularity_auc=_mean(alone),
+        exact=float(np.mean(exact)) if exact else None,
+        updates=len(exact),
+    )
+
+
+def _attackable(update: SentUpdate) -> bool:
+    changed = int(np.count_nonzero(update.rows.any(axis=1)))
+    return changed > 0 and (len(update.slots) > 1 or changed <= LARGEST)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
