@@ -168,6 +168,8 @@ def run_plans() -> Json:
         patience=4,
         choose_by="validation_hit_ratio@10",
         step_timeout_ms=60_000,
+        redraw=50,
+        beacon_signature=DIRECTORY.sign(encode("beacon", RUN, secret("beacon"))),
     )
     drift: Json = {"run_id": RUN, "system": "drift", "form": "published", "secure_sum": "clear", "dim": 16}
     drift |= {"rate": 0.05, "ridge": 0.005, "theta": 8, "item_bias": True, "seed": 7, "max_staleness": 64}
@@ -175,7 +177,7 @@ def run_plans() -> Json:
     fedncf: Json = {"run_id": RUN, "system": "fedncf", "form": "users", "secure_sum": "masked", "seed": 2**40}
     fedncf |= {"settings": '{"min_touch":3}'}
     plain = {field.name: getattr(rounds, field.name) for field in RoundsPlan.DESCRIPTOR.fields}
-    plain["beacon"] = rounds.beacon.hex()
+    plain["beacon"], plain["beacon_signature"] = rounds.beacon.hex(), rounds.beacon_signature.hex()
     return {
         "cases": [
             {"plan": drift, "hash": plan_hash(RunPlan(**drift)).hex()},
@@ -296,15 +298,17 @@ def cohort_rules() -> Json:
     """Permutations, groups, cohorts."""
     beacon = secret("beacon")
     cases = []
-    settings: list[tuple[policy.Cohorts, int, int, int, int]] = [
-        ("groups", 5, 5, 23, 3),
-        ("groups", 8, 5, 37, 0),
-        ("groups", 100, 5, 23, 1),
-        ("random", 4, 5, 10, 2),
-        ("all", 4, 5, 6, 0),
+    settings: list[tuple[policy.Cohorts, int, int, int, int, int]] = [
+        ("groups", 5, 5, 23, 3, 0),
+        ("groups", 8, 5, 37, 0, 0),
+        ("groups", 8, 5, 37, 149, 50),
+        ("groups", 8, 5, 37, 150, 50),
+        ("groups", 100, 5, 23, 1, 0),
+        ("random", 4, 5, 10, 2, 0),
+        ("all", 4, 5, 6, 0, 0),
     ]
-    for kind, size, least, users, pass_number in settings:
-        rule = policy.CohortRule(kind, size, least, beacon)
+    for kind, size, least, users, pass_number, redraw in settings:
+        rule = policy.CohortRule(kind, size, least, beacon, redraw)
         cases.append(
             {
                 "kind": kind,
@@ -312,7 +316,8 @@ def cohort_rules() -> Json:
                 "group": least,
                 "users": users,
                 "pass_number": pass_number,
-                "groups": [one.tolist() for one in policy.groups(rule, users)],
+                "redraw": redraw,
+                "groups": [one.tolist() for one in policy.groups(rule, users, rule.drawing(pass_number))],
                 "cohorts": [one.tolist() for one in policy.cohorts(rule, users, pass_number)],
                 "min_sum": [policy.min_sum(count, 6) for count in range(users + 1)],
             }

@@ -14,7 +14,7 @@ from coterie.learning.fedncf import FedNcfSettings, tuned
 from coterie.learning.ncf import MODELS, Architecture
 from coterie.learning.optimisers import ServerOptimiser
 from coterie.rounds.fedncf import FedNcfPlan
-from coterie.rounds.policy import min_sum
+from coterie.rounds.policy import LEAST_REDRAW, min_sum
 
 __all__ = ["FedNcfOptions", "RoundsSettings"]
 
@@ -152,6 +152,12 @@ class RoundsSettings(Model):
         _FIXED_GROUP, ge=1, description="Users of a cohort: at least (groups), exactly (random)."
     )
     group: int = Field(_FIXED_GROUP, ge=1, description="Fewest users of a fixed group.")
+    redraw: int = Field(
+        0,
+        ge=0,
+        description="Passes after which fixed groups are drawn anew and asked for their items again. 0: never. "
+        "Fewer than 50 in an experiment only: sums over groups that overlap can be subtracted from one another.",
+    )
     passes: int = Field(
         60, ge=1, le=100_000, description="Most passes over all users (the paper's global rounds)."
     )
@@ -184,6 +190,14 @@ class RoundsSettings(Model):
 
     @model_validator(mode="after")
     def _floors(self) -> RoundsSettings:
+        if self.redraw and self.cohorts != "groups":
+            raise ValueError(
+                f"redraw {self.redraw} with cohorts {self.cohorts!r}: there are no groups to draw anew"
+            )
+        if 0 < self.redraw < LEAST_REDRAW and not self.experiment:
+            raise ValueError(
+                f"redraw {self.redraw} is below {LEAST_REDRAW}: members refuse groups that are drawn anew so often"
+            )
         if self.cohorts == "all":
             return self
         if self.cohort < self.min_cohort:

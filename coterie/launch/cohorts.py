@@ -35,14 +35,16 @@ _KINDS = {
 def rounds_plan(settings: RoundsSettings, seed: int) -> RoundsPlan:
     """Return the rounds of a run's plan.
 
-    The beacon is SHA-256 of a label and the seed, so that a run can be repeated: whoever starts it could try seeds
-    until the groups please.  A beacon that the third party signs would rule that out.
+    In an experiment the beacon is SHA-256 of a label and the seed, so that a run can be repeated: whoever starts it
+    could try seeds until the groups please.  Otherwise it is left to the third party, which draws and signs one.
     """
+    seeded = hashlib.sha256(encode("experiment-beacon", seed)).digest()
     return RoundsPlan(
         cohorts=_KINDS[settings.cohorts],
         cohort=settings.cohort,
         group=settings.group,
-        beacon=hashlib.sha256(encode("experiment-beacon", seed)).digest(),
+        beacon=seeded if settings.experiment else b"",
+        redraw=settings.redraw,
         party_per_user=settings.party_per_user,
         min_cohort=settings.min_cohort,
         min_sum=settings.min_sum,

@@ -5,6 +5,7 @@ Its numbers are those that the services come to with the same seed, and its repo
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coterie.config.run import RunSettings
+from coterie.crypto.beacon import BEACON_BYTES
 from coterie.crypto.identity import Identity, countersign
 from coterie.crypto.verified import Verified
 from coterie.data.keyed_order import key_hash
@@ -87,6 +89,9 @@ def train_in_process(
         When the run fails; names why.
     """
     plan = run_plan(settings, run_id=run_id, seed=seed)
+    if not plan.rounds.beacon:
+        # There is no third party in this process, and nobody who would have to believe that it drew the groups.
+        plan.rounds.beacon = secrets.token_bytes(BEACON_BYTES)
     return train_plan(plan, feed, hosts=settings.federation.hosts, see=see, on_evaluation=on_evaluation)
 
 
@@ -132,7 +137,7 @@ def train_plan(
         [one for host in ordered for one in host.participants],
         [host.device for host in ordered for _ in host.participants],
     )
-    groups = len(Conductor(plan, population, server(0), half).groups)
+    groups = len(Conductor(plan, population, server(0), half).groups())
     record = _Record(Conductor(plan, population, server(groups), half), len(feed.dataset.items), see)
     record.began()
 

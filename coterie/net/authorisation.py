@@ -30,6 +30,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "/coterie.v1.KeyDirectory/Revoke": frozenset({"operator"}),
     "/coterie.v1.KeyDirectory/Revocations": frozenset({"cos", "data-owner", "client"}),
     "/coterie.v1.KeyDirectory/PublishBundles": frozenset({"data-owner", "client"}),
+    "/coterie.v1.KeyDirectory/Beacon": frozenset({"cos"}),
     "/grpc.health.v1.Health/Check": _EVERY_SERVICE,
     "/grpc.health.v1.Health/Watch": _EVERY_SERVICE,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": frozenset({"operator"}),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import grpc
 import structlog
 
+from coterie.crypto.beacon import Beacon, verify_beacon
 from coterie.crypto.identity import Bundle, check_newer
 from coterie.errors import CryptoError, PeerError
 from coterie.net.bundles import bundle_from_wire, bundle_to_wire
@@ -19,6 +20,8 @@ from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1.thirdparty_pb2 import (
+    BeaconRequest,
+    BeaconResponse,
     DirectoryEntry,
     LookupRequest,
     LookupResponse,
@@ -127,6 +130,30 @@ class Directory:
                 raise PeerError(f"{self._channel.peer}: countersignatures do not verify: {error}") from error
             done += signed
         return tuple(done)
+
+    async def beacon(self, run_id: str) -> Beacon:
+        """Return the beacon that the third party drew for a run.
+
+        Raises
+        ------
+        PeerError
+            When the directory cannot be reached, or its signature does not verify.
+        Refusal
+            When it refuses.
+        """
+
+        async def attempt() -> BeaconResponse:
+            response: BeaconResponse = await self._stub.Beacon(BeaconRequest(run_id=run_id))
+            return response
+
+        try:
+            response = await self._retry(attempt)
+            verify_beacon(run_id, response.beacon, response.signature, self._key)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, self._channel.peer) from error
+        except CryptoError as error:
+            raise PeerError(f"{self._channel.peer}: {error.message}") from error
+        return Beacon(response.beacon, response.signature)
 
     def _current(self, participant: bytes, now: int) -> bool:
         bundle = self._known.get(participant)

@@ -189,6 +189,8 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     "DirectoryEntry": {"participant": "participant_id", "revoked": "participant_id"},
     "RevokeRequest": {"participants": "participant_id", "certificates": "public_key"},
     "RevokeResponse": {"revision": "protocol"},
+    "BeaconRequest": {"run_id": "protocol"},
+    "BeaconResponse": {"beacon": "protocol", "signature": "protocol"},
     "RevocationsRequest": {"held_revision": "protocol", "hold_ms": "protocol"},
     "RevocationsResponse": {
         "revision": "protocol",

@@ -29,7 +29,9 @@ _KINDS: dict[CohortKind.ValueType, policy.Cohorts] = {
 
 def cohort_rule(rounds: RoundsPlan) -> policy.CohortRule:
     """Return the rule that a plan prescribes."""
-    return policy.CohortRule(_KINDS[rounds.cohorts], rounds.cohort, rounds.group, rounds.beacon)
+    return policy.CohortRule(
+        _KINDS[rounds.cohorts], rounds.cohort, rounds.group, rounds.beacon, rounds.redraw
+    )
 
 
 def model_to_bytes(model: Mapping[str, NDArray[np.float32]]) -> bytes:
@@ -62,6 +64,7 @@ def new_training(plan: RunPlan, *, supports: bool) -> Training:
         patience=rounds.patience,
         choose_by=rounds.choose_by,
         supports=supports,
+        redraw=rounds.redraw,
     )
 
 
@@ -109,28 +112,36 @@ class Conductor:
         return cohort_rule(self.plan.rounds)
 
     @cached_property
-    def groups(self) -> list[NDArray[np.int64]]:
-        """Positions of each group's users."""
-        return policy.groups(self.rule, len(self.population))
+    def _drawn(self) -> dict[int, tuple[list[NDArray[np.int64]], NDArray[np.int64]]]:
+        return {}
 
-    @cached_property
-    def group_of(self) -> NDArray[np.int64]:
-        """Group of each user, int64 (users,)."""
-        found = np.zeros(len(self.population), np.int64)
-        for number, group in enumerate(self.groups):
-            found[group] = number
-        return found
+    def _drawing(self, pass_number: int) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
+        drawing = self.rule.drawing(pass_number)
+        if drawing not in self._drawn:
+            groups = policy.groups(self.rule, len(self.population), drawing)
+            # Only the present one is asked for.
+            self._drawn.clear()
+            self._drawn[drawing] = groups, policy.group_of(groups)
+        return self._drawn[drawing]
+
+    def groups(self, pass_number: int = 0) -> list[NDArray[np.int64]]:
+        """Return the positions of each group's users in a pass."""
+        return self._drawing(pass_number)[0]
+
+    def group_of(self, pass_number: int = 0) -> NDArray[np.int64]:
+        """Return the group of each user in a pass, int64 (users,)."""
+        return self._drawing(pass_number)[1]
 
     def started(self, slots: Sequence[int]) -> Started:
         """Return the event that fixes the population; ``slots`` are its users in canonical order."""
         parts = len(policy.cohorts(self.rule, len(self.population), 0))
         evaluation = parts if self.plan.rounds.party_per_user else 1
-        return Started(tuple(slots), len(self.groups), parts, evaluation)
+        return Started(tuple(slots), len(self.groups()), parts, evaluation)
 
     def cohort(self, state: Training) -> NDArray[np.int64]:
         """Return the users of the next sum, as ascending positions."""
         if state.purpose is Purpose.SUPPORTS:
-            return self.groups[state.part]
+            return self.groups(state.pass_number)[state.part]
         if state.purpose is Purpose.EVALUATE and state.evaluation_parts == 1:
             return np.arange(len(self.population))
         return policy.cohorts(self.rule, len(self.population), state.pass_number)[state.part]
@@ -200,8 +211,8 @@ class Conductor:
         """
         sums = self.side.layout(state.purpose).decode(total, users)
         cohort = self.cohort(state)
-        sizes = np.array([len(group) for group in self.groups])
-        shares = np.bincount(self.group_of[cohort], minlength=len(sizes)) / sizes
+        sizes = np.array([len(group) for group in self.groups(state.pass_number)])
+        shares = np.bincount(self.group_of(state.pass_number)[cohort], minlength=len(sizes)) / sizes
         summed = Summed(
             purpose=state.purpose,
             sums=sums,

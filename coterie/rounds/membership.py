@@ -13,6 +13,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.crypto.beacon import verify_beacon
+from coterie.crypto.verification import VerificationError
 from coterie.rounds import policy
 from coterie.rounds.conductor import cohort_rule
 from coterie.rounds.system import User
@@ -40,13 +42,17 @@ class Membership:
         The host's users in the population, by their position at the host.
     position, group : ndarray of int, shape (n,)
         Place of each in the canonical order, and group, as the orchestration server gave them.
+        The group is that of the first drawing.
     participants : sequence of bytes
         Participant ids of all users of the host, by position at the host.
+    directory_key : bytes
+        Raw Ed25519 public key of the directory, which signs the beacon.
 
     Raises
     ------
     Declined
-        When the places cannot be, or the groups are not those of the plan's rule.
+        When the places cannot be, or the groups are not those of the plan's rule; when nobody but the server says that
+        the beacon was drawn at random, or groups are drawn anew too often (in an experiment both may be).
     """
 
     plan: RunPlan
@@ -56,8 +62,10 @@ class Membership:
     position: NDArray[np.int64]
     group: NDArray[np.int64]
     participants: Sequence[bytes]
+    directory_key: bytes = b""
 
     def __post_init__(self) -> None:
+        self._check_drawing()
         if not len(self.index) == len(self.position) == len(self.group):
             raise Declined("the places of this host's users are no table")
         known = len(self.participants)
@@ -69,15 +77,36 @@ class Membership:
                 raise Declined(f"the {name} of this host in the population are out of range")
             if len(np.unique(values)) != len(values):
                 raise Declined(f"the {name} of this host in the population are not distinct")
-        found = np.empty(self.users, np.int64)
-        for number, members in enumerate(self._groups):
-            found[members] = number
-        if not np.array_equal(found[self.position], self.group):
+        if not np.array_equal(policy.group_of(self._groups(0))[self.position], self.group):
             raise Declined("the groups of this host's users are not those of the plan's rule")
 
+    def _check_drawing(self) -> None:
+        rounds = self.plan.rounds
+        if not rounds.experiment and 0 < rounds.redraw < policy.LEAST_REDRAW:
+            raise Declined(
+                f"groups are drawn anew after {rounds.redraw} passes; accepted are {policy.LEAST_REDRAW} or more"
+            )
+        if rounds.experiment and not rounds.beacon_signature:
+            return
+        try:
+            verify_beacon(self.plan.run_id, rounds.beacon, rounds.beacon_signature, self.directory_key)
+        except VerificationError as error:
+            raise Declined(f"the groups were not drawn by the third party: {error.message}") from error
+
     @cached_property
-    def _groups(self) -> list[NDArray[np.int64]]:
-        return policy.groups(cohort_rule(self.plan.rounds), self.users)
+    def _rule(self) -> policy.CohortRule:
+        return cohort_rule(self.plan.rounds)
+
+    @cached_property
+    def _drawn(self) -> dict[int, list[NDArray[np.int64]]]:
+        return {}
+
+    def _groups(self, pass_number: int) -> list[NDArray[np.int64]]:
+        drawing = self._rule.drawing(pass_number)
+        if drawing not in self._drawn:
+            self._drawn.clear()
+            self._drawn[drawing] = policy.groups(self._rule, self.users, drawing)
+        return self._drawn[drawing]
 
     @cached_property
     def _at(self) -> dict[int, int]:
@@ -95,11 +124,12 @@ class Membership:
         rounds = self.plan.rounds
         parts: Sequence[NDArray[np.int64]]
         if purpose is Purpose.SUPPORTS:
-            parts = self._groups
+            # Once for each drawing: sums over the same group at another time would show what has changed.
+            parts = self._groups(pass_number) if self._rule.redrawn(pass_number) else []
         elif purpose is Purpose.EVALUATE and not rounds.party_per_user:
             parts = [np.arange(self.users)]
         else:
-            parts = policy.cohorts(cohort_rule(rounds), self.users, pass_number)
+            parts = policy.cohorts(self._rule, self.users, pass_number)
         last = rounds.passes if purpose is Purpose.EVALUATE else rounds.passes - 1
         if not (0 <= part < len(parts) and 0 <= pass_number <= last):
             raise Declined(f"the plan's rule has no part {part} of pass {pass_number} ({purpose.value})")
@@ -138,29 +168,34 @@ class Membership:
             raise Declined(f"a floor of {plan.min_sum} users for the sum; by the plan's rule it is {floor}")
         return self._per_user(plan, cohort) if rounds.party_per_user else self._one(plan, cohort)
 
-    def _user(self, position: int) -> User:
-        row = self._at[position]
-        return User(int(self.index[row]), int(self.group[row]))
+    def _own(self, plan: SumPlan, cohort: NDArray[np.int64]) -> dict[int, User]:
+        """Return the host's users in a cohort, by position in ascending order."""
+        group = policy.group_of(self._groups(plan.pass_number))
+        return {
+            position: User(int(self.index[self._at[position]]), int(group[position]))
+            for position in cohort.tolist()
+            if position in self._at
+        }
 
     def _per_user(self, plan: SumPlan, cohort: NDArray[np.int64]) -> dict[int, list[User]]:
         if len(plan.members) != len(cohort):
             raise Declined(
                 f"{len(plan.members)} members for a cohort of {len(cohort)} users, each one a member"
             )
-        found = {}
+        found, users = {}, self._own(plan, cohort)
         for member, (position, one) in enumerate(zip(cohort.tolist(), plan.members, strict=True)):
-            if position not in self._at:
+            if position not in users:
                 if one.device == self.device:
                     raise Declined(f"member {member} is said to be this host's, and is not")
                 continue
-            user = self._user(position)
+            user = users[position]
             if (one.participant, one.device) != (self.participants[user.index], self.device):
                 raise Declined(f"member {member} should be a user of this host, and is not")
             found[member] = [user]
         return found
 
     def _one(self, plan: SumPlan, cohort: NDArray[np.int64]) -> dict[int, list[User]]:
-        users = [self._user(position) for position in cohort.tolist() if position in self._at]
+        users = list(self._own(plan, cohort).values())
         own = [member for member, one in enumerate(plan.members) if one.device == self.device]
         if len(own) != (1 if users else 0):
             raise Declined(f"this host has {len(own)} members in a cohort with {len(users)} of its users")

@@ -55,4 +55,6 @@ def _rounds(rounds: RoundsPlan) -> tuple[bytes | str | int, ...]:
         rounds.patience,
         rounds.choose_by,
         rounds.step_timeout_ms,
+        rounds.redraw,
+        rounds.beacon_signature,
     )

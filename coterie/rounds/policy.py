@@ -1,8 +1,8 @@
 """Who is in which cohort, and under which floors.
 
 Sums over known, changing cohorts can be solved for the individuals, and no mask helps against that.  So by default the
-participants are cut once into fixed groups, by randomness that the third party signs, and a cohort is one or more
-whole groups.  ``random`` cohorts reproduce the papers.
+participants are cut into fixed groups, by randomness that the third party signs, and a cohort is one or more whole
+groups; at most every so many passes the groups are drawn anew.  ``random`` cohorts reproduce the papers.
 
 Everything here is a function of the plan and of a canonical order of the participants, so that members can check that
 a cohort was drawn by the rule.
@@ -11,6 +11,7 @@ a cohort was drawn by the rule.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -20,7 +21,10 @@ from numpy.typing import NDArray
 
 from coterie.crypto.explicit import encode
 
-__all__ = ["CohortRule", "Cohorts", "cohorts", "groups", "min_sum"]
+__all__ = ["LEAST_REDRAW", "CohortRule", "Cohorts", "cohorts", "group_of", "groups", "min_sum"]
+
+LEAST_REDRAW = 50
+"""Passes between two drawings of groups, outside experiments: sums over groups that overlap can be subtracted."""
 
 Cohorts = Literal["groups", "random", "all"]
 
@@ -40,12 +44,23 @@ class CohortRule:
         Fewest users in a group.
     beacon : bytes
         Randomness of the permutations.
+    redraw : int
+        Passes after which groups are drawn anew; 0 for never.
     """
 
     kind: Cohorts
     size: int
     group: int
     beacon: bytes
+    redraw: int = 0
+
+    def drawing(self, pass_number: int) -> int:
+        """Return by which drawing the groups of a pass are cut, from 0."""
+        return pass_number // self.redraw if self.redraw else 0
+
+    def redrawn(self, pass_number: int) -> bool:
+        """Whether a pass is the first one of its drawing."""
+        return pass_number % self.redraw == 0 if self.redraw else pass_number == 0
 
 
 def _permutation(beacon: bytes, purpose: str, number: int, count: int) -> NDArray[np.int64]:
@@ -59,15 +74,15 @@ def _permutation(beacon: bytes, purpose: str, number: int, count: int) -> NDArra
     return np.argsort(np.frombuffer(keys, ">u8"), kind="stable")
 
 
-def groups(rule: CohortRule, users: int, epoch: int = 0) -> list[NDArray[np.int64]]:
+def groups(rule: CohortRule, users: int, drawing: int = 0) -> list[NDArray[np.int64]]:
     """Cut the users into fixed groups.
 
     Parameters
     ----------
     users : int
         How many there are.
-    epoch : int
-        Counts redrawings.
+    drawing : int
+        Counts drawings, from 0.
 
     Returns
     -------
@@ -76,11 +91,19 @@ def groups(rule: CohortRule, users: int, epoch: int = 0) -> list[NDArray[np.int6
         smaller than twice the least group is one group.
     """
     count = max(users // max(rule.group, 1), 1)
-    parts = np.array_split(_permutation(rule.beacon, "groups", epoch, users), count)
+    parts = np.array_split(_permutation(rule.beacon, "groups", drawing, users), count)
     return [np.sort(part) for part in parts]
 
 
-def cohorts(rule: CohortRule, users: int, global_round: int, epoch: int = 0) -> list[NDArray[np.int64]]:
+def group_of(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Return the group of each user of a partition, int64 (users,)."""
+    found = np.empty(sum(map(len, parts)), np.int64)
+    for number, part in enumerate(parts):
+        found[part] = number
+    return found
+
+
+def cohorts(rule: CohortRule, users: int, global_round: int) -> list[NDArray[np.int64]]:
     """Return the cohorts of one global round, in order: everybody is in exactly one of them.
 
     Returns
@@ -95,7 +118,7 @@ def cohorts(rule: CohortRule, users: int, global_round: int, epoch: int = 0) -> 
         # A rest of less than half a cohort joins the last one: too few would be refused by their floor.
         starts = [first for first in range(0, users, rule.size) if users - first >= rule.size / 2]
         return [np.sort(order[first:last]) for first, last in pairwise([*starts, users])]
-    fixed = groups(rule, users, epoch)
+    fixed = groups(rule, users, rule.drawing(global_round))
     least = min(len(part) for part in fixed)
     # Groups that are left over at the end of a pass join its last cohort: none is smaller than asked for.
     per = min(max(-(-rule.size // least), 1), len(fixed))

@@ -80,7 +80,9 @@ class Training:
     passes, evaluate_every, patience, choose_by : int, int, int, str
         As in the contract's ``RoundsPlan``.
     supports : bool
-        Whether groups are asked for their items first.
+        Whether groups are asked for their items first, and again when they have been drawn anew.
+    redraw : int
+        As in the contract's ``RoundsPlan``.
     groups, parts, evaluation_parts : int
         Groups of the population, cohorts of one pass, sums of one evaluation; known once it has gathered.
     users : tuple of int
@@ -119,6 +121,7 @@ class Training:
     abandoned: int = 0
     abandoned_in_a_row: int = 0
     reason: str = ""
+    redraw: int = 0
 
     def to_json(self) -> str:
         """Return the state as JSON, for the store."""
@@ -239,17 +242,24 @@ def _after(state: Training) -> Training:
     state = replace(state, part=0)
     match state.purpose:
         case Purpose.SUPPORTS:
-            return replace(state, purpose=Purpose.EVALUATE)
+            # Groups that were drawn anew train at once: what they have so far has been measured.
+            return replace(state, purpose=Purpose.TRAIN if state.pass_number else Purpose.EVALUATE)
         case Purpose.EVALUATE:
             return _evaluated(state)
         case Purpose.TRAIN:
             passed = replace(state, pass_number=state.pass_number + 1)
             due = passed.pass_number >= passed.passes or passed.pass_number % passed.evaluate_every == 0
-            return replace(passed, purpose=Purpose.EVALUATE if due else Purpose.TRAIN)
+            return replace(passed, purpose=Purpose.EVALUATE) if due else _next_pass(passed)
+
+
+def _next_pass(state: Training) -> Training:
+    """Begin a pass: groups that were drawn anew are asked for their items first."""
+    redrawn = state.redraw > 0 and state.pass_number > 0 and state.pass_number % state.redraw == 0
+    return replace(state, purpose=Purpose.SUPPORTS if state.supports and redrawn else Purpose.TRAIN)
 
 
 def _evaluated(state: Training) -> Training:
-    partial, state = state.partial, replace(state, purpose=Purpose.TRAIN, partial=False)
+    partial, state = state.partial, replace(_next_pass(state), partial=False)
     if partial:
         state = replace(state, measured={})
     if state.measured:

@@ -82,7 +82,7 @@ class _Host:
         self.members = Members(host.half, self._train)
 
     def _train(self, plan: SumPlan, members: Sequence[int]) -> Iterator[tuple[int, NDArray[np.uint32]]]:
-        group_of = self._conductor.group_of
+        group_of = self._conductor.group_of(plan.pass_number)
         users = {
             member: [
                 User(position - self._first, int(group_of[position])) for position in self.covered[member]
@@ -125,7 +125,7 @@ def train(
         [one for host in ordered for one in host.participants],
         [host.device for host in ordered for _ in host.participants],
     )
-    groups = len(Conductor(plan, population, side(0), half).groups)
+    groups = len(Conductor(plan, population, side(0), half).groups())
     server = side(groups)
     conductor = Conductor(plan, population, server, half)
     workers: dict[str, _Host] = {}

@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar
 
 import sqlalchemy as sa
 
+from coterie.crypto.beacon import Beacon
 from coterie.errors import StoreError
 from coterie.store.engine import Writer, open_sqlite
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -50,6 +51,14 @@ revocations = sa.Table(
     sa.Column("kind", sa.String, primary_key=True),
     sa.Column("subject", sa.LargeBinary, primary_key=True),
     sa.Column("revision", sa.Integer, nullable=False, index=True),
+)
+
+beacons = sa.Table(
+    "beacons",
+    metadata,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("beacon", sa.LargeBinary, nullable=False),
+    sa.Column("signature", sa.LargeBinary, nullable=False),
 )
 
 # One row: the number of changes so far, counted from 1 so that 0 can mean "I hold nothing yet".
@@ -261,6 +270,19 @@ class ThirdPartyStore:
             )
 
         return await self._read(read)
+
+    async def beacon(self, run_id: str, fresh: Beacon) -> Beacon:
+        """Keep a run's beacon, unless it has one; return the one that it has."""
+
+        def write(connection: sa.Connection) -> Beacon:
+            row = connection.execute(sa.select(beacons).where(beacons.c.run_id == run_id)).one_or_none()
+            if row is not None:
+                return Beacon(row.beacon, row.signature)
+            kept = {"run_id": run_id, "beacon": fresh.value, "signature": fresh.signature}
+            connection.execute(beacons.insert(), kept)
+            return fresh
+
+        return await self._write(write)
 
     async def probe(self) -> None:
         """Write and read once, changing nothing.

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+from coterie.crypto.beacon import verify_beacon
 from coterie.net.party import Member
 from coterie.wire.v1 import client_pb2 as agent_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
@@ -190,3 +191,53 @@ async def test_without_a_seed_the_randomness_of_the_users_is_kept_for_its_owner_
     assert len(secret.read_bytes()) == 32
     for path in ("contributions.bin", "private/embedding.npy", "client.db"):
         assert (host.state / path).stat().st_mode & 0o077 == 0, path
+
+
+@pytest.mark.parametrize("secure_sum", ["clear", "masked"])
+async def test_the_third_party_draws_the_groups_and_a_host_checks_that(world, secure_sum):
+    usual = {"cohorts": wire.CohortKind.COHORT_KIND_GROUPS, "experiment": False, "redraw": 50}
+    await world.begin(secure_sum=secure_sum, per_user=secure_sum == "masked", beacon=b"", **usual)
+    plan = (await world.operator.state(world.run)).plan
+    directory = (world.cos.state / "directory.key").read_bytes()
+    verify_beacon(world.run, plan.rounds.beacon, plan.rounds.beacon_signature, directory)
+    # The same request again, which names no beacon, is about the same run.
+    await world.begin(secure_sum=secure_sum, per_user=secure_sum == "masked", beacon=b"", **usual)
+    await asyncio.to_thread(world.host)
+    report = await world.over()
+    assert report["phase"] == "done", report["reason"]
+    assert [one["summed"] for one in report["rounds"]] == [5] * 4
+    again = (await world.operator.state(world.run)).plan
+    assert again.rounds.beacon == plan.rounds.beacon
+
+
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        {"beacon": bytes(32), "experiment": False},
+        {"beacon": bytes(31)},
+        {"beacon_signature": bytes(64)},
+        {"redraw": 49, "experiment": False, "beacon": b"", "cohorts": wire.CohortKind.COHORT_KIND_GROUPS},
+        {"redraw": 50},
+    ],
+    ids=["chosen beacon", "short beacon", "chosen signature", "often", "no groups"],
+)
+async def test_a_run_whose_groups_somebody_chose_or_that_draws_them_too_often_is_refused(
+    world, rounds, calls
+):
+    refused = await calls.refused(lambda: world.begin(**rounds))
+    assert refused.reason == "INVALID_FIELD"
+    assert refused.field.startswith("plan.rounds.")
+
+
+async def test_groups_that_are_drawn_anew_are_asked_for_their_items_again(world):
+    groups = {"cohorts": wire.CohortKind.COHORT_KIND_GROUPS, "cohort": 2, "group": 2, "redraw": 1}
+    await world.begin(passes=3, evaluate_every=3, **groups)
+    await asyncio.to_thread(world.host)
+    report = await world.over()
+    assert report["phase"] == "done", report["reason"]
+    purposes = [one["purpose"] for one in report["rounds"]]
+    asked = ["supports"] * 2
+    training = ["train"] * 2
+    assert purposes == [*asked, "evaluate", *training, *asked, *training, *asked, *training, "evaluate"]
+    assert {one["reason"] for one in report["rounds"]} == {""}
+    assert report["groups"] == 2

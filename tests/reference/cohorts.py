@@ -12,10 +12,15 @@ def permutation(beacon, purpose, number, count):
     return sorted(range(count), key=lambda at: (keys[at], at))
 
 
-def groups(beacon, least, users, epoch=0):
-    """Return the fixed groups, each ascending."""
+def drawing(redraw, pass_number):
+    """Return which drawing of the groups a pass has."""
+    return pass_number // redraw if redraw else 0
+
+
+def groups(beacon, least, users, drawn=0):
+    """Return the groups of a drawing, each ascending."""
     count = max(users // max(least, 1), 1)
-    order = permutation(beacon, "groups", epoch, users)
+    order = permutation(beacon, "groups", drawn, users)
     small, larger = divmod(users, count)
     found, at = [], 0
     for number in range(count):
@@ -25,14 +30,14 @@ def groups(beacon, least, users, epoch=0):
     return found
 
 
-def cohorts(kind, beacon, size, least, users, pass_number, epoch=0):
+def cohorts(kind, beacon, size, least, users, pass_number, redraw=0):
     """Return the cohorts of one pass, each ascending."""
     if kind == "all" or users <= size:
         return [list(range(users))]
     if kind == "random":
         order = permutation(beacon, "cohorts", pass_number, users)
         return [sorted(order[at : at + size]) for at in range(0, users, size)]
-    fixed = groups(beacon, least, users, epoch)
+    fixed = groups(beacon, least, users, drawing(redraw, pass_number))
     smallest = min(len(one) for one in fixed)
     per = min(max(-(-size // smallest), 1), len(fixed))
     order = permutation(beacon, "cohorts", pass_number, len(fixed))

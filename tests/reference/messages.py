@@ -39,6 +39,8 @@ ROUNDS_PLAN = {
     "patience": (11, "uint"),
     "choose_by": (12, "text"),
     "step_timeout_ms": (13, "uint"),
+    "redraw": (14, "uint"),
+    "beacon_signature": (15, "bytes"),
 }
 
 RUN_PLAN = {

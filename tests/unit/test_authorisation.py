@@ -30,7 +30,7 @@ CALLERS = {
     "coterie.v1.KeyDirectory": {
         "client": {"Lookup", "Revocations", "PublishBundles"},
         "data-owner": {"Lookup", "Revocations", "PublishBundles"},
-        "cos": {"Lookup", "Revocations"},
+        "cos": {"Lookup", "Revocations", "Beacon"},
         "operator": {"Revoke"},
     },
     # Enrolment is for those who have no certificate yet; its own listener lets them in, the table lets in nobody.

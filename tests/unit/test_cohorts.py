@@ -14,6 +14,7 @@ from coterie.rounds.fedncf import FedNcfPlan
 from coterie.wire.v1.orchestrator_pb2 import CohortKind
 
 ROUNDS = {
+    "redraw": 0,
     "cohorts": "random",
     "cohort": 31,
     "group": 32,
@@ -53,6 +54,24 @@ def test_the_beacon_is_a_function_of_the_seed_alone() -> None:
     assert len(first) == 32
     assert rounds_plan(settings(rounds=ROUNDS).rounds, 0).beacon == first
     assert rounds_plan(rounds, 1).beacon != first
+
+
+def test_outside_experiments_the_beacon_is_left_to_the_third_party() -> None:
+    given = settings(rounds={"experiment": False, "min_cohort": 2}, federation={"hosts": 2}).rounds
+    assert rounds_plan(given, 0).beacon == b""
+
+
+def test_groups_that_are_drawn_anew_too_often_are_refused_outside_experiments() -> None:
+    few = {"experiment": False, "min_cohort": 2}
+    for redraw in (0, 50, 300):
+        rounds = settings(rounds={**few, "redraw": redraw}, federation={"hosts": 2}).rounds
+        assert rounds_plan(rounds, 0).redraw == redraw
+    for redraw in (1, 49):
+        with pytest.raises(ValueError, match=f"redraw {redraw} is below 50"):
+            settings(rounds={**few, "redraw": redraw}, federation={"hosts": 2})
+        assert settings(rounds={"redraw": redraw}).rounds.redraw == redraw
+    with pytest.raises(ValueError, match="no groups to draw anew"):
+        settings(rounds={"cohorts": "random", "redraw": 50})
 
 
 def test_the_plan_of_a_run_in_rounds_carries_the_learning_as_its_peers_read_it() -> None:

@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.rounds.conductor import Conductor, Population
+from coterie.crypto.beacon import draw_beacon
+from coterie.rounds import policy
+from coterie.rounds.conductor import Conductor, Population, cohort_rule
 from coterie.rounds.membership import Membership
 from coterie.rounds.training import Purpose, Training
 from coterie.secure_sum.clear import ClearServer
@@ -19,6 +22,9 @@ from coterie.secure_sum.plan import Member, SumPlan
 from coterie.secure_sum.protocol import Declined
 from coterie.wire.layout import Layout, Segment
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan
+
+DIRECTORY = Ed25519PrivateKey.generate()
+DIRECTORY_KEY = DIRECTORY.public_key().public_bytes_raw()
 
 
 class Side:
@@ -65,8 +71,9 @@ class World:
             index = np.arange(size)[::-1]
             position = np.arange(first, first + size)
             own = [participants[first + size - 1 - at] for at in range(size)]
-            group = self.conductor.group_of[position]
-            self.hosts.append(Membership(plan, f"client/{n}", len(devices), index, position, group, own))
+            group = self.conductor.group_of()[position]
+            places = index, position, group
+            self.hosts.append(Membership(plan, f"client/{n}", len(devices), *places, own, DIRECTORY_KEY))
             first += size
 
     def open(self, purpose: Purpose, part: int = 0, pass_number: int = 0) -> SumPlan:
@@ -115,7 +122,7 @@ def test_the_plans_of_the_rule_are_accepted_and_every_user_of_the_cohort_is_cove
             for user in users:
                 named.add(host.participants[user.index])
                 own = host.position[np.flatnonzero(host.index == user.index)[0]]
-                assert user.group == world.conductor.group_of[own]
+                assert user.group == world.conductor.group_of(pass_number)[own]
     cohort = world.hosts[0].cohort(purpose, plan.pass_number, plan.part)
     assert named == {world.conductor.population.participants[position] for position in cohort}
 
@@ -195,7 +202,7 @@ def test_a_cohort_below_the_plans_floor_is_refused_by_users_or_by_devices() -> N
     with pytest.raises(Declined, match=r"a cohort of 6 users; the plan's floor is 7"):
         World(run_plan(min_cohort=7, min_sum=2)).hosts[0].covered(plan)
     with pytest.raises(Declined, match=r"devices; the plan's floor is 4"):
-        World(run_plan(min_cohort=4, experiment=False)).hosts[0].covered(plan)
+        World(drawn(min_cohort=4, kind=CohortKind.COHORT_KIND_RANDOM)).hosts[0].covered(plan)
 
 
 @pytest.mark.parametrize(
@@ -212,3 +219,97 @@ def test_places_that_cannot_be_are_refused(changes: dict[str, Any], words: str) 
     host = World(run_plan(kind=CohortKind.COHORT_KIND_GROUPS)).hosts[0]
     with pytest.raises(Declined, match=words):
         dataclasses.replace(host, **changes)
+
+
+# --- who draws the groups, and how often -----------------------------------------------------------------------------
+
+
+def drawn(**changes: Any) -> RunPlan:
+    """Return a plan whose beacon the directory drew."""
+    beacon = draw_beacon(changes.pop("run_id", "run"), DIRECTORY)
+    rounds = {
+        "beacon": beacon.value,
+        "beacon_signature": beacon.signature,
+        "experiment": False,
+        "min_cohort": 1,
+    }
+    return run_plan(**{"kind": CohortKind.COHORT_KIND_GROUPS, **rounds, **changes})
+
+
+def joined(plan: RunPlan, key: bytes = DIRECTORY_KEY) -> Membership:
+    group = policy.group_of(policy.groups(cohort_rule(plan.rounds), 3))
+    places = np.arange(3)
+    return Membership(plan, "client/0", 3, places, places, group, [bytes([n]) * 32 for n in range(3)], key)
+
+
+def test_a_beacon_that_the_third_party_drew_for_this_run_is_accepted() -> None:
+    joined(drawn())
+    joined(drawn(experiment=True))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"beacon_signature": b""},
+        {"beacon_signature": bytes(64)},
+        {"beacon": b"c" * 32},
+        {"beacon": b""},
+        {"run_id": "another-run"},
+        {"beacon": b"c" * 32, "experiment": True},
+    ],
+    ids=lambda changes: " ".join(f"{key}={value!r:.12}" for key, value in changes.items()),
+)
+def test_members_take_no_part_where_the_third_party_did_not_draw_the_groups(changes: dict[str, Any]) -> None:
+    with pytest.raises(Declined, match="not drawn by the third party"):
+        joined(drawn(**changes))
+
+
+def test_a_beacon_that_another_directory_signed_is_refused() -> None:
+    other = Ed25519PrivateKey.generate().public_key().public_bytes_raw()
+    with pytest.raises(Declined, match="not drawn by the third party"):
+        joined(drawn(), other)
+
+
+def test_groups_that_are_drawn_anew_too_often_are_refused_outside_experiments() -> None:
+    for redraw in (1, 49):
+        with pytest.raises(Declined, match=f"after {redraw} passes; accepted are 50"):
+            joined(drawn(redraw=redraw))
+        joined(drawn(redraw=redraw, experiment=True))
+    joined(drawn(redraw=50))
+
+
+def test_members_find_the_cohorts_of_each_drawing_and_refuse_those_of_another() -> None:
+    kind = CohortKind.COHORT_KIND_GROUPS
+    world = World(run_plan(users_as_members=True, kind=kind, cohort=5, redraw=2, passes=5))
+    for pass_number in range(5):
+        for part in range(world.conductor.started(range(17)).parts):
+            plan = world.open(Purpose.TRAIN, part, pass_number)
+            named = {n for host in world.hosts for n in host.covered(plan)}
+            assert named == set(range(len(plan.members)))
+            for host in world.hosts:
+                for users in host.covered(plan).values():
+                    for user in users:
+                        own = host.position[np.flatnonzero(host.index == user.index)[0]]
+                        assert user.group == world.conductor.group_of(pass_number)[own]
+    first, other = (world.open(Purpose.TRAIN, 0, number) for number in (1, 2))
+    swapped = dataclasses.replace(first, pass_number=2)
+    assert first.members != other.members
+    refused = 0
+    for host in world.hosts:
+        try:
+            host.covered(swapped)
+        except Declined:
+            refused += 1
+    assert refused
+
+
+def test_groups_are_asked_for_their_items_once_in_each_drawing() -> None:
+    host = World(run_plan(kind=CohortKind.COHORT_KIND_GROUPS, redraw=2, passes=5)).hosts[0]
+    groups = [host.cohort(Purpose.SUPPORTS, number, 0).tolist() for number in (0, 2, 4)]
+    assert len({tuple(group) for group in groups}) == 3
+    for number in (1, 3):
+        with pytest.raises(Declined, match="no part 0"):
+            host.cohort(Purpose.SUPPORTS, number, 0)
+    fixed = World(run_plan(kind=CohortKind.COHORT_KIND_GROUPS)).hosts[0]
+    with pytest.raises(Declined, match="no part 0"):
+        fixed.cohort(Purpose.SUPPORTS, 1, 0)

@@ -26,6 +26,8 @@ ROUNDS: dict[str, Any] = {
     "patience": 3,
     "choose_by": "hit_ratio@10",
     "step_timeout_ms": 60_000,
+    "redraw": 50,
+    "beacon_signature": bytes(range(64)),
 }
 PLAN: dict[str, Any] = {
     "run_id": "spring",

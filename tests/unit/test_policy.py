@@ -100,6 +100,22 @@ def test_groups_are_drawn_anew_with_each_epoch():
     )
 
 
+def test_cohorts_of_a_pass_are_groups_of_its_drawing():
+    rule = CohortRule("groups", 20, 10, BEACON, redraw=3)
+    assert [rule.drawing(number) for number in range(8)] == [0, 0, 0, 1, 1, 1, 2, 2]
+    assert [number for number in range(8) if rule.redrawn(number)] == [0, 3, 6]
+    for number in (2, 3, 7):
+        fixed = {tuple(part.tolist()) for part in groups(rule, 100, rule.drawing(number))}
+        for cohort in cohorts(rule, 100, number):
+            assert sum(set(part) <= set(cohort.tolist()) for part in fixed) == len(cohort) // 10
+
+
+def test_groups_are_fixed_for_the_whole_run_when_nothing_else_is_said():
+    rule = CohortRule("groups", 20, 10, BEACON)
+    assert {rule.drawing(number) for number in (0, 1, 49, 50, 10_000)} == {0}
+    assert [number for number in range(100) if rule.redrawn(number)] == [0]
+
+
 def test_the_permutation_is_the_one_that_is_specified():
     """Members that are written in other languages compute it, too."""
     purpose, number, users = b"groups", 0, 12

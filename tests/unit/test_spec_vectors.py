@@ -173,9 +173,11 @@ def test_cohorts_are_drawn_alike():
     assert drawn == order["order"]
     for case in given["cases"]:
         users = case["users"]
-        assert cohorts.groups(beacon, case["group"], users) == case["groups"]
+        redraw, pass_number = case["redraw"], case["pass_number"]
+        drawn = cohorts.drawing(redraw, pass_number)
+        assert cohorts.groups(beacon, case["group"], users, drawn) == case["groups"]
         rule = case["kind"], beacon, case["cohort"], case["group"]
-        assert cohorts.cohorts(*rule, users, case["pass_number"]) == case["cohorts"]
+        assert cohorts.cohorts(*rule, users, pass_number, redraw) == case["cohorts"]
         floors = [cohorts.min_sum(count, given["floor"]) for count in range(users + 1)]
         assert floors == case["min_sum"]
 

@@ -110,6 +110,32 @@ def test_each_cohort_is_visited_once_in_each_pass_and_the_model_is_measured_firs
     assert state.reason == ""
 
 
+def test_groups_that_are_drawn_anew_are_asked_for_their_items_again_before_they_train() -> None:
+    visited: list[tuple[Purpose, int]] = []
+    state = step(new(redraw=2, passes=5, evaluate_every=4), STARTED)
+    while not state.phase.ended:
+        if (state.purpose, state.pass_number) not in visited:
+            visited.append((state.purpose, state.pass_number))
+        state = step(state, measured(0.5) if state.purpose is EVALUATE else Summed())
+    asked = [(SUPPORTS, 0), (EVALUATE, 0), (TRAIN, 0), (TRAIN, 1), (SUPPORTS, 2), (TRAIN, 2), (TRAIN, 3)]
+    assert visited == [*asked, (EVALUATE, 4), (SUPPORTS, 4), (TRAIN, 4), (EVALUATE, 5)]
+
+
+def test_groups_that_are_drawn_anew_are_not_asked_by_a_system_that_never_asks() -> None:
+    state = evaluated(step(new(redraw=1, supports=False), STARTED), [0.5] * 9)
+    assert state.phase is Phase.DONE
+    assert state.version == 4 * 3
+
+
+def test_a_group_that_could_not_be_asked_after_a_drawing_is_asked_again() -> None:
+    state = step(new(redraw=1, passes=3, evaluate_every=3), STARTED)
+    while (state.purpose, state.pass_number) != (SUPPORTS, 1):
+        state = step(state, measured(0.5) if state.purpose is EVALUATE else Summed())
+    again = after(state, Abandoned("too few"))
+    assert (again.purpose, again.part, again.pass_number) == (SUPPORTS, 0, 1)
+    assert after(again, Summed(), Summed()).purpose is TRAIN
+
+
 def test_the_last_pass_is_measured_even_where_none_is_due() -> None:
     state = evaluated(quick(passes=5, evaluate_every=3), [0.1, 0.2, 0.3])
     assert [one.pass_number for one in state.evaluations] == [0, 3, 5]
@@ -287,6 +313,7 @@ plans = st.fixed_dictionaries(
         "evaluate_every": st.integers(1, 5),
         "patience": st.integers(0, 3),
         "supports": st.booleans(),
+        "redraw": st.integers(0, 3),
     }
 )
 beginnings = st.builds(
@@ -307,7 +334,8 @@ def most_rounds(state: Training) -> int:
     """Return how many rounds a run can have: supports are asked at most five times in a row, others once."""
     passes = state.passes * state.parts
     evaluations = (state.passes + 1) * state.evaluation_parts
-    return (5 * state.groups if state.supports else 0) + passes + evaluations
+    drawings = 1 + (state.passes // state.redraw if state.redraw else 0)
+    return (5 * state.groups * drawings if state.supports else 0) + passes + evaluations
 
 
 @settings(max_examples=200)
@@ -356,5 +384,5 @@ def test_every_field_comes_back_from_json() -> None:
         if getattr(state, field.name) == getattr(fresh, field.name)
     }
     # Every field that a run may change has another value than at the beginning: none can get lost unseen.
-    assert same == {"passes", "evaluate_every", "choose_by", "supports"}
+    assert same == {"passes", "evaluate_every", "choose_by", "supports", "redraw"}
     assert Training.from_json(state.to_json()) == state

@@ -79,7 +79,7 @@ class _CohortKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     COHORT_KIND_UNSPECIFIED: _CohortKind.ValueType  # 0
     """Never valid."""
     COHORT_KIND_GROUPS: _CohortKind.ValueType  # 1
-    """Whole groups of users; the groups are fixed."""
+    """Whole groups of users; the groups are fixed, or drawn anew after `redraw` passes."""
     COHORT_KIND_RANDOM: _CohortKind.ValueType  # 2
     """At random, without replacement within a pass over all users."""
     COHORT_KIND_ALL: _CohortKind.ValueType  # 3
@@ -91,7 +91,7 @@ class CohortKind(_CohortKind, metaclass=_CohortKindEnumTypeWrapper):
 COHORT_KIND_UNSPECIFIED: CohortKind.ValueType  # 0
 """Never valid."""
 COHORT_KIND_GROUPS: CohortKind.ValueType  # 1
-"""Whole groups of users; the groups are fixed."""
+"""Whole groups of users; the groups are fixed, or drawn anew after `redraw` passes."""
 COHORT_KIND_RANDOM: CohortKind.ValueType  # 2
 """At random, without replacement within a pass over all users."""
 COHORT_KIND_ALL: CohortKind.ValueType  # 3
@@ -473,6 +473,8 @@ class RoundsPlan(google.protobuf.message.Message):
     PATIENCE_FIELD_NUMBER: builtins.int
     CHOOSE_BY_FIELD_NUMBER: builtins.int
     STEP_TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    REDRAW_FIELD_NUMBER: builtins.int
+    BEACON_SIGNATURE_FIELD_NUMBER: builtins.int
     cohorts: Global___CohortKind.ValueType
     """How cohorts are drawn."""
     cohort: builtins.int
@@ -482,7 +484,7 @@ class RoundsPlan(google.protobuf.message.Message):
     group: builtins.int
     """Fewest users in a fixed group."""
     beacon: builtins.bytes
-    """Randomness of the permutations, 32 bytes."""
+    """Randomness of the permutations, 32 bytes.  In StartRun it may be empty: then the COS asks the third party for it."""
     party_per_user: builtins.bool
     """Whether every user is a member of its own; else a host is one member for all its users in the cohort."""
     min_cohort: builtins.int
@@ -501,6 +503,10 @@ class RoundsPlan(google.protobuf.message.Message):
     """Metric by which the best version is chosen, higher is better; measured on validation items."""
     step_timeout_ms: builtins.int
     """Longest time for one step of a round, milliseconds."""
+    redraw: builtins.int
+    """Passes after which groups are drawn anew; 0 for never."""
+    beacon_signature: builtins.bytes
+    """The directory's signature over run and `beacon`, 64 bytes; empty in an experiment, whose beacon can be repeated."""
     def __init__(
         self,
         *,
@@ -517,8 +523,10 @@ class RoundsPlan(google.protobuf.message.Message):
         patience: builtins.int = ...,
         choose_by: builtins.str = ...,
         step_timeout_ms: builtins.int = ...,
+        redraw: builtins.int = ...,
+        beacon_signature: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["beacon", b"beacon", "choose_by", b"choose_by", "cohort", b"cohort", "cohorts", b"cohorts", "evaluate_every", b"evaluate_every", "experiment", b"experiment", "group", b"group", "min_cohort", b"min_cohort", "min_sum", b"min_sum", "party_per_user", b"party_per_user", "passes", b"passes", "patience", b"patience", "step_timeout_ms", b"step_timeout_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["beacon", b"beacon", "beacon_signature", b"beacon_signature", "choose_by", b"choose_by", "cohort", b"cohort", "cohorts", b"cohorts", "evaluate_every", b"evaluate_every", "experiment", b"experiment", "group", b"group", "min_cohort", b"min_cohort", "min_sum", b"min_sum", "party_per_user", b"party_per_user", "passes", b"passes", "patience", b"patience", "redraw", b"redraw", "step_timeout_ms", b"step_timeout_ms"]) -> None: ...
 
 Global___RoundsPlan: typing_extensions.TypeAlias = RoundsPlan
 

@@ -293,3 +293,43 @@ class PublishBundlesResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["countersignatures", b"countersignatures"]) -> None: ...
 
 Global___PublishBundlesResponse: typing_extensions.TypeAlias = PublishBundlesResponse
+
+@typing.final
+class BeaconRequest(google.protobuf.message.Message):
+    """Which run's beacon."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """The run."""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["run_id", b"run_id"]) -> None: ...
+
+Global___BeaconRequest: typing_extensions.TypeAlias = BeaconRequest
+
+@typing.final
+class BeaconResponse(google.protobuf.message.Message):
+    """The beacon of a run.  It is public: every participant of the run reads it in the plan."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BEACON_FIELD_NUMBER: builtins.int
+    SIGNATURE_FIELD_NUMBER: builtins.int
+    beacon: builtins.bytes
+    """Randomness of the operating system, 32 bytes."""
+    signature: builtins.bytes
+    """The directory's signature over run and beacon, 64 bytes."""
+    def __init__(
+        self,
+        *,
+        beacon: builtins.bytes = ...,
+        signature: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["beacon", b"beacon", "signature", b"signature"]) -> None: ...
+
+Global___BeaconResponse: typing_extensions.TypeAlias = BeaconResponse

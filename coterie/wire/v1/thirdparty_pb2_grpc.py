@@ -132,6 +132,11 @@ class KeyDirectoryStub(object):
                 request_serializer=coterie_dot_v1_dot_thirdparty__pb2.PublishBundlesRequest.SerializeToString,
                 response_deserializer=coterie_dot_v1_dot_thirdparty__pb2.PublishBundlesResponse.FromString,
                 _registered_method=True)
+        self.Beacon = channel.unary_unary(
+                '/coterie.v1.KeyDirectory/Beacon',
+                request_serializer=coterie_dot_v1_dot_thirdparty__pb2.BeaconRequest.SerializeToString,
+                response_deserializer=coterie_dot_v1_dot_thirdparty__pb2.BeaconResponse.FromString,
+                _registered_method=True)
 
 
 class KeyDirectoryServicer(object):
@@ -166,6 +171,13 @@ class KeyDirectoryServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Beacon(self, request, context):
+        """Signed randomness for the groups of a run.  Drawn at the first call for this run; the same ever after.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_KeyDirectoryServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -188,6 +200,11 @@ def add_KeyDirectoryServicer_to_server(servicer, server):
                     servicer.PublishBundles,
                     request_deserializer=coterie_dot_v1_dot_thirdparty__pb2.PublishBundlesRequest.FromString,
                     response_serializer=coterie_dot_v1_dot_thirdparty__pb2.PublishBundlesResponse.SerializeToString,
+            ),
+            'Beacon': grpc.unary_unary_rpc_method_handler(
+                    servicer.Beacon,
+                    request_deserializer=coterie_dot_v1_dot_thirdparty__pb2.BeaconRequest.FromString,
+                    response_serializer=coterie_dot_v1_dot_thirdparty__pb2.BeaconResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -299,6 +316,33 @@ class KeyDirectory(object):
             '/coterie.v1.KeyDirectory/PublishBundles',
             coterie_dot_v1_dot_thirdparty__pb2.PublishBundlesRequest.SerializeToString,
             coterie_dot_v1_dot_thirdparty__pb2.PublishBundlesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Beacon(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/coterie.v1.KeyDirectory/Beacon',
+            coterie_dot_v1_dot_thirdparty__pb2.BeaconRequest.SerializeToString,
+            coterie_dot_v1_dot_thirdparty__pb2.BeaconResponse.FromString,
             options,
             channel_credentials,
             insecure,

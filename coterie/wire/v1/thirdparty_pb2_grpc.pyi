@@ -153,7 +153,23 @@ _KeyDirectoryPublishBundlesType = typing_extensions.TypeVar(
     ],
 )
 
-class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevokeType, _KeyDirectoryRevocationsType, _KeyDirectoryPublishBundlesType]):
+_KeyDirectoryBeaconType = typing_extensions.TypeVar(
+    '_KeyDirectoryBeaconType',
+    grpc.UnaryUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.BeaconRequest,
+        coterie.wire.v1.thirdparty_pb2.BeaconResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.BeaconRequest,
+        coterie.wire.v1.thirdparty_pb2.BeaconResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.BeaconRequest,
+        coterie.wire.v1.thirdparty_pb2.BeaconResponse,
+    ],
+)
+
+class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevokeType, _KeyDirectoryRevocationsType, _KeyDirectoryPublishBundlesType, _KeyDirectoryBeaconType]):
     """Reached with a certificate."""
 
     @typing.overload
@@ -173,6 +189,10 @@ class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevo
         grpc.UnaryUnaryMultiCallable[
             coterie.wire.v1.thirdparty_pb2.PublishBundlesRequest,
             coterie.wire.v1.thirdparty_pb2.PublishBundlesResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            coterie.wire.v1.thirdparty_pb2.BeaconRequest,
+            coterie.wire.v1.thirdparty_pb2.BeaconResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -194,6 +214,10 @@ class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevo
             coterie.wire.v1.thirdparty_pb2.PublishBundlesRequest,
             coterie.wire.v1.thirdparty_pb2.PublishBundlesResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            coterie.wire.v1.thirdparty_pb2.BeaconRequest,
+            coterie.wire.v1.thirdparty_pb2.BeaconResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     Lookup: _KeyDirectoryLookupType
@@ -207,6 +231,9 @@ class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevo
 
     PublishBundles: _KeyDirectoryPublishBundlesType
     """Adds or replaces bundles of the caller's participants, within what its token allowed."""
+
+    Beacon: _KeyDirectoryBeaconType
+    """Signed randomness for the groups of a run.  Drawn at the first call for this run; the same ever after."""
 
 KeyDirectoryAsyncStub: typing_extensions.TypeAlias = KeyDirectoryStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -224,6 +251,10 @@ KeyDirectoryAsyncStub: typing_extensions.TypeAlias = KeyDirectoryStub[
     grpc.aio.UnaryUnaryMultiCallable[
         coterie.wire.v1.thirdparty_pb2.PublishBundlesRequest,
         coterie.wire.v1.thirdparty_pb2.PublishBundlesResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.BeaconRequest,
+        coterie.wire.v1.thirdparty_pb2.BeaconResponse,
     ],
 ]
 
@@ -261,5 +292,13 @@ class KeyDirectoryServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[coterie.wire.v1.thirdparty_pb2.PublishBundlesResponse, collections.abc.Awaitable[coterie.wire.v1.thirdparty_pb2.PublishBundlesResponse]]:
         """Adds or replaces bundles of the caller's participants, within what its token allowed."""
+
+    @abc.abstractmethod
+    def Beacon(
+        self,
+        request: coterie.wire.v1.thirdparty_pb2.BeaconRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[coterie.wire.v1.thirdparty_pb2.BeaconResponse, collections.abc.Awaitable[coterie.wire.v1.thirdparty_pb2.BeaconResponse]]:
+        """Signed randomness for the groups of a run.  Drawn at the first call for this run; the same ever after."""
 
 def add_KeyDirectoryServicer_to_server(servicer: KeyDirectoryServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

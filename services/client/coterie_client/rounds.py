@@ -336,6 +336,7 @@ class Rounds:
             table[:, 1],
             table[:, 2],
             [identity.participant_id for identity in self._host.identities],
+            self._host.directory_key,
         )
 
     # --- one step --------------------------------------------------------------------------------------------------

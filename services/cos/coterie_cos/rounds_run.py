@@ -331,9 +331,9 @@ class RoundsRun(SummingRun[Training]):
         return version, model_to_bytes(self._conduct().side.model(arrays))
 
     def _places(self, party: str) -> wire.Places:
-        conductor = self._conduct()
+        group_of = self._conduct().group_of()
         rows = [
-            (slot, position, int(conductor.group_of[position]))
+            (slot, position, int(group_of[position]))
             for position, slot in enumerate(self.state.users)
             if self.registry.by_slot[slot].party == party
         ]

@@ -10,13 +10,16 @@ import sqlalchemy as sa
 
 from coterie.config.services import CosSettings
 from coterie.crypto.authority import validate_name
-from coterie.errors import CertificateError, ConfigError, StoreError
+from coterie.crypto.beacon import BEACON_BYTES, Beacon
+from coterie.errors import CertificateError, ConfigError, PeerError, StoreError
 from coterie.launch.process import Runtime
 from coterie.net.completion import completed
 from coterie.net.credentials import TlsFiles
+from coterie.net.directory import Directory
 from coterie.net.enrolment import enrol
 from coterie.net.revocation import RevocationWatch
 from coterie.rounds.plan import plan_hash
+from coterie.rounds.policy import LEAST_REDRAW
 from coterie.rounds.shielded import ShieldedPlan
 from coterie.rounds.systems import SUMS, SYSTEMS, server_side
 from coterie.store import cos as store
@@ -24,7 +27,7 @@ from coterie.store.engine import Writer, open_sqlite
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.operator_pb2 import StartRunRequest
 from coterie.wire.v1.operator_pb2_grpc import add_OperatorServicer_to_server
-from coterie.wire.v1.orchestrator_pb2 import CohortKind
+from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan
 from coterie.wire.v1.orchestrator_pb2_grpc import add_OrchestratorServicer_to_server
 from coterie_cos.asynchronous import AsynchronousRun
 from coterie_cos.operator import Operator
@@ -36,7 +39,6 @@ from coterie_cos.shielded_run import ShieldedRun
 __all__ = ["SERVICE"]
 
 _TICK_S = 0.5
-_BEACON_BYTES = 32
 
 
 class CosProcess:
@@ -51,8 +53,10 @@ class CosProcess:
         self._runs: dict[str, Run] = {}
         self._starting = asyncio.Lock()
         self._directory_key = (settings.state / "directory.key").read_bytes()
+        thirdparty = runtime.connect(settings.thirdparty, "thirdparty")
+        self._directory = Directory(thirdparty, self._directory_key)
         self._revocations = RevocationWatch(
-            runtime.connect(settings.thirdparty, "thirdparty"),
+            thirdparty,
             runtime.guard,
             lambda current: runtime.holds("directory", current),
         )
@@ -100,7 +104,7 @@ class CosProcess:
         plan = request.plan
         held = self._runs.get(plan.run_id)
         if held is not None:
-            if plan_hash(held.plan) != plan_hash(plan):
+            if plan_hash(held.plan) != plan_hash(_with_beacon_of(held.plan, plan)):
                 raise Refusal(
                     ErrorReason.ERROR_REASON_CONFLICT,
                     "there is a run of this id with another plan",
@@ -122,6 +126,8 @@ class CosProcess:
                 field="plan",
                 expected="one that `coterie systems` lists",
             )
+        if plan.system in SYSTEMS and not plan.rounds.beacon:
+            plan.rounds.beacon, plan.rounds.beacon_signature = await self._beacon(plan.run_id)
         run = self._new(request)
         row = {
             "run_id": plan.run_id,
@@ -132,6 +138,17 @@ class CosProcess:
         await self._writer.run(lambda connection: connection.execute(store.runs.insert(), row))
         self._runs[plan.run_id] = run
         return run
+
+    async def _beacon(self, run_id: str) -> Beacon:
+        try:
+            return await self._directory.beacon(run_id)
+        except PeerError as error:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_NOT_READY,
+                f"the third party gives no beacon: {error.message}",
+                field="plan.rounds.beacon",
+                expected="a third party that can be reached",
+            ) from error
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the servicers."""
@@ -157,6 +174,20 @@ class CosProcess:
         """Close the store."""
         self._writer.close()
         self._engine.dispose()
+
+
+def _may_redraw(rounds: RoundsPlan) -> bool:
+    grouped = rounds.cohorts == CohortKind.COHORT_KIND_GROUPS
+    return grouped and (rounds.experiment or rounds.redraw >= LEAST_REDRAW)
+
+
+def _with_beacon_of(held: RunPlan, plan: RunPlan) -> RunPlan:
+    """Return a plan with the beacon that the third party gave for it, where it asks for one."""
+    asked = RunPlan()
+    asked.CopyFrom(plan)
+    if held.rounds.beacon_signature and not plan.rounds.beacon:
+        asked.rounds.beacon, asked.rounds.beacon_signature = held.rounds.beacon, held.rounds.beacon_signature
+    return asked
 
 
 def _check_drift(request: StartRunRequest) -> None:
@@ -225,7 +256,15 @@ def _check_rounds(request: StartRunRequest) -> None:
             "plan.rounds.cohorts": (rounds.cohorts in CohortKind.values()[1:], "groups, random or all"),
             "plan.rounds.cohort": (rounds.cohort >= 1, "at least 1"),
             "plan.rounds.group": (rounds.group >= 1, "at least 1"),
-            "plan.rounds.beacon": (len(rounds.beacon) == _BEACON_BYTES, f"{_BEACON_BYTES} bytes"),
+            "plan.rounds.beacon": (
+                len(rounds.beacon) in ((0, BEACON_BYTES) if rounds.experiment else (0,)),
+                f"empty; in an experiment also {BEACON_BYTES} bytes",
+            ),
+            "plan.rounds.beacon_signature": (not rounds.beacon_signature, "empty: the third party signs"),
+            "plan.rounds.redraw": (
+                rounds.redraw == 0 or _may_redraw(rounds),
+                f"0; with groups also {LEAST_REDRAW} or more, in an experiment any",
+            ),
             "plan.rounds.passes": (1 <= rounds.passes <= 100_000, "1 to 100000"),
             "plan.rounds.evaluate_every": (rounds.evaluate_every >= 1, "at least 1"),
             "plan.rounds.step_timeout_ms": (rounds.step_timeout_ms > 0, "at least 1"),

@@ -20,6 +20,7 @@ from coterie.crypto.authority import (
     renewal_time,
     save_tls_key,
 )
+from coterie.crypto.beacon import Beacon, draw_beacon
 from coterie.crypto.identity import Validity, countersign
 from coterie.crypto.keyfile import write_private_file
 from coterie.errors import CertificateError, CryptoError
@@ -161,6 +162,10 @@ class Certification:
         write_private_file(tls.authority, authority)
         write_private_file(tls.chain, issued.chain)
         return True
+
+    def beacon(self, run_id: str) -> Beacon:
+        """Draw and sign a beacon for a run."""
+        return draw_beacon(run_id, self._secrets.signing_key)
 
     def countersign(self, messages: Sequence[KeyBundle]) -> list[Countersigned]:
         """Verify and countersign bundles; about 0.1 ms each, so call it in a thread.

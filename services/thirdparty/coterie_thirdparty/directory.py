@@ -9,6 +9,8 @@ from typing import Any
 
 import structlog
 
+from coterie.crypto.authority import validate_name
+from coterie.errors import CertificateError
 from coterie.net.completion import completed
 from coterie.net.server import Guard, current_peer
 from coterie.store.thirdparty import Revoked, ThirdPartyStore
@@ -16,6 +18,8 @@ from coterie.telemetry.accounting import Accounting
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.common_pb2 import KeyBundle
 from coterie.wire.v1.thirdparty_pb2 import (
+    BeaconRequest,
+    BeaconResponse,
     DirectoryEntry,
     LookupRequest,
     LookupResponse,
@@ -108,6 +112,24 @@ class KeyDirectory(KeyDirectoryServicer):
         with storing(self._store_holds):
             await self._store.publish(current_peer().fingerprint, [one.published for one in done])
         return PublishBundlesResponse(countersignatures=[one.signature for one in done])
+
+    async def Beacon(self, request: BeaconRequest, context: Any) -> BeaconResponse:  # noqa: N802 - contract
+        """Return the beacon of a run: drawn once, whoever asks however often."""
+        try:
+            validate_name(request.run_id)
+        except CertificateError as error:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                error.message,
+                field="run_id",
+                expected="a DNS label: 1 to 63 of a-z, 0-9 and inner '-'",
+            ) from error
+        return await completed(self._beacon(request.run_id))
+
+    async def _beacon(self, run_id: str) -> BeaconResponse:
+        with storing(self._store_holds):
+            kept = await self._store.beacon(run_id, self._certification.beacon(run_id))
+        return BeaconResponse(beacon=kept.value, signature=kept.signature)
 
     async def Revoke(self, request: RevokeRequest, context: Any) -> RevokeResponse:  # noqa: N802 - contract
         """Revoke for good; open calls of revoked certificates end, and everybody who waits is told."""
