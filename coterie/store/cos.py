@@ -137,8 +137,23 @@ class LoggedUpdate(NamedTuple):
     gradient: bytes
 
 
-# The hot path of a run: one of each per update.  The driver takes the text as it is, which costs a third of a
-# compiled statement.  SQLite and PostgreSQL both know this form of "insert or update".
+# The hot path of a run: some of each per update, or per step of a round.  The driver takes the text as it is, which
+# costs a third of a compiled statement.  SQLite and PostgreSQL both know this form of "insert or update".
+_SET_PARTICIPANT = (
+    "INSERT INTO participants (run_id, slot, participant, party, message) VALUES (?, ?, ?, ?, ?) "
+    "ON CONFLICT (run_id, slot) DO UPDATE SET participant = excluded.participant, party = excluded.party, "
+    "message = excluded.message"
+)
+_SET_STATE = "UPDATE runs SET state = ? WHERE run_id = ?"
+_SET_SNAPSHOT = "UPDATE runs SET snapshot = ? WHERE run_id = ?"
+_SET_SUM = "UPDATE sums SET plan = ?, step = ?, phase = ?, reason = ? WHERE run_id = ? AND round = ?"
+_SET_RUNNING = "UPDATE sums SET running = ? WHERE run_id = ? AND round = ?"
+_ADD_SUM = "INSERT INTO sums (run_id, round, plan, step, phase, reason, running) VALUES (?, ?, ?, ?, ?, ?, ?)"
+_ADD_SUM_MESSAGE = "INSERT INTO sum_messages (run_id, round, step, member, message) VALUES (?, ?, ?, ?, ?)"
+_FORGET_SUMS = "DELETE FROM sums WHERE run_id = ?"
+_FORGET_SUM_MESSAGES = "DELETE FROM sum_messages WHERE run_id = ?"
+_ADD_EVENT = "INSERT INTO events (run_id, number, message) VALUES (?, ?, ?)"
+_LAST_EVENT = "SELECT max(number) FROM events WHERE run_id = ?"
 _ADD_UPDATE = "INSERT INTO updates (run_id, version, gradient) VALUES (?, ?, ?)"
 _SET_PROGRESS = (
     "INSERT INTO progress (run_id, slot, sequence, epoch, blocks, digest) VALUES (?, ?, ?, ?, ?, ?) "
@@ -181,18 +196,16 @@ def snapshot_taken(connection: sa.Connection, run_id: str, version: int) -> None
 
 def save_state(connection: sa.Connection, run_id: str, state: str) -> None:
     """Write the state of a run."""
-    connection.execute(runs.update().where(runs.c.run_id == run_id), {"state": state})
+    connection.exec_driver_sql(_SET_STATE, (state, run_id))
 
 
 def save_participants(
     connection: sa.Connection, run_id: str, rows: Iterable[tuple[int, bytes, str, bytes]]
 ) -> None:
     """Write new or changed participants: slot, id, party, registration message."""
-    for slot, participant, party, message in rows:
-        key = (participants.c.run_id == run_id) & (participants.c.slot == slot)
-        values = {"participant": participant, "party": party, "message": message}
-        if not connection.execute(participants.update().where(key), values).rowcount:
-            connection.execute(participants.insert(), {"run_id": run_id, "slot": slot, **values})
+    written = [(run_id, *row) for row in rows]
+    if written:
+        connection.exec_driver_sql(_SET_PARTICIPANT, written)
 
 
 def save_items(connection: sa.Connection, run_id: str, keys: Sequence[str], first: int) -> None:
@@ -255,15 +268,12 @@ def load_submissions(connection: sa.Connection, run_id: str, kind: int, place: s
 
 def last_event(connection: sa.Connection, run_id: str) -> int:
     """Return the number of the last event, 0 before the first."""
-    number = connection.execute(
-        sa.select(sa.func.max(events.c.number)).where(events.c.run_id == run_id)
-    ).scalar()
-    return int(number or 0)
+    return int(connection.exec_driver_sql(_LAST_EVENT, (run_id,)).scalar() or 0)
 
 
 def save_event(connection: sa.Connection, run_id: str, number: int, message: bytes) -> None:
     """Append an event."""
-    connection.execute(events.insert(), {"run_id": run_id, "number": number, "message": message})
+    connection.exec_driver_sql(_ADD_EVENT, (run_id, number, message))
 
 
 def save_sum(
@@ -273,27 +283,26 @@ def save_sum(
 
     ``running`` is written once, with the step that closes it; None leaves it as it is.
     """
-    key = (sums.c.run_id == run_id) & (sums.c.round == saved.round)
-    values = saved._asdict()
-    if saved.running is None:
-        del values["running"]
-    if not connection.execute(sums.update().where(key), values).rowcount:
+    place = run_id, saved.round
+    values = saved.plan, saved.step, saved.phase, saved.reason
+    if not connection.exec_driver_sql(_SET_SUM, (*values, *place)).rowcount:
         forget_sums(connection, run_id)
-        connection.execute(sums.insert(), {"run_id": run_id, **saved._asdict()})
-    place = {"run_id": run_id, "round": saved.round}
+        connection.exec_driver_sql(_ADD_SUM, (*place, *values, saved.running))
+    elif saved.running is not None:
+        connection.exec_driver_sql(_SET_RUNNING, (saved.running, *place))
     rows = [
-        {**place, "step": step, "member": member, "message": message}
+        (*place, step, member, message)
         for step, by_member in messages.items()
         for member, message in by_member.items()
     ]
     if rows:
-        connection.execute(sum_messages.insert(), rows)
+        connection.exec_driver_sql(_ADD_SUM_MESSAGE, rows)
 
 
 def forget_sums(connection: sa.Connection, run_id: str) -> None:
     """Forget every sum of a run: the last one is over."""
-    connection.execute(sums.delete().where(sums.c.run_id == run_id))
-    connection.execute(sum_messages.delete().where(sum_messages.c.run_id == run_id))
+    connection.exec_driver_sql(_FORGET_SUMS, (run_id,))
+    connection.exec_driver_sql(_FORGET_SUM_MESSAGES, (run_id,))
 
 
 def load_sum(connection: sa.Connection, run_id: str) -> tuple[SavedSum, dict[str, dict[int, bytes]]] | None:
@@ -314,4 +323,4 @@ def load_sum(connection: sa.Connection, run_id: str) -> tuple[SavedSum, dict[str
 
 def set_snapshot(connection: sa.Connection, run_id: str, number: int) -> None:
     """Record which snapshot of a run is the present one."""
-    connection.execute(runs.update().where(runs.c.run_id == run_id), {"snapshot": number})
+    connection.exec_driver_sql(_SET_SNAPSHOT, (number, run_id))

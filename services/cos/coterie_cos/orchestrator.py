@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,7 +30,7 @@ from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorServicer
 from coterie_cos.asynchronous import AsynchronousRun
 from coterie_cos.model import Model
-from coterie_cos.registry import ranges
+from coterie_cos.registry import Roll, ranges
 from coterie_cos.run import Run
 
 __all__ = ["Orchestrator"]
@@ -89,10 +89,19 @@ class Orchestrator(OrchestratorServicer):
         self, request_iterator: AsyncIterator[wire.RegisterRequest], context: Any
     ) -> wire.RegisterResponse:
         """Take up participants and the items of owners."""
+        roll = Roll()
+        try:
+            return await self._register(request_iterator, roll)
+        finally:
+            if not roll.joining:
+                roll.close()
+
+    async def _register(
+        self, request_iterator: AsyncIterator[wire.RegisterRequest], roll: Roll
+    ) -> wire.RegisterResponse:
         peer = current_peer()
         run: Run | None = None
         intent = wire.RegisterIntent.REGISTER_INTENT_UNSPECIFIED
-        participants: list[tuple[bytes, wire.Participant]] = []
         items: dict[int, list[str]] = {}
         async for request in request_iterator:
             if run is None:
@@ -104,8 +113,7 @@ class Orchestrator(OrchestratorServicer):
                     field="participants",
                     expected=f"at most {_MAX_PARTICIPANTS} and {_MAX_ITEMS}",
                 )
-            checked = await asyncio.to_thread(self._checked, run, peer, list(request.participants))
-            participants += checked
+            await asyncio.to_thread(self._check, run, peer, request.participants, roll)
             if request.items:
                 items.setdefault(request.items_of, []).extend(request.items)
         if run is None:
@@ -117,22 +125,21 @@ class Orchestrator(OrchestratorServicer):
                 raise _not_registered(party)
             await completed(run.left(party))
         elif intent == wire.RegisterIntent.REGISTER_INTENT_JOIN:
-            slots = await completed(self._join(run, party, participants, items))
+            # From here on it goes on without the caller, if need be.
+            roll.joining = True
+            slots = await completed(self._join(run, party, roll, items))
         else:
             raise Refusal(
                 ErrorReason.ERROR_REASON_INVALID_FIELD, "no intent", field="intent", expected="JOIN or LEAVE"
             )
         return wire.RegisterResponse(slots=ranges(slots), plan=run.plan, plan_hash=plan_hash(run.plan))
 
-    def _checked(
-        self, run: Run, peer: PeerIdentity, messages: list[wire.Participant]
-    ) -> list[tuple[bytes, wire.Participant]]:
+    def _check(self, run: Run, peer: PeerIdentity, messages: Sequence[wire.Participant], roll: Roll) -> None:
         with self._accounting.activity("signatures", len(messages)):
-            return [self._check_participant(run, peer, message) for message in messages]
+            for message in messages:
+                roll.add(self._check_participant(run, peer, message), message)
 
-    def _check_participant(
-        self, run: Run, peer: PeerIdentity, message: wire.Participant
-    ) -> tuple[bytes, wire.Participant]:
+    def _check_participant(self, run: Run, peer: PeerIdentity, message: wire.Participant) -> bytes:
         kinds = {
             "client": wire.ParticipantKind.PARTICIPANT_KIND_USER,
             "data-owner": wire.ParticipantKind.PARTICIPANT_KIND_DATA_OWNER,
@@ -170,27 +177,27 @@ class Orchestrator(OrchestratorServicer):
                 field="participants.address",
                 expected=f"name, host:port, and a TLS name such as {logical_name(peer.role, peer.name)}",
             )
-        return bundle.participant_id, message
+        return bundle.participant_id
 
     async def _join(
         self,
         run: Run,
         party: str,
-        participants: list[tuple[bytes, wire.Participant]],
+        roll: Roll,
         items: dict[int, list[str]],
     ) -> list[int]:
-        if not participants or any(position >= len(participants) for position in items):
+        with contextlib.closing(roll):
+            return await self._join_all(run, party, roll, items)
+
+    async def _join_all(self, run: Run, party: str, roll: Roll, items: dict[int, list[str]]) -> list[int]:
+        if not roll.participants or any(position >= len(roll.participants) for position in items):
             raise Refusal(
                 ErrorReason.ERROR_REASON_INVALID_FIELD,
                 "a registration without participants, or items of none of them",
                 field="items_of",
                 expected="the position of a participant of this registration",
             )
-        if any(
-            not all(keys)
-            or participants[position][1].kind != wire.ParticipantKind.PARTICIPANT_KIND_DATA_OWNER
-            for position, keys in items.items()
-        ):
+        if any(not all(keys) or position not in roll.owners for position, keys in items.items()):
             raise Refusal(
                 ErrorReason.ERROR_REASON_INVALID_FIELD,
                 "an item without a key, or of a participant that is no data owner",
@@ -198,7 +205,7 @@ class Orchestrator(OrchestratorServicer):
                 expected="keys of items that data owners hold",
             )
         registry = run.registry
-        slots, rows = registry.add(party, participants)
+        slots = registry.add(party, roll.participants, roll.owners)
         catalogue_changed = False
         new: list[tuple[list[str], int]] = []
         holdings: list[tuple[int, bytes]] = []
@@ -214,7 +221,8 @@ class Orchestrator(OrchestratorServicer):
         run_id = run.plan.run_id
 
         def write(connection: Any) -> None:
-            store.save_participants(connection, run_id, rows)
+            for rows in roll.rows(slots, party):
+                store.save_participants(connection, run_id, rows)
             for fresh, first in new:
                 store.save_items(connection, run_id, fresh, first)
             for slot, held in holdings:

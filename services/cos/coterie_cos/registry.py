@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +17,7 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.common_pb2 import SlotRange
 from coterie.wire.v1.orchestrator_pb2 import Catalogue, CatalogueOwner, Participant, ParticipantKind
 
-__all__ = ["Registry", "ranges"]
+__all__ = ["Registry", "Roll", "ranges"]
 
 
 def ranges(slots: Iterable[int]) -> list[SlotRange]:
@@ -30,6 +32,47 @@ def ranges(slots: Iterable[int]) -> list[SlotRange]:
 
 
 _ID_BYTES = 32
+_IN_MEMORY = 1 << 18
+_ROWS = 500
+_LENGTH = struct.Struct("<I")
+
+
+class Roll:
+    """Participants of a registration that is under way: their ids, and on disk what they have sent.
+
+    Nothing of them counts before all have been checked, and there may be very many.
+    """
+
+    def __init__(self) -> None:
+        self.participants: list[bytes] = []
+        self.owners: dict[int, Participant] = {}
+        """Messages of data owners, by position."""
+        self.joining = False
+        """Whether all have been checked, and are being registered."""
+        self._file = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 - closed with the roll
+
+    def add(self, participant: bytes, message: Participant) -> None:
+        """Append a participant."""
+        if message.kind == ParticipantKind.PARTICIPANT_KIND_DATA_OWNER:
+            self.owners[len(self.participants)] = message
+        self.participants.append(participant)
+        packed = message.SerializeToString()
+        self._file.write(_LENGTH.pack(len(packed)) + packed)
+
+    def rows(self, slots: Sequence[int], party: str) -> Iterator[list[tuple[int, bytes, str, bytes]]]:
+        """Yield what the store writes: slot, id, party, message; some hundreds at a time."""
+        self._file.seek(0)
+        for first in range(0, len(slots), _ROWS):
+            some = range(first, min(first + _ROWS, len(slots)))
+            yield [(slots[at], self.participants[at], party, self._message()) for at in some]
+
+    def _message(self) -> bytes:
+        (length,) = _LENGTH.unpack(self._file.read(_LENGTH.size))
+        return self._file.read(length)
+
+    def close(self) -> None:
+        """Forget what is on disk."""
+        self._file.close()
 
 
 @dataclass(slots=True)
@@ -76,7 +119,9 @@ class Registry:
             .where(store.participants.c.run_id == self._run_id)
             .order_by(store.participants.c.slot)
         ):
-            self._append(row.participant, row.party, Participant.FromString(row.message))
+            message = Participant.FromString(row.message)
+            is_owner = message.kind == ParticipantKind.PARTICIPANT_KIND_DATA_OWNER
+            self._append(row.participant, row.party, message if is_owner else None)
         for row in connection.execute(
             sa.select(store.items.c.key)
             .where(store.items.c.run_id == self._run_id)
@@ -90,24 +135,28 @@ class Registry:
             self.hold(row.slot, np.frombuffer(row.items, "<u4"))
         self.catalogue_version = catalogue_version
 
-    def add(
-        self, party: str, participants: Sequence[tuple[bytes, Participant]]
-    ) -> tuple[list[int], list[tuple[int, bytes, str, bytes]]]:
+    def add(self, party: str, participants: Sequence[bytes], owners: Mapping[int, Participant]) -> list[int]:
         """Register participants of a party.
+
+        Parameters
+        ----------
+        party : str
+        participants : sequence of bytes
+            Their ids.
+        owners : mapping of int to Participant
+            Messages of those that are data owners, by position.
 
         Returns
         -------
-        slots : list of int
-            In the order given.
-        rows : list
-            What the store has to write: new participants, and those whose message changed.
+        list of int
+            Slots in the order given.
 
         Raises
         ------
         Refusal
             CONFLICT when another party speaks for the participant already.
         """
-        for participant, _ in participants:
+        for participant in participants:
             held = self._slots.get(participant)
             if held is not None and self.by_slot[held].party != party:
                 raise Refusal(
@@ -116,23 +165,21 @@ class Registry:
                     field="participants",
                     expected=f"a participant of {party}",
                 )
-        slots, rows = [], []
-        for participant, message in participants:
+        slots = []
+        for position, participant in enumerate(participants):
             slot = self._slots.get(participant)
             if slot is None:
-                slot = self._append(participant, party, message)
-            elif self.by_slot[slot].is_owner:
-                self.by_slot[slot].owner = message
+                slot = self._append(participant, party, owners.get(position))
+            elif position in owners:
+                self.by_slot[slot].owner = owners[position]
             slots.append(slot)
-            rows.append((slot, participant, party, message.SerializeToString()))
-        return slots, rows
+        return slots
 
-    def _append(self, participant: bytes, party: str, message: Participant) -> int:
+    def _append(self, participant: bytes, party: str, owner: Participant | None) -> int:
         slot = self._slots[participant] = len(self.by_slot)
-        is_owner = message.kind == ParticipantKind.PARTICIPANT_KIND_DATA_OWNER
-        self.by_slot.append(Registered(participant, sys.intern(party), message if is_owner else None))
+        self.by_slot.append(Registered(participant, sys.intern(party), owner))
         self._by_party.setdefault(party, []).append(slot)
-        if is_owner:
+        if owner is not None:
             self.owners.append(slot)
         return slot
 

@@ -54,7 +54,8 @@ class OpenSum:
     marks: list[tuple[str, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.member_of = {slot: member for member, own in self.slots.items() for slot in own}
+        # By its lowest slot: a host may cover very many.
+        self.member_of = {min(own): member for member, own in self.slots.items()}
         self.by_party: dict[str, list[int]] = {}
         for member, one in enumerate(self.state.plan.members):
             self.by_party.setdefault(one.device, []).append(member)
@@ -434,7 +435,7 @@ class Sums:
             )
         current = self._open(head.round.round)
         try:
-            member = current.member_of.get(slots[0]) if slots else None
+            member = current.member_of.get(min(slots)) if slots else None
             if member is None or sorted(current.slots[member]) != sorted(slots):
                 raise Refusal(
                     ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
