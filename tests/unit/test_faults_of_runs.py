@@ -52,8 +52,7 @@ class Stand:
         with engine.begin() as connection:
             connection.execute(store.runs.insert(), row)
         for party in (str(PEER), "client/there"):
-            participant = wire.Participant(kind=wire.ParticipantKind.PARTICIPANT_KIND_USER)
-            self.run.registry.add(party, [(party.encode(), participant)])
+            self.run.registry.add(party, [party.encode()], {})
         self.servicer = Orchestrator(
             lambda run_id: self.run,
             self.writer,
