@@ -58,13 +58,6 @@ _MessageT = TypeVar("_MessageT", bound=Message)
 _Derived = TypeVar("_Derived")
 
 
-class _Shared(NamedTuple):
-    """What closed SHARE: each member's message, and for whom its shares are, in their order."""
-
-    messages: dict[int, wire.Shares]
-    receivers: dict[int, tuple[int, ...]]
-
-
 class _Secret(NamedTuple):
     """One secret to be reconstructed: whose, which, and what was revealed of it by whom."""
 
@@ -299,8 +292,9 @@ class MaskedServer:
         """Return for each member that advertised its neighbours that did."""
         return self._of(plan, closed, Step.ADVERTISE, "met", lambda there: _within(plan, there))
 
-    def _shared(self, plan: SumPlan, closed: Closed) -> dict[int, wire.Shares]:
-        return self._of(plan, closed, Step.SHARE, "shared", lambda there: _parsed(wire.Shares, there))
+    def _sealed(self, plan: SumPlan, closed: Closed) -> dict[int, bytes]:
+        """Return each member's sealed shares, one behind the other."""
+        return self._of(plan, closed, Step.SHARE, "sealed", _sealed_shares)
 
     def _sharing(self, plan: SumPlan, closed: Closed, member: int) -> tuple[int, ...]:
         """Return the neighbours of a member that shared."""
@@ -308,7 +302,7 @@ class MaskedServer:
 
     def _left_out(self, plan: SumPlan, closed: Closed) -> dict[int, frozenset[int]]:
         # Nobody asks for shares any more once SUBMIT is closed, and these are most of what a round takes.
-        self._derived.pop("shared", None)
+        self._derived.pop("sealed", None)
         return self._of(
             plan,
             closed,
@@ -324,11 +318,11 @@ class MaskedServer:
         return tuple(each for each in near if each not in left_out) if left_out else near
 
     def _inbox(self, plan: SumPlan, closed: Closed, member: int) -> wire.ShareInbox:
-        met, shared = self._met(plan, closed), self._shared(plan, closed)
+        met, sealed = self._met(plan, closed), self._sealed(plan, closed)
         inbox = wire.ShareInbox()
         for sender in self._sharing(plan, closed, member):
-            place = bisect_left(met[sender], member)
-            inbox.shares.add(member=sender, sealed=shared[sender].shares[place].sealed)
+            at = bisect_left(met[sender], member) * masking.SEALED_SHARE_BYTES
+            inbox.shares.add(member=sender, sealed=sealed[sender][at : at + masking.SEALED_SHARE_BYTES])
         return inbox
 
     def _signing_key(self, plan: SumPlan, closed: Closed, member: int) -> bytes:
@@ -349,24 +343,24 @@ class MaskedServer:
             if near in left_out and member not in left_out[near]:
                 yield near
 
-    def _revealed(self, plan: SumPlan, closed: Closed) -> list[_Secret]:
-        """Return the secrets to be reconstructed, with what UNMASK revealed of each."""
-        shares: dict[int, dict[int, int]] = {member: {} for member in self._secrets(plan, closed)}
-        for holder, message in sorted(closed[Step.UNMASK].items()):
-            for share in wire.Unmasking.FromString(message).shares:
-                found = share.seed or share.mask
-                shares[share.member][holder] = masking.share_from_bytes(found)
+    def _revealed(self, plan: SumPlan, closed: Closed) -> Iterator[_Secret]:
+        """Yield the secrets to be reconstructed, with what UNMASK revealed of each."""
+        revealed = {holder: _shares_of(message) for holder, message in closed[Step.UNMASK].items()}
         submitted = closed[Step.SUBMIT]
         adverts = self._adverts(plan, closed)
         committed = self._of(plan, closed, Step.SHARE, "seed hashes", _seed_hashes)
-        secrets = []
-        for member, held in shares.items():
+        for member in self._secrets(plan, closed):
+            # One secret after the other: all shares as numbers would take several times as much memory.
+            held = {}
+            for holder in self._holders(plan, closed, member):
+                if holder in revealed:
+                    at = bisect_left(self._kept(plan, closed, holder), member) * masking.SHARE_BYTES
+                    held[holder] = masking.share_from_bytes(revealed[holder][at : at + masking.SHARE_BYTES])
             if member in submitted:
                 fits = _hashes_to(plan.hash, committed[member])
             else:
                 fits = _has_public(adverts[member].mask_public)
-            secrets.append(_Secret(member, "seed" if member in submitted else "mask", held, fits))
-        return secrets
+            yield _Secret(member, "seed" if member in submitted else "mask", held, fits)
 
     # --- what messages must be ---------------------------------------------------------------------------------------
 
@@ -566,6 +560,19 @@ def _written_confirmations(confirmations: Mapping[int, bytes]) -> dict[int, byte
 
 def _written_submitters(notes: Mapping[int, bytes]) -> bytes:
     return wire.Submitters(members=sorted(notes)).SerializeToString()
+
+
+def _shares_of(message: bytes) -> bytes:
+    """Return the shares that a member reveals, one behind the other."""
+    return b"".join(share.seed or share.mask for share in wire.Unmasking.FromString(message).shares)
+
+
+def _sealed_shares(shares: Mapping[int, bytes]) -> dict[int, bytes]:
+    # One after the other: parsed messages take several times as much memory as these bytes.
+    return {
+        member: b"".join(share.sealed for share in wire.Shares.FromString(message).shares)
+        for member, message in shares.items()
+    }
 
 
 def _seed_hashes(shares: Mapping[int, bytes]) -> dict[int, bytes]:

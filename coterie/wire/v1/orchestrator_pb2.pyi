@@ -866,8 +866,8 @@ class Briefings(google.protobuf.message.Message):
     common: builtins.bytes
     """What all of them need alike."""
     next: builtins.int
-    """Position of the next member, when there are more of the caller's than fit in 1 MiB: `FetchRequest.first` asks for
-    them.  0: these are all.
+    """Position of the next member, when there are more of the caller's than the server sends at once:
+    `FetchRequest.first` asks for them.  0: these are all.
     """
     @property
     def briefings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Briefing]:

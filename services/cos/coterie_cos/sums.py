@@ -33,8 +33,9 @@ __all__ = ["OpenSum", "SumOwner", "Sums"]
 
 _log = structlog.get_logger("coterie.cos")
 
-_BRIEFINGS_BYTES = 1 << 20
-"""Briefings sent at once, bytes: members beyond are asked for in another call."""
+_BRIEFINGS_BYTES = 1 << 18
+"""Briefings sent at once, bytes: members beyond are asked for in another call.  They are copied several times on their
+way to the network."""
 
 
 @dataclass

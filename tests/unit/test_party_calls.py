@@ -1,0 +1,222 @@
+"""A party's calls: what was attached is not fetched, a step's last submission waits for the next task."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from coterie.errors import PeerError
+from coterie.net.party import Item, Party
+from coterie.net.retry import Retry
+from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1.common_pb2 import Chunk, RoundRef
+
+SUM_PLAN, MODEL = wire.FetchKind.FETCH_KIND_SUM_PLAN, wire.FetchKind.FETCH_KIND_MODEL
+BRIEFINGS, SHARE = wire.FetchKind.FETCH_KIND_BRIEFINGS, wire.RoundStep.ROUND_STEP_SHARE
+ITEM = Item(wire.SubmitKind.SUBMIT_KIND_ADVERT, [3], b"bytes")
+ROUND = RoundRef(run_id="run", round=4)
+LONG_S = 60.0
+
+
+def task(step: wire.RoundStep.ValueType) -> wire.Task:
+    return wire.Task(kind=wire.TaskKind.TASK_KIND_ROUND, round=ROUND, step=step)
+
+
+def attached(kind: wire.FetchKind.ValueType, version: int, /, **answer: Any) -> wire.Attachment:
+    return wire.Attachment(
+        request=wire.FetchRequest(kind=kind, version=version), response=wire.FetchResponse(**answer)
+    )
+
+
+class Server:
+    """What a stub calls: answers are given by the test."""
+
+    peer = "cos/cos"
+
+    def __init__(self) -> None:
+        self.polls: asyncio.Queue[wire.PollResponse] = asyncio.Queue()
+        self.asked: list[wire.PollRequest] = []
+        self.fetched: list[wire.FetchRequest] = []
+        self.payloads: list[wire.FetchResponse] = []
+        self.submitted: list[list[wire.SubmitRequest]] = []
+        self.answers: asyncio.Queue[wire.SubmitResponse | Exception] = asyncio.Queue()
+
+    def stub(self, _: Callable[..., Any]) -> Server:
+        return self
+
+    async def Poll(self, request: wire.PollRequest, timeout: float) -> wire.PollResponse:  # noqa: N802
+        self.asked.append(request)
+        return await self.polls.get()
+
+    async def Fetch(  # noqa: N802
+        self, request: wire.FetchRequest, timeout: float
+    ) -> AsyncIterator[wire.FetchResponse]:
+        self.fetched.append(request)
+        yield self.payloads.pop(0)
+
+    async def Submit(  # noqa: N802
+        self, requests: AsyncIterator[wire.SubmitRequest], timeout: float = 0.0
+    ) -> wire.SubmitResponse:
+        self.submitted.append([request async for request in requests])
+        answer = await self.answers.get()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def party(server: Server) -> Party:
+    async def at_once(_: float) -> None:
+        await asyncio.sleep(0)
+
+    return Party(server, "run", bytes(32), Retry(sleep=at_once))  # type: ignore[arg-type]
+
+
+def payload(data: bytes) -> wire.FetchResponse:
+    return wire.FetchResponse(sha256=hashlib.sha256(data).digest(), chunk=Chunk(data=data, last=True))
+
+
+async def test_what_an_answer_has_attached_is_not_fetched_and_only_once(server: Server, party: Party) -> None:
+    party.attach = [SUM_PLAN, MODEL]
+    await server.polls.put(
+        wire.PollResponse(
+            revision=1,
+            attached=[
+                attached(SUM_PLAN, 4, chunk=Chunk(data=b"plan", last=True), version=4),
+                attached(MODEL, 7, chunk=Chunk(data=b"model", last=True), version=7, sha256=b"m" * 32),
+            ],
+        )
+    )
+    tasks = party.tasks()
+    await anext(tasks)
+    assert await party.fetch(MODEL, version=7) == (7, b"model")
+    assert await party.fetch(SUM_PLAN, version=4) == (4, b"plan")
+    assert server.fetched == []
+    server.payloads = [payload(b"plan again")]
+    assert await party.fetch(SUM_PLAN, version=4) == (0, b"plan again")
+    await server.polls.put(wire.PollResponse(revision=2))
+    await anext(tasks)
+    # The next poll says what need not be sent again.
+    assert (server.asked[1].round, list(server.asked[1].held_sha256)) == (4, [b"m" * 32])
+
+
+async def test_that_a_payload_is_unchanged_counts_only_for_who_holds_it(server: Server, party: Party) -> None:
+    unchanged = attached(MODEL, 7, unchanged=True, sha256=b"m" * 32, version=7)
+    tasks = party.tasks()
+    for held, expected in ((b"m" * 32, (7, None)), (b"", (0, b"model"))):
+        await server.polls.put(wire.PollResponse(revision=1, attached=[unchanged]))
+        await anext(tasks)
+        server.payloads = [payload(b"model")]
+        assert await party.fetch(MODEL, version=7, held_sha256=held) == expected
+
+
+async def test_the_last_submission_of_a_step_brings_the_next_task(server: Server, party: Party) -> None:
+    party.carries = True
+    tasks = party.tasks()
+    await server.polls.put(wire.PollResponse(revision=1, tasks=[task(SHARE)]))
+    await anext(tasks)
+    coming = asyncio.create_task(anext(tasks))
+    await server.answers.put(wire.SubmitResponse(accepted=1))
+    await party.submit_many(ROUND, [ITEM])
+    assert not server.submitted[0][0].HasField("poll")
+
+    following = task(wire.RoundStep.ROUND_STEP_SUBMIT)
+    await server.answers.put(
+        wire.SubmitResponse(accepted=2, next=wire.PollResponse(revision=2, tasks=[following]))
+    )
+    await party.submit_many(ROUND, [ITEM, ITEM], last=True)
+    party.idle()
+    assert server.submitted[1][0].poll.cursor == 1
+    # Only the first message of a stream asks.
+    assert not server.submitted[1][1].HasField("poll")
+    async with asyncio.timeout(LONG_S):
+        assert await coming == [following]
+    assert len(server.asked) == 1
+
+
+async def test_while_a_poll_is_under_way_a_submission_asks_for_nothing(server: Server, party: Party) -> None:
+    party.carries = True
+    tasks = party.tasks()
+    coming = asyncio.create_task(anext(tasks))
+    await asyncio.sleep(0.01)
+    assert len(server.asked) == 1
+    await server.answers.put(wire.SubmitResponse(accepted=1))
+    await party.submit_many(ROUND, [ITEM], last=True)
+    assert not server.submitted[0][0].HasField("poll")
+    coming.cancel()
+
+
+async def test_who_has_nothing_to_submit_polls_at_once(server: Server, party: Party) -> None:
+    party.carries = True
+    tasks = party.tasks()
+    await server.polls.put(wire.PollResponse(revision=1))
+    await anext(tasks)
+    await server.polls.put(wire.PollResponse(revision=2))
+    party.idle()
+    assert await anext(tasks) == []
+    assert server.asked[1].cursor == 1
+
+
+async def test_a_submission_that_breaks_is_repeated_without_waiting_and_tasks_are_polled_for(
+    server: Server, party: Party
+) -> None:
+    party.carries = True
+    tasks = party.tasks()
+    await server.polls.put(wire.PollResponse(revision=1, tasks=[task(SHARE)]))
+    await anext(tasks)
+    coming = asyncio.create_task(anext(tasks))
+    broken = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata())
+    await server.answers.put(broken)
+    submitting = asyncio.create_task(party.submit_many(ROUND, [ITEM], last=True))
+    await server.polls.put(wire.PollResponse(revision=5))
+    async with asyncio.timeout(LONG_S):
+        assert await coming == []
+    assert not submitting.done()
+    await server.answers.put(wire.SubmitResponse(accepted=1))
+    assert await submitting == []
+    first, again = server.submitted
+    assert first[0].HasField("poll")
+    assert not again[0].HasField("poll")
+    assert again[0].chunk.data == b"bytes"
+
+
+async def test_briefings_are_joined_from_what_is_common_from_parts_and_from_their_own(
+    server: Server, party: Party
+) -> None:
+    pages = [
+        wire.Briefings(
+            common=b"c",
+            parts=[b"x", b"y"],
+            briefings=[wire.Briefing(member=0, of=[1, 0], payload=b"0"), wire.Briefing(member=2)],
+            next=5,
+        ),
+        wire.Briefings(briefings=[wire.Briefing(member=5, payload=b"5")]),
+    ]
+    server.payloads = [payload(page.SerializeToString()) for page in pages]
+    assert await party.briefings(4, SHARE) == {0: b"cyx0", 2: b"c", 5: b"5"}
+    assert [request.first for request in server.fetched] == [0, 5]
+
+
+@pytest.mark.parametrize(
+    "pages",
+    [
+        [wire.Briefings(briefings=[wire.Briefing(of=[0])])],
+        [wire.Briefings(next=3), wire.Briefings(next=3)],
+    ],
+)
+async def test_briefings_that_cannot_be_are_a_fault_of_the_server(
+    server: Server, party: Party, pages: list[wire.Briefings]
+) -> None:
+    server.payloads = [payload(page.SerializeToString()) for page in pages]
+    with pytest.raises(PeerError):
+        await party.briefings(4, SHARE)
