@@ -108,9 +108,14 @@ REVEALED_SHARE = {"member": (1, "uint"), "seed": (2, "one of"), "mask": (3, "one
 
 UNMASKING = {"shares": (1, [REVEALED_SHARE])}
 
-BRIEFING = {"member": (1, "uint"), "payload": (2, "bytes")}
+BRIEFING = {"member": (1, "uint"), "payload": (2, "bytes"), "of": (3, "[uint]")}
 
-BRIEFINGS = {"briefings": (1, [BRIEFING]), "common": (2, "bytes")}
+BRIEFINGS = {
+    "briefings": (1, [BRIEFING]),
+    "common": (2, "bytes"),
+    "parts": (3, "[bytes]"),
+    "next": (4, "uint"),
+}
 
 PLACES = {"users": (1, "uint"), "places": (2, TENSOR)}
 

@@ -1,8 +1,8 @@
 """As much of protobuf's binary form as the protocol needs: messages as dicts, by tables of their fields.
 
 A table maps a name to ``(number, kind)``.  Kinds: ``uint``, ``int``, ``bool``, ``bytes``, ``text``, ``float``,
-``double``, ``one of`` (bytes that may be absent), ``[uint]``, ``[int]``, ``[text]``, a table (a message that may be
-absent), or a list with one table (many messages).
+``double``, ``one of`` (bytes that may be absent), ``[uint]``, ``[int]``, ``[text]``, ``[bytes]``, a table (a message
+that may be absent), or a list with one table (many messages).
 """
 
 import struct
@@ -38,6 +38,8 @@ def write(table, message):
             found += _delimited(number, b"".join(_varint(each) for each in value))
         elif kind == "[text]":
             found += b"".join(_delimited(number, each.encode("utf-8")) for each in value)
+        elif kind == "[bytes]":
+            found += b"".join(_delimited(number, each) for each in value)
         elif isinstance(kind, list):
             found += b"".join(_delimited(number, write(kind[0], each)) for each in value)
         else:
@@ -90,6 +92,8 @@ def _converted(kind, wire, value, held):
         return found
     if kind == "[text]":
         return [*held, _text(_bytes(wire, value))]
+    if kind == "[bytes]":
+        return [*held, _bytes(wire, value)]
     if kind in ("bytes", "one of"):
         return _bytes(wire, value)
     if kind == "text":
