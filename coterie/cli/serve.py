@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +34,10 @@ def serve(
     Its values come from the file, then the environment (COTERIE_...), then --set; later wins. `coterie config
     reference` lists the keys. SIGTERM lets it finish or hand back what is in flight, within 10 seconds.
     """
+    # Before any arithmetic is loaded: small products gain nothing from threads, and those of several services on a
+    # machine are in each other's way.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
     from coterie.config.load import load_service
 
     loaded = load_service(role, config, sets=sets or ())

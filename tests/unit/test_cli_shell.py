@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
 import re
 import subprocess
 import sys
@@ -477,6 +478,15 @@ def test_serve_gives_the_registered_service_its_settings(
     ((found, settings),) = served
     assert found is service
     assert (settings.max_uploads, settings.state) == (3, tmp_path / "state")
+
+
+def test_a_service_computes_with_one_thread_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    invoke(["serve", "cso"])
+    assert os.environ["OMP_NUM_THREADS"] == "3"
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    invoke(["serve", "cso"])
+    assert os.environ["OMP_NUM_THREADS"] == "1"
 
 
 def test_serve_refuses_an_unknown_role_and_a_wrong_configuration(capsys: pytest.CaptureFixture[str]) -> None:

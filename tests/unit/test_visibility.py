@@ -157,7 +157,7 @@ def test_in_fedncf_what_a_user_has_stays_at_its_host(combination):
         (("fedncf", "users", "masked"), MASKED),
         (("fedncf", "hosts", "masked"), MASKED),
     ],
-    ids=str,
+    ids=lambda value: "of " + (" ".join(value) if isinstance(value, tuple) else str(len(value))),
 )
 def test_of_contributions_the_cos_sees_what_the_form_of_the_sum_leaves_it(combination, of_contributions):
     seen = allowed("cos", combination)
