@@ -102,7 +102,7 @@ def _begun(model: str, rates: tuple[float, float, float]) -> Options:
         "fedncf.decay": decay,
         "fedncf.local_epochs": 1,
         # It learns more slowly than the default allows for.
-        **({"rounds.passes": 90} if model == "mlp" else {}),
+        **({"rounds.passes": 140} if model == "mlp" else {}),
     }
 
 
