@@ -57,7 +57,9 @@ def show(
         loaded = load_service(role, file, sets=sets or ())
 
     output = Output("config show", as_json=as_json)
-    table = Table("key", "value", "from", box=None, header_style="bold", pad_edge=False)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("key", "value", "from"):
+        table.add_column(name, overflow="fold")
     for key, source in loaded.origin.items():
         value = loaded.values[key]
         cells = (key, "-" if value is None else toml_text(value), source)

@@ -79,7 +79,10 @@ def _table(findings: Sequence[Finding]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("check", "", "found", box=None, header_style="bold", pad_edge=False)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("check", "", "found"):
+        # A long path must not hide what is said about it.
+        table.add_column(name, overflow="fold")
     for finding in findings:
         found = Text(finding.problem or finding.note)
         if finding.fix:

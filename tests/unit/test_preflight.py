@@ -706,10 +706,11 @@ def test_the_command_ends_with_0_where_nothing_fails(
 def test_the_command_ends_with_11_and_shows_problem_and_fix(
     run_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["preflight", str(run_file), "--data", str(run_file.parent / "absent.csv")]
+    # However long the path is, nothing of what is said is cut off.
+    words = ["preflight", str(run_file), "--data", str(run_file.parent / ("far/" * 40) / "absent.csv")]
     assert invoke(words) == 11
     printed = capsys.readouterr()
-    assert "absent.csv does not exist" in " ".join(printed.out.split())
+    assert "absent.csvdoesnotexist" in "".join(printed.out.split())
     assert "see `coterie data fetch`" in printed.out
     assert "checks failed: data" in printed.err
 
