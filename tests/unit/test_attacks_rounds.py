@@ -404,6 +404,15 @@ def test_an_update_that_changes_no_row_holds_no_batch() -> None:
         batch.attacked(np.zeros((200, 12)), np.zeros(batch.architecture.network_size))
 
 
+def test_sums_over_one_user_each_are_read_as_they_are_in_whatever_order_they_came() -> None:
+    truth = histories(60, 80, 8, seed=0)
+    consumed = truth.consumed()
+    for seed in range(20):
+        order = np.random.default_rng(seed).permutation(60)
+        views = [RoundView(0, np.array([user]), touched=consumed[user].astype(np.float32)) for user in order]
+        assert disaggregate.report(views, truth)["auc"] == 1
+
+
 def test_guessing_by_popularity_is_what_attacks_are_measured_against() -> None:
     truth = histories(50, 80, 10, seed=0)
     found = disaggregate.report([], truth)

@@ -32,6 +32,9 @@ Doubles = npt.NDArray[np.float64]
 _SHRINKAGES = 10.0 ** np.arange(-6, 5, 0.5)
 """Ratios of noise to signal that are tried, relative to the mean eigenvalue of the rounds."""
 
+_LIKELIER = 1e-6
+"""Gain in log-likelihood for which a larger ratio is taken; rounding errors are far below."""
+
 _CHUNK_VALUES = 1 << 25
 """Values of estimates that are held at once."""
 
@@ -208,7 +211,9 @@ def _shrinkage(size: Doubles, components: Doubles, total: Doubles, rounds: int, 
         variance = 1 + size / ratio
         noise = ((1 / variance) @ power + outside) / (rounds * width)
         likelihood = -rounds * np.log(np.maximum(noise, 1e-30)) - np.log(variance).sum()
-        better = likelihood > best
+        # Sums over one participant each say nothing about noise: all ratios are as likely, but for the last bits, and
+        # the first, the least, stays.
+        better = likelihood > best + _LIKELIER
         best[better] = likelihood[better]
         chosen[better] = ratio
     return chosen
