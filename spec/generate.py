@@ -305,6 +305,9 @@ def cohort_rules() -> Json:
         ("groups", 8, 5, 37, 150, 50),
         ("groups", 100, 5, 23, 1, 0),
         ("random", 4, 5, 10, 2, 0),
+        ("random", 4, 5, 9, 2, 0),
+        ("independent", 4, 5, 10, 2, 0),
+        ("independent", 4, 5, 9, 3, 0),
         ("all", 4, 5, 6, 0, 0),
     ]
     for kind, size, least, users, pass_number, redraw in settings:

@@ -146,12 +146,13 @@ class FedNcfOptions(Model):
 class RoundsSettings(Model):
     """Rounds of a rounds-based system: who is in them, and when the run ends."""
 
-    cohorts: Literal["groups", "random", "all"] = Field(
+    cohorts: Literal["groups", "random", "independent", "all"] = Field(
         "groups",
-        description="Whole fixed groups of users, users at random as in the papers, or everybody in each round.",
+        description="Whole fixed groups of users; users at random as in the papers, each once in a pass, or drawn "
+        "anew in each round (independent); or everybody in each round.",
     )
     cohort: int = Field(
-        _FIXED_GROUP, ge=1, description="Users of a cohort: at least (groups), exactly (random)."
+        _FIXED_GROUP, ge=1, description="Users of a cohort: at least (groups), exactly (random, independent)."
     )
     group: int = Field(_FIXED_GROUP, ge=1, description="Fewest users of a fixed group.")
     redraw: int = Field(

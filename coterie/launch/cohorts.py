@@ -29,6 +29,7 @@ _KINDS = {
     "groups": CohortKind.COHORT_KIND_GROUPS,
     "random": CohortKind.COHORT_KIND_RANDOM,
     "all": CohortKind.COHORT_KIND_ALL,
+    "independent": CohortKind.COHORT_KIND_INDEPENDENT,
 }
 
 
@@ -207,7 +208,8 @@ def _warnings(settings: RunSettings) -> list[str]:
     rounds, fedncf = settings.rounds, settings.fedncf
     counted = fedncf.aggregation == "mf-fedavg"
     found = []
-    if rounds.cohorts == "random":
+    random = rounds.cohorts in ("random", "independent")
+    if random:
         found.append(
             "Random cohorts: every round sums over other users, and who sees many such sums can solve for single "
             "users. Fixed groups do not have this."
@@ -215,13 +217,9 @@ def _warnings(settings: RunSettings) -> list[str]:
     if counted and fedncf.touch == "exact":
         found.append(
             "Exact counts: each round tells the server how many of the cohort have, or drew, each item"
-            + (
-                "; with random cohorts many rounds give every user's items away."
-                if rounds.cohorts == "random"
-                else "."
-            )
+            + ("; with random cohorts many rounds give every user's items away." if random else ".")
         )
-    if counted and fedncf.touch == "once" and rounds.cohorts == "random":
+    if counted and fedncf.touch == "once" and random:
         found.append(
             "touch = once asks groups for their items, but cohorts are no groups: an item that enough users of a group "
             "have may have a single one in a cohort, whose row the sum then shows."

@@ -24,6 +24,7 @@ _KINDS: dict[CohortKind.ValueType, policy.Cohorts] = {
     CohortKind.COHORT_KIND_GROUPS: "groups",
     CohortKind.COHORT_KIND_RANDOM: "random",
     CohortKind.COHORT_KIND_ALL: "all",
+    CohortKind.COHORT_KIND_INDEPENDENT: "independent",
 }
 
 
@@ -144,6 +145,8 @@ class Conductor:
             return self.groups(state.pass_number)[state.part]
         if state.purpose is Purpose.EVALUATE and state.evaluation_parts == 1:
             return np.arange(len(self.population))
+        if state.purpose is Purpose.EVALUATE:
+            return policy.everybody(self.rule, len(self.population), state.pass_number)[state.part]
         return policy.cohorts(self.rule, len(self.population), state.pass_number)[state.part]
 
     def members(self, cohort: NDArray[np.int64]) -> dict[int, list[int]]:

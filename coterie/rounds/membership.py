@@ -128,6 +128,8 @@ class Membership:
             parts = self._groups(pass_number) if self._rule.redrawn(pass_number) else []
         elif purpose is Purpose.EVALUATE and not rounds.party_per_user:
             parts = [np.arange(self.users)]
+        elif purpose is Purpose.EVALUATE:
+            parts = policy.everybody(self._rule, self.users, pass_number)
         else:
             parts = policy.cohorts(self._rule, self.users, pass_number)
         last = rounds.passes if purpose is Purpose.EVALUATE else rounds.passes - 1

@@ -2,7 +2,8 @@
 
 Sums over known, changing cohorts can be solved for the individuals, and no mask helps against that.  So by default the
 participants are cut into fixed groups, by randomness that the third party signs, and a cohort is one or more whole
-groups; at most every so many passes the groups are drawn anew.  ``random`` cohorts reproduce the papers.
+groups; at most every so many passes the groups are drawn anew.  ``random`` and ``independent``
+cohorts reproduce the papers.
 
 Everything here is a function of the plan and of a canonical order of the participants, so that members can check that
 a cohort was drawn by the rule.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -21,12 +22,12 @@ from numpy.typing import NDArray
 
 from coterie.crypto.explicit import encode
 
-__all__ = ["LEAST_REDRAW", "CohortRule", "Cohorts", "cohorts", "group_of", "groups", "min_sum"]
+__all__ = ["LEAST_REDRAW", "CohortRule", "Cohorts", "cohorts", "everybody", "group_of", "groups", "min_sum"]
 
 LEAST_REDRAW = 50
 """Passes between two drawings of groups, outside experiments: sums over groups that overlap can be subtracted."""
 
-Cohorts = Literal["groups", "random", "all"]
+Cohorts = Literal["groups", "random", "independent", "all"]
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,10 @@ class CohortRule:
     Parameters
     ----------
     kind : str
-        ``"groups"``, ``"random"`` or ``"all"``.
+        ``"groups"``, ``"random"``, ``"independent"`` or ``"all"``.
     size : int
-        Users in a cohort: at random exactly so many (half as many to half again as many in the last of a pass), in
-        groups at least.
+        Users in a cohort: at random exactly so many (half as many to half again as many in the last of a pass, unless
+        cohorts are independent), in groups at least.
     group : int
         Fewest users in a group.
     beacon : bytes
@@ -104,7 +105,10 @@ def group_of(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
 
 
 def cohorts(rule: CohortRule, users: int, global_round: int) -> list[NDArray[np.int64]]:
-    """Return the cohorts of one global round, in order: everybody is in exactly one of them.
+    """Return the cohorts of one global round, in order.
+
+    Everybody is in exactly one of them, unless they are drawn independently of each other; there are as many then as
+    would cover everybody.
 
     Returns
     -------
@@ -113,10 +117,17 @@ def cohorts(rule: CohortRule, users: int, global_round: int) -> list[NDArray[np.
     """
     if rule.kind == "all" or users <= rule.size:
         return [np.arange(users)]
-    if rule.kind == "random":
-        order = _permutation(rule.beacon, "cohorts", global_round, users)
+    if rule.kind in ("random", "independent"):
         # A rest of less than half a cohort joins the last one: too few would be refused by their floor.
         starts = [first for first in range(0, users, rule.size) if users - first >= rule.size / 2]
+        if rule.kind == "independent":
+            first = global_round * len(starts)
+            orders = (
+                _permutation(rule.beacon, "independent-cohorts", first + part, users)
+                for part in range(len(starts))
+            )
+            return [np.sort(order[: rule.size]) for order in orders]
+        order = _permutation(rule.beacon, "cohorts", global_round, users)
         return [np.sort(order[first:last]) for first, last in pairwise([*starts, users])]
     fixed = groups(rule, users, rule.drawing(global_round))
     least = min(len(part) for part in fixed)
@@ -127,6 +138,12 @@ def cohorts(rule: CohortRule, users: int, global_round: int) -> list[NDArray[np.
         np.sort(np.concatenate([fixed[n] for n in order[first:last]]))
         for first, last in pairwise([*range(0, len(fixed) - per + 1, per), len(fixed)])
     ]
+
+
+def everybody(rule: CohortRule, users: int, global_round: int) -> list[NDArray[np.int64]]:
+    """Return as many cohorts as `cohorts`, with everybody in exactly one of them: those of an evaluation."""
+    covering = replace(rule, kind="random") if rule.kind == "independent" else rule
+    return cohorts(covering, users, global_round)
 
 
 def min_sum(users: int, floor: int) -> int:

@@ -34,9 +34,16 @@ def cohorts(kind, beacon, size, least, users, pass_number, redraw=0):
     """Return the cohorts of one pass, each ascending."""
     if kind == "all" or users <= size:
         return [list(range(users))]
-    if kind == "random":
+    if kind in ("random", "independent"):
+        count, rest = divmod(users, size)
+        if 2 * rest >= size:
+            count += 1
+        if kind == "independent":
+            numbers = range(pass_number * count, pass_number * count + count)
+            return [sorted(permutation(beacon, "independent-cohorts", n, users)[:size]) for n in numbers]
         order = permutation(beacon, "cohorts", pass_number, users)
-        return [sorted(order[at : at + size]) for at in range(0, users, size)]
+        pieces = [order[at * size : (at + 1) * size] for at in range(count - 1)]
+        return [sorted(piece) for piece in [*pieces, order[(count - 1) * size :]]]
     fixed = groups(beacon, least, users, drawing(redraw, pass_number))
     smallest = min(len(one) for one in fixed)
     per = min(max(-(-size // smallest), 1), len(fixed))

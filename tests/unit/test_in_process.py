@@ -58,6 +58,16 @@ def test_users_as_parties_learn_what_hosts_learn(
     assert {one["members"] for one in users.known["rounds"]} == {20}
 
 
+@pytest.mark.parametrize("party_per_user", [False, True], ids=["hosts", "users"])
+def test_cohorts_drawn_anew_in_each_round_train_and_everybody_is_measured(party_per_user: bool) -> None:
+    rounds = {**SMALL["rounds"], "cohorts": "independent", "party_per_user": party_per_user}  # type: ignore[dict-item]
+    made, _ = trained(rounds=rounds, fedncf={"touch": "exact"})
+    # Three rounds cover 60 users at 20 each.
+    assert sum(one["purpose"] == "train" for one in made.known["rounds"]) == 3 * 3
+    assert not made.known["abandoned"]
+    assert all(entry["users"]["hit_ratio@10"] == 60 for entry in made.known["history"])
+
+
 def test_every_round_and_evaluation_is_kept_in_order(
     clear: tuple[InProcess, list[wire.WatchRunResponse]],
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.rounds.policy import CohortRule, cohorts, groups, min_sum
+from coterie.rounds.policy import CohortRule, cohorts, everybody, groups, min_sum
 
 BEACON = bytes(range(32))
 
@@ -25,6 +25,31 @@ def test_everybody_is_in_exactly_one_cohort_of_each_global_round(rule, users, gl
     found = cohorts(rule, users, global_round)
     assert np.array_equal(np.sort(np.concatenate(found)), np.arange(users))
     assert all(len(cohort) and np.all(np.diff(cohort) > 0) for cohort in found)
+
+
+@given(st.integers(1, 60), st.integers(1, 300), st.integers(0, 5))
+def test_independent_cohorts_are_as_many_as_cover_everybody_and_an_evaluation_does(size, users, global_round):
+    independent, covering = (CohortRule(kind, size, 1, BEACON) for kind in ("independent", "random"))
+    found = cohorts(independent, users, global_round)
+    assert len(found) == len(cohorts(covering, users, global_round))
+    assert all(len(cohort) == min(size, users) and np.all(np.diff(cohort) > 0) for cohort in found)
+    assert all(
+        np.array_equal(one, other)
+        for one, other in zip(
+            everybody(independent, users, global_round), cohorts(covering, users, global_round), strict=True
+        )
+    )
+
+
+def test_of_independent_cohorts_none_depends_on_the_others():
+    rule = CohortRule("independent", 20, 1, BEACON)
+    drawn = [tuple(cohort) for number in range(50) for cohort in cohorts(rule, 100, number)]
+    assert len(set(drawn)) == len(drawn) == 250
+    times = np.bincount(np.concatenate(drawn), minlength=100)
+    # Each user is in a fifth of them: 50, give or take a standard deviation of 6.3.
+    assert times.min() > 25
+    assert times.max() < 75
+    assert len(np.unique(np.concatenate(drawn[:5]))) < 100
 
 
 @given(rules, st.integers(1, 300), st.integers(0, 3))

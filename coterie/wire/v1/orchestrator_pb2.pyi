@@ -84,6 +84,10 @@ class _CohortKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     """At random, without replacement within a pass over all users."""
     COHORT_KIND_ALL: _CohortKind.ValueType  # 3
     """Everybody in each round."""
+    COHORT_KIND_INDEPENDENT: _CohortKind.ValueType  # 4
+    """At random in each round, whoever was in those before.  A pass has as many rounds as would cover all users; an
+    evaluation covers them as in RANDOM.
+    """
 
 class CohortKind(_CohortKind, metaclass=_CohortKindEnumTypeWrapper):
     """How cohorts are drawn."""
@@ -96,6 +100,10 @@ COHORT_KIND_RANDOM: CohortKind.ValueType  # 2
 """At random, without replacement within a pass over all users."""
 COHORT_KIND_ALL: CohortKind.ValueType  # 3
 """Everybody in each round."""
+COHORT_KIND_INDEPENDENT: CohortKind.ValueType  # 4
+"""At random in each round, whoever was in those before.  A pass has as many rounds as would cover all users; an
+evaluation covers them as in RANDOM.
+"""
 Global___CohortKind: typing_extensions.TypeAlias = CohortKind
 
 class _TaskKind:
