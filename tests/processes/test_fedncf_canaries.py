@@ -113,8 +113,6 @@ def run_to_the_end(small, federation, form, secure_sum):
     feed = with_canaries(feed, kit)
     keys = {role: {"log_level": "debug"} for role in ("client", "cos", "data-owner", "thirdparty")}
     keys["client"]["per_user_metrics"] = True
-    # A host of one user is taken for that user's device, which would not accept floors that count users.
-    keys[ALONE] = {"consent": {"experiment": True}}
 
     async def to_the_end():
         async with federation(settings, feed=feed, keys=keys) as running:
