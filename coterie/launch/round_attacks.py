@@ -10,6 +10,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +51,20 @@ def report(transcripts: Sequence[Path], truth: Truth, plan: RunPlan) -> dict[str
     Returns
     -------
     dict
-        ``disaggregate``, ``cluster``, ``differencing`` and ``inversion``, each as its module describes.
+        ``disaggregate``, ``cluster``, ``differencing`` and ``inversion``, each as its module describes; the last is
+        left out where SciPy is not installed (``coterie[attacks]``).
     """
     received = list(_received(transcripts, plan, truth.n_items))
     seen = [_view(one, plan) for one in received]
     trained = [view for view in seen if view.rows is not None]
-    return {
+    found: dict[str, dict[str, Any]] = {
         "disaggregate": dict(disaggregate.report(seen, truth)),
         "cluster": dict(cluster.report(trained, truth)),
         "differencing": dict(differencing.report(trained, truth)),
-        "inversion": dict(inversion.report(_updates(received, plan, truth.n_items), truth)),
     }
+    if find_spec("scipy") is not None:
+        found["inversion"] = dict(inversion.report(_updates(received, plan, truth.n_items), truth))
+    return found
 
 
 def views(transcripts: Sequence[Path], plan: RunPlan, n_items: int) -> Iterator[RoundView]:

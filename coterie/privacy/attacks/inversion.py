@@ -19,7 +19,6 @@ from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import least_squares
 
 from coterie.privacy.attacks.scoring import Truth, mean_auc
 
@@ -113,7 +112,11 @@ def invert(
     ------
     ValueError
         When no row was changed.
+    ModuleNotFoundError
+        Without SciPy (``coterie[attacks]``).
     """
+    from scipy.optimize import least_squares  # no service needs it
+
     length = np.linalg.norm(rows, axis=1)
     items = np.argsort(-length, kind="stable")[:batch]
     items = np.sort(items[length[items] > 0]).astype(np.int64)

@@ -1,0 +1,38 @@
+"""What is optional is not needed to begin with: images have only what their service uses."""
+
+import subprocess
+import sys
+
+import pytest
+
+WITHOUT = """
+import importlib, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"scipy", "polars", "matplotlib", "implicit", "ranx", "torch"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+importlib.import_module(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "coterie.launch.bootstrap",
+        "coterie.launch.experiment",
+        "coterie.launch.operator",
+        "coterie.launch.process",
+        "coterie_cos.service",
+        "coterie_client.service",
+        "coterie_data_owner.service",
+        "coterie_thirdparty.service",
+    ],
+)
+def test_a_module_of_a_service_or_of_its_launch_needs_no_optional_package(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, module], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
