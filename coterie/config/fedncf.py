@@ -43,7 +43,7 @@ class FedNcfOptions(Model):
     private_optimiser: Literal["sgd", "adam"] = Field(
         "adam", description="What moves a user's own embedding."
     )
-    private_rate: float = Field(0.05, gt=0, description="Its step size.")
+    private_rate: float = Field(0.05, gt=0, description="Its step size; 0.03 for mlp unless given.")
     proximal: float = Field(0.0, ge=0, description="FedProx: weight of the proximal term (mu).")
     scaffold: bool = Field(False, description="SCAFFOLD: control variates of the network.")
     aggregation: Literal["simple", "fedavg", "mf-fedavg"] = Field(
@@ -66,7 +66,7 @@ class FedNcfOptions(Model):
     server_rate: float = Field(
         0.02,
         gt=0,
-        description="Its step size; 0.03 for mlp and 0.01 for neumf unless given. fedavg has none.",
+        description="Its step size; 0.01 for neumf unless given. fedavg has none.",
     )
     server_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of its first moment.")
     server_beta2: float = Field(0.99, ge=0, lt=1, description="Decay of its second moment.")

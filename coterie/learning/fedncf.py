@@ -181,7 +181,7 @@ def tuned(model: str) -> FedNcfSettings:
     The participants take one step over all their data, whose size does not matter to the server's Adam; their own
     embeddings have an Adam of their own, which lasts over the rounds.
     """
-    rates = {"gmf": (0.02, 0.05, 1.0), "mlp": (0.03, 0.05, 0.98), "neumf": (0.01, 0.05, 0.97)}
+    rates = {"gmf": (0.02, 0.05, 1.0), "mlp": (0.02, 0.03, 0.98), "neumf": (0.01, 0.05, 0.97)}
     server, private, decay = rates[Architecture(model).model]
     return FedNcfSettings(
         Architecture(model),
