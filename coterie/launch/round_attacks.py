@@ -54,8 +54,12 @@ def report(transcripts: Sequence[Path], truth: Truth, plan: RunPlan) -> dict[str
         ``disaggregate``, ``cluster``, ``differencing`` and ``inversion``, each as its module describes; the last is
         left out where SciPy is not installed (``coterie[attacks]``).
     """
-    received = list(_received(transcripts, plan, truth.n_items))
-    seen = [_view(one, plan) for one in received]
+    settings = FedNcfPlan.from_json(plan.settings)
+    seen, begun = [], []
+    for one in _received(transcripts, plan, settings, truth.n_items):
+        seen.append(_view(one, settings))
+        if not one.version:
+            begun.append(one)
     trained = [view for view in seen if view.rows is not None]
     found: dict[str, dict[str, Any]] = {
         "disaggregate": dict(disaggregate.report(seen, truth)),
@@ -63,7 +67,7 @@ def report(transcripts: Sequence[Path], truth: Truth, plan: RunPlan) -> dict[str
         "differencing": dict(differencing.report(trained, truth)),
     }
     if find_spec("scipy") is not None:
-        found["inversion"] = dict(inversion.report(_updates(received, plan, truth.n_items), truth))
+        found["inversion"] = dict(inversion.report(_updates(begun, plan, settings, truth.n_items), truth))
     return found
 
 
@@ -79,8 +83,9 @@ def views(transcripts: Sequence[Path], plan: RunPlan, n_items: int) -> Iterator[
     n_items : int
         Items of its catalogue.
     """
-    for received in _received(transcripts, plan, n_items):
-        yield _view(received, plan)
+    settings = FedNcfPlan.from_json(plan.settings)
+    for received in _received(transcripts, plan, settings, n_items):
+        yield _view(received, settings)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,10 +99,11 @@ class _Received:
     version: int
 
 
-def _received(transcripts: Sequence[Path], plan: RunPlan, n_items: int) -> Iterator[_Received]:
+def _received(
+    transcripts: Sequence[Path], plan: RunPlan, settings: FedNcfPlan, n_items: int
+) -> Iterator[_Received]:
     """Yield the vectors of all rounds but evaluations, oldest round first."""
     rounds = _rounds(itertools.chain.from_iterable(map(read_transcript, transcripts)))
-    settings = FedNcfPlan.from_json(plan.settings)
     versions: dict[bytes, int] = {}
     for number in sorted(rounds):
         one = rounds[number]
@@ -115,8 +121,8 @@ def _received(transcripts: Sequence[Path], plan: RunPlan, n_items: int) -> Itera
             yield _Received(one.plan, layout, *revealed, version)
 
 
-def _view(received: _Received, plan: RunPlan) -> RoundView:
-    width = FedNcfPlan.from_json(plan.settings).learning.architecture.gmf_width
+def _view(received: _Received, settings: FedNcfPlan) -> RoundView:
+    width = settings.learning.architecture.gmf_width
     return view_of_sum(
         received.layout,
         received.codes,
@@ -128,13 +134,14 @@ def _view(received: _Received, plan: RunPlan) -> RoundView:
     )
 
 
-def _updates(received: Iterable[_Received], plan: RunPlan, n_items: int) -> Iterator[inversion.SentUpdate]:
-    """Yield the updates of the version with which the run began, if each is one step on one batch.
+def _updates(
+    begun: Iterable[_Received], plan: RunPlan, settings: FedNcfPlan, n_items: int
+) -> Iterator[inversion.SentUpdate]:
+    """Yield the updates of version 0, with which the run began, if each is one step on one batch.
 
     That version follows from the plan, and everybody has it.  Where rows are weighted by label
     (`coterie.learning.fedncf.balance`), with ``touch = "once"``, the attack as written here does not apply.
     """
-    settings = FedNcfPlan.from_json(plan.settings)
     learning, rate = settings.learning, settings.learning.local_rate
     one_step = (learning.local_optimiser, learning.local_epochs, learning.batch_size) == ("sgd", 1, 0)
     if not one_step or learning.touch != "exact" or learning.aggregation != "mf-fedavg":
@@ -142,8 +149,8 @@ def _updates(received: Iterable[_Received], plan: RunPlan, n_items: int) -> Iter
     server = server_side(plan.system, plan.settings, n_items, plan.seed, 0)
     model = server.model(server.initial())
     gradient = _gradient(learning.architecture, model["items"], model["network"])
-    for one in received:
-        if one.plan.purpose != Purpose.TRAIN.value or one.version:
+    for one in begun:
+        if one.plan.purpose != Purpose.TRAIN.value:
             continue
         sums = one.layout.decode(one.codes, len(one.slots))
         instances = float(sums["instances"])
