@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from coterie_cos.orchestrator import Orchestrator
 from coterie_cos.rounds_run import RoundsRun
+from coterie_cos.summing import Surroundings
 
 from coterie.crypto.authority import PeerIdentity
 from coterie.learning.fedncf import FedNcfSettings
@@ -39,15 +40,10 @@ class Stand:
             run_id="run", system="fedncf", secure_sum="clear", settings=SETTINGS.to_json(), rounds=rounds
         )
         request = operator.StartRunRequest(plan=plan, phase_timeout_ms=3_600_000, party_timeout_ms=3_600_000)
-        self.run = RoundsRun(
-            request,
-            folder,
-            self.writer,
-            lambda: (0, 0),
-            Accounting(),
-            bytes(32),
-            lambda participant: False,
+        around = Surroundings(
+            folder, self.writer, lambda: (0, 0), Accounting(), bytes(32), lambda participant: False
         )
+        self.run = RoundsRun(request, around)
         row = {"run_id": "run", "request": b"", "plan_hash": b"", "state": self.run.state_json()}
         with engine.begin() as connection:
             connection.execute(store.runs.insert(), row)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,14 +20,12 @@ from coterie.rounds.systems import server_side
 from coterie.rounds.training import Purpose, Training
 from coterie.secure_sum.protocol import Failed
 from coterie.store import cos as store
-from coterie.store.engine import Writer
-from coterie.telemetry.accounting import Accounting
 from coterie.wire.layout import ImpossibleSumError
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import to_wire
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
-from coterie_cos.summing import SummingRun
+from coterie_cos.summing import SummingRun, Surroundings
 from coterie_cos.sums import OpenSum
 
 __all__ = ["RoundsRun"]
@@ -47,24 +44,15 @@ class RoundsRun(SummingRun[Training]):
 
     Parameters
     ----------
-    request, folder, writer, traffic, accounting, directory_key, revoked
+    request, around
         As for `SummingRun`.
     """
 
-    def __init__(
-        self,
-        request: operator.StartRunRequest,
-        folder: Path,
-        writer: Writer,
-        traffic: Callable[[], tuple[int, int]],
-        accounting: Accounting,
-        directory_key: bytes,
-        revoked: Callable[[bytes], bool],
-    ) -> None:
+    def __init__(self, request: operator.StartRunRequest, around: Surroundings) -> None:
         plan = request.plan
         supports = server_side(plan.system, plan.settings, 0, plan.seed, 0).asks_supports
         state = new_training(plan, supports=supports)
-        super().__init__(request, folder, writer, traffic, accounting, directory_key, revoked, state)
+        super().__init__(request, around, state)
         self._conductor: Conductor | None = None
         self._arrays: Arrays = {}
         self._model = b""

@@ -35,6 +35,7 @@ from coterie_cos.orchestrator import Orchestrator
 from coterie_cos.rounds_run import RoundsRun
 from coterie_cos.run import Run
 from coterie_cos.shielded_run import ShieldedRun
+from coterie_cos.summing import Surroundings
 
 __all__ = ["SERVICE"]
 
@@ -89,7 +90,8 @@ class CosProcess:
         if request.plan.system in SYSTEMS or request.plan.form == "shielded":
             kind = RoundsRun if request.plan.system in SYSTEMS else ShieldedRun
             accounting = self._runtime.accounting
-            return kind(request, folder, self._writer, traffic, accounting, self._directory_key, revoked)
+            around = Surroundings(folder, self._writer, traffic, accounting, self._directory_key, revoked)
+            return kind(request, around)
         return AsynchronousRun(request, folder, self._writer, self._settings.snapshot_every, traffic)
 
     async def _start(self, request: StartRunRequest) -> Run:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,6 @@ from coterie.rounds.shielded import Phase, Purpose, Shielded, ShieldedPlan
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.secure_sum.protocol import Failed
 from coterie.store import cos as store
-from coterie.store.engine import Writer
-from coterie.telemetry.accounting import Accounting
 from coterie.wire.layout import ImpossibleSumError, Layout
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import operator_pb2 as operator
@@ -34,7 +31,7 @@ from coterie.wire.v1.common_pb2 import RoundRef
 from coterie_cos.model import settings_of
 from coterie_cos.registry import ranges
 from coterie_cos.run import parse
-from coterie_cos.summing import SummingRun
+from coterie_cos.summing import SummingRun, Surroundings
 from coterie_cos.sums import OpenSum
 
 __all__ = ["ShieldedRun"]
@@ -56,20 +53,11 @@ class ShieldedRun(SummingRun[Shielded]):
 
     Parameters
     ----------
-    request, folder, writer, traffic, accounting, directory_key, revoked
+    request, around
         As for `SummingRun`.
     """
 
-    def __init__(
-        self,
-        request: operator.StartRunRequest,
-        folder: Path,
-        writer: Writer,
-        traffic: Callable[[], tuple[int, int]],
-        accounting: Accounting,
-        directory_key: bytes,
-        revoked: Callable[[bytes], bool],
-    ) -> None:
+    def __init__(self, request: operator.StartRunRequest, around: Surroundings) -> None:
         plan = request.plan
         self._settings = ShieldedPlan.from_json(plan.settings)
         state = Shielded(
@@ -78,7 +66,7 @@ class ShieldedRun(SummingRun[Shielded]):
             expect_users=request.expect_users,
             window=self._settings.window,
         )
-        super().__init__(request, folder, writer, traffic, accounting, directory_key, revoked, state)
+        super().__init__(request, around, state)
         self._learning = settings_of(plan)
         self._items: NDArray[np.float32] = np.zeros((0, plan.dim), np.float32)
         self._model = b""

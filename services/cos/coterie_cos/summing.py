@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -20,7 +21,7 @@ from coterie_cos.run import Run
 from coterie_cos.sums import OpenSum, SumOwner, Sums
 from coterie_cos.versions import Versions
 
-__all__ = ["SummingRun"]
+__all__ = ["SummingRun", "Surroundings"]
 
 _log = structlog.get_logger("coterie.cos")
 
@@ -49,42 +50,53 @@ class _State(Protocol):
 S = TypeVar("S", bound=_State)
 
 
-class SummingRun(Run, SumOwner, Generic[S]):
-    """A run that forms sums.
+@dataclass(frozen=True)
+class Surroundings:
+    """What a server gives each of its runs that form sums.
 
     Parameters
     ----------
-    request, writer, traffic
-        As for `Run`.
     folder : Path
         State folder of the service.
+    writer, traffic
+        As for `Run`.
     accounting : Accounting
         Where CPU time is counted.
     directory_key : bytes
         The directory's public key.
     revoked : callable
         Whether a participant is revoked.
+    """
+
+    folder: Path
+    writer: Writer
+    traffic: Callable[[], tuple[int, int]]
+    accounting: Accounting
+    directory_key: bytes
+    revoked: Callable[[bytes], bool]
+
+
+class SummingRun(Run, SumOwner, Generic[S]):
+    """A run that forms sums.
+
+    Parameters
+    ----------
+    request
+        As for `Run`.
+    around : Surroundings
     state : S
         Before anybody came.
     """
 
-    def __init__(
-        self,
-        request: operator.StartRunRequest,
-        folder: Path,
-        writer: Writer,
-        traffic: Callable[[], tuple[int, int]],
-        accounting: Accounting,
-        directory_key: bytes,
-        revoked: Callable[[bytes], bool],
-        state: S,
-    ) -> None:
-        super().__init__(request, writer, traffic)
-        self._accounting = accounting
-        self._versions = Versions(folder / "models" / self.plan.run_id)
-        self._half = server_half(self.plan.secure_sum, directory_key)
-        self.revoked = revoked
-        self._sums = Sums(self.plan.run_id, self._half, self, writer, accounting, self.touch, revoked)
+    def __init__(self, request: operator.StartRunRequest, around: Surroundings, state: S) -> None:
+        super().__init__(request, around.writer, around.traffic)
+        self._accounting = around.accounting
+        self._versions = Versions(around.folder / "models" / self.plan.run_id)
+        self._half = server_half(self.plan.secure_sum, around.directory_key)
+        self.revoked = around.revoked
+        self._sums = Sums(
+            self.plan.run_id, self._half, self, around.writer, around.accounting, self.touch, around.revoked
+        )
         self._remembered = Remembered()
         self.state = state
         # What tasks are made from: the last state that is durable.
