@@ -48,6 +48,8 @@ from coterie.wire.v1.operator_pb2_grpc import OperatorStub
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 from coterie.wire.v1.thirdparty_pb2_grpc import EnrolmentStub, KeyDirectoryStub
 
+from .playing import World
+
 START_S = 30.0
 """How long a service may take to become healthy; a machine under load needs some of it."""
 
@@ -624,3 +626,13 @@ def calls():
             "with_nothing": staticmethod(call_with_nothing),
         },
     )
+
+
+@pytest.fixture
+def world(cos, operator, people, calls):
+    """Return a function that makes a run played by hand; a module's own ``people`` take part in it."""
+
+    def make(**how):
+        return World(cos, operator, people, calls, **how)
+
+    return make

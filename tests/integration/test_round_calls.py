@@ -12,7 +12,7 @@ from coterie.secure_sum.protocol import Step
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1 import rounds_pb2
 
-from .playing import STEPS, World
+from .playing import STEPS
 
 KINDS = wire.FetchKind
 ALL = [
@@ -34,14 +34,6 @@ def people(shared_third_party):
         }
 
     return asyncio.run(enrol())
-
-
-@pytest.fixture
-def world(cos, operator, people, calls):
-    def make(**how):
-        return World(cos, operator, people, calls, **how)
-
-    return make
 
 
 async def poll(host, **asked):

@@ -37,14 +37,6 @@ def people(shared_third_party):
     return asyncio.run(enrol())
 
 
-@pytest.fixture
-def world(cos, operator, people, calls):
-    def make(**how):
-        return playing.World(cos, operator, people, calls, **how)
-
-    return make
-
-
 # --- bad contributions -------------------------------------------------------------------------------------------
 
 

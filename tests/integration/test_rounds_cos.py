@@ -29,14 +29,6 @@ def people(shared_third_party):
     return asyncio.run(enrol())
 
 
-@pytest.fixture
-def world(cos, operator, people, calls):
-    def make(**how):
-        return World(cos, operator, people, calls, **how)
-
-    return make
-
-
 FORMS = pytest.mark.parametrize(
     ("secure_sum", "per_user"),
     [("clear", False), ("clear", True), ("masked", False), ("masked", True)],
