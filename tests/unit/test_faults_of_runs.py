@@ -1,4 +1,4 @@
-"""A run in which the orchestration server itself fails again and again: it ends, and says why."""
+"""A run whose server itself fails again and again ends, and says why; what an answer of the server has room for."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from coterie.rounds.fedncf import FedNcfPlan
 from coterie.store import cos as store
 from coterie.store.engine import Writer, open_sqlite
 from coterie.telemetry.accounting import Accounting
+from coterie.wire.chunks import CHUNK_BYTES
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1.common_pb2 import RoundRef
 
 PEER = PeerIdentity("client", "here", b"f" * 32)
 SETTINGS = FedNcfPlan(FedNcfSettings(architecture=Architecture(model="gmf", dim=3)), min_touch=1)
@@ -128,3 +130,23 @@ async def test_refusals_are_no_faults(stand: Stand, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(stand.run, "tasks", broken(refusal))
     await stand.fail(3 * MOST, error=Refusal)
     assert not stand.run.over
+
+
+async def test_what_does_not_fit_into_an_answer_is_left_out_and_what_comes_after_it_is_not(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = wire.FetchKind
+    payloads = {
+        kinds.FETCH_KIND_SUM_PLAN: b"plan",
+        kinds.FETCH_KIND_OPEN_ITEMS: bytes(CHUNK_BYTES),
+        kinds.FETCH_KIND_MODEL: b"model",
+    }
+    task = wire.Task(kind=wire.TaskKind.TASK_KIND_ROUND, round=RoundRef(run_id="run", round=1))
+    monkeypatch.setattr(stand.run, "tasks", lambda party: [task])
+    monkeypatch.setattr(stand.run, "payload", lambda party, role, fetch: (1, payloads[fetch.kind]))
+    server._peer.set(PEER)
+    response = await stand.servicer.Poll(wire.PollRequest(run_id="run", attach=list(payloads)), None)
+    assert {one.request.kind: one.response.chunk.data for one in response.attached} == {
+        kinds.FETCH_KIND_SUM_PLAN: b"plan",
+        kinds.FETCH_KIND_MODEL: b"model",
+    }

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -246,16 +246,23 @@ class Orchestrator(OrchestratorServicer):
             role, left = current_peer().role, CHUNK_BYTES
             for task in response.tasks:
                 if task.kind == wire.TaskKind.TASK_KIND_ROUND:
-                    for one in self._attached(run, party, role, request, task):
-                        left -= len(one.response.chunk.data)
-                        if left >= 0:
-                            response.attached.append(one)
+                    left = self._attach(response, left, run, party, role, request, task)
         return response
 
-    def _attached(
-        self, run: Run, party: str, role: str, request: wire.PollRequest, task: wire.Task
-    ) -> Iterator[wire.Attachment]:
-        """Yield what a party would fetch for a step of a round, of the kinds that it asks for; what it may not, not."""
+    def _attach(
+        self,
+        answer: wire.PollResponse,
+        left: int,
+        run: Run,
+        party: str,
+        role: str,
+        request: wire.PollRequest,
+        task: wire.Task,
+    ) -> int:
+        """Attach what a party would fetch for a step of a round, of the kinds that it asks for; what it may not, not.
+
+        What does not fit into the bytes that are left is left out; returns how many are left then.
+        """
         round_ = task.round.round
         fetches = []
         if request.round != round_:
@@ -278,10 +285,14 @@ class Orchestrator(OrchestratorServicer):
                     response.sha256 = self._sha256(fetch.kind, payload)
                 if response.sha256 and response.sha256 in request.held_sha256:
                     response.unchanged = True
-                else:
+                elif len(payload) <= left:
+                    left -= len(payload)
                     response.total_bytes = len(payload)
                     response.chunk.data, response.chunk.last = payload, True
-                yield wire.Attachment(request=fetch, response=response)
+                else:
+                    continue
+                answer.attached.add(request=fetch, response=response)
+        return left
 
     def _sha256(self, kind: wire.FetchKind.ValueType, payload: bytes) -> bytes:
         """Return the hash of a payload; of what everybody fetches it is computed once."""
