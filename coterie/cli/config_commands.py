@@ -9,7 +9,7 @@ import typer
 
 from coterie.cli.exits import exits
 from coterie.cli.options import JsonOption, SetOption
-from coterie.cli.output import Output
+from coterie.cli.output import Output, columns
 from coterie.errors import ConfigError
 
 __all__ = ["app"]
@@ -38,7 +38,6 @@ def show(
     That is: the default, the file, the environment or --set; later wins.
     """
     from rich.markup import escape
-    from rich.table import Table
 
     from coterie.config.base import ServiceSettings
     from coterie.config.keys import toml_text
@@ -57,9 +56,7 @@ def show(
         loaded = load_service(role, file, sets=sets or ())
 
     output = Output("config show", as_json=as_json)
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("key", "value", "from"):
-        table.add_column(name, overflow="fold")
+    table = columns("key", "value", "from")
     for key, source in loaded.origin.items():
         value = loaded.values[key]
         cells = (key, "-" if value is None else toml_text(value), source)

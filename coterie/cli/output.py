@@ -22,11 +22,22 @@ from coterie.errors import CoterieError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
-__all__ = ["Failure", "Output", "Status", "failure_of", "plain", "print_failure"]
+__all__ = ["Failure", "Output", "Status", "columns", "failure_of", "plain", "print_failure"]
 
 _PIPED_WIDTH = 120
 """Columns for tables that go to a file or pipe, which has no width of its own."""
+
+
+def columns(*names: str) -> Table:
+    """Return a table without lines; what is long goes on below, and nothing of it is cut off."""
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in names:
+        table.add_column(name, overflow="fold")
+    return table
 
 
 class Status(enum.IntEnum):

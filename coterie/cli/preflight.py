@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coterie.cli.options import JsonOption, SetOption
-from coterie.cli.output import Output, failure_of
+from coterie.cli.output import Output, columns, failure_of
 from coterie.errors import PreflightError
 
 if TYPE_CHECKING:
@@ -76,13 +76,9 @@ def preflight(
 
 
 def _table(findings: Sequence[Finding]) -> Any:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("check", "", "found"):
-        # A long path must not hide what is said about it.
-        table.add_column(name, overflow="fold")
+    table = columns("check", "", "found")
     for finding in findings:
         found = Text(finding.problem or finding.note)
         if finding.fix:

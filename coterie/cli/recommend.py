@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coterie.cli.options import JsonOption
-from coterie.cli.output import Output
+from coterie.cli.output import Output, columns
 
 if TYPE_CHECKING:
     from coterie.launch.local_run import LocalRun
@@ -39,7 +39,6 @@ def recommend(
     """
     import asyncio
 
-    from rich.table import Table
     from rich.text import Text
 
     from coterie.launch import local_run
@@ -48,7 +47,7 @@ def recommend(
     configure("error", service="launcher")
     found = asyncio.run(local_run.recommend(_chosen(run), user, k))
     output = Output("recommend", as_json=json)
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = columns()
     titled = any(one.title for one in found.suggestions)
     table.add_column("rank", justify="right")
     table.add_column("item")
@@ -80,7 +79,6 @@ def receipt(user: UserOption, run: RunOption = None, json: JsonOption = False) -
     """
     import asyncio
 
-    from rich.table import Table
     from rich.text import Text
 
     from coterie.launch import local_run
@@ -90,9 +88,7 @@ def receipt(user: UserOption, run: RunOption = None, json: JsonOption = False) -
     configure("error", service="launcher")
     answer = asyncio.run(local_run.receipt(_chosen(run), user))
     output = Output("receipt", as_json=json)
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("to", "what", "protection"):
-        table.add_column(name, overflow="fold")
+    table = columns("to", "what", "protection")
     for name in ("values", "bytes"):
         table.add_column(name, justify="right")
     table.add_column("when, UTC", no_wrap=True)
@@ -107,9 +103,7 @@ def receipt(user: UserOption, run: RunOption = None, json: JsonOption = False) -
         )
     output.say(table)
     if answer.declined:
-        refused = Table(box=None, header_style="bold", pad_edge=False)
-        for name in ("asked by", "refused, because"):
-            refused.add_column(name, overflow="fold")
+        refused = columns("asked by", "refused, because")
         refused.add_column("times", justify="right")
         refused.add_column("when, UTC", no_wrap=True)
         for no in answer.declined:
