@@ -35,10 +35,12 @@ KEEP_UPDATES = (
 
 
 def rows(path: Path, query: str, *values: object) -> list[tuple[Any, ...]]:
-    """Return the rows of a query on a store; none when there is no store yet."""
+    """Return the rows of a query on a store; none while there is no store, or one that no migration has reached."""
     if not path.exists():
         return []
     with contextlib.closing(sqlite3.connect(path)) as connection:
+        if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            return []
         return connection.execute(query, values).fetchall()
 
 
