@@ -125,6 +125,29 @@ async def test_a_call_that_succeeds_begins_the_count_anew_and_others_do_not(
     assert stand.run.over
 
 
+async def test_a_run_whose_clock_fails_again_and_again_ends_and_no_tick_raises(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken_clock() -> None:
+        raise KeyError("a private value")
+
+    with monkeypatch.context() as fault:
+        fault.setattr(stand.run, "on_time", broken_clock)
+        for _ in range(MOST - 1):
+            await stand.run.tick()
+    await stand.run.tick()
+    assert not stand.run.over
+    with monkeypatch.context() as fault:
+        fault.setattr(stand.run, "on_time", broken_clock)
+        for _ in range(MOST + 1):
+            await stand.run.tick()
+    assert stand.run.over
+    assert (
+        stand.run.reason
+        == "a fault of the orchestration server: the clock failed 10 times in a row, KeyError"
+    )
+
+
 async def test_refusals_are_no_faults(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     refusal = Refusal(ErrorReason.ERROR_REASON_INVALID_FIELD, "no", field="x")
     monkeypatch.setattr(stand.run, "tasks", broken(refusal))

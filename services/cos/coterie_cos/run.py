@@ -38,7 +38,7 @@ HOLD_S = 20.0
 _PROGRESS_S = 0.5
 
 _MOST_FAULTS = 10
-"""Calls of one kind by one party that may fail one after the other by faults of this service."""
+"""Calls of one kind by one party, or ticks, that may fail one after the other by faults of this service."""
 
 
 @dataclass
@@ -283,9 +283,9 @@ class Run(abc.ABC):
 
     @contextlib.contextmanager
     def charged(self, rpc: str, party: str) -> Iterator[None]:
-        """Count what fails in here and is no refusal: a call that always fails would keep its party busy for ever.
+        """Count what fails in here and is no refusal: what always fails would keep its party busy for ever.
 
-        The run is ended with the next `tick` when too many calls of one kind by one party failed one after the other.
+        The run is ended with the next `tick` when too many of one kind, by one party, failed one after the other.
         """
         try:
             yield
@@ -433,7 +433,17 @@ class Run(abc.ABC):
     # --- time --------------------------------------------------------------------------------------------------
 
     async def tick(self) -> None:
-        """Carry out what only the clock can tell: silent parties, and phases that take too long."""
+        """Carry out what only the clock can tell: silent parties, and phases that take too long.
+
+        Never raises: what fails here again and again ends this run, and no other.
+        """
+        try:
+            with self.charged("the clock", ""):
+                await self._on_tick()
+        except Exception:
+            _log.exception("the clock of a run failed", run=self.plan.run_id)
+
+    async def _on_tick(self) -> None:
         if self.over:
             return
         if self._fault:
