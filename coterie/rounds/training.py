@@ -11,9 +11,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 __all__ = [
     "Abandoned",
@@ -124,9 +126,11 @@ class Training:
     redraw: int = 0
 
     def to_json(self) -> str:
-        """Return the state as JSON, for the store."""
-        plain = dataclasses.asdict(self)
+        """Return the state as JSON, for the store; slots as ranges, because it is written twice in each round."""
+        plain = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
         plain["phase"], plain["purpose"] = self.phase.value, self.purpose.value
+        plain["users"] = _ranges(self.users)
+        plain["evaluations"] = [dataclasses.asdict(one) for one in self.evaluations]
         return json.dumps(plain)
 
     @classmethod
@@ -134,7 +138,7 @@ class Training:
         """Return the state that ``to_json`` wrote."""
         plain: dict[str, Any] = json.loads(text)
         plain["phase"], plain["purpose"] = Phase(plain["phase"]), Purpose(plain["purpose"])
-        plain["users"] = tuple(plain["users"])
+        plain["users"] = tuple(slot for first, n in plain["users"] for slot in range(first, first + n))
         plain["measured"] = {name: (pair[0], pair[1]) for name, pair in plain["measured"].items()}
         plain["evaluations"] = tuple(Evaluation(**one) for one in plain["evaluations"])
         return cls(**plain)
@@ -143,6 +147,15 @@ class Training:
     def chosen(self) -> Evaluation | None:
         """The best evaluation so far by ``choose_by``; the first of equals."""
         return self.evaluations[self.best] if self.best >= 0 else None
+
+
+def _ranges(slots: Sequence[int]) -> list[tuple[int, int]]:
+    """Return slots as pairs of the first of a range and its length, in the order given."""
+    if not slots:
+        return []
+    own = np.array(slots, np.int64)
+    first = np.flatnonzero(np.diff(own, prepend=own[0] - 2) != 1)
+    return list(zip(own[first].tolist(), np.diff(first, append=len(own)).tolist(), strict=True))
 
 
 @dataclass(frozen=True)

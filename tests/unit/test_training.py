@@ -386,3 +386,11 @@ def test_every_field_comes_back_from_json() -> None:
     # Every field that a run may change has another value than at the beginning: none can get lost unseen.
     assert same == {"passes", "evaluate_every", "choose_by", "supports", "redraw"}
     assert Training.from_json(state.to_json()) == state
+
+
+def test_the_written_state_does_not_grow_with_users_whose_slots_follow_each_other() -> None:
+    def written(users: tuple[int, ...]) -> str:
+        return step(new(), dataclasses.replace(STARTED, users=users)).to_json()
+
+    # Two hosts, registered one after the other, in the order of their names.
+    assert len(written((*range(500, 9_999), *range(500)))) < len(written(tuple(range(0, 20, 2)))) + 20
