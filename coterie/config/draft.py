@@ -92,12 +92,9 @@ class Draft:
         self.at(path[:-1])[path[-1]] = value
 
     def place_of(self, path: Keys) -> str | None:
-        """Return how to name where a value, the first of its parts or the array around it was given."""
-        for key, given in self.given.items():
-            shared = min(len(key), len(path))
-            if key[:shared] == path[:shared]:
-                return given.name
-        return None
+        """Return how to name where a value, all of its parts or the array around it were given; None for defaults."""
+        names = [given.name for key, given in self.given.items() if _one_leads_to_the_other(key, path)]
+        return ", ".join(dict.fromkeys(names)) or None
 
     def _note(self, path: Keys, value: Any, given: Given) -> None:
         if isinstance(value, dict) and value:
@@ -126,6 +123,11 @@ class Draft:
     def _entry(place: list[Any], path: Keys) -> Any:
         number = str(path[-1])
         return place[int(number)] if number.isdecimal() and int(number) < len(place) else None
+
+
+def _one_leads_to_the_other(one: Keys, other: Keys) -> bool:
+    shared = min(len(one), len(other))
+    return one[:shared] == other[:shared]
 
 
 def _value(text: str) -> Any:

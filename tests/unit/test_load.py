@@ -270,6 +270,14 @@ def test_all_problems_are_listed_at_once(tmp_path: Path) -> None:
         assert f"  - {expected}" in message
 
 
+def test_what_does_not_fit_together_names_every_place_that_it_was_given_in(tmp_path: Path) -> None:
+    path = write(tmp_path, "[rounds]\ncohort = 30\nmin_sum = 20\n")
+    sets = ["rounds.cohort=10", "rounds.min_cohort=20"]
+    assert "rounds (file, --set): cohort 10 is below min_cohort 20" in refusal(path, sets=sets)
+    variable = {"COTERIE_ROUNDS__COHORT": "10"}
+    assert "rounds (COTERIE_ROUNDS__COHORT): cohort 10 is below" in refusal(environ=variable)
+
+
 def test_a_single_problem_stands_on_one_line(tmp_path: Path) -> None:
     path = write(tmp_path, "seeds = [1, 'x']\n")
     assert refusal(path) == f'configuration {path}: seeds.1 = "x" (file): expected integer'
