@@ -120,6 +120,8 @@ class _Served:
             raise
         except asyncio.CancelledError:
             if peer is None or not self._guard.is_revoked(peer):
+                # The caller went away; whether something failed, its side knows and counts.
+                failed = False
                 raise
             # Ended by the revocation and not by the caller, who is told so.
             self._guard.refused(self._name, _revoked(), peer)
