@@ -42,6 +42,12 @@ def run(
         given.append(f"data.path={str(data)!r}")
     settings = load(RunSettings, file, sets=given).settings
 
+    from coterie.launch.nursery import nursery
+
+    if not in_process:
+        # It imports what services need while this process reads the data.
+        nursery()
+
     import asyncio
 
     from coterie.cli.progress import Progress, headline

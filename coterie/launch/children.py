@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -11,14 +12,16 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from coterie.errors import RunError
+from coterie.launch.nursery import Started, nursery
 from coterie.launch.process import GRACE_S, PARENT_VARIABLE
 
-__all__ = ["Child", "free_port", "toml"]
+__all__ = ["Child", "free_port", "start", "toml"]
 
 
 _LOWEST_PORT = 10_240
@@ -69,10 +72,38 @@ def toml(values: dict[str, Any]) -> str:
     return "".join(plain) + "".join(tables)
 
 
-def _environment() -> dict[str, str]:
+def _environment(parent: int) -> dict[str, str]:
     # A variable that configures the run would override the same key in every service.
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")}
-    return {**inherited, PARENT_VARIABLE: str(os.getpid())}
+    return {**inherited, PARENT_VARIABLE: str(parent)}
+
+
+def start(arguments: Sequence[str], log: Path) -> Started:
+    """Start ``coterie`` with some arguments as a process that ends with this one.
+
+    It is forked by this process's nursery; where there is none, it is a command of its own.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+    log : Path
+        File to which its standard streams are appended.
+    """
+    shared = nursery()
+    if shared is not None:
+        # As a command of its own it says itself what is wrong.
+        with contextlib.suppress(OSError):
+            return shared.start(arguments, _environment(shared.pid), log)
+    with log.open("ab") as stream:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "coterie", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            # Signals for the launcher's terminal are the launcher's; it stops its children itself.
+            start_new_session=True,
+            env=_environment(os.getpid()),
+        )
 
 
 @dataclass
@@ -92,7 +123,7 @@ class Child:
     role: str
     name: str
     folder: Path
-    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    process: Started | None = field(default=None, repr=False)
 
     @property
     def party(self) -> str:
@@ -123,18 +154,9 @@ class Child:
         *sets : str
             ``key=value``, stronger than the configuration.
         """
-        command = [sys.executable, "-P", "-m", "coterie", "serve", self.role]
-        command += [f"--set={text}" for text in sets]
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*command, "--config", str(self.folder / "config.toml")],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # Signals for the launcher's terminal are the launcher's; it stops its children itself.
-                start_new_session=True,
-                env=_environment(),
-            )
+        named = [f"--set={text}" for text in sets]
+        config = str(self.folder / "config.toml")
+        self.process = start(["serve", self.role, *named, "--config", config], self.log)
 
     @property
     def alive(self) -> bool:

@@ -3,13 +3,10 @@
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import socket
 import sqlite3
 import ssl
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -34,6 +31,8 @@ from coterie.crypto.authority import (
     save_tls_key,
 )
 from coterie.crypto.identity import Bundle, Identity
+from coterie.launch.children import start
+from coterie.launch.nursery import Started
 from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import enrol, identities, saved_bundles
@@ -115,7 +114,7 @@ class ServiceProcess:
         self.config = folder / f"{name}.toml"
         self.log = self.config.with_suffix(".log")
         self.channels: list[Channel] = []
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Started | None = None
         places = {"name": name, "state": self.state, "listen": self.address, "metrics": self.metrics}
         self.configure({**places, **keys})
 
@@ -132,10 +131,7 @@ class ServiceProcess:
         return f"{self.role}/{self.name}"
 
     def start(self, *, healthy: bool = True) -> None:
-        command = [sys.executable, "-P", "-m", "coterie", "serve", self.role, "--config", str(self.config)]
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")}
-        with self.log.open("ab") as log:
-            self._child = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        self._child = start(["serve", self.role, "--config", str(self.config)], self.log)
         if healthy:
             self.wait_for_health(True)
 

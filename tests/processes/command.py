@@ -120,7 +120,7 @@ class Command:
         """Return the id of the service whose folder has this name, None before it is started."""
         for pid in descendants(self.pid):
             with contextlib.suppress(OSError):
-                if f"/{folder}/config.toml".encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if Path(f"/proc/{pid}/fd/1").readlink().match(f"{folder}/log.jsonl"):
                     return pid
         return None
 

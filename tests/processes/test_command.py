@@ -409,4 +409,4 @@ def test_a_data_set_that_is_not_there_ends_the_command_with_status_20(command):
     run = command("--json", "--data", "nowhere")
     said, _ = ended(run, 20, "data")
     assert "nowhere" in said
-    assert not run.children
+    assert not list(run.folder.rglob("log.jsonl")), "a service was started"
