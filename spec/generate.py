@@ -13,10 +13,12 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import gmpy2
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -24,6 +26,20 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from coterie.crypto import masking, sealed, shamir
 from coterie.crypto.explicit import encode
 from coterie.crypto.identity import Bundle, Delegation, Identity, Prekey, PublicPrekey, countersign
+from coterie.crypto.paillier import (
+    EncryptedVector,
+    HolderObfuscators,
+    Mode,
+    Packing,
+    PublicKey,
+    PublicObfuscators,
+    RunningSum,
+    SecretKey,
+    decrypt_vector,
+    encrypt,
+    to_bytes,
+)
+from coterie.crypto.paillier.keys import Factor
 from coterie.rounds import policy
 from coterie.rounds.conductor import model_to_bytes
 from coterie.rounds.plan import plan_hash
@@ -698,6 +714,151 @@ def _drawn_for(coefficients: Sequence[int]) -> list[int]:
     return found
 
 
+# --- packed Paillier ---------------------------------------------------------------------------------------------
+
+_PAILLIER_BITS = 1024
+
+
+def packings() -> Json:
+    """Slots, plaintexts, and the sum of several."""
+    rules = [(bits, *rule) for bits in (1024, 3072) for rule in ((16, 32), (24, 256), (24, 16384), (31, 3))]
+    cases = []
+    for bits, code_bits, addends in rules[:4]:
+        packing = Packing(bits, code_bits, addends)
+        count = packing.slots + 3
+        each = [_packed(f"packing {code_bits} {addends} {one}", packing, count) for one in range(2)]
+        # The largest code and tag are among them.
+        each.append(([2**code_bits - 1] * count, [2**96 - 1] * 2))
+        plaintexts = [packing.pack(np.array(codes), tags) for codes, tags in each]
+        total = [sum(column) for column in zip(*plaintexts, strict=True)]
+        found = packing.unpack(total, count, len(each))
+        cases.append(
+            {
+                "key_bits": bits,
+                "code_bits": code_bits,
+                "addends": addends,
+                "vectors": [
+                    {
+                        "codes": codes,
+                        "tags": _hexadecimals(tags),
+                        "plaintexts": _hexadecimals(row),
+                    }
+                    for (codes, tags), row in zip(each, plaintexts, strict=True)
+                ],
+                "sum": {
+                    "plaintexts": _hexadecimals(total),
+                    "codes": found.codes.tolist(),
+                    "tags": _hexadecimals(found.tags),
+                },
+            }
+        )
+    shapes = []
+    for bits, code_bits, addends in rules:
+        packing = Packing(bits, code_bits, addends)
+        rule = {"key_bits": bits, "code_bits": code_bits, "addends": addends}
+        shapes.append(rule | {"slot_bits": packing.slot_bits, "slots": packing.slots})
+    return {"shapes": shapes, "cases": cases}
+
+
+def _packed(name: str, packing: Packing, count: int) -> tuple[list[int], list[int]]:
+    """Return codes and tags that a name stands for."""
+    codes = [1 + number(f"{name} code {at}", 2**packing.code_bits - 1) for at in range(count)]
+    return codes, [number(f"{name} tag {at}", 2**96) for at in range(packing.ciphertexts(count))]
+
+
+def _hexadecimal(value: int) -> str:
+    return f"{int(value):x}"
+
+
+def _hexadecimals(values: Sequence[int]) -> list[str]:
+    return [_hexadecimal(value) for value in values]
+
+
+def _factor(name: str, order_bits: int) -> Factor:
+    """Return the prime 2 k p' + 1 that a name stands for."""
+    rest_bits = _PAILLIER_BITS // 2 - 1 - order_bits
+    rest = gmpy2.next_prime((15 << (rest_bits - 4)) + number(f"{name} rest", 1 << (rest_bits - 5)))
+    order = gmpy2.next_prime((31 << (order_bits - 5)) + number(f"{name} order", 1 << (order_bits - 6)))
+    while not gmpy2.is_prime(2 * order * rest + 1):
+        order = gmpy2.next_prime(order)
+    return Factor(2 * order * rest + 1, order)
+
+
+@cache
+def paillier_key(kind: str) -> SecretKey:
+    """Return the key of a kind, ``standard`` or ``subgroup``."""
+    p, q = (_factor(f"paillier {kind} {side}", 320 if kind == "subgroup" else 40) for side in "pq")
+    n, base = p.prime * q.prime, gmpy2.mpz(0)
+    if kind == "subgroup":
+        phi = (p.prime - 1) * (q.prime - 1)
+        base = gmpy2.powmod(number("paillier base", int(n)), phi // (p.order * q.order), n)
+    public = PublicKey(n, secret("set key"), _PAILLIER_BITS, NOW, RUN, base, comparison=True)
+    found = SecretKey(public, p, q)
+    found.check()
+    return found
+
+
+def paillier() -> Json:
+    """Keys, vectors of every mode as they are sent, and a sum."""
+    packing = Packing(_PAILLIER_BITS, 16, 32)
+    count = packing.slots + 2
+    vectors, found = [], {}
+    for mode in Mode:
+        kind = "subgroup" if mode is Mode.SUBGROUP else "standard"
+        codes, tags = _packed(f"paillier {mode.name}", packing, count)
+        vector, exponents = _encrypted(np.array(codes), tags, packing, paillier_key(kind), mode)
+        found[mode] = vector
+        # Mode A has no exponents of anything that others know.
+        shown = {} if mode is Mode.KEY_HOLDER else {"exponents": _hexadecimals(exponents)}
+        shown |= {"codes": codes, "tags": _hexadecimals(tags)}
+        vectors.append({"mode": int(mode), "key": kind, **shown, "vector": to_bytes(vector).hex()})
+    total = RunningSum(paillier_key("standard").public, packing, count)
+    for mode in (Mode.PUBLIC, Mode.SHORT, Mode.KEY_HOLDER):
+        total.add(found[mode])
+    summed = decrypt_vector(total.total(), paillier_key("standard"))
+    return {
+        "keys": {kind: _paillier_key(paillier_key(kind)) for kind in ("standard", "subgroup")},
+        "packing": {"key_bits": _PAILLIER_BITS, "code_bits": 16, "addends": 32},
+        "vectors": vectors,
+        "sum": {
+            "of_modes": [2, 3, 1],
+            "vector": to_bytes(total.total()).hex(),
+            "codes": summed.codes.tolist(),
+            "tags": _hexadecimals(summed.tags),
+        },
+    }
+
+
+def _paillier_key(key: SecretKey) -> Json:
+    public = key.public
+    return {
+        "n": _hexadecimal(public.n),
+        "set_public": public.set_public.hex(),
+        "bits": public.bits,
+        "created": public.created,
+        "run_id": public.run,
+        "base": _hexadecimal(public.base) if public.subgroup else "",
+        "key_id": public.key_id.hex(),
+        "derived_base": _hexadecimal(public.derived_base),
+        "secret": key.to_bytes().hex(),
+    }
+
+
+def _encrypted(
+    codes: np.ndarray, tags: Sequence[int], packing: Packing, key: SecretKey, mode: Mode
+) -> tuple[EncryptedVector, list[int]]:
+    """Return a vector, and the exponents with which it was obfuscated."""
+    holder = mode is Mode.KEY_HOLDER
+    source = HolderObfuscators(key) if holder else PublicObfuscators(key.public, mode)
+    size = {Mode.SHORT: 64, Mode.SUBGROUP: 96}.get(mode, _PAILLIER_BITS // 16)
+    draws = len(tags) * (1 + holder)
+    # A holder draws below each order: with the highest byte zero it need not draw again.
+    drawn = [secret(f"exponent {mode.name} {at}", size - holder).ljust(size, b"\0") for at in range(draws)]
+    exponents = [int.from_bytes(one, "little") for one in drawn]
+    with _drawing(drawn, ()):
+        return encrypt(codes, tags, packing, source), exponents
+
+
 FILES: dict[str, Callable[[], Json]] = {
     "explicit-bytes": explicit_bytes,
     "identities": identities,
@@ -710,6 +871,8 @@ FILES: dict[str, Callable[[], Json]] = {
     "shares": shares,
     "masks": masks,
     "payloads": payloads,
+    "packing": packings,
+    "paillier": paillier,
     "sealed-records": sealed_batch,
     "round-of-four": lambda: masked_round("four", 4),
     "round-of-ten": lambda: masked_round("ten", 10, lost=(7,), relay=damaged_share),

@@ -30,6 +30,8 @@ class Reason(enum.StrEnum):
     """About another participant."""
     WRONG_CERTIFICATE = "wrong-certificate"
     """A delegation for another TLS certificate."""
+    WRONG_KEY = "wrong-key"
+    """Under, or of, another key."""
     WRONG_RUN = "wrong-run"
     """For another run."""
     BAD_VERSION = "bad-version"

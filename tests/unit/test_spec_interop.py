@@ -1,4 +1,7 @@
-"""Two implementations in one masked round: either one's members, either one's server, whoever is lost on the way."""
+"""Two implementations in one masked round: either one's members, either one's server, whoever is lost on the way.
+
+And in one sum under encryption.
+"""
 
 from dataclasses import replace
 from functools import cache
@@ -9,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coterie.crypto import paillier as product
 from coterie.crypto.identity import Identity, countersign
 from coterie.crypto.verified import Verified
 from coterie.secure_sum.graph import GraphFields, graph_fields
@@ -20,7 +24,8 @@ from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import common_pb2, data_owner_pb2, orchestrator_pb2, rounds_pb2
 from coterie.wire.v1 import rounds_pb2 as wire
 
-from ..reference import masked, messages, primitives, protobuf
+from ..paillier_keys import key, obfuscators
+from ..reference import masked, messages, paillier, primitives, protobuf
 
 NOW = 1_000_000
 LAYOUT = Layout((Segment("rows", (4, 2), 1.0, 16), Segment.whole("instances", (), 100)))
@@ -357,3 +362,39 @@ def test_the_second_implementations_tables_are_those_of_the_contract(name):
     assert {field.name: field.number for field in descriptor.fields} == {
         field: number for field, (number, _) in messages.NAMES[name].items()
     }
+
+
+@pytest.mark.parametrize("mode", product.Mode)
+def test_either_encrypts_adds_and_decrypts_what_the_other_does(mode):
+    source = obfuscators(mode)
+    secret, public = key(subgroup=source.public.subgroup), source.public
+    record = {name: int(getattr(public, name)) for name in ("n", "bits", "base", "created")}
+    record |= {"set_public": public.set_public, "run_id": public.run}
+    paillier.check_record(record, least=1024)
+    assert paillier.key_id(record) == public.key_id
+    p, q, *orders = paillier.secret_key(record, secret.to_bytes())
+
+    rule, count = (public.bits, 16, 32), 60
+    packing = product.Packing(*rule)
+    rng = np.random.default_rng(int(mode))
+    codes = rng.integers(0, 2**16, (2, count), dtype=np.uint32)
+    tags = [[int.from_bytes(rng.bytes(12)) for _ in range(packing.ciphertexts(count))] for _ in codes]
+    own = product.encrypt(codes[0], tags[0], packing, source)
+    plaintexts = paillier.pack(codes[1].tolist(), tags[1], rule)
+    made = [paillier.encrypt(one, record["n"], paillier.fresh_obfuscator(record["n"])) for one in plaintexts]
+    sent = paillier.write(1, rule, count, public.key_id, made)
+    expected = codes.sum(axis=0).tolist(), [sum(column) for column in zip(*tags, strict=True)]
+
+    total = product.RunningSum(public, packing, count)
+    total.add(own)
+    total.add(product.from_bytes(sent, public, packing, count))
+    opened = product.decrypt_vector(total.total(), secret)
+    assert (opened.codes.tolist(), opened.tags) == expected
+    found, theirs = paillier.read(product.to_bytes(own), record, rule, count)
+    assert found == mode
+    running = paillier.add(theirs, made, record["n"])
+    assert running == list(total.total().residues)
+    assert paillier.unpack([paillier.decrypt(one, p, q) for one in running], count, 2, rule) == expected
+    if mode is product.Mode.SUBGROUP:
+        halves = [paillier.decrypt(one, p, q, orders) for one in theirs]
+        assert paillier.unpack(halves, count, 1, rule) == (codes[0].tolist(), tags[0])

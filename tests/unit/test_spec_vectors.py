@@ -15,6 +15,7 @@ from ..reference import (
     identities,
     masked,
     messages,
+    paillier,
     plans,
     primitives,
     protobuf,
@@ -238,6 +239,102 @@ def test_masks_are_expanded_alike():
             mask = masked.mask(bytes.fromhex(key), len(found))
             found = [(code + sign * word) % 2**32 for code, word in zip(found, mask, strict=True)]
     assert found == given["masked"]
+
+
+def integers(row):
+    return [int(one, 16) for one in row]
+
+
+def rule_of(case):
+    return tuple(case[name] for name in ("key_bits", "code_bits", "addends"))
+
+
+def test_codes_are_packed_alike():
+    given = vectors("packing")
+    for case in given["shapes"]:
+        assert paillier.shape(*rule_of(case)) == (case["slot_bits"], case["slots"])
+    for case in given["cases"]:
+        rule, total = rule_of(case), case["sum"]
+        for one in case["vectors"]:
+            assert paillier.pack(one["codes"], integers(one["tags"]), rule) == integers(one["plaintexts"])
+        rows = [integers(one["plaintexts"]) for one in case["vectors"]]
+        plaintexts = [sum(column) for column in zip(*rows, strict=True)]
+        assert plaintexts == integers(total["plaintexts"])
+        found = paillier.unpack(plaintexts, len(total["codes"]), len(rows), rule)
+        assert found == (total["codes"], integers(total["tags"]))
+        assert total["codes"] == [
+            sum(column) for column in zip(*(one["codes"] for one in case["vectors"]), strict=True)
+        ]
+
+
+@pytest.fixture(scope="module")
+def paillier_keys():
+    """Records by kind, and what their secret keys hold."""
+    found = {}
+    for kind, given in vectors("paillier")["keys"].items():
+        record = {name: int(given[name] or "0", 16) for name in ("n", "base")}
+        record |= {name: given[name] for name in ("bits", "created", "run_id")}
+        record["set_public"] = bytes.fromhex(given["set_public"])
+        paillier.check_record(record, least=1024)
+        assert paillier.key_id(record).hex() == given["key_id"]
+        assert paillier.derived_base(record["n"], record["bits"]) == int(given["derived_base"], 16)
+        found[kind] = record, paillier.secret_key(record, bytes.fromhex(given["secret"]))
+    return found
+
+
+def test_records_and_secret_keys_of_paillier_are_read_alike(paillier_keys):
+    assert [bool(record["base"]) for record, _ in paillier_keys.values()] == [False, True]
+    record, _ = paillier_keys["standard"]
+    with pytest.raises(primitives.Refused):
+        paillier.check_record(record)
+    content = bytes.fromhex(vectors("paillier")["keys"]["standard"]["secret"])
+    for damaged in (content[:-1], content[:-1] + bytes([content[-1] ^ 2]), content[::-1]):
+        with pytest.raises(primitives.Refused):
+            paillier.secret_key(record, damaged)
+
+
+def test_vectors_of_every_mode_are_encrypted_and_decrypted_alike(paillier_keys):
+    given = vectors("paillier")
+    rule = rule_of(given["packing"])
+    for case in given["vectors"]:
+        record, (p, q, *orders) = paillier_keys[case["key"]]
+        n, mode, codes, tags = record["n"], case["mode"], case["codes"], integers(case["tags"])
+        content = bytes.fromhex(case["vector"])
+        assert paillier.read(content, record, rule, len(codes))[0] == mode
+        ciphertexts = paillier.read(content, record, rule, len(codes))[1]
+        plaintexts = paillier.pack(codes, tags, rule)
+        if mode > 1:
+            base = record["base"] if mode == 4 else paillier.derived_base(n, record["bits"])
+            made = [
+                paillier.encrypt(plaintext, n, paillier.obfuscator(base, n, exponent))
+                for plaintext, exponent in zip(plaintexts, integers(case["exponents"]), strict=True)
+            ]
+            assert paillier.write(mode, rule, len(codes), paillier.key_id(record), made) == content
+        for one, plaintext in zip(ciphertexts, plaintexts, strict=True):
+            assert paillier.decrypt(one, p, q) == plaintext
+            if mode == 4:
+                assert paillier.decrypt(one, p, q, orders) == plaintext
+        for damaged in (content[:-1], b"\2" + content[1:], content[:44] + bytes(len(content) - 44)):
+            with pytest.raises(primitives.Refused):
+                paillier.read(damaged, record, rule, len(codes))
+
+
+def test_vectors_are_summed_under_encryption_alike(paillier_keys):
+    given = vectors("paillier")
+    rule, total = rule_of(given["packing"]), given["sum"]
+    record, (p, q, *_) = paillier_keys["standard"]
+    by_mode = {case["mode"]: case for case in given["vectors"]}
+    count, running = len(total["codes"]), None
+    for mode in total["of_modes"]:
+        _, found = paillier.read(bytes.fromhex(by_mode[mode]["vector"]), record, rule, count)
+        running = found if running is None else paillier.add(running, found, record["n"])
+    largest = max(total["of_modes"])
+    assert paillier.write(largest, rule, count, paillier.key_id(record), running).hex() == total["vector"]
+    plaintexts = [paillier.decrypt(one, p, q) for one in running]
+    found = paillier.unpack(plaintexts, count, len(total["of_modes"]), rule)
+    assert found == (total["codes"], integers(total["tags"]))
+    columns = zip(*(by_mode[mode]["codes"] for mode in total["of_modes"]), strict=True)
+    assert total["codes"] == [sum(column) for column in columns]
 
 
 def test_payloads_are_made_alike():

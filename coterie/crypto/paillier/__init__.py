@@ -1,0 +1,36 @@
+"""Packed Paillier: vectors of integers that can be added while they are encrypted.
+
+Keys are in ``keys``, what hides a plaintext in ``obfuscators``, slots in ``packing``, vectors and their sums in
+``vector``, bytes in ``format``, ``phe`` in ``stock``.  Needs the extra ``paillier``.
+
+What is assumed: composite residuosity modulo n^2 (Paillier 1999), hence that n is hard to factor; what modes C and D
+assume beyond that is said in ``obfuscators``.  A ciphertext carries no authentication: who can encrypt can also add a
+constant, double or mix.  Look-ups in tables and powers take time that depends on secrets, so whoever can measure the
+caches of a process that holds a secret key, or draws obfuscators, learns about them.
+"""
+
+from coterie.crypto.paillier.format import from_bytes, to_bytes
+from coterie.crypto.paillier.keys import PublicKey, SecretKey, generate
+from coterie.crypto.paillier.obfuscators import HolderObfuscators, Mode, Obfuscators, Pool, PublicObfuscators
+from coterie.crypto.paillier.packing import TAG_BITS, Packing, Unpacked
+from coterie.crypto.paillier.vector import EncryptedVector, RunningSum, decrypt_vector, encrypt
+
+__all__ = [
+    "TAG_BITS",
+    "EncryptedVector",
+    "HolderObfuscators",
+    "Mode",
+    "Obfuscators",
+    "Packing",
+    "Pool",
+    "PublicKey",
+    "PublicObfuscators",
+    "RunningSum",
+    "SecretKey",
+    "Unpacked",
+    "decrypt_vector",
+    "encrypt",
+    "from_bytes",
+    "generate",
+    "to_bytes",
+]

@@ -1,0 +1,225 @@
+"""Many integers in one plaintext: slots that cannot run into each other while no more than C vectors are added.
+
+A code of ``b`` bits has a slot of ``w = b + ceil(log2 C)`` bits; slot 0 is the least significant.  Above the slots of
+every plaintext stands its tag, 96 bits and ``ceil(log2 C)`` of guard: the most significant field, which a constant
+added to any slot cannot reach without being seen.  A plaintext stays below ``2^(|n| - 4)``, so that sums are the same
+modulo n, and that libraries which take the upper third of their range for negative numbers read it as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from gmpy2 import mpz
+from numpy.typing import NDArray
+
+from coterie.crypto.verification import Reason, VerificationError
+from coterie.errors import CryptoError
+
+__all__ = ["TAG_BITS", "Packing", "Unpacked"]
+
+TAG_BITS = 96
+_SPARE_BITS = 4
+_MOST_CODE_BITS = 31
+_MOST_SLOT_BITS = 56
+_GROUP = 8  # slots of w bits are w bytes
+
+
+class Unpacked(NamedTuple):
+    """What was in the slots, and in the tags above them."""
+
+    codes: NDArray[np.uint64]
+    tags: list[int]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How codes lie in plaintexts.
+
+    Parameters
+    ----------
+    key_bits : int
+        Length of the modulus.
+    code_bits : int
+        Bits ``b`` of a code, 2 to 31.
+    addends : int
+        The largest number ``C`` of vectors in a sum, 1 to 2^32 - 1.
+
+    Raises
+    ------
+    CryptoError
+        When a slot would be wider than 56 bits, or a plaintext has no room for one.
+    """
+
+    key_bits: int
+    code_bits: int
+    addends: int
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.code_bits <= _MOST_CODE_BITS or not 1 <= self.addends < 1 << 32:
+            raise CryptoError(
+                f"a packing of {self.code_bits} bits for {self.addends} addends, expected 2 to {_MOST_CODE_BITS} bits"
+                " and 1 to 2^32 - 1 addends"
+            )
+        if self.slot_bits > _MOST_SLOT_BITS or self.slots < 1:
+            raise CryptoError(
+                f"slots of {self.slot_bits} bits do not fit: at most {_MOST_SLOT_BITS}, and one within a modulus of "
+                f"{self.key_bits} bits"
+            )
+
+    @property
+    def guard_bits(self) -> int:
+        """Bits that a sum may be longer than what is added, ceil(log2 C)."""
+        return (self.addends - 1).bit_length()
+
+    @property
+    def slot_bits(self) -> int:
+        """Width ``w`` of a slot."""
+        return self.code_bits + self.guard_bits
+
+    @property
+    def slots(self) -> int:
+        """Slots of one plaintext."""
+        return (self.key_bits - _SPARE_BITS - TAG_BITS - self.guard_bits) // self.slot_bits
+
+    def ciphertexts(self, count: int) -> int:
+        """Return how many ciphertexts hold so many values."""
+        return -(-count // self.slots)
+
+    def pack(self, codes: NDArray[np.integer], tags: Sequence[int], addends: int = 1) -> list[mpz]:
+        """Return the plaintexts of a vector of codes.
+
+        Parameters
+        ----------
+        codes : ndarray of integer, shape (N,)
+            Each from 0 to ``addends (2^b - 1)``.
+        tags : sequence of int
+            One for each plaintext, from 0 to ``addends (2^96 - 1)``.
+        addends : int, optional
+            How many users' codes were added already, as those of one host's users are.
+
+        Raises
+        ------
+        CryptoError
+            When a code or tag is out of range, there are more addends than there is room for, or the number of tags is
+            not that of the plaintexts.
+        """
+        self.require_addends(addends)
+        if codes.ndim != 1 or not np.issubdtype(codes.dtype, np.integer):
+            raise CryptoError(f"codes are {codes.dtype} of shape {codes.shape}, expected integers in a row")
+        most = self._most(addends)
+        if codes.size and not (int(codes.min()) >= 0 and int(codes.max()) <= most):
+            raise CryptoError(f"a code is negative or above {most}: it would run into the next slot")
+        rows = self.ciphertexts(codes.size)
+        if len(tags) != rows:
+            raise CryptoError(f"{len(tags)} tags for {rows} plaintexts")
+        if not all(0 <= tag <= addends * (2**TAG_BITS - 1) for tag in tags):
+            raise CryptoError(f"a tag is not a number of {TAG_BITS} bits")
+        content = _to_bytes(self._in_rows(codes), self.slot_bits)
+        size, top = content.shape[1], self.slots * self.slot_bits
+        flat = content.tobytes()
+        return [
+            mpz.from_bytes(flat[row * size : (row + 1) * size], "little") + (mpz(int(tag)) << top)
+            for row, tag in enumerate(tags)
+        ]
+
+    def unpack(self, plaintexts: Sequence[mpz], count: int, addends: int) -> Unpacked:
+        """Return what plaintexts hold.
+
+        Parameters
+        ----------
+        plaintexts : sequence of mpz
+        count : int
+            How many values they hold; the last plaintext may have slots to spare.
+        addends : int
+            How many users' codes they are the sum of.
+
+        Returns
+        -------
+        codes : ndarray of uint64, shape (count,)
+        tags : list of int
+
+        Raises
+        ------
+        VerificationError
+            MALFORMED when no sum of so many users can look like this: what was added was not what ``pack`` makes.
+        CryptoError
+            When there are more addends than there is room for, or too many or too few plaintexts.
+        """
+        self.require_addends(addends)
+        if len(plaintexts) != self.ciphertexts(count):
+            raise CryptoError(
+                f"{len(plaintexts)} plaintexts for {count} values, expected {self.ciphertexts(count)}"
+            )
+        top = self.slots * self.slot_bits
+        mask, groups = (mpz(1) << top) - 1, -(-self.slots // _GROUP)
+        tags = [int(plaintext >> top) for plaintext in plaintexts]
+        size = groups * self.slot_bits
+        flat = b"".join([(plaintext & mask).to_bytes(size, "little") for plaintext in plaintexts])
+        found = _from_bytes(np.frombuffer(flat, np.uint8), self.slot_bits)
+        found = found.reshape(len(plaintexts), groups * _GROUP)[:, : self.slots].ravel()
+        codes = found[:count]
+        if (
+            any(tag > addends * (2**TAG_BITS - 1) for tag in tags)
+            or int(codes.max(initial=0)) > self._most(addends)
+            or found[count:].any()
+        ):
+            raise VerificationError(
+                Reason.MALFORMED, f"a decrypted sum is none of {addends} packed vectors of {count} values"
+            )
+        return Unpacked(codes, tags)
+
+    def require_addends(self, addends: int) -> None:
+        """Raise `CryptoError` unless so many vectors can be added."""
+        if not 1 <= addends <= self.addends:
+            raise CryptoError(
+                f"{addends} addends, this packing has room for 1 to {self.addends}",
+                hint="pack with a larger number of addends",
+            )
+
+    def _most(self, addends: int) -> int:
+        return addends * ((1 << self.code_bits) - 1)
+
+    def _in_rows(self, codes: NDArray[np.integer]) -> NDArray[np.uint64]:
+        """Return codes with one row for each plaintext, filled up with zeros to whole groups of eight."""
+        rows = self.ciphertexts(codes.size)
+        values = np.zeros(rows * self.slots, np.uint64)
+        values[: codes.size] = codes
+        wide = np.zeros((rows, -(-self.slots // _GROUP) * _GROUP), np.uint64)
+        wide[:, : self.slots] = values.reshape(rows, self.slots)
+        return wide
+
+
+def _to_bytes(values: NDArray[np.uint64], width: int) -> NDArray[np.uint8]:
+    """Return each row's values one behind the other, ``width`` bits each, little-endian; whole groups of eight."""
+    columns = np.ascontiguousarray(values.reshape(-1, _GROUP).T)
+    found = np.empty((width, columns.shape[1]), np.uint8)
+    for place in range(width):
+        low = 8 * place
+        byte = np.zeros(columns.shape[1], np.uint64)
+        for slot in range(low // width, (low + 7) // width + 1):
+            byte |= _shifted(columns[slot], slot * width - low)
+        found[place] = byte.astype(np.uint8)  # the lowest eight bits
+    return np.ascontiguousarray(found.T).reshape(len(values), values.shape[1] // _GROUP * width)
+
+
+def _from_bytes(content: NDArray[np.uint8], width: int) -> NDArray[np.uint64]:
+    """Return the values that ``_to_bytes`` laid out."""
+    columns = np.ascontiguousarray(content.reshape(-1, width).T).astype(np.uint64)
+    found = np.empty((_GROUP, columns.shape[1]), np.uint64)
+    for slot in range(_GROUP):
+        low = slot * width
+        value = found[slot]
+        value.fill(0)
+        for place in range(low // 8, (low + width - 1) // 8 + 1):
+            value |= _shifted(columns[place], 8 * place - low)
+        value &= np.uint64((1 << width) - 1)
+    return np.ascontiguousarray(found.T).ravel()
+
+
+def _shifted(values: NDArray[np.uint64], left: int) -> NDArray[np.uint64]:
+    """Return values shifted by so many bits to the left, or to the right."""
+    return values << np.uint64(left) if left >= 0 else values >> np.uint64(-left)

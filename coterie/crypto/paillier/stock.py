@@ -1,0 +1,109 @@
+"""From and to ``phe``, another implementation: what either makes, the other adds and decrypts.
+
+``phe`` is under GPLv3 and imported here only, when one of these is called.  What it has no word for is given beside:
+the record of a key, the packing of a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gmpy2 import mpz
+
+from coterie.crypto.paillier.format import require_ciphertexts
+from coterie.crypto.paillier.keys import Factor, PublicKey, SecretKey
+from coterie.crypto.paillier.obfuscators import Mode
+from coterie.crypto.paillier.packing import Packing
+from coterie.crypto.paillier.vector import EncryptedVector
+from coterie.crypto.verification import Reason, VerificationError
+from coterie.errors import CryptoError
+
+if TYPE_CHECKING:
+    from phe import EncryptedNumber, PaillierPrivateKey, PaillierPublicKey
+
+__all__ = [
+    "from_stock",
+    "public_from_stock",
+    "secret_from_stock",
+    "to_stock",
+    "to_stock_public",
+    "to_stock_secret",
+]
+
+
+def to_stock_public(public: PublicKey) -> PaillierPublicKey:
+    """Return a public key of ``phe``."""
+    import phe
+
+    return phe.PaillierPublicKey(int(public.n))
+
+
+def to_stock_secret(secret: SecretKey) -> PaillierPrivateKey:
+    """Return a secret key of ``phe``."""
+    import phe
+
+    p, q = (int(factor.prime) for factor in secret.factors)
+    return phe.PaillierPrivateKey(to_stock_public(secret.public), p, q)
+
+
+def public_from_stock(
+    stock: PaillierPublicKey, set_public: bytes, created: int, run: str, *, comparison: bool = False
+) -> PublicKey:
+    """Return the record of a key of ``phe``.
+
+    Raises
+    ------
+    CryptoError
+        As `PublicKey`.
+    """
+    bits = stock.n.bit_length()
+    return PublicKey(mpz(stock.n), set_public, bits, created, run, comparison=comparison)
+
+
+def secret_from_stock(stock: PaillierPrivateKey, public: PublicKey) -> SecretKey:
+    """Return the secret key of a record from one of ``phe``.
+
+    It decrypts.  It draws no obfuscators and fails `SecretKey.check`, because what its factors are like is not known,
+    even where the key was made here.
+
+    Raises
+    ------
+    VerificationError
+        WRONG_KEY when it is not the record's.
+    """
+    return SecretKey(public, Factor(mpz(stock.p), mpz(0)), Factor(mpz(stock.q), mpz(0)))
+
+
+def to_stock(vector: EncryptedVector) -> list[EncryptedNumber]:
+    """Return a vector's ciphertexts as whole numbers of ``phe``: the packed plaintexts, encrypted."""
+    import phe
+
+    public = to_stock_public(vector.public)
+    return [phe.EncryptedNumber(public, int(residue)) for residue in vector.residues]
+
+
+def from_stock(
+    numbers: Sequence[EncryptedNumber], public: PublicKey, packing: Packing, count: int, *, addends: int = 1
+) -> EncryptedVector:
+    """Return the vector whose packed plaintexts these whole numbers encrypt.
+
+    ``phe`` obfuscates a number here if it was not before; sums of its own count as that.
+
+    Raises
+    ------
+    VerificationError
+        WRONG_KEY when a number is under another key, MALFORMED when it is no ciphertext.
+    CryptoError
+        When a number is not whole, or there are too many or too few.
+    """
+    packing.require_addends(addends)
+    for number in numbers:
+        if number.public_key.n != public.n:
+            raise VerificationError(Reason.WRONG_KEY, "a number of phe is under another key")
+        if number.exponent:
+            raise CryptoError(f"a number of phe has exponent {number.exponent}, expected 0: a whole number")
+    residues = tuple([mpz(number.ciphertext()) for number in numbers])
+    require_ciphertexts(residues, public)
+    # Its obfuscators are what those of mode A are: powers r^n of a uniform r.
+    return EncryptedVector(public, packing, count, Mode.KEY_HOLDER, residues, addends)

@@ -1,0 +1,184 @@
+"""Encrypted vectors of codes, their sum under encryption, and what is in it.
+
+    c_j = (1 + m_j n) r_j mod n^2      r_j an obfuscator, m_j a packed plaintext
+
+The product of ciphertexts modulo n^2 holds the sum of their plaintexts.  Whoever has the public key can form it, and
+also add what it likes: the tags in the plaintexts are there to see that (``packing``), not the counts kept here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from gmpy2 import mpz
+from numpy.typing import NDArray
+
+from coterie.crypto.paillier.decryption import decrypt
+from coterie.crypto.paillier.keys import PublicKey, SecretKey
+from coterie.crypto.paillier.obfuscators import Mode, Obfuscators
+from coterie.crypto.paillier.packing import Packing, Unpacked
+from coterie.crypto.verification import Reason, VerificationError
+from coterie.errors import CryptoError
+
+__all__ = ["EncryptedVector", "RunningSum", "decrypt_vector", "encrypt"]
+
+
+@dataclass(frozen=True, repr=False)
+class EncryptedVector:
+    """Ciphertexts of one vector, or of a sum of vectors.
+
+    Parameters
+    ----------
+    public : PublicKey
+        The key.
+    packing : Packing
+        How codes lie in plaintexts.
+    count : int
+        Values.
+    mode : Mode
+        Of the obfuscators.
+    residues : tuple of mpz
+        Ciphertexts, from 1 to n^2 - 1.
+    addends : int, optional
+        How many users' codes were added.
+    """
+
+    public: PublicKey
+    packing: Packing
+    count: int
+    mode: Mode
+    residues: tuple[mpz, ...]
+    addends: int = 1
+
+    def __post_init__(self) -> None:
+        if self.packing.key_bits != self.public.bits:
+            raise CryptoError(
+                f"a packing for {self.packing.key_bits} bits under a key of {self.public.bits} bits"
+            )
+        if len(self.residues) != self.packing.ciphertexts(self.count):
+            raise CryptoError(
+                f"{len(self.residues)} ciphertexts for {self.count} values, "
+                f"expected {self.packing.ciphertexts(self.count)}"
+            )
+
+    def __repr__(self) -> str:
+        return f"<EncryptedVector of {self.count} values, {self.addends} addends, for {self.public!r}>"
+
+
+def encrypt(
+    codes: NDArray[np.integer],
+    tags: Sequence[int],
+    packing: Packing,
+    obfuscators: Obfuscators,
+    *,
+    addends: int = 1,
+) -> EncryptedVector:
+    """Encrypt a vector of codes.
+
+    Parameters
+    ----------
+    codes : ndarray of integer, shape (N,)
+    tags : sequence of int
+        One for each ciphertext, below 2^96.
+    packing : Packing
+    obfuscators : Obfuscators
+        Of the key; each is used once.
+    addends : int, optional
+        How many users' codes were added already.
+
+    Raises
+    ------
+    CryptoError
+        When a code or tag is out of range, as `Packing.pack`; nothing is encrypted then.
+    """
+    public = obfuscators.public
+    plaintexts = packing.pack(codes, tags, addends)
+    n, square = public.n, public.n_squared
+    residues = tuple(
+        [
+            (1 + plaintext * n) * obfuscator % square
+            for plaintext, obfuscator in zip(plaintexts, obfuscators.draw(len(plaintexts)), strict=True)
+        ]
+    )
+    return EncryptedVector(public, packing, codes.size, obfuscators.mode, residues, addends)
+
+
+class RunningSum:
+    """A sum under encryption: one running product of each ciphertext, however many vectors are added.
+
+    Parameters
+    ----------
+    public : PublicKey
+    packing : Packing
+    count : int
+        Values of each vector.
+    """
+
+    def __init__(self, public: PublicKey, packing: Packing, count: int) -> None:
+        self.public, self.packing, self.count = public, packing, count
+        self.addends = 0
+        self._residues: list[mpz] = []
+        self._modes: set[Mode] = set()
+
+    def add(self, vector: EncryptedVector) -> None:
+        """Add a vector, or a sum of others.
+
+        Raises
+        ------
+        VerificationError
+            WRONG_KEY when it is under another key, MALFORMED when it has another length or packing.
+        CryptoError
+            When there would be more addends than there is room for.  Nothing is added then.
+        """
+        if vector.public != self.public:
+            raise VerificationError(Reason.WRONG_KEY, "a vector under another key cannot be added")
+        if vector.packing != self.packing or vector.count != self.count:
+            raise VerificationError(
+                Reason.MALFORMED, f"a vector of {vector.count} values in {vector.packing} cannot be added"
+            )
+        self.packing.require_addends(self.addends + vector.addends)
+        square = self.public.n_squared
+        self._residues = (
+            [one * other % square for one, other in zip(self._residues, vector.residues, strict=True)]
+            if self.addends
+            else list(vector.residues)
+        )
+        self.addends += vector.addends
+        self._modes.add(vector.mode)
+
+    def total(self) -> EncryptedVector:
+        """Return the sum so far.
+
+        Its mode is D where that of every addend is, because only then the short exponent decrypts it; otherwise the
+        last letter among A, B and C.
+
+        Raises
+        ------
+        CryptoError
+            When nothing was added.
+        """
+        if not self.addends:
+            raise CryptoError("a sum of no vectors")
+        mode = max(self._modes - {Mode.SUBGROUP}, default=Mode.SUBGROUP)
+        return EncryptedVector(
+            self.public, self.packing, self.count, mode, tuple(self._residues), self.addends
+        )
+
+
+def decrypt_vector(vector: EncryptedVector, secret: SecretKey) -> Unpacked:
+    """Return the sum of codes, and of the tags of each ciphertext.
+
+    Raises
+    ------
+    VerificationError
+        WRONG_KEY when the vector is under another key; MALFORMED when a ciphertext does not decrypt, or its content is
+        no sum of so many packed vectors.
+    """
+    if vector.public != secret.public:
+        raise VerificationError(
+            Reason.WRONG_KEY, f"a vector for {vector.public!r} is not decrypted with {secret!r}"
+        )
+    plaintexts = decrypt(secret, vector.residues, vector.mode)
+    return vector.packing.unpack(plaintexts, vector.count, vector.addends)

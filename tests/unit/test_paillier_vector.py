@@ -1,0 +1,226 @@
+"""Encrypted vectors: what is added under encryption is what is added in clear."""
+
+import numpy as np
+import pytest
+from gmpy2 import mpz
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coterie.crypto.paillier import HolderObfuscators, PublicObfuscators, generate
+from coterie.crypto.paillier.decryption import decrypt
+from coterie.crypto.paillier.obfuscators import Mode, Pool
+from coterie.crypto.paillier.packing import TAG_BITS, Packing
+from coterie.crypto.paillier.vector import EncryptedVector, RunningSum, decrypt_vector, encrypt
+from coterie.crypto.verification import Reason, VerificationError
+from coterie.errors import CryptoError
+
+from ..paillier_keys import BITS, SET_PUBLIC, key, obfuscators
+
+PACKING = Packing(BITS, 16, 32)
+SUMS = (Mode.KEY_HOLDER, Mode.PUBLIC, Mode.SHORT)
+
+
+def drawn(seed: int, count: int, packing: Packing = PACKING) -> tuple[np.ndarray, list[int]]:
+    """Return codes and tags from a seed."""
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(1, 2**packing.code_bits, count, dtype=np.uint32)
+    return codes, [int.from_bytes(rng.bytes(TAG_BITS // 8)) for _ in range(packing.ciphertexts(count))]
+
+
+def vector(seed: int, size: int = 50, mode: Mode = Mode.KEY_HOLDER, **which) -> EncryptedVector:
+    return encrypt(*drawn(seed, size), PACKING, obfuscators(mode, **which))
+
+
+def summed(*vectors: EncryptedVector) -> EncryptedVector:
+    total = RunningSum(vectors[0].public, vectors[0].packing, vectors[0].count)
+    for one in vectors:
+        total.add(one)
+    return total.total()
+
+
+@settings(max_examples=20)
+@given(
+    st.integers(0, 120),
+    st.lists(st.tuples(st.integers(0, 2**32), st.sampled_from(SUMS)), min_size=1, max_size=32),
+)
+def test_the_sum_under_encryption_is_the_sum_of_integers(size: int, parts) -> None:
+    total = RunningSum(key().public, PACKING, size)
+    codes, tags = np.zeros(size, np.int64), [0] * PACKING.ciphertexts(size)
+    for seed, mode in parts:
+        one, its_tags = drawn(seed, size)
+        total.add(encrypt(one, its_tags, PACKING, obfuscators(mode)))
+        codes += one
+        tags = [so_far + tag for so_far, tag in zip(tags, its_tags, strict=True)]
+    found = decrypt_vector(total.total(), key())
+    assert found.codes.tolist() == codes.tolist()
+    assert found.tags == tags
+    assert total.total().mode is max(mode for _, mode in parts)
+
+
+@pytest.mark.parametrize("code_bits", [16, 24])
+def test_as_many_addends_as_there_is_room_for_with_the_largest_codes(code_bits: int) -> None:
+    packing = Packing(BITS, code_bits, 8)
+    most, top = 2**code_bits - 1, 2**TAG_BITS - 1
+    one = encrypt(np.full(60, most), [top] * packing.ciphertexts(60), packing, obfuscators(Mode.PUBLIC))
+    found = decrypt_vector(summed(*[one] * 8), key())
+    assert set(found.codes.tolist()) == {8 * most}
+    assert set(found.tags) == {8 * top}
+    with pytest.raises(CryptoError, match="9 addends"):
+        summed(*[one] * 9)
+
+
+def test_at_3072_bits_an_update_is_summed_and_decrypted() -> None:
+    secret = generate("run", SET_PUBLIC)
+    packing = Packing(3072, 16, 32)
+    sources = HolderObfuscators(secret), PublicObfuscators(secret.public, Mode.SHORT)
+    parts = [drawn(seed, 400, packing) for seed in range(2)]
+    total = summed(*(encrypt(*part, packing, source) for part, source in zip(parts, sources, strict=True)))
+    assert len(total.residues) == 3
+    found = decrypt_vector(total, secret)
+    assert found.codes.tolist() == (parts[0][0].astype(int) + parts[1][0]).tolist()
+    assert found.tags == [sum(pair) for pair in zip(parts[0][1], parts[1][1], strict=True)]
+
+
+def test_vectors_of_the_subgroup_are_decrypted_by_either_exponent() -> None:
+    secret, (codes, tags) = key(subgroup=True), drawn(1, 50)
+    total = summed(vector(1, mode=Mode.SUBGROUP), vector(1, mode=Mode.SUBGROUP, holder=True))
+    assert total.mode is Mode.SUBGROUP
+    for mode in (Mode.SUBGROUP, Mode.KEY_HOLDER):
+        plaintexts = decrypt(secret, total.residues, mode)
+        assert plaintexts == [2 * one for one in PACKING.pack(codes, tags)]
+
+
+def test_a_sum_of_subgroup_and_other_vectors_takes_the_long_exponent() -> None:
+    codes, tags = drawn(1, 50)
+    total = summed(vector(1, mode=Mode.SUBGROUP), vector(1, mode=Mode.PUBLIC, subgroup=True))
+    assert total.mode is Mode.PUBLIC
+    found = decrypt_vector(total, key(subgroup=True))
+    assert found.codes.tolist() == (2 * codes).tolist()
+    assert found.tags == [2 * tag for tag in tags]
+
+
+def test_what_is_not_of_the_subgroup_is_refused_under_the_short_exponent() -> None:
+    other = vector(1, mode=Mode.PUBLIC, subgroup=True)
+    with pytest.raises(VerificationError, match="SUBGROUP") as caught:
+        decrypt(key(subgroup=True), other.residues, Mode.SUBGROUP)
+    assert caught.value.reason is Reason.MALFORMED
+    with pytest.raises(CryptoError, match="with a subgroup key"):
+        decrypt(key(), vector(1).residues, Mode.SUBGROUP)
+
+
+def test_the_same_codes_are_never_the_same_ciphertexts() -> None:
+    for mode in SUMS:
+        assert not set(vector(1, mode=mode).residues) & set(vector(1, mode=mode).residues)
+
+
+def test_a_pool_serves_vectors() -> None:
+    pool = Pool(obfuscators(Mode.PUBLIC))
+    pool.fill(3)
+    codes, tags = drawn(4, 200)
+    assert PACKING.ciphertexts(200) == 5
+    assert decrypt_vector(encrypt(codes, tags, PACKING, pool), key()).codes.tolist() == codes.tolist()
+    assert len(pool) == 0
+
+
+def test_nothing_is_drawn_for_codes_that_are_refused() -> None:
+    pool = Pool(obfuscators(Mode.PUBLIC))
+    pool.fill(3)
+    with pytest.raises(CryptoError, match="next slot"):
+        encrypt(np.array([2**16]), [0], PACKING, pool)
+    assert len(pool) == 3
+
+
+def test_vectors_of_several_users_count_as_several() -> None:
+    codes, tags = np.full(10, 3 * 65535), [0]
+    of_three = encrypt(codes, tags, PACKING, obfuscators(Mode.PUBLIC), addends=3)
+    total = summed(of_three, of_three, vector(1, 10))
+    assert total.addends == 7
+    assert decrypt_vector(total, key()).codes.tolist() == (6 * 65535 + drawn(1, 10)[0].astype(int)).tolist()
+    with pytest.raises(CryptoError, match="33 addends"):
+        summed(*[of_three] * 11)
+
+
+def test_sums_of_sums_are_sums() -> None:
+    halves = [summed(vector(1), vector(2)), summed(vector(3))]
+    assert (
+        decrypt_vector(summed(*halves), key()).codes.tolist()
+        == sum(drawn(seed, 50)[0].astype(int) for seed in (1, 2, 3)).tolist()
+    )
+
+
+def test_what_does_not_fit_is_refused_and_changes_no_sum() -> None:
+    total = RunningSum(key().public, PACKING, 50)
+    total.add(vector(1))
+    wider = Packing(BITS, 24, 32)
+    wrong = [
+        (encrypt(*drawn(1, 50), PACKING, obfuscators(Mode.PUBLIC, "other")), Reason.WRONG_KEY),
+        (vector(1, 51), Reason.MALFORMED),
+        (encrypt(*drawn(1, 50, wider), wider, obfuscators(Mode.PUBLIC)), Reason.MALFORMED),
+    ]
+    for one, reason in wrong:
+        with pytest.raises(VerificationError) as caught:
+            total.add(one)
+        assert caught.value.reason is reason
+    with pytest.raises(CryptoError, match="33 addends"):
+        total.add(EncryptedVector(key().public, PACKING, 50, Mode.PUBLIC, vector(1).residues, 32))
+    assert decrypt_vector(total.total(), key()).codes.tolist() == drawn(1, 50)[0].tolist()
+    assert total.addends == 1
+
+
+def test_a_sum_of_nothing_is_refused() -> None:
+    with pytest.raises(CryptoError, match="no vectors"):
+        RunningSum(key().public, PACKING, 50).total()
+
+
+def test_another_key_does_not_decrypt() -> None:
+    with pytest.raises(VerificationError) as caught:
+        decrypt_vector(vector(1), key("other"))
+    assert caught.value.reason is Reason.WRONG_KEY
+    # And what it would give is not what was encrypted.
+    codes, tags = drawn(1, 50)
+    assert decrypt(key("other"), vector(1).residues, Mode.KEY_HOLDER) != PACKING.pack(codes, tags)
+
+
+@pytest.mark.parametrize("times", [0, 1, 12345])
+def test_what_is_not_invertible_is_refused(times: int) -> None:
+    for part in (key().public.n, key().factors[0].prime, key().factors[1].prime):
+        with pytest.raises(VerificationError, match="not invertible"):
+            decrypt(key(), [*vector(1).residues, part * times], Mode.KEY_HOLDER)
+
+
+def test_a_sum_beyond_what_its_addends_can_be_is_refused() -> None:
+    """Anybody can add a constant: one that leaves the bounds is seen without the tags."""
+    one = vector(1)
+    n, square = key().public.n, key().public.n_squared
+    for place in (17, PACKING.slots * PACKING.slot_bits + TAG_BITS):
+        shifted = one.residues[0] * (1 + (n << place)) % square
+        with pytest.raises(VerificationError) as caught:
+            decrypt_vector(
+                EncryptedVector(one.public, PACKING, 50, one.mode, (shifted, *one.residues[1:])), key()
+            )
+        assert caught.value.reason is Reason.MALFORMED
+
+
+def test_a_vector_has_the_ciphertexts_that_its_values_need() -> None:
+    residues = vector(1).residues
+    for packing, size in ((PACKING, 100), (Packing(3072, 16, 32), 50)):
+        with pytest.raises(CryptoError):
+            EncryptedVector(key().public, packing, size, Mode.PUBLIC, residues)
+
+
+def test_ciphertexts_and_keys_appear_in_no_text() -> None:
+    one = vector(1)
+    text = repr(one)
+    assert "50 values" in text
+    assert not [residue for residue in one.residues if str(residue) in text]
+
+
+@settings(max_examples=15)
+@given(st.lists(st.integers(0, (1 << 1020) - 1), min_size=1, max_size=3), st.sampled_from(SUMS))
+def test_any_plaintext_comes_back(plaintexts, mode: Mode) -> None:
+    public = key().public
+    residues = [
+        (1 + mpz(plaintext) * public.n) * obfuscator % public.n_squared
+        for plaintext, obfuscator in zip(plaintexts, obfuscators(mode).draw(len(plaintexts)), strict=True)
+    ]
+    assert decrypt(key(), residues, mode) == plaintexts
