@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from coterie.errors import RunError
 from coterie.rounds.conductor import Conductor, Population, model_to_bytes, new_training
 from coterie.rounds.system import Arrays, HostSide, ServerSide, User
-from coterie.rounds.training import Abandoned, Phase, Purpose, Summed, Training, begin_round, step
+from coterie.rounds.training import Abandoned, Phase, Summed, Training, begin_round, step
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Failed, MemberHalf, ServerHalf
 from coterie.simulate.rounds import Members, Outcome, run_round
@@ -59,14 +59,11 @@ class Trained:
         What the server keeps, after the last round.
     best : dict
         The same at the version that was chosen.
-    outcomes : list of (Purpose, Outcome)
-        Of every round.
     """
 
     state: Training
     arrays: Arrays
     best: Arrays
-    outcomes: list[tuple[Purpose, Outcome]] = field(repr=False)
 
 
 class _Host:
@@ -137,12 +134,10 @@ def train(
     arrays = best = server.initial()
     state = new_training(plan, supports=server.asks_supports)
     state = step(state, conductor.started(range(len(population))))
-    outcomes: list[tuple[Purpose, Outcome]] = []
     while not state.phase.ended:
         state = begin_round(state)
-        purpose, evaluations = state.purpose, len(state.evaluations)
+        evaluations = len(state.evaluations)
         state, arrays, outcome = _round(conductor, state, arrays, workers)
-        outcomes.append((purpose, outcome))
         if on_round is not None:
             on_round(state, outcome)
         if len(state.evaluations) > evaluations:
@@ -152,7 +147,7 @@ def train(
                 on_evaluation(state, arrays)
     if state.phase is Phase.FAILED:
         raise RunError(f"the run failed: {state.reason}")
-    return Trained(state, arrays, best, outcomes)
+    return Trained(state, arrays, best)
 
 
 def _round(

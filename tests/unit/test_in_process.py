@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import weakref
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from coterie.errors import ConfigError
 from coterie.launch import experiment
 from coterie.launch.feed import load, make_feed
 from coterie.launch.in_process import InProcess, train_in_process
+from coterie.simulate import training
 from coterie.wire.v1 import operator_pb2 as wire
 
 SMALL = {
@@ -97,6 +99,21 @@ def test_watchers_see_every_round_and_evaluation_and_the_end_last(
     assert [e.metrics.epoch for e in events if e.HasField("metrics")] == [0, 2, 3]
     assert events[-1].phase.phase == wire.RunPhase.RUN_PHASE_DONE
     assert {e.state.users for e in events} == {60}
+
+
+def test_sums_do_not_outlive_their_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Any]] = []
+    run_round = training.run_round
+
+    def watched(*given: Any) -> Any:
+        outcome = run_round(*given)
+        made.append(weakref.ref(outcome.total))
+        return outcome
+
+    monkeypatch.setattr(training, "run_round", watched)
+    kept = trained()
+    assert len(made) == len(kept[0].known["rounds"]) > 5
+    assert not [one for one in made if one() is not None]
 
 
 def test_a_report_in_process_has_the_keys_of_one_of_services(tmp_path: Any) -> None:
