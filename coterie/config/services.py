@@ -107,7 +107,8 @@ class ClientSettings(ServiceSettings):
     run: Label = Field("run", description="Run to take part in.")
     histories: Path | None = Field(
         None,
-        description="CSV with columns `user,item,positive,time,part`, taken into the private store once.",
+        description="CSV with columns `user,item,positive,time,part`, taken into the private store once. Part is 0 to "
+        "train, 1 to choose a version, 2 to test; 3 names an item that what is held out is ranked among.",
     )
     seed: int | None = Field(
         None,

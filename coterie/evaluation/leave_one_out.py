@@ -24,6 +24,7 @@ __all__ = [
     "HEADLINE",
     "NEGATIVES",
     "NO_ITEM",
+    "RANKED",
     "LeaveOneOut",
     "ScoreAll",
     "ScoreCandidates",
@@ -43,6 +44,9 @@ HEADLINE = "hit_ratio@10"
 
 CHOOSE_BY = "validation_hit_ratio@10"
 """Metric by which versions and settings are chosen."""
+
+RANKED = 3
+"""Beside the parts of a split: no interaction, but an item that the user's held-out ones are ranked among."""
 
 _DOMAIN = b"coterie.negs.v1"
 _USERS_AT_ONCE = 256
@@ -217,6 +221,34 @@ class LeaveOneOut:
         """Return the hold-out with negatives drawn by `sample_negatives`; the arguments are those of both."""
         negatives = sample_negatives(users, items, user, item, seed=seed, count=count)
         return cls(len(items), user, item, part, negatives, k)
+
+    @classmethod
+    def ranked(
+        cls,
+        n_users: int,
+        n_items: int,
+        user: NDArray[np.integer],
+        item: NDArray[np.integer],
+        part: NDArray[np.integer],
+        k: int = 10,
+    ) -> LeaveOneOut:
+        """Return the hold-out whose negatives are listed with the interactions, as rows of part ``RANKED``.
+
+        Parameters
+        ----------
+        n_users, n_items : int
+        user, item, part : ndarray of int, shape (N,)
+            Interactions and, as ``RANKED``, the items that held-out ones are ranked among.
+        k : int
+        """
+        given = part == RANKED
+        order = np.argsort(user[given], kind="stable")
+        owner, listed = user[given][order], item[given][order]
+        counts = np.bincount(owner, minlength=n_users)
+        place = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+        negatives = np.full((n_users, int(counts.max(initial=0))), NO_ITEM, np.int32)
+        negatives[owner, place] = listed
+        return cls(n_items, user[~given], item[~given], part[~given], negatives, k)
 
     @property
     def n_users(self) -> int:

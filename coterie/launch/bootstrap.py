@@ -16,7 +16,7 @@ from coterie.crypto.keyfile import write_private_file
 from coterie.errors import ConfigError, PreflightError
 from coterie.launch.authority import TOKENS, make_authority, make_token
 from coterie.launch.children import toml
-from coterie.launch.cohorts import protection, require_cohorts, require_services
+from coterie.launch.cohorts import protection, require_cohorts
 from coterie.launch.feed import load, make_feed
 from coterie.launch.ncf_reference import reference_rows
 from coterie.launch.order import Order
@@ -80,8 +80,6 @@ def bootstrap(
         The data set cannot be read or divided.
     """
     _require_one_federation(settings)
-    if settings.system != "drift":
-        require_services(settings)
     layout = _Layout(root, dict(addresses or {}))
     try:
         return _lay_out(settings, layout, run_id)

@@ -20,7 +20,7 @@ from coterie.secure_sum.graph import graph_fields, tolerance
 from coterie.secure_sum.protocol import Failed
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan
 
-__all__ = ["fragile", "protection", "require_cohorts", "require_services", "rounds_plan"]
+__all__ = ["fragile", "protection", "require_cohorts", "rounds_plan"]
 
 _FEWEST_BEHIND = 3
 """Users behind a row from which on none of them knows the others' part."""
@@ -56,22 +56,6 @@ def rounds_plan(settings: RoundsSettings, seed: int) -> RoundsPlan:
         choose_by=settings.choose_by,
         step_timeout_ms=round(settings.step_timeout_s * 1000),
     )
-
-
-def require_services(settings: RunSettings) -> None:
-    """Check that services can carry a rounds-based run out as its file says.
-
-    Raises
-    ------
-    ConfigError
-        The hold-out is the published one, whose sampled items hosts are not given.
-    """
-    if settings.split.kind == "published":
-        raise ConfigError(
-            "split.kind 'published' over services: hosts draw the items that a held-out one is ranked among "
-            "themselves, so the figures would not be those of the published ones",
-            hint="`coterie run FILE --in-process` uses the published ones; split.kind 'leave-last-out' needs none",
-        )
 
 
 def require_cohorts(settings: RunSettings, users: int) -> None:

@@ -18,7 +18,7 @@ from coterie.config.run import FederationSettings, RunSettings
 from coterie.errors import ConfigError, RunError
 from coterie.evaluation.holdout import TRAIN
 from coterie.launch import round_attacks
-from coterie.launch.cohorts import fragile, protection, require_cohorts, require_services
+from coterie.launch.cohorts import fragile, protection, require_cohorts
 from coterie.launch.federation import Federation
 from coterie.launch.feed import Feed, load, make_feed
 from coterie.launch.in_process import train_in_process
@@ -88,8 +88,6 @@ async def run(
             "drift does not run in one process: its owners work side by side",
             hint="without --in-process every service is a process of its own",
         )
-    if settings.system != "drift" and not in_process:
-        require_services(settings)
     one = _in_process if in_process else _one
     started = datetime.datetime.now(datetime.UTC)
     begun = time.perf_counter()

@@ -27,7 +27,7 @@ from coterie.data import (
 from coterie.data.ncf import FOLDER, PublishedHoldout, read_ncf_holdout
 from coterie.errors import DataError
 from coterie.evaluation.holdout import Holdout
-from coterie.evaluation.leave_one_out import LeaveOneOut
+from coterie.evaluation.leave_one_out import RANKED, LeaveOneOut
 
 __all__ = ["CATALOGUE", "Feed", "load", "make_feed", "read_published"]
 
@@ -115,7 +115,10 @@ class Feed:
             writer.writerows([self.dataset.items[n]] for n in np.nonzero(self.partition.member[:, owner])[0])
 
     def write_histories(self, host: int, path: Path) -> int:
-        """Write the histories of a host's users in time order; return how many users have one."""
+        """Write the histories of a host's users in time order; return how many users have one.
+
+        Behind them stand the items that the published hold-out ranks theirs among, where there is one.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
         data = self.dataset
         time = data.time if data.time is not None else np.arange(len(data), dtype=np.int64)
@@ -134,7 +137,13 @@ class Feed:
                         int(self.split.part[n]),
                     )
                 )
-        return len(np.unique(data.user[chosen]))
+            users = np.unique(data.user[chosen])
+            if self.negatives is not None:
+                for user in users.tolist():
+                    listed = self.negatives[user]
+                    key = data.users[user]
+                    writer.writerows((key, data.items[item], 0, 0, RANKED) for item in listed[listed >= 0])
+        return len(users)
 
 
 def load(settings: RunSettings) -> Dataset:

@@ -14,7 +14,7 @@ from coterie.config.load import ROLES
 from coterie.config.run import RunSettings
 from coterie.errors import CoterieError
 from coterie.launch.children import free_port
-from coterie.launch.cohorts import fragile, protection, require_cohorts, require_services
+from coterie.launch.cohorts import fragile, protection, require_cohorts
 from coterie.launch.feed import Feed, load, make_feed
 from coterie.launch.finding import Finding, Status, failed, passed
 from coterie.launch.preflight_service import check_service, existing, unwritable
@@ -118,7 +118,6 @@ def _split(settings: RunSettings, feed: Feed) -> Finding:
 def _rounds(settings: RunSettings, feed: Feed) -> Iterator[Finding]:
     hosts = feed.users_of_hosts()
     try:
-        require_services(settings)
         require_cohorts(settings, sum(hosts))
     except CoterieError as error:
         yield failed("rounds", error, "`[rounds]` says how cohorts are drawn and under which floors")

@@ -1,6 +1,7 @@
 """FedNCF over real processes: the numbers of the same run in one process, in clear and masked."""
 
 import asyncio
+import dataclasses
 
 import numpy as np
 import pytest
@@ -62,6 +63,40 @@ def test_services_and_one_process_come_to_equal_numbers(trained, kind):
         }
     assert report["chosen"] == alone.known["chosen"]
     assert len(report["history"]) == 1 + KINDS[kind].get("rounds", ROUNDS)["passes"] // 2
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """A data set with a hold-out as the authors of NCF published theirs, and 15 items to rank each test item among."""
+    folder = tmp_path_factory.mktemp("published")
+    rng = np.random.default_rng(0)
+    users, items = 60, 80
+    histories = [rng.choice(items, rng.integers(15, 30), replace=False) for _ in range(users)]
+    ratings = [f"{user + 1}::{item + 1}::5" for user, own in enumerate(histories) for item in own]
+    (folder / "ratings_no_timestamp.dat").write_text("\n".join(ratings) + "\n")
+    split = folder / "ncf-split"
+    split.mkdir()
+    (split / "item_index_to_movieid.tsv").write_text("".join(f"{n}\t{n + 1}\n" for n in range(items)))
+    tests = [(user, own[-1]) for user, own in enumerate(histories)]
+    (split / "ml-1m.test.rating").write_text("".join(f"{u}\t{i}\t5\t9\n" for u, i in tests))
+    lines = []
+    for user, item in tests:
+        others = np.setdiff1d(np.arange(items), histories[user])
+        # Some test items stand among their own negatives, as in the original; and some negatives stand there twice.
+        listed = [*rng.choice(others, 14, replace=False), item if user % 9 == 0 else others[0]]
+        lines.append("\t".join([f"({user},{item})", *map(str, listed)]))
+    (split / "ml-1m.test.negative").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_hosts_rank_among_the_published_items_where_a_data_set_has_them(trained, published):
+    changes = {"data": {"path": str(published)}, "split": {"kind": "published"}}
+    running, report, alone = trained("published", **changes)
+    assert [one["metrics"] for one in report["history"]] == [one["metrics"] for one in alone.known["history"]]
+    # The same run with items that hosts draw themselves comes to other figures.
+    drawn = dataclasses.replace(running.feed, negatives=None)
+    other = train_in_process(running.settings, drawn, run_id="test", seed=0, see=lambda event: None)
+    assert [one["metrics"] for one in other.known["history"]] != [one["metrics"] for one in report["history"]]
 
 
 def test_the_masked_sum_changes_no_number(trained):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import tomllib
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 from coterie.config.run import RunSettings
 from coterie.config.services import ConsentSettings
 from coterie.errors import ConfigError
-from coterie.launch import experiment
 from coterie.launch.bootstrap import bootstrap, held_order
 from coterie.launch.feed import load, make_feed
 from coterie.launch.order import Order
@@ -125,11 +123,3 @@ def test_users_who_cannot_fill_a_cohort_are_refused_before_anything_is_written_f
     with pytest.raises(ConfigError, match="a cohort has 14 of 14 users"):
         bootstrap(RunSettings.model_validate(few), tmp_path, "a-run")
     assert not (tmp_path / "host-0").exists()
-
-
-def test_the_published_hold_out_is_refused_over_services(tmp_path: Path) -> None:
-    published = RunSettings.model_validate({**GIVEN, "split": {"kind": "published"}})
-    with pytest.raises(ConfigError, match="hosts draw the items"):
-        bootstrap(published, tmp_path, "a-run")
-    with pytest.raises(ConfigError, match="hosts draw the items"):
-        asyncio.run(experiment.run(published, "a-run", lambda seed, event: None))

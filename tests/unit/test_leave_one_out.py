@@ -1,5 +1,6 @@
 import dataclasses
 import math
+from random import Random
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from coterie.evaluation import (
     sample_negatives,
 )
 from coterie.evaluation.holdout import TEST, TRAIN, VALIDATION
-from coterie.evaluation.leave_one_out import NO_ITEM, as_if_own_kept, metric_names
+from coterie.evaluation.leave_one_out import NO_ITEM, RANKED, as_if_own_kept, metric_names
 
 DATA = generate(SyntheticSpec(users=40, items=150, interactions=900))
 PART = leave_last_out(DATA).part
@@ -95,6 +96,23 @@ def test_every_figure_is_what_its_definition_says_user_by_user(case: tuple[Leave
         assert measured.keys() == expected.keys()
         for name, value in expected.items():
             assert measured[name][user] == pytest.approx(value, nan_ok=True), (name, user)
+
+
+@given(holdouts(), st.randoms(use_true_random=False))
+def test_negatives_that_are_listed_with_the_interactions_give_the_same_figures(
+    case: tuple[LeaveOneOut, np.ndarray], random: Random
+) -> None:
+    held, scores = case
+    rows = list(zip(held.user, held.item, held.part, strict=True))
+    rows += [
+        (user, item, RANKED) for user, row in enumerate(held.negatives) for item in row if item != NO_ITEM
+    ]
+    random.shuffle(rows)
+    user, item, part = np.array(rows, np.int64).reshape(-1, 3).T
+    listed = LeaveOneOut.ranked(held.n_users, held.n_items, user, item, part, held.k)
+    expected = held.measure(*from_table(scores))
+    for name, values in listed.measure(*from_table(scores)).items():
+        np.testing.assert_array_equal(values, expected[name])
 
 
 def test_the_figures_equal_those_of_an_independent_library() -> None:

@@ -14,7 +14,8 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from coterie.errors import DataError
-from coterie.evaluation.holdout import TRAIN, Holdout
+from coterie.evaluation.holdout import TEST, TRAIN, VALIDATION, Holdout
+from coterie.evaluation.leave_one_out import RANKED
 from coterie.net.completion import completed
 from coterie.store import client as store
 from coterie.store.engine import Writer
@@ -22,10 +23,13 @@ from coterie.store.engine import Writer
 __all__ = ["Catalogued", "Histories", "Outbox", "read_histories"]
 
 _COLUMNS = ("user", "item", "positive", "time", "part")
+_PARTS = (TRAIN, VALIDATION, TEST, RANKED)
 
 
 def read_histories(path: Path) -> tuple[list[str], list[store.Interaction]]:
     """Read histories from CSV with columns ``user,item,positive,time,part``.
+
+    A row of part ``RANKED`` is no interaction: it names an item among which what is held out of the user is ranked.
 
     Returns
     -------
@@ -60,11 +64,13 @@ def read_histories(path: Path) -> tuple[list[str], list[store.Interaction]]:
 def _interaction(path: Path, line: int, user: int, row: dict[str, str]) -> store.Interaction:
     try:
         positive, part = int(row["positive"]), int(row["part"])
-        if positive in (0, 1) and part in (0, 1, 2) and row["item"]:
+        if positive in (0, 1) and part in _PARTS and row["item"]:
             return store.Interaction(user, row["item"], bool(positive), int(row["time"]), part)
     except (TypeError, ValueError):
         pass
-    raise DataError(f"{path}, line {line}: expected item, positive 0 or 1, time in seconds, part 0, 1 or 2")
+    raise DataError(
+        f"{path}, line {line}: expected item, positive 0 or 1, time in seconds, part 0, 1, 2 or 3"
+    )
 
 
 @dataclass(frozen=True)
@@ -253,20 +259,23 @@ class Histories:
         """Return what is to be measured for this host's users on the first ``at_most`` items of the catalogue."""
         index, positive = self._by_row(catalogue)
         n_items = min(len(catalogue.index), at_most)
-        known = (index >= 0) & (index < n_items)
+        part = np.array([one.part for one in self._interactions], np.int64)
+        known = (index >= 0) & (index < n_items) & (part != RANKED)
         return Holdout(
             n_users=len(self.names),
             n_items=n_items,
             user=np.array([one.user for one in self._interactions], np.int64)[known] - 1,
             item=index[known],
             positive=positive[known],
-            part=np.array([one.part for one in self._interactions], np.int64)[known],
+            part=part[known],
         )
 
     def interactions(
         self, catalogue: Catalogued
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return user (from 0), item and part of interactions with the catalogue's items; of equal pairs the first.
+        """Return user (from 0), item and part of rows with the catalogue's items; of equal interactions the first.
+
+        Behind the interactions stand the rows of part ``RANKED``, which are none.
 
         Returns
         -------
@@ -275,9 +284,10 @@ class Histories:
         item, _ = self._by_row(catalogue)
         user = np.array([one.user for one in self._interactions], np.int64) - 1
         part = np.array([one.part for one in self._interactions], np.int64)
-        known = np.flatnonzero(item >= 0)
+        known = np.flatnonzero((item >= 0) & (part != RANKED))
         _, first = np.unique(user[known] * len(catalogue.index) + item[known], return_index=True)
-        chosen = known[np.sort(first)]
+        ranked = np.flatnonzero((item >= 0) & (part == RANKED))
+        chosen = np.concatenate([known[np.sort(first)], ranked])
         return user[chosen], item[chosen], part[chosen]
 
     def waiting(self, owner: bytes) -> list[tuple[int, Outbox]]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from coterie.crypto.keyfile import read_private_file, write_private_file
 from coterie.data.keyed_order import key_hash
 from coterie.errors import PeerError, RunError
-from coterie.evaluation.leave_one_out import LeaveOneOut
+from coterie.evaluation.leave_one_out import RANKED, LeaveOneOut
 from coterie.rounds.conductor import model_from_bytes
 from coterie.rounds.plan import plan_hash
 from coterie.rounds.system import Arrays, HostSide
@@ -134,7 +134,10 @@ class Learner:
         names = self._host.histories.names
         user, item, part = self._host.histories.interactions(catalogue)
         try:
-            holdout = LeaveOneOut.sampled(names, self.items, user, item, part, seed=self._plan.seed)
+            if (part == RANKED).any():
+                holdout = LeaveOneOut.ranked(len(names), len(self.items), user, item, part)
+            else:
+                holdout = LeaveOneOut.sampled(names, self.items, user, item, part, seed=self._plan.seed)
         except ValueError as error:
             raise RunError(f"the histories do not fit this system: {error}") from error
         keys = user_keys(self._host.settings.state, names, self._host.settings.seed)

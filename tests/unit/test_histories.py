@@ -1,0 +1,74 @@
+"""Histories of a host's users: what a file may say, and what becomes of items that are no interactions."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from coterie_client.history import Catalogued, Histories, read_histories
+
+from coterie.errors import DataError
+from coterie.evaluation.holdout import TEST, TRAIN
+from coterie.evaluation.leave_one_out import RANKED
+from coterie.store.engine import Writer, open_sqlite
+
+HEAD = "user,item,positive,time,part\n"
+ITEMS = ["a", "b", "c", "d"]
+OWNER = bytes(32)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "histories.csv"
+    path.write_text(
+        HEAD + "ann,a,1,10,0\nann,b,1,11,2\nben,a,1,5,0\nann,c,0,0,3\nann,d,0,0,3\nann,d,0,0,3\nben,x,0,0,3\n"
+    )
+    return path
+
+
+@pytest.fixture
+async def histories(file: Path, tmp_path: Path):
+    writer = Writer(engine := open_sqlite(tmp_path / "client.db", "client"))
+    one = Histories(engine, writer)
+    await one.take(*read_histories(file))
+    yield one
+    writer.close()
+    engine.dispose()
+
+
+@pytest.fixture
+def catalogue() -> Catalogued:
+    index = {key: n for n, key in enumerate(ITEMS)}
+    return Catalogued(1, index, (OWNER,), np.ones((len(ITEMS), 1), bool))
+
+
+async def test_items_to_rank_among_stand_behind_the_interactions_as_often_as_they_are_listed(
+    histories: Histories, catalogue: Catalogued
+) -> None:
+    user, item, part = histories.interactions(catalogue)
+    rows = [(histories.names[u], ITEMS[i], p) for u, i, p in zip(user, item, part, strict=True)]
+    assert rows == [
+        ("ann", "a", TRAIN),
+        ("ann", "b", TEST),
+        ("ben", "a", TRAIN),
+        ("ann", "c", RANKED),
+        ("ann", "d", RANKED),
+        ("ann", "d", RANKED),
+    ]
+
+
+async def test_nobody_takes_them_for_interactions(histories: Histories, catalogue: Catalogued) -> None:
+    assert histories.holdout(catalogue, at_most=len(ITEMS)).part.tolist() == [TRAIN, TEST, TRAIN]
+    assert histories.seen(histories.number("ann"), catalogue) == {0}
+    await histories.queue(catalogue)
+    assert [rows.rows.tolist() for _, rows in histories.waiting(OWNER)] == [[1], [3]]
+
+
+@pytest.mark.parametrize(
+    "row", ["ann,a,1,10,4", "ann,a,2,10,0", "ann,,1,10,0", "ann,a,1,soon,0", "ann,a,1,10"]
+)
+def test_a_row_out_of_range_is_refused_with_its_line(row: str, file: Path) -> None:
+    file.write_text(HEAD + "ann,a,1,10,0\n" + row + "\n")
+    with pytest.raises(
+        DataError, match="line 3: expected item, positive 0 or 1, time in seconds, part 0, 1, 2 or 3"
+    ):
+        read_histories(file)
