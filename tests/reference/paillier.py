@@ -163,25 +163,31 @@ def header(mode, rule, count, key):
     return small + size(rule[2], 4) + size(count, 4) + key
 
 
-def write(mode, rule, count, key, ciphertexts):
+def write(mode, rule, count, record, ciphertexts):
     """Return a vector as it is sent."""
-    return header(mode, rule, count, key) + b"".join(size(one, rule[0] // 4) for one in ciphertexts)
+    n, length = record["n"], rule[0] // 8
+    found = header(mode, rule, count, key_id(record))
+    for one in ciphertexts:
+        unit = one % n
+        found += size(unit, length) + size(one // n * pow(unit, -1, n) % n, length)
+    return found
 
 
 def read(content, record, rule, count):
     """Return mode and ciphertexts, checked."""
-    mode, length, n = content[1], rule[0] // 4, record["n"]
+    mode, length, n = content[1], rule[0] // 8, record["n"]
     if content[:HEADER] != header(mode, rule, count, key_id(record)) or not 1 <= mode <= 3 + bool(
         record["base"]
     ):
         raise Refused("a header that says something else")
     number = -(-count // shape(*rule)[1])
-    if len(content) != HEADER + number * length:
+    if len(content) != HEADER + 2 * number * length:
         raise Refused("a vector of another length")
-    found = [
-        int.from_bytes(content[start : start + length], "big")
-        for start in range(HEADER, len(content), length)
-    ]
-    if not all(0 < one < n * n and math.gcd(one, n) == 1 for one in found):
-        raise Refused("a ciphertext that is none")
+    starts = range(HEADER, len(content), length)
+    parts = [int.from_bytes(content[start : start + length], "big") for start in starts]
+    found = []
+    for unit, shift in zip(parts[::2], parts[1::2], strict=True):
+        if not (unit < n and shift < n and math.gcd(unit, n) == 1):
+            raise Refused("a ciphertext that is none")
+        found.append(unit * (1 + shift * n) % (n * n))
     return mode, found

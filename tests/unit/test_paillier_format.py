@@ -16,7 +16,8 @@ from ..paillier_keys import BITS, key, obfuscators
 
 PACKING = Packing(BITS, 16, 32)
 COUNT = 100
-WIDTH = BITS // 4
+WIDTH = BITS // 8
+"""Bytes of a unit, and of a shift."""
 
 
 def made(mode: Mode = Mode.PUBLIC, **which) -> EncryptedVector:
@@ -46,7 +47,8 @@ def test_the_bytes_are_those_of_the_book() -> None:
     one = made()
     header = struct.pack(">BBBBII", 1, 2, 21, 16, 32, COUNT) + one.public.key_id
     assert HEADER_BYTES == len(header) == 44
-    assert to_bytes(one) == header + b"".join(int(residue).to_bytes(WIDTH) for residue in one.residues)
+    pairs = zip(one.units, one.shifts, strict=True)
+    assert to_bytes(one) == header + b"".join(int(part).to_bytes(WIDTH) for pair in pairs for part in pair)
 
 
 def test_a_vector_of_no_values_is_a_header() -> None:
@@ -59,7 +61,7 @@ def test_an_update_takes_few_bytes_for_each_value() -> None:
     """44,824 values of FedNeuMF at 3,072 bits."""
 
     class Long:
-        residue_bytes = 768
+        modulus_bytes = 384
 
     assert size(Long, Packing(3072, 16, 32), 44_824) / 44_824 < 5.6
     assert size(Long, Packing(3072, 24, 256), 44_824) / 44_824 < 9
@@ -94,39 +96,45 @@ def test_a_header_with_any_byte_changed_is_refused_or_names_another_mode(place: 
     assert found.mode in (Mode.KEY_HOLDER, Mode.SHORT)
 
 
-@pytest.mark.parametrize("length", [0, 1, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + WIDTH, -1])
+@pytest.mark.parametrize("length", [0, 1, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 2 * WIDTH, -1])
 def test_truncated_vectors_are_refused(length: int) -> None:
     refused(to_bytes(made())[:length], Reason.MALFORMED)
 
 
 def test_more_bytes_than_there_are_ciphertexts_are_refused() -> None:
     refused(to_bytes(made()) + b"\0", Reason.MALFORMED)
-    refused(to_bytes(made()) + to_bytes(made())[-WIDTH:], Reason.MALFORMED)
+    refused(to_bytes(made()) + to_bytes(made())[-2 * WIDTH :], Reason.MALFORMED)
 
 
 @pytest.mark.parametrize("place", [0, 2])
 def test_ciphertexts_that_are_none_are_refused(place: int) -> None:
-    public, p = key().public, key().factors[0].prime
+    n, p = key().public.n, key().factors[0].prime
     content = bytearray(to_bytes(made()))
-    start = HEADER_BYTES + place * WIDTH
+    start = HEADER_BYTES + 2 * place * WIDTH
+    out_of_range = f"ciphertext {place} is zero or not below n"
     for wrong, said in [
-        (0, f"ciphertext {place} is zero"),
-        (public.n_squared, f"ciphertext {place} is zero or not below"),
-        ((1 << BITS * 2) - 1, f"ciphertext {place} is zero or not below"),
-        (public.n, "not invertible"),
-        (public.n * 12345, "not invertible"),
+        (0, out_of_range),
+        (n, out_of_range),
+        ((1 << BITS) - 1, out_of_range),
         (p, "not invertible"),
         (p * 77, "not invertible"),
     ]:
         content[start : start + WIDTH] = int(wrong).to_bytes(WIDTH)
         assert said in refused(bytes(content), Reason.MALFORMED)
+    content = bytearray(to_bytes(made()))
+    for shift in (n, (1 << BITS) - 1):
+        content[start + WIDTH : start + 2 * WIDTH] = int(shift).to_bytes(WIDTH)
+        assert out_of_range in refused(bytes(content), Reason.MALFORMED)
+    for shift in (0, n - 1):
+        content[start + WIDTH : start + 2 * WIDTH] = int(shift).to_bytes(WIDTH)
+        from_bytes(bytes(content), key().public, PACKING, COUNT)
 
 
 def test_two_ciphertexts_whose_product_is_not_invertible_do_not_make_up_for_each_other() -> None:
     (p, _), (q, _) = key().factors
     content = bytearray(to_bytes(made()))
     for place, wrong in enumerate((p, q)):
-        start = HEADER_BYTES + place * WIDTH
+        start = HEADER_BYTES + 2 * place * WIDTH
         content[start : start + WIDTH] = int(wrong).to_bytes(WIDTH)
     assert "not invertible" in refused(bytes(content), Reason.MALFORMED)
 

@@ -11,6 +11,7 @@ from gmpy2 import mpz
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coterie.crypto.paillier.elements import join
 from coterie.crypto.paillier.fixed_base import FixedBase
 from coterie.crypto.paillier.keys import Factor, SecretKey
 from coterie.crypto.paillier.obfuscators import HolderObfuscators, Mode, Pool, PublicObfuscators
@@ -27,6 +28,11 @@ EVERY = [
     (Mode.KEY_HOLDER, {"subgroup": True}),
     (Mode.PUBLIC, {"subgroup": True}),
 ]
+
+
+def elements(source, count: int) -> list[int]:
+    """Return obfuscators as numbers below n^2."""
+    return [int(one) for one in join(*zip(*source.draw(count), strict=True), source.public.n)]
 
 
 def give(monkeypatch: pytest.MonkeyPatch, *drawn: bytes) -> None:
@@ -73,7 +79,7 @@ def test_every_obfuscator_hides_zero_and_none_is_given_twice(mode: Mode, which) 
     secret = key(subgroup=source.public.subgroup)
     phi = int((secret.factors[0].prime - 1) * (secret.factors[1].prime - 1))
     n_squared = int(source.public.n_squared)
-    drawn = [int(one) for one in source.draw(7)]
+    drawn = elements(source, 7)
     assert len(set(drawn)) == len(drawn)
     assert source.mode is mode
     for one in drawn:
@@ -87,12 +93,12 @@ def test_a_holder_of_the_key_draws_from_all_n_th_powers(monkeypatch: pytest.Monk
     source = obfuscators(Mode.KEY_HOLDER)
     one = (1).to_bytes(BITS // 16, "little")
     give(monkeypatch, one, one)
-    (drawn,) = source.draw(1)
+    (drawn,) = elements(source, 1)
     for prime, order in key().factors:
         square = int(prime) ** 2
-        assert pow(int(drawn), int(prime) - 1, square) == 1
+        assert pow(drawn, int(prime) - 1, square) == 1
         for part in (2, order, (prime - 1) // (2 * order)):
-            assert pow(int(drawn), int((prime - 1) // part), square) != 1
+            assert pow(drawn, int((prime - 1) // part), square) != 1
 
 
 def test_exponents_of_a_holder_are_drawn_again_from_the_order_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +114,7 @@ def test_exponents_of_a_holder_are_drawn_again_from_the_order_on(monkeypatch: py
         last[1].to_bytes(size, "little"),
         *((1).to_bytes(size, "little"), (1).to_bytes(size, "little")),
     )
-    inverse, generator = (int(one) for one in source.draw(2))
+    inverse, generator = elements(source, 2)
     assert inverse * generator % int(source.public.n_squared) == 1
 
 
@@ -129,7 +135,7 @@ def test_the_public_draw_powers_of_the_base(
     n, exponents = int(public.n), [os.urandom(size), bytes(size)]
     base = int(public.base if mode is Mode.SUBGROUP else public.derived_base)
     give(monkeypatch, *exponents)
-    assert source.draw(2) == [
+    assert elements(source, 2) == [
         pow(pow(base, n, n * n), int.from_bytes(one, "little"), n * n) for one in exponents
     ]
 
@@ -147,9 +153,9 @@ def test_obfuscators_of_the_subgroup_have_its_order() -> None:
     secret = key(subgroup=True)
     order = int(secret.factors[0].order * secret.factors[1].order)
     for holder in (False, True):
-        for one in obfuscators(Mode.SUBGROUP, holder=holder).draw(3):
+        for one in elements(obfuscators(Mode.SUBGROUP, holder=holder), 3):
             assert one != 1
-            assert pow(int(one), order, int(secret.public.n_squared)) == 1
+            assert pow(one, order, int(secret.public.n_squared)) == 1
 
 
 def test_modes_that_do_not_fit_the_key_are_refused() -> None:
@@ -178,7 +184,7 @@ def test_modes_with_a_further_assumption_say_so() -> None:
 
 
 class Counted:
-    """Gives the numbers from 0 on instead of obfuscators."""
+    """Gives numbers from 0 on instead of obfuscators."""
 
     mode = Mode.PUBLIC
 
@@ -235,4 +241,4 @@ def test_nothing_that_is_drawn_is_printed() -> None:
     pool.fill(2)
     said = f"{pool!r} {obfuscators(Mode.KEY_HOLDER)!r} {obfuscators(Mode.PUBLIC)!r}"
     assert said.startswith("<Pool of 2 for <PublicKey")
-    assert not [one for one in pool.draw(2) if str(one) in said or f"{one:x}" in said]
+    assert not [part for pair in pool.draw(2) for part in pair if str(part) in said or f"{part:x}" in said]

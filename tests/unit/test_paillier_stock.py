@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from coterie.crypto.paillier import Mode, Packing, RunningSum, decrypt_vector, encrypt, from_bytes, to_bytes
 from coterie.crypto.paillier.decryption import decrypt
+from coterie.crypto.paillier.elements import split
 from coterie.crypto.paillier.stock import (
     from_stock,
     public_from_stock,
@@ -64,7 +65,8 @@ def test_stock_reads_the_largest_plaintext_as_it_is(subgroup: bool) -> None:
 @given(st.integers(-(1 << 1000), 1 << 1000))
 def test_stock_ciphertexts_decrypt_here(number: int) -> None:
     public = to_stock_public(key().public)
-    (found,) = decrypt(key(), [mpz(public.encrypt(number).ciphertext())], Mode.KEY_HOLDER)
+    halves = split([mpz(public.encrypt(number).ciphertext())], key().public.n)
+    (found,) = decrypt(key(), *halves, Mode.KEY_HOLDER)
     assert found == number % public.n
 
 
@@ -108,7 +110,7 @@ def test_stock_ciphertexts_under_a_subgroup_key_take_the_long_exponent() -> None
     assert total.total().mode is Mode.KEY_HOLDER
     assert decrypt_vector(total.total(), secret).codes.tolist() == (2 * codes).tolist()
     with pytest.raises(VerificationError):
-        decrypt(secret, theirs.residues, Mode.SUBGROUP)
+        decrypt(secret, theirs.units, theirs.shifts, Mode.SUBGROUP)
 
 
 def test_stock_vectors_travel_as_ours() -> None:
@@ -137,7 +139,8 @@ def test_a_key_that_stock_made_decrypts_and_no_more() -> None:
     stock_public, stock = phe.generate_paillier_keypair(n_length=BITS)
     public = public_from_stock(stock_public, SET_PUBLIC, 0, "run", comparison=True)
     secret = secret_from_stock(stock, public)
-    assert decrypt(secret, [mpz(stock_public.encrypt(7).ciphertext())], Mode.KEY_HOLDER) == [7]
+    halves = split([mpz(stock_public.encrypt(7).ciphertext())], public.n)
+    assert decrypt(secret, *halves, Mode.KEY_HOLDER) == [7]
     with pytest.raises(VerificationError):
         secret.check()
 
@@ -166,11 +169,12 @@ def test_numbers_that_are_no_packed_plaintexts_are_refused() -> None:
     with pytest.raises(VerificationError) as caught:
         from_stock([other, *numbers[1:]], key().public, PACKING, 60)
     assert caught.value.reason is Reason.WRONG_KEY
-    zero = phe.EncryptedNumber(public, 0)
-    zero.obfuscate()
-    with pytest.raises(VerificationError) as caught:
-        from_stock([zero, *numbers[1:]], key().public, PACKING, 60)
-    assert caught.value.reason is Reason.MALFORMED
+    for none in (0, public.n, int(key().factors[0].prime)):
+        number = phe.EncryptedNumber(public, none)
+        number.obfuscate()
+        with pytest.raises(VerificationError) as caught:
+            from_stock([number, *numbers[1:]], key().public, PACKING, 60)
+        assert caught.value.reason is Reason.MALFORMED
 
 
 def test_numbers_that_stock_did_not_obfuscate_yet_are_obfuscated_on_their_way() -> None:

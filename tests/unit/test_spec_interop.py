@@ -382,7 +382,7 @@ def test_either_encrypts_adds_and_decrypts_what_the_other_does(mode):
     own = product.encrypt(codes[0], tags[0], packing, source)
     plaintexts = paillier.pack(codes[1].tolist(), tags[1], rule)
     made = [paillier.encrypt(one, record["n"], paillier.fresh_obfuscator(record["n"])) for one in plaintexts]
-    sent = paillier.write(1, rule, count, public.key_id, made)
+    sent = paillier.write(1, rule, count, record, made)
     expected = codes.sum(axis=0).tolist(), [sum(column) for column in zip(*tags, strict=True)]
 
     total = product.RunningSum(public, packing, count)

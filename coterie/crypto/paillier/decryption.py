@@ -1,7 +1,7 @@
 """Decryption modulo p^2 and q^2, a thread for each, and put together (Paillier 1999, section 7).
 
-``L(c^e mod p^2) = m e q mod p`` with ``L(x) = (x - 1) / p`` and an exponent ``e`` that takes the obfuscator to 1: it is
-p - 1, or k_p where all ciphertexts are of mode D.
+Of a ciphertext ``a (1 + b n)``, ``m = L(a^e mod p^2) / (e q) + b mod p`` with ``L(x) = (x - 1) / p`` and an exponent
+``e`` that takes the obfuscator to 1: it is p - 1, or k_p where all ciphertexts are of mode D.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from coterie.errors import CryptoError
 __all__ = ["decrypt"]
 
 
-def decrypt(secret: SecretKey, residues: Sequence[mpz], mode: Mode) -> list[mpz]:
+def decrypt(secret: SecretKey, units: Sequence[mpz], shifts: Sequence[mpz], mode: Mode) -> list[mpz]:
     """Return the plaintexts of ciphertexts, each from 0 to n - 1.
 
     Nearly all of the work is powers, for which gmpy2 lets other threads run.  The time depends on the key.
@@ -28,8 +28,8 @@ def decrypt(secret: SecretKey, residues: Sequence[mpz], mode: Mode) -> list[mpz]
     Parameters
     ----------
     secret : SecretKey
-    residues : sequence of mpz
-        Ciphertexts, below n^2.
+    units, shifts : sequence of mpz
+        Ciphertexts; any part of a vector's.
     mode : Mode
         Of all of them; that of stock ciphertexts is ``KEY_HOLDER``.
 
@@ -44,8 +44,8 @@ def decrypt(secret: SecretKey, residues: Sequence[mpz], mode: Mode) -> list[mpz]
         raise CryptoError("ciphertexts of mode SUBGROUP are decrypted with a subgroup key")
     p, q = (factor.prime for factor in secret.factors)
     with ThreadPoolExecutor(2, thread_name_prefix="paillier") as threads:
-        at_q = threads.submit(_residues, residues, secret.factors[1], p, mode)
-        at_p = threads.submit(_residues, residues, secret.factors[0], q, mode)
+        at_q = threads.submit(_residues, units, shifts, secret.factors[1], p, mode)
+        at_p = threads.submit(_residues, units, shifts, secret.factors[0], q, mode)
         inverse = gmpy2.invert(p, q)
         return [
             below + p * ((above - below) * inverse % q)
@@ -53,17 +53,19 @@ def decrypt(secret: SecretKey, residues: Sequence[mpz], mode: Mode) -> list[mpz]
         ]
 
 
-def _residues(residues: Sequence[mpz], factor: Factor, other: mpz, mode: Mode) -> list[mpz]:
+def _residues(
+    units: Sequence[mpz], shifts: Sequence[mpz], factor: Factor, other: mpz, mode: Mode
+) -> list[mpz]:
     """Return plaintexts modulo one factor."""
     prime = factor.prime
     square, exponent = prime * prime, factor.order if mode is Mode.SUBGROUP else prime - 1
     scale = gmpy2.invert(exponent * other, prime)
     found = []
-    for power in gmpy2.powmod_base_list([residue % square for residue in residues], exponent, square):
+    for power, shift in zip(gmpy2.powmod_base_list(list(units), exponent, square), shifts, strict=True):
         multiple, rest = gmpy2.f_divmod(power, prime)
         if rest != 1:
             raise VerificationError(
                 Reason.MALFORMED, f"a ciphertext is not invertible, or not obfuscated in mode {mode.name}"
             )
-        found.append(multiple * scale % prime)
+        found.append((multiple * scale + shift) % prime)
     return found

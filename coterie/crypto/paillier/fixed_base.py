@@ -3,9 +3,8 @@
 The exponent's bytes are its digits: row i of the table holds the base to the powers d 256^i, and a power is the product
 of one entry of each row.
 
-**Entries.**  An element modulo m^2 is ``a (1 + beta m)`` with ``a`` below m, because ``1 + m`` generates what is 1
-modulo m.  Multiplying the right-hand factors adds up the ``beta``.  What is left is a product of numbers of half the
-length: two of them need no reduction, which halves the work.
+Entries are pairs of a unit and a shift (``elements``).  What has to be multiplied are units, half as long as m^2, so
+that two of them need no reduction: that halves the work.
 """
 
 from __future__ import annotations
@@ -33,29 +32,29 @@ class FixedBase:
         Bytes of every exponent.
     """
 
-    __slots__ = ("_betas", "_modulus", "_square", "_units", "exponent_bytes")
+    __slots__ = ("_modulus", "_shifts", "_square", "_units", "exponent_bytes")
 
     def __init__(self, base: mpz, modulus: mpz, exponent_bytes: int) -> None:
         self.exponent_bytes = exponent_bytes
         self._modulus, self._square = modulus, modulus * modulus
         self._units: list[list[mpz]] = []
-        self._betas: list[list[mpz]] = []
+        self._shifts: list[list[mpz]] = []
         rest, unit = gmpy2.f_divmod(base, modulus)
         inverse = gmpy2.invert(unit, modulus)
         step = unit, inverse, rest * inverse % modulus
         for _ in range(exponent_bytes):
             entry = mpz(1), mpz(1), mpz(0)
-            units, betas = [], []
+            units, shifts = [], []
             for _ in range(_DIGITS):
                 units.append(entry[0])
-                betas.append(entry[2])
+                shifts.append(entry[2])
                 entry = self._product(entry, step)
             self._units.append(units)
-            self._betas.append(betas)
+            self._shifts.append(shifts)
             step = entry
 
     def _product(self, one: tuple[mpz, mpz, mpz], other: tuple[mpz, mpz, mpz]) -> tuple[mpz, mpz, mpz]:
-        """Multiply two elements, given as a, its inverse modulo m, and beta."""
+        """Multiply two elements, given as unit, its inverse modulo m, and shift."""
         # a1 a2 = a + c m = a (1 + c / a m)
         carry, unit = gmpy2.f_divmod(one[0] * other[0], self._modulus)
         inverse = one[1] * other[1] % self._modulus
@@ -69,5 +68,5 @@ class FixedBase:
             product = units.pop()
         for one, other in zip(units[::2], units[1::2], strict=True):
             product = product * (one * other) % square
-        beta = sum([row[digit] for row, digit in zip(self._betas, exponent, strict=True)]) % self._modulus
-        return product * (1 + beta * self._modulus) % square
+        shift = sum([row[digit] for row, digit in zip(self._shifts, exponent, strict=True)]) % self._modulus
+        return product * (1 + shift * self._modulus) % square

@@ -1,4 +1,4 @@
-"""Encrypted vectors as bytes: a header of 44 bytes, then each ciphertext at the same width; all big-endian.
+"""Encrypted vectors as bytes: a header of 44 bytes, then unit and shift of each ciphertext, as long as n; big-endian.
 
 | bytes | field |
 | --- | --- |
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import struct
 
-import gmpy2
 from gmpy2 import mpz
 
 from coterie.crypto.paillier.keys import PublicKey
@@ -36,7 +35,7 @@ _MODES = frozenset(int(mode) for mode in Mode)
 
 def size(public: PublicKey, packing: Packing, count: int) -> int:
     """Return the bytes of a vector of so many values."""
-    return HEADER_BYTES + packing.ciphertexts(count) * public.residue_bytes
+    return HEADER_BYTES + 2 * packing.ciphertexts(count) * public.modulus_bytes
 
 
 def to_bytes(vector: EncryptedVector) -> bytes:
@@ -44,7 +43,8 @@ def to_bytes(vector: EncryptedVector) -> bytes:
     packing, public = vector.packing, vector.public
     fields = packing.slot_bits, packing.code_bits, packing.addends, vector.count
     header = _HEADER.pack(_VERSION, vector.mode, *fields, public.key_id)
-    return header + b"".join([residue.to_bytes(public.residue_bytes, "big") for residue in vector.residues])
+    pairs = zip(vector.units, vector.shifts, strict=True)
+    return header + b"".join([part.to_bytes(public.modulus_bytes, "big") for pair in pairs for part in pair])
 
 
 def from_bytes(
@@ -66,12 +66,11 @@ def from_bytes(
     Raises
     ------
     VerificationError
-        BAD_VERSION; WRONG_KEY; MALFORMED when packing, number of values, mode or length are others, or a ciphertext is
-        not below n^2 or not invertible.
+        BAD_VERSION; WRONG_KEY; MALFORMED when packing, number of values, mode or length are others, or a part of a
+        ciphertext is out of range or its unit not invertible.
     CryptoError
         When there are more addends than there is room for.
     """
-    packing.require_addends(addends)
     if len(content) < HEADER_BYTES:
         raise _malformed(f"an encrypted vector of {len(content)} bytes is shorter than its header")
     version, number, *fields, key_id = _HEADER.unpack_from(content)
@@ -92,26 +91,12 @@ def from_bytes(
         raise _malformed(
             f"an encrypted vector of {len(content)} bytes, expected {size(public, packing, count)}"
         )
-    width = public.residue_bytes
-    residues = tuple(
-        [
-            mpz.from_bytes(content[start : start + width], "big")
-            for start in range(HEADER_BYTES, len(content), width)
-        ]
-    )
-    require_ciphertexts(residues, public)
-    return EncryptedVector(public, packing, count, Mode(number), residues, addends)
-
-
-def require_ciphertexts(residues: tuple[mpz, ...], public: PublicKey) -> None:
-    """Raise `VerificationError` unless all of these are invertible and below n^2."""
-    product = mpz(1)
-    for place, residue in enumerate(residues):
-        if not 0 < residue < public.n_squared:
-            raise _malformed(f"ciphertext {place} is zero or not below n^2")
-        product = product * residue % public.n
-    if gmpy2.gcd(product, public.n) != 1:
-        raise _malformed("a ciphertext is not invertible")
+    width = public.modulus_bytes
+    parts = [
+        mpz.from_bytes(content[start : start + width], "big")
+        for start in range(HEADER_BYTES, len(content), width)
+    ]
+    return EncryptedVector.checked(public, packing, count, Mode(number), parts[::2], parts[1::2], addends)
 
 
 def _malformed(message: str) -> VerificationError:

@@ -118,9 +118,9 @@ class PublicKey:
         return self.n * self.n
 
     @property
-    def residue_bytes(self) -> int:
-        """Bytes of a ciphertext."""
-        return self.bits // 4
+    def modulus_bytes(self) -> int:
+        """Bytes of n; of a ciphertext twice as many."""
+        return self.bits // 8
 
     @property
     def subgroup(self) -> bool:
@@ -130,7 +130,7 @@ class PublicKey:
     @cached_property
     def key_id(self) -> bytes:
         """SHA-256 of the record, 32 bytes."""
-        size = self.bits // 8
+        size = self.modulus_bytes
         modulus = self.n.to_bytes(size, "big")
         base = self.base.to_bytes(size, "big") if self.base else b""
         fields = modulus, self.set_public, self.bits, self.created, self.run, base
@@ -142,7 +142,7 @@ class PublicKey:
 
         Nobody chooses it, so nobody can choose one of small order.
         """
-        size = self.bits // 8
+        size = self.modulus_bytes
         label = encode("paillier-base", self.n.to_bytes(size, "big"))
         x = mpz.from_bytes(hashlib.shake_256(label).digest(size + _EXTRA_BYTES), "big") % self.n
         return -x * x % self.n

@@ -24,6 +24,7 @@ from typing import ClassVar, NoReturn, Protocol
 import gmpy2
 from gmpy2 import mpz
 
+from coterie.crypto.paillier.elements import split
 from coterie.crypto.paillier.fixed_base import FixedBase
 from coterie.crypto.paillier.keys import SUBGROUP_BITS, Factor, PublicKey, SecretKey
 from coterie.errors import CryptoError
@@ -65,8 +66,8 @@ class Obfuscators(Protocol):
     def mode(self) -> Mode:
         """How they are drawn."""
 
-    def draw(self, count: int) -> list[mpz]:
-        """Return so many obfuscators, each given once."""
+    def draw(self, count: int) -> list[tuple[mpz, mpz]]:
+        """Return so many obfuscators, each given once: unit and shift."""
 
 
 class HolderObfuscators:
@@ -100,13 +101,13 @@ class HolderObfuscators:
         p, q = (half.square for half in self._halves)
         self._p_squared, self._q_squared, self._inverse = p, q, gmpy2.invert(p, q)
 
-    def draw(self, count: int) -> list[mpz]:
-        """Return so many obfuscators."""
-        found = []
+    def draw(self, count: int) -> list[tuple[mpz, mpz]]:
+        """Return so many obfuscators, unit and shift."""
+        drawn = []
         for _ in range(count):
             at_p, at_q = (half.draw() for half in self._halves)
-            found.append(at_p + self._p_squared * ((at_q - at_p) * self._inverse % self._q_squared))
-        return found
+            drawn.append(at_p + self._p_squared * ((at_q - at_p) * self._inverse % self._q_squared))
+        return _pairs(drawn, self.public)
 
     def __repr__(self) -> str:
         return f"<HolderObfuscators {self.mode.name} of {self.public!r}>"
@@ -172,12 +173,17 @@ class PublicObfuscators:
         base = gmpy2.powmod(element, public.n, public.n_squared)
         self._table = FixedBase(base, public.n, lengths[mode])
 
-    def draw(self, count: int) -> list[mpz]:
-        """Return so many obfuscators."""
-        return [self._table.power(os.urandom(self._table.exponent_bytes)) for _ in range(count)]
+    def draw(self, count: int) -> list[tuple[mpz, mpz]]:
+        """Return so many obfuscators, unit and shift."""
+        size = self._table.exponent_bytes
+        return _pairs([self._table.power(os.urandom(size)) for _ in range(count)], self.public)
 
     def __repr__(self) -> str:
         return f"<PublicObfuscators {self.mode.name} of {self.public!r}>"
+
+
+def _pairs(drawn: list[mpz], public: PublicKey) -> list[tuple[mpz, mpz]]:
+    return list(zip(*split(drawn, public.n), strict=True))
 
 
 def _require_subgroup(public: PublicKey, mode: Mode) -> None:
@@ -188,7 +194,7 @@ def _require_subgroup(public: PublicKey, mode: Mode) -> None:
 
 
 class Pool:
-    """Obfuscators drawn ahead, in the memory of one process: what is left to do for a ciphertext is one product.
+    """Obfuscators drawn ahead, in the memory of one process: what is left to do for a ciphertext is one sum.
 
     Each leaves the pool before it is used.  A forked child has none of its parent's: one that hides two plaintexts
     gives away their difference.  The pool is never written anywhere.
@@ -205,7 +211,7 @@ class Pool:
 
     def __init__(self, source: Obfuscators) -> None:
         self._source = source
-        self._ready: list[mpz] = []
+        self._ready: list[tuple[mpz, mpz]] = []
         Pool._living.add(self)
 
     @property
@@ -222,9 +228,9 @@ class Pool:
         """Draw so many more."""
         self._ready += self._source.draw(count)
 
-    def draw(self, count: int) -> list[mpz]:
-        """Return so many obfuscators; those that the pool does not have are drawn now."""
-        found: list[mpz] = []
+    def draw(self, count: int) -> list[tuple[mpz, mpz]]:
+        """Return so many obfuscators, unit and shift; those that the pool does not have are drawn now."""
+        found: list[tuple[mpz, mpz]] = []
         # Taken one by one, as threads cannot take the same one then.
         while len(found) < count:
             try:

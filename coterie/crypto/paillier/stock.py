@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gmpy2 import mpz
 
-from coterie.crypto.paillier.format import require_ciphertexts
+from coterie.crypto.paillier.elements import split
 from coterie.crypto.paillier.keys import Factor, PublicKey, SecretKey
 from coterie.crypto.paillier.obfuscators import Mode
 from coterie.crypto.paillier.packing import Packing
@@ -97,13 +97,14 @@ def from_stock(
     CryptoError
         When a number is not whole, or there are too many or too few.
     """
-    packing.require_addends(addends)
     for number in numbers:
         if number.public_key.n != public.n:
             raise VerificationError(Reason.WRONG_KEY, "a number of phe is under another key")
         if number.exponent:
             raise CryptoError(f"a number of phe has exponent {number.exponent}, expected 0: a whole number")
-    residues = tuple([mpz(number.ciphertext()) for number in numbers])
-    require_ciphertexts(residues, public)
+    try:
+        units, shifts = split([mpz(number.ciphertext()) for number in numbers], public.n)
+    except ZeroDivisionError:
+        raise VerificationError(Reason.MALFORMED, "a number of phe is not invertible") from None
     # Its obfuscators are what those of mode A are: powers r^n of a uniform r.
-    return EncryptedVector(public, packing, count, Mode.KEY_HOLDER, residues, addends)
+    return EncryptedVector.checked(public, packing, count, Mode.KEY_HOLDER, units, shifts, addends)

@@ -1,9 +1,10 @@
 """Encrypted vectors of codes, their sum under encryption, and what is in it.
 
-    c_j = (1 + m_j n) r_j mod n^2      r_j an obfuscator, m_j a packed plaintext
+    c_j = (1 + m_j n) x_j mod n^2      x_j an obfuscator, m_j a packed plaintext
 
 The product of ciphertexts modulo n^2 holds the sum of their plaintexts.  Whoever has the public key can form it, and
 also add what it likes: the tags in the plaintexts are there to see that (``packing``), not the counts kept here.
+Ciphertexts are pairs of a unit and a shift (``elements``), also where they are sent.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import gmpy2
 import numpy as np
 from gmpy2 import mpz
 from numpy.typing import NDArray
 
 from coterie.crypto.paillier.decryption import decrypt
+from coterie.crypto.paillier.elements import join, split
 from coterie.crypto.paillier.keys import PublicKey, SecretKey
 from coterie.crypto.paillier.obfuscators import Mode, Obfuscators
 from coterie.crypto.paillier.packing import Packing, Unpacked
@@ -39,8 +42,8 @@ class EncryptedVector:
         Values.
     mode : Mode
         Of the obfuscators.
-    residues : tuple of mpz
-        Ciphertexts, from 1 to n^2 - 1.
+    units, shifts : tuple of mpz
+        Ciphertexts; whoever has not formed them itself uses `checked`.
     addends : int, optional
         How many users' codes were added.
     """
@@ -49,7 +52,8 @@ class EncryptedVector:
     packing: Packing
     count: int
     mode: Mode
-    residues: tuple[mpz, ...]
+    units: tuple[mpz, ...]
+    shifts: tuple[mpz, ...]
     addends: int = 1
 
     def __post_init__(self) -> None:
@@ -57,11 +61,48 @@ class EncryptedVector:
             raise CryptoError(
                 f"a packing for {self.packing.key_bits} bits under a key of {self.public.bits} bits"
             )
-        if len(self.residues) != self.packing.ciphertexts(self.count):
+        if not len(self.units) == len(self.shifts) == self.packing.ciphertexts(self.count):
             raise CryptoError(
-                f"{len(self.residues)} ciphertexts for {self.count} values, "
+                f"{len(self.units)} ciphertexts for {self.count} values, "
                 f"expected {self.packing.ciphertexts(self.count)}"
             )
+
+    @classmethod
+    def checked(
+        cls,
+        public: PublicKey,
+        packing: Packing,
+        count: int,
+        mode: Mode,
+        units: Sequence[mpz],
+        shifts: Sequence[mpz],
+        addends: int = 1,
+    ) -> EncryptedVector:
+        """Return a vector that somebody else formed.
+
+        Raises
+        ------
+        VerificationError
+            MALFORMED when a unit or shift is not below n, or a unit not invertible.
+        CryptoError
+            When there are too many or too few, or more addends than there is room for.
+        """
+        packing.require_addends(addends)
+        found = cls(public, packing, count, mode, tuple(units), tuple(shifts), addends)
+        n, product = public.n, mpz(1)
+        for place, (unit, shift) in enumerate(zip(units, shifts, strict=True)):
+            # Zero is the one unit not invertible that somebody without the secret key can name.
+            if not (0 < unit < n and 0 <= shift < n):
+                raise VerificationError(Reason.MALFORMED, f"ciphertext {place} is zero or not below n")
+            product = product * unit % n
+        if gmpy2.gcd(product, n) != 1:
+            raise VerificationError(Reason.MALFORMED, "a ciphertext is not invertible")
+        return found
+
+    @property
+    def residues(self) -> list[mpz]:
+        """Ciphertexts as numbers below n^2."""
+        return join(self.units, self.shifts, self.public.n)
 
     def __repr__(self) -> str:
         return f"<EncryptedVector of {self.count} values, {self.addends} addends, for {self.public!r}>"
@@ -95,14 +136,13 @@ def encrypt(
     """
     public = obfuscators.public
     plaintexts = packing.pack(codes, tags, addends)
-    n, square = public.n, public.n_squared
-    residues = tuple(
-        [
-            (1 + plaintext * n) * obfuscator % square
-            for plaintext, obfuscator in zip(plaintexts, obfuscators.draw(len(plaintexts)), strict=True)
-        ]
+    n, units, shifts = public.n, [], []
+    for plaintext, (unit, shift) in zip(plaintexts, obfuscators.draw(len(plaintexts)), strict=True):
+        units.append(unit)
+        shifts.append((plaintext + shift) % n)
+    return EncryptedVector(
+        public, packing, codes.size, obfuscators.mode, tuple(units), tuple(shifts), addends
     )
-    return EncryptedVector(public, packing, codes.size, obfuscators.mode, residues, addends)
 
 
 class RunningSum:
@@ -119,7 +159,8 @@ class RunningSum:
     def __init__(self, public: PublicKey, packing: Packing, count: int) -> None:
         self.public, self.packing, self.count = public, packing, count
         self.addends = 0
-        self._residues: list[mpz] = []
+        self._products: list[mpz] = []
+        self._shifts: list[mpz] = []
         self._modes: set[Mode] = set()
 
     def add(self, vector: EncryptedVector) -> None:
@@ -139,12 +180,14 @@ class RunningSum:
                 Reason.MALFORMED, f"a vector of {vector.count} values in {vector.packing} cannot be added"
             )
         self.packing.require_addends(self.addends + vector.addends)
-        square = self.public.n_squared
-        self._residues = (
-            [one * other % square for one, other in zip(self._residues, vector.residues, strict=True)]
-            if self.addends
-            else list(vector.residues)
-        )
+        if self.addends:
+            square = self.public.n_squared
+            products = zip(self._products, vector.units, strict=True)
+            self._products = [product * unit % square for product, unit in products]
+            shifts = zip(self._shifts, vector.shifts, strict=True)
+            self._shifts = [so_far + shift for so_far, shift in shifts]
+        else:
+            self._products, self._shifts = list(vector.units), list(vector.shifts)
         self.addends += vector.addends
         self._modes.add(vector.mode)
 
@@ -162,8 +205,11 @@ class RunningSum:
         if not self.addends:
             raise CryptoError("a sum of no vectors")
         mode = max(self._modes - {Mode.SUBGROUP}, default=Mode.SUBGROUP)
+        n = self.public.n
+        units, above = split(self._products, n)
+        shifts = [(one + other) % n for one, other in zip(above, self._shifts, strict=True)]
         return EncryptedVector(
-            self.public, self.packing, self.count, mode, tuple(self._residues), self.addends
+            self.public, self.packing, self.count, mode, tuple(units), tuple(shifts), self.addends
         )
 
 
@@ -180,5 +226,5 @@ def decrypt_vector(vector: EncryptedVector, secret: SecretKey) -> Unpacked:
         raise VerificationError(
             Reason.WRONG_KEY, f"a vector for {vector.public!r} is not decrypted with {secret!r}"
         )
-    plaintexts = decrypt(secret, vector.residues, vector.mode)
+    plaintexts = decrypt(secret, vector.units, vector.shifts, vector.mode)
     return vector.packing.unpack(plaintexts, vector.count, vector.addends)
