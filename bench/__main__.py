@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench import federation, local_step, masked, rounds, scale, sealed, submit
+from bench import federation, local_step, masked, paillier, rounds, scale, sealed, submit
 from bench.rows import Row, machine
 from coterie.telemetry.logs import configure
 
@@ -21,6 +21,7 @@ SUITES: dict[str, Callable[[Path | None], Iterator[Row]]] = {
     "drift.epoch": federation.epoch_rows,
     "drift.growth": lambda _: federation.growth_rows(),
     "masked": lambda _: masked.rows(),
+    "paillier": lambda _: paillier.rows(),
     "local_step": local_step.rows,
     "round": rounds.rows,
     "round.empty": lambda _: rounds.empty_rows(),
