@@ -7,7 +7,9 @@
 Downloading is apart, in `coterie.data.fetch`: no service needs it.
 """
 
+from coterie.data.attributes import AttributeTable, item_attributes
 from coterie.data.dataset import Dataset, describe
+from coterie.data.demographics import read_user_attributes
 from coterie.data.partition import Partition, by_genre, spread_users
 from coterie.data.readers import read
 from coterie.data.split import (
@@ -15,30 +17,38 @@ from coterie.data.split import (
     TRAIN,
     VALIDATION,
     Split,
+    cold_items,
+    cold_users,
     leave_last_out,
     leave_marked_out,
     random,
     read_split,
     temporal,
 )
-from coterie.data.synthetic import SyntheticSpec, generate
+from coterie.data.synthetic import SyntheticSpec, generate, generate_user_attributes
 
 __all__ = [
     "TEST",
     "TRAIN",
     "VALIDATION",
+    "AttributeTable",
     "Dataset",
     "Partition",
     "Split",
     "SyntheticSpec",
     "by_genre",
+    "cold_items",
+    "cold_users",
     "describe",
     "generate",
+    "generate_user_attributes",
+    "item_attributes",
     "leave_last_out",
     "leave_marked_out",
     "random",
     "read",
     "read_split",
+    "read_user_attributes",
     "spread_users",
     "temporal",
 ]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.data.dataset import Dataset
-from coterie.data.keyed_order import pair_hash
+from coterie.data.keyed_order import key_hash, pair_hash
 from coterie.errors import DataError, nearest
 
 __all__ = [
@@ -22,6 +22,8 @@ __all__ = [
     "VALIDATION",
     "Split",
     "Ties",
+    "cold_items",
+    "cold_users",
     "leave_last_out",
     "leave_marked_out",
     "random",
@@ -281,6 +283,74 @@ def leave_marked_out(
     split = _leave_one_out(dataset, (_tie_rule(dataset, seed), marked), validation)
     split.part[of_user[dataset.user] == 0] = TRAIN
     return split
+
+
+def cold_users(dataset: Dataset, test: float = 0.1, validation: float = 0.0, seed: int = 0) -> Split:
+    """Hold out whole users: nothing of theirs trains, as if they joined afterwards (MVMF, 6.3).
+
+    Parameters
+    ----------
+    dataset : Dataset
+    test, validation : float
+        Shares of the users that have interactions, rounded, but at least one user; ``validation`` may be 0.
+    seed : int
+        Of the hash of user keys that picks them: the same users from the same data in any order of rows.
+
+    Returns
+    -------
+    Split
+
+    Raises
+    ------
+    DataError
+        A share out of range, or too few users.
+    """
+    return Split(_cold(dataset.users, dataset.user, "user", test, validation, seed))
+
+
+def cold_items(dataset: Dataset, test: float = 0.1, validation: float = 0.0, seed: int = 0) -> Split:
+    """Hold out whole items: none of their interactions trains, as if they were new (MVMF, 6.3).
+
+    Parameters
+    ----------
+    dataset : Dataset
+    test, validation : float
+        Shares of the items that have interactions; as in `cold_users`.
+    seed : int
+        Of the hash of item keys.
+
+    Returns
+    -------
+    Split
+
+    Raises
+    ------
+    DataError
+        A share out of range, or too few items.
+    """
+    return Split(_cold(dataset.items, dataset.item, "item", test, validation, seed))
+
+
+def _cold(
+    keys: tuple[str, ...], index: NDArray[np.int32], what: str, test: float, validation: float, seed: int
+) -> NDArray[np.uint8]:
+    """Return the part of each row when users or items are held out as a whole."""
+    if not 0 < test < 1:
+        raise DataError(f"test is {test}; expected a share of the {what}s above 0 and below 1")
+    if not 0 <= validation < 1:
+        raise DataError(f"validation is {validation}; expected a share of the {what}s from 0 to below 1")
+    present = np.unique(index)
+    counts = [0 if not share else max(1, round(share * len(present))) for share in (test, validation)]
+    if sum(counts) >= len(present):
+        raise DataError(
+            f"{sum(counts)} of {len(present)} {what}s would be held out; expected at least one to be left"
+        )
+    hashed = key_hash(keys, seed)[present]
+    order = present[np.lexsort((_byte_rank(keys)[present], hashed))]
+    of_key = np.full(len(keys), TRAIN, np.uint8)
+    of_key[order[: counts[0]]] = TEST
+    of_key[order[counts[0] : sum(counts)]] = VALIDATION
+    return of_key[index]
 
 
 def read_split(path: Path, dataset: Dataset) -> Split:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.data.attributes import AttributeTable, beside, one_of
 from coterie.data.dataset import Dataset
 from coterie.errors import DataError
 
-__all__ = ["SyntheticSpec", "generate"]
+__all__ = ["SyntheticSpec", "generate", "generate_user_attributes"]
 
 _GENRES_PER_ITEM = (0.5, 0.35, 0.15)
 """Probability that an item has one, two or three genres."""
@@ -25,6 +26,9 @@ _CHOICE = 1.6
 """Weight of affinity in what a user consumes, against the logarithm of popularity."""
 _ACTIVITY_SPREAD = 0.6
 """Standard deviation of the logarithm of a user's number of interactions."""
+_REGIONS = ("north", "east", "south", "west")
+_UNTOLD = 0.05
+"""Share of the users who do not tell their crowd."""
 _LOWEST, _HIGHEST = 1, 5
 _POSITIVE_SHARE, _POSITIVE = 0.7, 3
 """Share of the ratings that are positive, and the lowest rating that is."""
@@ -99,13 +103,7 @@ def generate(spec: SyntheticSpec) -> Dataset:
         With times, titles and genres; no pair twice.
     """
     rng = np.random.default_rng(spec.seed)
-    item_genres = _item_genres(spec, rng)
-    centroids = _unit(rng.normal(size=(spec.genres, spec.dim)))
-    item_factor = _unit(
-        (item_genres @ centroids) / item_genres.sum(axis=1, keepdims=True)
-        + 0.35 * _unit(rng.normal(size=(spec.items, spec.dim)))
-    )
-    taste = rng.dirichlet(np.full(spec.genres, _TASTE_CONCENTRATION), size=spec.users)
+    item_genres, centroids, item_factor, taste = _world(spec, rng)
     user_factor = _unit(taste @ centroids + 0.35 * _unit(rng.normal(size=(spec.users, spec.dim))))
     popularity = -_POPULARITY_SKEW * np.log(rng.permutation(spec.items) + _POPULARITY_SHIFT)
     quality = _RATING_ITEM * rng.normal(size=spec.items)
@@ -142,6 +140,44 @@ def generate(spec: SyntheticSpec) -> Dataset:
         item_genres=item_genres,
         item_titles=tuple(f"Item {index + 1}" for index in range(spec.items)),
     )
+
+
+def generate_user_attributes(spec: SyntheticSpec) -> AttributeTable:
+    """Generate what is known of the users of the data set of the same spec.
+
+    Parameters
+    ----------
+    spec : SyntheticSpec
+
+    Returns
+    -------
+    AttributeTable
+        ``crowd: ...``, one for each genre: a user is in the crowd of a genre with the probability that its own taste
+        gives the genre.  ``region: ...``, four that say nothing of taste.  Of each 20 users about one has told no
+        crowd.
+    """
+    taste = _world(spec, np.random.default_rng(spec.seed))[3]
+    # Draws of their own, so that data sets are what they were before there were attributes.
+    rng = np.random.default_rng(np.random.SeedSequence(spec.seed, spawn_key=(1,)))
+    crowd = (np.log(np.maximum(taste, 1e-12)) + rng.gumbel(size=taste.shape)).argmax(axis=1)
+    crowd[rng.random(spec.users) < _UNTOLD] = -1
+    region = rng.integers(0, len(_REGIONS), spec.users)
+    crowds = [f"Genre {index + 1}" for index in range(spec.genres)]
+    return beside(one_of("crowd", crowds, crowd), one_of("region", _REGIONS, region))
+
+
+def _world(
+    spec: SyntheticSpec, rng: np.random.Generator
+) -> tuple[NDArray[np.bool_], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return genres of items (I, G), centroids of genres (G, d), factors of items (I, d), tastes of users (U, G)."""
+    item_genres = _item_genres(spec, rng)
+    centroids = _unit(rng.normal(size=(spec.genres, spec.dim)))
+    item_factor = _unit(
+        (item_genres @ centroids) / item_genres.sum(axis=1, keepdims=True)
+        + 0.35 * _unit(rng.normal(size=(spec.items, spec.dim)))
+    )
+    taste = rng.dirichlet(np.full(spec.genres, _TASTE_CONCENTRATION), size=spec.users)
+    return item_genres, centroids, item_factor, taste
 
 
 def _item_genres(spec: SyntheticSpec, rng: np.random.Generator) -> NDArray[np.bool_]:

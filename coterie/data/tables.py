@@ -116,9 +116,11 @@ class Table:
         return tuple(distinct.to_list()), text.replace_strict(distinct, rank).to_numpy().astype(np.int32)
 
     def numbers(
-        self, column: str, low: float | None = None, high: float | None = None
+        self, column: str, low: float | None = None, high: float | None = None, *, blank: bool = False
     ) -> NDArray[np.float64]:
         """Return a column of finite numbers, refusing any outside ``low`` to ``high`` (inclusive).
+
+        With ``blank`` a field where nothing stands is NaN.
 
         Returns
         -------
@@ -127,10 +129,29 @@ class Table:
         import polars as pl
 
         value = self._numeric(column)
-        self._refuse(column, value.is_null() | ~value.fill_null(0).is_finite(), "a finite number")
+        wrong = value.is_null() | ~value.fill_null(0).is_finite()
+        if blank:
+            wrong = wrong & (self._text(column).fill_null("") != "")
+        self._refuse(column, wrong, "a finite number")
         if low is not None and high is not None:
-            self._refuse(column, ~value.is_between(low, high), f"a number from {low:g} to {high:g}")
-        return value.cast(pl.Float64).to_numpy()
+            outside = ~value.is_between(low, high).fill_null(blank)
+            self._refuse(column, outside, f"a number from {low:g} to {high:g}")
+        return value.cast(pl.Float64).fill_null(np.nan).to_numpy()
+
+    def choices(self, column: str, known: Sequence[str]) -> NDArray[np.int32]:
+        """Return which of the known values stands in each row, -1 where nothing does, refusing any other.
+
+        Returns
+        -------
+        ndarray of int32, shape (rows,)
+        """
+        import polars as pl
+
+        place = {value: index for index, value in enumerate(known)} | {"": -1}
+        found = [place.get(value) for value in self.texts(column)]
+        wrong = pl.Series([each is None for each in found], dtype=pl.Boolean)
+        self._refuse(column, wrong, f"one of {', '.join(known)}")
+        return np.array(found, np.int32)
 
     def seconds(self, column: str) -> NDArray[np.int64]:
         """Return a column of times in seconds since 1970-01-01 UTC.

@@ -1,6 +1,7 @@
 import dataclasses
 import hashlib
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ from coterie.data import (
     Dataset,
     Split,
     SyntheticSpec,
+    cold_items,
+    cold_users,
     generate,
     leave_last_out,
     leave_marked_out,
@@ -258,3 +261,50 @@ def test_a_split_file_that_does_not_fit_is_refused_with_its_line(
 def test_a_split_file_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot read the split"):
         read_split(tmp_path / "none.csv", DATA)
+
+
+# --- Whole users, whole items --------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.floats(0.01, 0.6), st.floats(0, 0.3), st.integers(-5, 5), st.sampled_from(["user", "item"]))
+def test_cold_users_and_items_are_in_one_part_with_everything_they_have(
+    test: float, validation: float, seed: int, what: str
+) -> None:
+    whole = {"user": cold_users, "item": cold_items}[what]
+    index = getattr(DATA, what)
+    split = whole(DATA, test, validation, seed)
+    present = len(np.unique(index))
+    parts = [set(index[split.part == part].tolist()) for part in (TRAIN, VALIDATION, TEST)]
+    assert not any(one & other for one, other in itertools.combinations(parts, 2))
+    assert len(parts[2]) == max(1, round(test * present))
+    assert len(parts[1]) == (max(1, round(validation * present)) if validation else 0)
+    assert sum(map(len, parts)) == present
+
+
+@pytest.mark.parametrize("whole", [cold_users, cold_items])
+def test_the_same_users_or_items_are_cold_in_any_order_of_rows(whole: Callable[..., Split]) -> None:
+    order = np.random.default_rng(0).permutation(len(DATA))
+    split, again = whole(DATA, 0.2, 0.1, seed=3), whole(reordered(DATA, order), 0.2, 0.1, seed=3)
+    np.testing.assert_array_equal(again.part, split.part[order])
+    assert again.sha256(reordered(DATA, order)) == split.sha256(DATA)
+    assert whole(DATA, 0.2, 0.1, seed=4).sha256(DATA) != split.sha256(DATA)
+
+
+@pytest.mark.parametrize("whole", [cold_users, cold_items])
+@pytest.mark.parametrize(
+    ("test", "validation", "message"),
+    [
+        (0.0, 0.0, "test is 0.0"),
+        (1.0, 0.0, "test is 1.0"),
+        (float("nan"), 0.0, "test is nan"),
+        (0.1, 1.0, "validation is 1.0"),
+        (0.1, -0.1, "validation is -0.1"),
+        (0.6, 0.5, "would be held out"),
+    ],
+)
+def test_shares_of_whole_users_that_leave_none_are_refused(
+    whole: Callable[..., Split], test: float, validation: float, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        whole(DATA, test, validation)
