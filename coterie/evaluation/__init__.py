@@ -2,6 +2,7 @@
 
 from coterie.evaluation.baselines import (
     als,
+    damped_mean,
     from_factors,
     from_table,
     popularity,
@@ -12,13 +13,18 @@ from coterie.evaluation.holdout import headline
 from coterie.evaluation.leave_one_out import LeaveOneOut, sample_negatives
 from coterie.evaluation.metrics import pair_loss, ranking
 from coterie.evaluation.paired import Difference, paired_difference
+from coterie.evaluation.rated import Rated, figures, graded_ndcg
 
 __all__ = [
     "Difference",
     "LeaveOneOut",
+    "Rated",
     "als",
+    "damped_mean",
+    "figures",
     "from_factors",
     "from_table",
+    "graded_ndcg",
     "headline",
     "pair_loss",
     "paired_difference",

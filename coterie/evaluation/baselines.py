@@ -8,7 +8,15 @@ from numpy.typing import NDArray
 from coterie.errors import PreflightError
 from coterie.evaluation.leave_one_out import ScoreAll, ScoreCandidates
 
-__all__ = ["als", "from_factors", "from_table", "popularity", "positive_share", "random_scores"]
+__all__ = [
+    "als",
+    "damped_mean",
+    "from_factors",
+    "from_table",
+    "popularity",
+    "positive_share",
+    "random_scores",
+]
 
 
 def random_scores(users: int, items: int, seed: int) -> NDArray[np.float32]:
@@ -74,6 +82,38 @@ def positive_share(
     seen = np.bincount(item, minlength=items)
     liked = np.bincount(item[positive], minlength=items)
     return ((liked + strength * overall) / (seen + strength)).astype(np.float32)
+
+
+def damped_mean(
+    item: NDArray[np.int32], rating: NDArray[np.floating], items: int, strength: float = 5.0
+) -> NDArray[np.float32]:
+    """Score an item by the mean of its training ratings, drawn towards the mean of all.
+
+    Parameters
+    ----------
+    item : ndarray of int32, shape (N,)
+        Items of the *training* interactions.
+    rating : ndarray of float, shape (N,)
+    items : int
+    strength : float
+        Number of ratings at the overall mean that every item is given beforehand, above 0.
+
+    Returns
+    -------
+    ndarray of float32, shape (items,)
+        The same for every user; an item without ratings has the overall mean.
+
+    Raises
+    ------
+    ValueError
+        ``strength`` is not above 0.
+    """
+    if not strength > 0:
+        raise ValueError(f"strength is {strength}; expected a number above 0")
+    overall = float(rating.mean()) if len(rating) else 0.0
+    count = np.bincount(item, minlength=items)
+    total = np.bincount(item, weights=rating, minlength=items)
+    return ((total + strength * overall) / (count + strength)).astype(np.float32)
 
 
 def als(
