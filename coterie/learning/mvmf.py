@@ -55,7 +55,7 @@ UPDATES = ("semi-als", "sgd")
 _ITEMS, _ATTRIBUTES, _FEATURES, _FACTORS = 0, 1, 2, 3
 """First element of the key under which each use of a seed draws; `coterie.learning.mvmf_local` has 4 and 5."""
 
-_SPREAD = 0.1
+_SPREAD = 0.03
 """Standard deviation of the factors that a run begins with."""
 
 
@@ -176,9 +176,14 @@ def initial(settings: MvmfSettings, n_items: int, n_attributes: int, seed: int) 
     dict
         ``items``: :math:`Q`, float32 (n_items, K); ``attributes``: :math:`U`, float32 (n_attributes, K).  The first
         rows are the same for any number of rows.
+
+    Notes
+    -----
+    The first factor of every item begins at the root of the middle of the rating range, the others near zero.  What
+    all ratings have in common is most of them; to find a direction for it takes Adam some 50 rounds.
     """
     return {
-        "items": _drawn(settings, n_items, seed, _ITEMS),
+        "items": _drawn(settings, n_items, seed, _ITEMS) + _common(settings),
         "attributes": _drawn(settings, n_attributes, seed, _ATTRIBUTES),
     }
 
@@ -200,7 +205,14 @@ def initial_factors(settings: MvmfSettings, keys: Sequence[int] | NDArray[np.int
     found = np.empty((len(keys), settings.factors), np.float32)
     for slot, key in enumerate(keys):
         found[slot] = _drawn(settings, 1, int(key), _FACTORS)[0]
-    return found
+    return found + _common(settings)
+
+
+def _common(settings: MvmfSettings) -> NDArray[np.float32]:
+    """Return what is added to all rows of items, and of users who step: their product is the middle rating."""
+    row = np.zeros(settings.factors, np.float32)
+    row[0] = math.sqrt((settings.lowest + settings.highest) / 2)
+    return row
 
 
 def _drawn(settings: MvmfSettings, rows: int, seed: int, use: int) -> NDArray[np.float32]:
