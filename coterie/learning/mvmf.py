@@ -117,8 +117,8 @@ class MvmfSettings:
     lowest: float = 0.5
     highest: float = 5.0
     bits: int = 16
-    item_bound: float = 32.0
-    attribute_bound: float = 16.0
+    item_bound: float = 16.0
+    attribute_bound: float = 8.0
 
     def __post_init__(self) -> None:
         for name, value, known in (("weights", self.weights, WEIGHTS), ("update", self.update, UPDATES)):
