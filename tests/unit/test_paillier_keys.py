@@ -103,23 +103,22 @@ def test_a_record_that_cannot_be_right_is_refused() -> None:
     factor = next(int(one.prime) for one in key(subgroup=True).factors)
     with_small_factor = (top // 65521 + 1 | 1) * 65521
     assert with_small_factor.bit_length() == BITS
-    wrong = [
-        {"n": n + 1},
-        {"n": n >> 1 | 1},
-        {"n": n << 1 | 1},
-        {"n": with_small_factor},
-        {"set_public": bytes(31)},
-        {"base": n},
-        {"base": -public.base},
-        {"base": mpz(1)},
-        {"base": n - 1},
-        {"base": mpz(factor)},
-        {"base": mpz(factor + 1)},
-    ]
-    for changes in wrong:
-        with pytest.raises(VerificationError) as caught:
+    for changes, said in [
+        ({"n": n + 1}, "even or does not have the declared"),
+        ({"n": n >> 1 | 1}, "even or does not have the declared"),
+        ({"n": n << 1 | 1}, "even or does not have the declared"),
+        ({"n": with_small_factor}, "a factor below 65536"),
+        ({"set_public": bytes(31)}, "set key has 31 bytes"),
+        ({"base": n}, "base of the subgroup"),
+        ({"base": -public.base}, "base of the subgroup"),
+        ({"base": mpz(1)}, "base of the subgroup"),
+        ({"base": n - 1}, "base of the subgroup"),
+        ({"base": mpz(factor)}, "base of the subgroup"),
+        ({"base": mpz(factor + 1)}, "base of the subgroup"),
+    ]:
+        with pytest.raises(VerificationError, match=said) as caught:
             record(public, **changes)
-        assert caught.value.reason is Reason.MALFORMED, changes
+        assert caught.value.reason is Reason.MALFORMED
 
 
 @pytest.mark.parametrize("subgroup", [False, True])
@@ -162,13 +161,24 @@ K = mpz(2**40 - 87)
 """A prime."""
 
 
-def factor_with(offset: int) -> Factor:
-    """Return the prime 2 K r + 1 whose r is so far above a power of two: it is prime for the offsets below."""
-    found = 2 * K * ((mpz(15) << 467) + offset) + 1
-    assert primes.is_prime(K)
+def factor_with(offset: int, k: mpz = K, lead: int = 15 << 467) -> Factor:
+    """Return the prime 2 k r + 1 whose r is so far above a number: it is prime for the offsets below."""
+    found = 2 * k * (lead + offset) + 1
+    assert primes.is_prime(k)
     assert primes.is_prime(found)
-    assert (found.bit_length(), found >> (BITS // 2 - 3)) == (BITS // 2, 7)
-    return Factor(found, K)
+    assert found.bit_length() == BITS // 2
+    return Factor(found, k)
+
+
+def test_factors_of_another_size_fail_the_check() -> None:
+    lower = factor_with(78903, lead=13 << 467)
+    shorter = factor_with(55811, k=mpz(2**39 - 7), lead=15 << 468)
+    right = key("other").factors[0]
+    for wrong, said in [(lower, "half its length"), (shorter, "no order of 40 bits")]:
+        assert primes.is_prime(wrong.rest)
+        secret = SecretKey(record(key().public, n=wrong.prime * right.prime), wrong, right)
+        with pytest.raises(VerificationError, match=said):
+            secret.check()
 
 
 def test_factors_that_are_primes_of_another_form_fail_the_check() -> None:

@@ -221,9 +221,9 @@ class SecretKey:
         phi = (p.prime - 1) * (q.prime - 1)
         if gmpy2.gcd(p.prime - 1, q.prime - 1) != 2 or gmpy2.gcd(self.public.n, phi) != 1:
             raise _malformed("the orders of both factors have more in common than 2")
+        # The record's base is not 1 modulo either factor, so a prime order that takes it to 1 is its own.
         if self.public.subgroup and any(
-            self.public.base % prime == 1 or gmpy2.powmod(self.public.base, order, prime) != 1
-            for prime, order in self.factors
+            gmpy2.powmod(self.public.base, order, prime) != 1 for prime, order in self.factors
         ):
             raise _malformed("the base of the subgroup does not have the order that the secret key says")
 
