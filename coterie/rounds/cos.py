@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -35,6 +35,7 @@ __all__ = [
     "Effect",
     "End",
     "Event",
+    "Keep",
     "Lost",
     "Opened",
     "Phase",
@@ -47,9 +48,18 @@ __all__ = [
     "UnmaskFailed",
     "Unmasked",
     "advance",
+    "in_memory",
 ]
 
 _NONE: Mapping[int, bytes] = MappingProxyType({})
+
+Keep = Callable[[Mapping[int, bytes], int, bytes], Mapping[int, bytes]]
+"""Returns messages with one more, a member's; those given stay as they are."""
+
+
+def in_memory(held: Mapping[int, bytes], member: int, message: bytes) -> Mapping[int, bytes]:
+    """Return messages with one more, in memory."""
+    return {**held, member: message}
 
 
 class Phase(enum.Enum):
@@ -101,6 +111,8 @@ class RoundState:
         When the open step closes, by the server's clock, seconds.
     reason : str
         Why the round was abandoned.
+    keep : Keep
+        Takes the messages of the open step: where they lie is the service's affair.
     """
 
     plan: SumPlan
@@ -117,6 +129,7 @@ class RoundState:
     declined: frozenset[int] = frozenset()
     deadline: float = 0.0
     reason: str = ""
+    keep: Keep = in_memory
 
     @classmethod
     def begin(cls, plan: SumPlan, layout: Layout, half: ServerHalf, patience_s: float) -> RoundState:
@@ -373,7 +386,7 @@ def _take(state: RoundState, arrived: Arrived) -> RoundState:
     else:
         state.half.check(state.plan, state.closed, step, member, message)
         kept = message
-    return replace(_heard(state, member), arrived={**state.arrived, member: kept})
+    return replace(_heard(state, member), arrived=state.keep(state.arrived, member, kept))
 
 
 def _without(state: RoundState, members: frozenset[int]) -> RoundState:

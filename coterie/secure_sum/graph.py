@@ -34,6 +34,7 @@ __all__ = [
     "Assumptions",
     "GraphFields",
     "Tolerance",
+    "arranged",
     "graph_fields",
     "neighbourhoods",
     "tolerance",
@@ -161,8 +162,7 @@ def tolerance(devices: Sequence[int], degree: int, threshold: int) -> Tolerance:
     return Tolerance(curious, lost)
 
 
-@lru_cache(maxsize=8)
-def neighbourhoods(plan_hash: bytes, members: int, degree: int) -> tuple[tuple[int, ...], ...]:
+def arranged(plan_hash: bytes, members: int, degree: int) -> tuple[tuple[int, ...], ...]:
     """Return each member's neighbours, ascending.
 
     With ``degree = members - 1`` all others.  Otherwise the ring is the positions 0 to ``members - 1`` sorted by
@@ -187,6 +187,12 @@ def neighbourhoods(plan_hash: bytes, members: int, degree: int) -> tuple[tuple[i
         around = [ring[(place + step) % members] for step in reach] + [ring[place - step] for step in reach]
         found[member] = tuple(sorted(around))
     return tuple(found)
+
+
+@lru_cache(maxsize=8)
+def neighbourhoods(plan_hash: bytes, members: int, degree: int) -> tuple[tuple[int, ...], ...]:
+    """Return the same as ``arranged``, once for all members of a plan."""
+    return arranged(plan_hash, members, degree)
 
 
 def _share(members: int, fraction: float) -> int:

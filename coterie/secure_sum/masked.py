@@ -6,7 +6,8 @@ After the close, neighbours reveal for each member either shares of the seed of 
 the secret behind its pairwise masks (it did not), never both.
 
 The server's half here holds no secret and keeps nothing: it is a function of the plan and of the messages of closed
-steps.  What it derives from a closed step is remembered while that step's messages stay the same.
+steps.  What it derives from a closed step is remembered while that step's messages stay the same, and until the sum is
+known or another one begins.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import combinations
 from typing import NamedTuple, TypeVar
 
@@ -25,14 +28,25 @@ from numpy.typing import NDArray
 
 from coterie.crypto import masking, shamir
 from coterie.crypto.explicit import encode
-from coterie.crypto.verification import VerificationError
+from coterie.crypto.identity import check_signature
+from coterie.crypto.verification import Reason, VerificationError
 from coterie.crypto.verified import Verified
 from coterie.secure_sum.bundles import bundle_from_wire
 from coterie.secure_sum.clear import codes_of
-from coterie.secure_sum.graph import GraphFields, graph_fields, neighbourhoods
+from coterie.secure_sum.graph import GraphFields, arranged, graph_fields
 from coterie.secure_sum.masked_member import MaskedMember
 from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import Closed, Failed, Pieces, Step, Total, Vector, bad_message, users_of
+from coterie.secure_sum.protocol import (
+    Closed,
+    Failed,
+    Pieces,
+    Step,
+    Total,
+    Vector,
+    bad_message,
+    parts_of,
+    users_of,
+)
 from coterie.secure_sum.statements import (
     ADVERT,
     CONFIRM,
@@ -54,8 +68,16 @@ _MOST_ADVERT_BYTES = 1024
 _TRIES = 500
 """Subsets of shares that are tried for one secret."""
 
+_Near = tuple[tuple[int, ...], ...]
 _MessageT = TypeVar("_MessageT", bound=Message)
 _Derived = TypeVar("_Derived")
+
+
+class _Keys(NamedTuple):
+    """Of what a member advertised, what the server needs again: raw public keys, 32 bytes each."""
+
+    signing: bytes
+    mask: bytes
 
 
 class _Secret(NamedTuple):
@@ -63,7 +85,8 @@ class _Secret(NamedTuple):
 
     member: int
     kind: str
-    shares: dict[int, int]
+    holders: Sequence[int]
+    share: Callable[[int], int]
     fits: Callable[[bytes], bool]
 
 
@@ -94,7 +117,9 @@ class MaskedServer:
         self._directory_key = directory_key
         self._clock = clock
         self._verified = Verified()
-        self._derived: dict[str, tuple[bytes, Mapping[int, bytes], object]] = {}
+        self._derived: dict[tuple[Step, str], tuple[Mapping[int, bytes], object]] = {}
+        self._around: _Near = ()
+        self._plan_hash = b""
 
     def plan_fields(self, members: int) -> tuple[int, int]:
         """Return degree and threshold for so many members.
@@ -111,7 +136,7 @@ class MaskedServer:
         if step is Step.ADVERTISE:
             return tuple(range(len(plan.members)))
         before = self.steps[self.steps.index(step) - 1]
-        return self._of(plan, closed, before, "expected", lambda there: tuple(_viable(plan, there)))
+        return self._of(plan, closed, before, "expected", lambda there: tuple(self._viable(plan, there)))
 
     def briefing(self, plan: SumPlan, closed: Closed, step: Step, member: int) -> bytes:
         """Return what a member needs for a step."""
@@ -190,9 +215,9 @@ class MaskedServer:
             )
         self._require_agreement(notes, member, near, left_out)
         try:
-            self._verified.signature(
+            _check_signature(
                 "the contribution",
-                self._signing_key(plan, closed, member),
+                self._keys(plan, closed)[member].signing,
                 vector.signature,
                 SUBMIT,
                 plan.hash,
@@ -210,7 +235,7 @@ class MaskedServer:
     def shortfall(self, plan: SumPlan, closed: Closed, step: Step, arrived: Mapping[int, bytes]) -> str:
         """Say why a step cannot be closed with these messages: too few users, or a secret that nobody could undo."""
         if step in (Step.ADVERTISE, Step.SHARE):
-            users = sum(plan.members[member].users for member in _viable(plan, arrived))
+            users = sum(plan.members[member].users for member in self._viable(plan, arrived))
             if users >= plan.min_sum:
                 return ""
             return f"{users} users have enough neighbours left, the plan's floor is {plan.min_sum}"
@@ -220,7 +245,7 @@ class MaskedServer:
                 return f"{users} users submitted, the plan's floor is {plan.min_sum}"
             closed = {**closed, step: arrived}
         # A member that has too few confirmations reveals nothing.
-        answering = set(_viable(plan, arrived)) if step is Step.CONFIRM else set(arrived)
+        answering = set(self._viable(plan, arrived)) if step is Step.CONFIRM else set(arrived)
         short = [
             secret
             for secret in self._secrets(plan, closed)
@@ -244,7 +269,7 @@ class MaskedServer:
         wrong: set[int] = set()
         plus: list[bytes] = []
         minus: list[bytes] = []
-        adverts = self._adverts(plan, closed)
+        keys = self._keys(plan, closed)
         submitted = closed[Step.SUBMIT]
         # Where the graph is complete, the first shares of all secrets come from these, less the secret's owner.
         pool = tuple(sorted(closed[Step.UNMASK]))[: plan.threshold + 1]
@@ -259,12 +284,14 @@ class MaskedServer:
                 if peer not in submitted:
                     continue
                 other = plan.members[peer].participant
-                agreed = key.agree(adverts[peer].mask_public)
+                agreed = key.agree(keys[peer].mask)
                 # What the peer added is subtracted, and the other way round.
                 (minus if other < own else plus).append(masking.pair_mask_key(agreed, plan.hash, own, other))
             key.wipe()
         codes = running.copy()
         masking.add_masks(codes, plus, minus)
+        # Nothing more is asked about this sum.
+        self._remember_for(b"")
         return Total(codes, tuple(sorted(wrong)))
 
     # --- what closed steps say ---------------------------------------------------------------------------------------
@@ -278,31 +305,57 @@ class MaskedServer:
         make: Callable[[Mapping[int, bytes]], _Derived],
     ) -> _Derived:
         """Return what ``make`` makes of a closed step's messages, once for the same messages of the same plan."""
+        self._remember_for(plan.hash)
         messages = closed[step]
-        found = self._derived.get(what)
-        if found is None or found[0] != plan.hash or (found[1] is not messages and found[1] != messages):
-            found = (plan.hash, messages, make(messages))
-            self._derived[what] = found
-        return found[2]  # type: ignore[return-value]
+        found = self._derived.get((step, what))
+        if found is None or (found[0] is not messages and found[0] != messages):
+            found = self._derived[step, what] = (messages, make(messages))
+        return found[1]  # type: ignore[return-value]
 
-    def _adverts(self, plan: SumPlan, closed: Closed) -> dict[int, wire.Advert]:
-        return self._of(plan, closed, Step.ADVERTISE, "adverts", lambda there: _parsed(wire.Advert, there))
+    def _remember_for(self, plan_hash: bytes) -> None:
+        """Remember things about one sum only; of another, neither what was derived nor messages are held any more."""
+        if self._plan_hash != plan_hash:
+            self._derived, self._around, self._plan_hash = {}, (), plan_hash
+
+    def _near(self, plan: SumPlan) -> _Near:
+        """Return each member's neighbours, ascending."""
+        self._remember_for(plan.hash)
+        if not self._around:
+            self._around = arranged(plan.hash, len(plan.members), plan.degree)
+        return self._around
+
+    def _viable(self, plan: SumPlan, there: Collection[int]) -> Iterator[int]:
+        """Yield those of the members there, ascending, that have enough neighbours among them."""
+        near = self._near(plan)
+        for member in sorted(there):
+            if sum(1 for each in near[member] if each in there) >= plan.threshold:
+                yield member
+
+    def _within(self, plan: SumPlan, there: Collection[int]) -> dict[int, tuple[int, ...]]:
+        """Return for each of the members there its neighbours among them, ascending."""
+        near = self._near(plan)
+        if len(there) == len(plan.members):
+            return dict(enumerate(near))
+        return {member: tuple(each for each in near[member] if each in there) for member in there}
+
+    def _keys(self, plan: SumPlan, closed: Closed) -> dict[int, _Keys]:
+        return self._of(plan, closed, Step.ADVERTISE, "keys", _advertised_keys)
 
     def _met(self, plan: SumPlan, closed: Closed) -> dict[int, tuple[int, ...]]:
         """Return for each member that advertised its neighbours that did."""
-        return self._of(plan, closed, Step.ADVERTISE, "met", lambda there: _within(plan, there))
+        return self._of(plan, closed, Step.ADVERTISE, "met", lambda there: self._within(plan, there))
 
-    def _sealed(self, plan: SumPlan, closed: Closed) -> dict[int, bytes]:
-        """Return each member's sealed shares, one behind the other."""
+    def _sealed(self, plan: SumPlan, closed: Closed) -> dict[int, array[int]]:
+        """Return where in each member's message its sealed shares are, one after the other."""
         return self._of(plan, closed, Step.SHARE, "sealed", _sealed_shares)
 
     def _sharing(self, plan: SumPlan, closed: Closed, member: int) -> tuple[int, ...]:
         """Return the neighbours of a member that shared."""
-        return self._of(plan, closed, Step.SHARE, "sharing", lambda there: _within(plan, there))[member]
+        return self._of(plan, closed, Step.SHARE, "sharing", lambda there: self._within(plan, there))[member]
 
     def _left_out(self, plan: SumPlan, closed: Closed) -> dict[int, frozenset[int]]:
-        # Nobody asks for shares any more once SUBMIT is closed, and these are most of what a round takes.
-        self._derived.pop("sealed", None)
+        # Nobody asks for shares any more once SUBMIT is closed.
+        self._derived.pop((Step.SHARE, "sealed"), None)
         return self._of(
             plan,
             closed,
@@ -318,15 +371,13 @@ class MaskedServer:
         return tuple(each for each in near if each not in left_out) if left_out else near
 
     def _inbox(self, plan: SumPlan, closed: Closed, member: int) -> wire.ShareInbox:
-        met, sealed = self._met(plan, closed), self._sealed(plan, closed)
+        # Sealed shares are most of what a round takes: there is no other copy of them than the messages.
+        met, sealed, part = self._met(plan, closed), self._sealed(plan, closed), parts_of(closed[Step.SHARE])
         inbox = wire.ShareInbox()
         for sender in self._sharing(plan, closed, member):
-            at = bisect_left(met[sender], member) * masking.SEALED_SHARE_BYTES
-            inbox.shares.add(member=sender, sealed=sealed[sender][at : at + masking.SEALED_SHARE_BYTES])
+            at = sealed[sender][bisect_left(met[sender], member)]
+            inbox.shares.add(member=sender, sealed=part(sender, at, at + masking.SEALED_SHARE_BYTES))
         return inbox
-
-    def _signing_key(self, plan: SumPlan, closed: Closed, member: int) -> bytes:
-        return self._adverts(plan, closed)[member].bundle.signing_public
 
     def _secrets(self, plan: SumPlan, closed: Closed) -> Iterator[int]:
         """Yield whose secrets have to be reconstructed: submitters, and those masked with but missing."""
@@ -345,22 +396,24 @@ class MaskedServer:
 
     def _revealed(self, plan: SumPlan, closed: Closed) -> Iterator[_Secret]:
         """Yield the secrets to be reconstructed, with what UNMASK revealed of each."""
-        revealed = {holder: _shares_of(message) for holder, message in closed[Step.UNMASK].items()}
-        submitted = closed[Step.SUBMIT]
-        adverts = self._adverts(plan, closed)
+        revealed = {holder: _revealed_shares(message) for holder, message in closed[Step.UNMASK].items()}
+        part = parts_of(closed[Step.UNMASK])
+        submitted, keys = closed[Step.SUBMIT], self._keys(plan, closed)
         committed = self._of(plan, closed, Step.SHARE, "seed hashes", _seed_hashes)
+
+        def share(member: int, holder: int) -> int:
+            # Read when it is needed, from where the message lies: all shares at once would take much memory.
+            at = revealed[holder][bisect_left(self._kept(plan, closed, holder), member)]
+            return masking.share_from_bytes(part(holder, at, at + masking.SHARE_BYTES))
+
         for member in self._secrets(plan, closed):
-            # One secret after the other: all shares as numbers would take several times as much memory.
-            held = {}
-            for holder in self._holders(plan, closed, member):
-                if holder in revealed:
-                    at = bisect_left(self._kept(plan, closed, holder), member) * masking.SHARE_BYTES
-                    held[holder] = masking.share_from_bytes(revealed[holder][at : at + masking.SHARE_BYTES])
+            holders = [holder for holder in self._holders(plan, closed, member) if holder in revealed]
             if member in submitted:
                 fits = _hashes_to(plan.hash, committed[member])
             else:
-                fits = _has_public(adverts[member].mask_public)
-            yield _Secret(member, "seed" if member in submitted else "mask", held, fits)
+                fits = _has_public(keys[member].mask)
+            kind = "seed" if member in submitted else "mask"
+            yield _Secret(member, kind, holders, partial(share, member), fits)
 
     # --- what messages must be ---------------------------------------------------------------------------------------
 
@@ -384,7 +437,7 @@ class MaskedServer:
         # Neighbours would leave over a key on which nothing can be agreed.
         for public in (advert.channel_public, advert.mask_public):
             masking.require_usable(public)
-        self._verified.signature(
+        _check_signature(
             "the advertisement",
             bundle.signing_public,
             advert.signature,
@@ -415,9 +468,9 @@ class MaskedServer:
         if confirmation.member != member:
             raise bad_message(Step.CONFIRM, f"a confirmation of another than member {member}", "its own")
         agreed = self._of(plan, closed, Step.SUBMIT, "list hash", lambda notes: list_hash(sorted(notes)))
-        self._verified.signature(
+        _check_signature(
             "the confirmation",
-            self._signing_key(plan, closed, member),
+            self._keys(plan, closed)[member].signing,
             confirmation.signature,
             CONFIRM,
             plan.hash,
@@ -461,6 +514,13 @@ class MaskedServer:
                 )
 
 
+def _check_signature(
+    what: str, signing_public: bytes, signature: bytes, purpose: str, *fields: bytes
+) -> None:
+    # Not remembered, as members do: each comes once, and there are some thousands in a round.
+    check_signature(signing_public, signature, encode(purpose, *fields), what, Reason.BAD_SIGNATURE)
+
+
 def _hashes_to(plan_hash: bytes, committed: bytes) -> Callable[[bytes], bool]:
     return lambda seed: masking.seed_hash(plan_hash, seed) == committed
 
@@ -478,7 +538,7 @@ def _reconstruct(plan: SumPlan, secret: _Secret, pool: tuple[int, ...], wrong: s
         When no subset that was tried gives it.
     """
     # Those caught before are asked last.
-    holders = sorted(secret.shares, key=lambda holder: (holder in wrong, holder))
+    holders = sorted(secret.holders, key=lambda holder: (holder in wrong, holder))
     if len(holders) < plan.threshold:
         raise Failed(
             f"{len(holders)} neighbours revealed shares of the {secret.kind} of member {secret.member}, "
@@ -487,7 +547,7 @@ def _reconstruct(plan: SumPlan, secret: _Secret, pool: tuple[int, ...], wrong: s
         )
     for attempt, chosen in enumerate(_subsets(plan, secret.member, holders)):
         chosen = sorted(chosen)
-        points = {holder + 1: secret.shares[holder] for holder in chosen}
+        points = {holder + 1: secret.share(holder) for holder in chosen}
         among = tuple(holder + 1 for holder in pool) if set(pool).issuperset(chosen) else ()
         value = shamir.reconstruct(points, among)
         if value < 1 << 8 * shamir.SECRET_BYTES:
@@ -497,7 +557,7 @@ def _reconstruct(plan: SumPlan, secret: _Secret, pool: tuple[int, ...], wrong: s
                     wrong.update(
                         holder
                         for holder in holders
-                        if shamir.interpolate(points, holder + 1) != secret.shares[holder]
+                        if shamir.interpolate(points, holder + 1) != secret.share(holder)
                     )
                 return found
     raise Failed(
@@ -523,38 +583,30 @@ def _subsets(plan: SumPlan, member: int, holders: Sequence[int]) -> Iterator[Seq
         yield drawn[: plan.threshold]
 
 
-def _viable(plan: SumPlan, there: Collection[int]) -> Iterator[int]:
-    """Yield those of the members there, ascending, that have enough neighbours among them."""
-    near = neighbourhoods(plan.hash, len(plan.members), plan.degree)
-    for member in sorted(there):
-        if sum(1 for each in near[member] if each in there) >= plan.threshold:
-            yield member
-
-
-def _within(plan: SumPlan, there: Collection[int]) -> dict[int, tuple[int, ...]]:
-    """Return for each of the members there its neighbours among them, ascending."""
-    near = neighbourhoods(plan.hash, len(plan.members), plan.degree)
-    if len(there) == len(plan.members):
-        return dict(enumerate(near))
-    return {member: tuple(each for each in near[member] if each in there) for member in there}
-
-
 def _noted(note: bytes) -> tuple[int, ...]:
     """Return the neighbours that a note says were left out."""
     return unpack_positions(note[_DIGEST:])
 
 
+# One message after the other, here and below: parsed ones take several times as much memory as their bytes.
+def _advertised_keys(adverts: Mapping[int, bytes]) -> dict[int, _Keys]:
+    parsed = ((member, wire.Advert.FromString(message)) for member, message in adverts.items())
+    return {member: _Keys(advert.bundle.signing_public, advert.mask_public) for member, advert in parsed}
+
+
 def _written_adverts(adverts: Mapping[int, bytes]) -> dict[int, bytes]:
     """Return each advertisement as a part of a list of them: such parts only have to be joined."""
-    parsed = _parsed(wire.Advert, adverts)
-    return {member: wire.Adverts(adverts=[advert]).SerializeToString() for member, advert in parsed.items()}
+    return {
+        member: wire.Adverts(adverts=[wire.Advert.FromString(message)]).SerializeToString()
+        for member, message in adverts.items()
+    }
 
 
 def _written_confirmations(confirmations: Mapping[int, bytes]) -> dict[int, bytes]:
     """Return each confirmation as a part of a list of them."""
-    parsed = _parsed(wire.Confirmation, confirmations)
     return {
-        member: wire.Confirmations(confirmations=[one]).SerializeToString() for member, one in parsed.items()
+        member: wire.Confirmations(confirmations=[wire.Confirmation.FromString(message)]).SerializeToString()
+        for member, message in confirmations.items()
     }
 
 
@@ -562,25 +614,33 @@ def _written_submitters(notes: Mapping[int, bytes]) -> bytes:
     return wire.Submitters(members=sorted(notes)).SerializeToString()
 
 
-def _shares_of(message: bytes) -> bytes:
-    """Return the shares that a member reveals, one behind the other."""
-    return b"".join(share.seed or share.mask for share in wire.Unmasking.FromString(message).shares)
+def _revealed_shares(message: bytes) -> array[int]:
+    """Return where in a message the shares are that a member reveals."""
+    return _starts(message, (share.seed or share.mask for share in wire.Unmasking.FromString(message).shares))
 
 
-def _sealed_shares(shares: Mapping[int, bytes]) -> dict[int, bytes]:
-    # One after the other: parsed messages take several times as much memory as these bytes.
+def _sealed_shares(shares: Mapping[int, bytes]) -> dict[int, array[int]]:
     return {
-        member: b"".join(share.sealed for share in wire.Shares.FromString(message).shares)
+        member: _starts(message, (share.sealed for share in wire.Shares.FromString(message).shares))
         for member, message in shares.items()
     }
 
 
+def _starts(message: bytes, fields: Iterable[bytes]) -> array[int]:
+    """Return where fields begin in the message that they were read from, in their order.
+
+    However the message was written, each is found: at its own place, or before it where the same bytes are.
+    """
+    starts, end = array("I"), 0
+    for each in fields:
+        start = message.index(each, end)
+        starts.append(start)
+        end = start + len(each)
+    return starts
+
+
 def _seed_hashes(shares: Mapping[int, bytes]) -> dict[int, bytes]:
     return {member: wire.Shares.FromString(message).seed_hash for member, message in shares.items()}
-
-
-def _parsed(kind: type[_MessageT], messages: Mapping[int, bytes]) -> dict[int, _MessageT]:
-    return {member: kind.FromString(message) for member, message in messages.items()}
 
 
 def _read(kind: type[_MessageT], step: Step, message: bytes) -> _MessageT:

@@ -8,8 +8,8 @@ memory, and nowhere else.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ __all__ = [
     "Closed",
     "Declined",
     "Failed",
+    "InParts",
     "MemberHalf",
     "Pieces",
     "ServerHalf",
@@ -29,6 +30,7 @@ __all__ = [
     "Total",
     "Vector",
     "bad_message",
+    "parts_of",
     "users_of",
 ]
 
@@ -45,6 +47,22 @@ class Step(enum.Enum):
 
 Closed = Mapping[Step, Mapping[int, bytes]]
 """Messages of the steps that are closed, by member; of SUBMIT only each member's note (``Vector.note``)."""
+
+
+@runtime_checkable
+class InParts(Protocol):
+    """Messages of which parts can be read without the rest: they may be elsewhere than in memory."""
+
+    def part(self, member: int, start: int, end: int) -> bytes:
+        """Return bytes ``start`` to ``end`` of a member's message."""
+        ...
+
+
+def parts_of(messages: Mapping[int, bytes]) -> Callable[[int, int, int], bytes]:
+    """Return what reads parts of messages, wherever they are; it is called as ``InParts.part`` is."""
+    if isinstance(messages, InParts):
+        return messages.part
+    return lambda member, start, end: messages[member][start:end]
 
 
 class Declined(Exception):  # noqa: N818 - a member's decision, not a fault

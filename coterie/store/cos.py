@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import sqlalchemy as sa
+
+from coterie.rounds.cos import Keep, in_memory
 
 __all__ = ["LoggedUpdate", "Progress", "SavedSum", "metadata"]
 
@@ -108,6 +111,10 @@ sum_messages = sa.Table(
     sa.Column("member", sa.Integer, primary_key=True),
     sa.Column("message", sa.LargeBinary, nullable=False),
 )
+
+
+_ROWS = 32
+"""Messages that are written at once: those of a masked sum are some ten kilobytes each."""
 
 
 class SavedSum(NamedTuple):
@@ -281,7 +288,8 @@ def save_sum(
 ) -> None:
     """Write the sum in progress, and the messages of steps that have closed; earlier rounds are forgotten.
 
-    ``running`` is written once, with the step that closes it; None leaves it as it is.
+    ``running`` is written once, with the step that closes it; None leaves it as it is.  Messages may be elsewhere than
+    in memory: they are read a few at a time.
     """
     place = run_id, saved.round
     values = saved.plan, saved.step, saved.phase, saved.reason
@@ -290,13 +298,11 @@ def save_sum(
         connection.exec_driver_sql(_ADD_SUM, (*place, *values, saved.running))
     elif saved.running is not None:
         connection.exec_driver_sql(_SET_RUNNING, (saved.running, *place))
-    rows = [
-        (*place, step, member, message)
-        for step, by_member in messages.items()
-        for member, message in by_member.items()
-    ]
-    if rows:
-        connection.exec_driver_sql(_ADD_SUM_MESSAGE, rows)
+    for step, by_member in messages.items():
+        members = iter(by_member)
+        while some := list(islice(members, _ROWS)):
+            rows = [(*place, step, member, by_member[member]) for member in some]
+            connection.exec_driver_sql(_ADD_SUM_MESSAGE, rows)
 
 
 def forget_sums(connection: sa.Connection, run_id: str) -> None:
@@ -305,19 +311,21 @@ def forget_sums(connection: sa.Connection, run_id: str) -> None:
     connection.exec_driver_sql(_FORGET_SUM_MESSAGES, (run_id,))
 
 
-def load_sum(connection: sa.Connection, run_id: str) -> tuple[SavedSum, dict[str, dict[int, bytes]]] | None:
-    """Return the sum in progress and the messages of its closed steps; None between rounds."""
+def load_sum(
+    connection: sa.Connection, run_id: str, keep: Keep = in_memory
+) -> tuple[SavedSum, dict[str, Mapping[int, bytes]]] | None:
+    """Return the sum in progress and the messages of its closed steps, which ``keep`` takes; None between rounds."""
     row = connection.execute(sa.select(sums).where(sums.c.run_id == run_id)).first()
     if row is None:
         return None
-    closed: dict[str, dict[int, bytes]] = {}
+    closed: dict[str, Mapping[int, bytes]] = {}
     found = connection.execute(
         sa.select(sum_messages)
         .where((sum_messages.c.run_id == run_id) & (sum_messages.c.round == row.round))
         .order_by(sum_messages.c.member)
     )
     for one in found:
-        closed.setdefault(one.step, {})[one.member] = one.message
+        closed[one.step] = keep(closed.get(one.step, {}), one.member, one.message)
     return SavedSum(row.round, row.plan, row.step, row.phase, row.reason, row.running), closed
 
 

@@ -1,8 +1,10 @@
 """The masked sum, both halves against each other by passing bytes: the honest, the lost, and the dishonest."""
 
+import gc
 import os
 import pickle
 import random
+import weakref
 from dataclasses import replace
 from functools import cache
 from unittest import mock
@@ -17,6 +19,7 @@ from coterie.crypto import masking
 from coterie.crypto import verified as verified_module
 from coterie.crypto.identity import Bundle, Identity, countersign
 from coterie.crypto.verified import Verified
+from coterie.rounds.cos import in_memory
 from coterie.secure_sum.bundles import bundle_to_wire
 from coterie.secure_sum.clear import ClearMember, ClearServer
 from coterie.secure_sum.graph import GraphFields, graph_fields
@@ -24,6 +27,7 @@ from coterie.secure_sum.masked import MaskedMember, MaskedServer
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.secure_sum.protocol import Declined, Failed, Step
 from coterie.secure_sum.statements import list_hash
+from coterie.store.spool import Spool
 from coterie.wire.layout import Layout, Segment
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
@@ -67,7 +71,7 @@ class Cohort:
         self.members = [self.member(n) for n in range(members)]
         rng = np.random.default_rng(members)
         self.codes = [rng.integers(0, 2**32, layout.size, dtype=np.uint32) for _ in range(members)]
-        self.closed, self.arrived = {}, {}
+        self.closed, self.arrived, self.keep = {}, {}, in_memory
         self.running = np.zeros(layout.size, np.uint32)
         self.transcript = {step: {} for step in Step}
 
@@ -91,10 +95,11 @@ class Cohort:
         if step is Step.SUBMIT:
             vector = self.server.vector(self.plan, self.closed, self.arrived, member, message, self.layout)
             self.running = self.running + vector.codes
-            self.arrived[member] = vector.note
+            kept = vector.note
         else:
             self.server.check(self.plan, self.closed, step, member, message)
-            self.arrived[member] = message
+            kept = message
+        self.arrived = self.keep(self.arrived, member, kept)
         self.transcript[step][member] = message
 
     def close(self, step):
@@ -248,6 +253,96 @@ def test_another_server_takes_up_a_round_from_its_closed_steps():
     cohort.server = MaskedServer(graph_fields)
     assert np.array_equal(cohort.total().codes, cohort.clear)
     assert np.array_equal(cohort.total().codes, cohort.clear)
+
+
+@pytest.mark.parametrize(
+    ("members", "rule", "gone", "liars"),
+    [(12, graph_fields, (2,), (0,)), (9, small_circulant, (), (0,)), (9, small_circulant, (2,), ())],
+    ids=["complete", "circulant", "circulant with one lost"],
+)
+def test_the_server_reads_messages_from_where_they_lie(tmp_path, members, rule, gone, liars):
+    """Also where shares were wrong: those of others are then read, too."""
+    there, here = Cohort(members, rule), Cohort(members, rule)
+    there.keep = Spool(tmp_path, 0).keep
+    for step in Step:
+        for member in there.server.expected(there.plan, there.closed, step):
+            if step is Step.SUBMIT and member in gone:
+                continue
+            if step is Step.SUBMIT:
+                # What was told is what another server reads out of messages in memory.
+                here.closed = {one: dict(messages) for one, messages in there.closed.items()}
+                assert there.briefing(step, member) == here.server.briefing(
+                    there.plan, here.closed, step, member
+                )
+            message = there.ask(step, member)
+            if step is Step.UNMASK and member in liars:
+                message = lie(message)
+            there.take(step, member, message)
+        there.close(step)
+    total = there.total()
+    assert np.array_equal(total.codes, there.clear)
+    assert total.wrong == liars
+
+
+def delimited(number, payload):
+    """A field of bytes as protobuf writes it."""
+    length = len(payload)
+    return bytes([number << 3 | 2, length & 0x7F | 0x80, length >> 7]) + payload
+
+
+def test_shares_reach_their_receivers_however_their_message_was_written():
+    cohort = Cohort(6)
+    cohort.step(Step.ADVERTISE)
+    plain = {member: cohort.ask(Step.SHARE, member) for member in range(6)}
+    for member, message in plain.items():
+        shares = wire.Shares.FromString(message)
+        # Fields in another order, one twice (the last one counts), lengths longer than they need be, and one that
+        # nobody knows.
+        written = b"".join(
+            delimited(
+                1,
+                delimited(2, shares.shares[0].sealed)
+                + delimited(2, share.sealed)
+                + delimited(9, share.sealed[:40])
+                + bytes([8, share.member]),
+            )
+            for share in shares.shares
+        )
+        cohort.take(Step.SHARE, member, delimited(2, shares.seed_hash) + written)
+    cohort.close(Step.SHARE)
+    for receiver in range(6):
+        inbox = wire.ShareInbox.FromString(cohort.briefing(Step.SUBMIT, receiver))
+        sent = {
+            sender: share.sealed
+            for sender, message in plain.items()
+            for share in wire.Shares.FromString(message).shares
+            if share.member == receiver
+        }
+        assert {share.member: share.sealed for share in inbox.shares} == sent
+    for step in (Step.SUBMIT, Step.CONFIRM, Step.UNMASK):
+        cohort.step(step)
+    assert np.array_equal(cohort.total().codes, cohort.clear)
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["known", "followed by another"])
+def test_the_server_holds_no_messages_of_a_sum_that_is_over(tmp_path, ends):
+    cohort = Cohort(5)
+    spool = Spool(tmp_path, 0)
+    cohort.keep, gone = spool.keep, weakref.ref(spool)
+    for step in Step:
+        cohort.step(step)
+    if ends:
+        cohort.total()
+    server, cohort, spool = cohort.server, None, None
+    if not ends:
+        gc.collect()
+        assert gone() is not None
+        following = Cohort(4, model=b"\x02" * 32)
+        following.server = server
+        following.until(Step.SHARE)
+        following.briefing(Step.SHARE, 0)
+    gc.collect()
+    assert gone() is None
 
 
 def test_one_server_can_serve_two_rounds_in_turn():

@@ -1,5 +1,6 @@
 """The server's half of a round: every transition, every refusal, every point where it can die."""
 
+import collections.abc
 import dataclasses
 import hashlib
 
@@ -430,6 +431,44 @@ def test_the_states_before_keep_their_sum():
     advance(first, submit(1, 6))
     assert np.array_equal(before.running, codes(0))
     assert np.array_equal(first.running, codes(5))
+
+
+@given(st.data())
+def test_where_messages_lie_is_not_the_machines_affair(data):
+    def beside(held, member, message):
+        kept.append(message)
+        return Beside(held, member)
+
+    class Beside(dict):
+        """Messages by where they are in a list."""
+
+        def __init__(self, held, member):
+            super().__init__({**getattr(held, "places", {}), member: len(kept) - 1})
+            self.places = dict(self)
+
+        def __getitem__(self, member):
+            return kept[self.places[member]]
+
+        get = collections.abc.Mapping.get
+
+    kept = []
+    here = opened(Stepwise())
+    there = dataclasses.replace(here, keep=beside)
+    for step in Step:
+        for member in data.draw(st.permutations(range(3))):
+            bad = Arrived(member, step, b"bad", 1.0)
+            assert refused(there, bad).name == refused(here, bad).name
+            message = codes(member).tobytes() if step is Step.SUBMIT else data.draw(st.binary(max_size=2))
+            event = Arrived(member, step, message, 1.0)
+            here, effects = advance(here, event)
+            there, same = advance(there, event)
+            assert [type(one) for one in same] == [type(one) for one in effects]
+            # The same bytes again are no news, other ones a conflict; wherever the first are.
+            assert advance(there, event)[1] == []
+            if step is not Step.SUBMIT:
+                other = dataclasses.replace(event, message=message + b"!")
+                assert refused(there, other).name == refused(here, other).name == "CONFLICT"
+    assert there.phase is here.phase
 
 
 # --- what survives ---------------------------------------------------------------------------------------------------

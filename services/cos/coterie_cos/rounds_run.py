@@ -79,12 +79,12 @@ class RoundsRun(SummingRun[Training]):
         if self.state.phase.ended:
             self.ended.set()
             return
-        saved = store.load_sum(connection, self.plan.run_id)
+        saved = self._sums.saved(connection)
         if saved is None:
             self.proceed()
         else:
             layout, slots = conductor.side.layout(self.state.purpose), self._slots(conductor)
-            self._sums.resume(*saved, layout, slots, self._step_s)
+            self._sums.resume(saved, layout, slots, self._step_s)
 
     def _conduct(self) -> Conductor:
         """Return the conductor; the population is fixed."""

@@ -26,7 +26,6 @@ from coterie.wire.layout import ImpossibleSumError, Layout
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
-from coterie.wire.v1 import rounds_pb2
 from coterie.wire.v1.common_pb2 import RoundRef
 from coterie_cos.model import settings_of
 from coterie_cos.registry import ranges
@@ -87,13 +86,13 @@ class ShieldedRun(SummingRun[Shielded]):
         if self.state.phase.ended:
             self.ended.set()
             return
-        saved = store.load_sum(connection, self.plan.run_id)
+        saved = self._sums.saved(connection)
         if saved is not None:
-            plan = SumPlan.from_wire(rounds_pb2.SumPlan.FromString(saved[0].plan))
+            plan = saved.plan
             self._purpose = Purpose(plan.purpose)
             layout = self._layout()
             if layout_hash(layout) == plan.layout_sha256:
-                self._sums.resume(*saved, layout, self._slots(plan), self._patience_s())
+                self._sums.resume(saved, layout, self._slots(plan), self._patience_s())
             else:
                 self._sums.skip("items came while the window was open")
 

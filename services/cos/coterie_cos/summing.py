@@ -95,7 +95,14 @@ class SummingRun(Run, SumOwner, Generic[S]):
         self._half = server_half(self.plan.secure_sum, around.directory_key)
         self.revoked = around.revoked
         self._sums = Sums(
-            self.plan.run_id, self._half, self, around.writer, around.accounting, self.touch, around.revoked
+            self.plan.run_id,
+            self._half,
+            self,
+            around.folder,
+            around.writer,
+            around.accounting,
+            self.touch,
+            around.revoked,
         )
         self._remembered = Remembered()
         self.state = state

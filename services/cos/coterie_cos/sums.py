@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import sqlalchemy as sa
@@ -20,6 +22,7 @@ from coterie.secure_sum.protocol import Failed, ServerHalf, Step, Total
 from coterie.secure_sum.steps import DECLINED, STEP_OF_KIND, TASK_STEP
 from coterie.store import cos as store
 from coterie.store.engine import Writer
+from coterie.store.spool import Spool
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.layout import Layout
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -36,6 +39,8 @@ _log = structlog.get_logger("coterie.cos")
 _BRIEFINGS_BYTES = 1 << 18
 """Briefings sent at once, bytes: members beyond are asked for in another call.  They are copied several times on their
 way to the network."""
+_OWN_BYTES = 1 << 17
+"""Of these, what is each member's own.  What members share is better sent once for many of them."""
 
 
 @dataclass
@@ -79,6 +84,19 @@ class OpenSum:
         return {name: end - at for (name, at), end in zip(self.marks, ends, strict=True)}
 
 
+class SavedRound(NamedTuple):
+    """What is durable of a sum in progress."""
+
+    row: store.SavedSum
+    closed: Mapping[str, Mapping[int, bytes]]
+    keep: machine.Keep
+
+    @property
+    def plan(self) -> SumPlan:
+        """Its plan."""
+        return SumPlan.from_wire(rounds_pb2.SumPlan.FromString(self.row.plan))
+
+
 class SumOwner(Protocol):
     """The run for which sums are formed."""
 
@@ -113,6 +131,8 @@ class Sums:
         How they are formed.
     owner : SumOwner
         Whose they are.
+    folder : Path
+        State folder of the service: messages on their way are kept in a file there when they are many.
     writer : Writer
         The store's writer.
     accounting : Accounting
@@ -128,6 +148,7 @@ class Sums:
         run_id: str,
         half: ServerHalf,
         owner: SumOwner,
+        folder: Path,
         writer: Writer,
         accounting: Accounting,
         touch: Callable[[], None],
@@ -137,6 +158,7 @@ class Sums:
         self._revoked = revoked
         self._half = half
         self._owner = owner
+        self._folder = folder
         self._writer = writer
         self._accounting = accounting
         self._touch = touch
@@ -154,6 +176,7 @@ class Sums:
         self, opening: RoundState, slots: Mapping[int, Sequence[int]], present: Callable[[str], bool]
     ) -> None:
         """Open a sum; members of parties that are not present are not waited for, revoked ones take no part."""
+        opening = replace(opening, keep=Spool(self._folder).keep)
         current = self.current = OpenSum(opening, slots)
         now = time.monotonic()
         lost = frozenset(
@@ -179,28 +202,35 @@ class Sums:
         """Whether a sum is in progress, or its end is being carried out."""
         return self.current is not None or self._skipping
 
+    def saved(self, connection: sa.Connection) -> SavedRound | None:
+        """Return what is durable of the sum that was in progress before a restart; None between rounds."""
+        keep = Spool(self._folder).keep
+        found = store.load_sum(connection, self._run_id, keep)
+        return None if found is None else SavedRound(*found, keep)
+
     def resume(
         self,
-        saved: store.SavedSum,
-        closed: Mapping[str, Mapping[int, bytes]],
+        saved: SavedRound,
         layout: Layout,
         slots: Mapping[int, Sequence[int]],
         patience_s: float,
     ) -> None:
         """Go on after a restart with what is durable."""
-        if Phase(saved.phase).ended:
-            self.skip(saved.reason)
+        row = saved.row
+        if Phase(row.phase).ended:
+            self.skip(row.reason)
             return
-        running = np.frombuffer(saved.running, "<u4").astype(np.uint32) if saved.running is not None else None
+        running = np.frombuffer(row.running, "<u4").astype(np.uint32) if row.running is not None else None
         state = RoundState(
-            SumPlan.from_wire(rounds_pb2.SumPlan.FromString(saved.plan)),
+            saved.plan,
             layout,
             self._half,
             patience_s,
-            Step(saved.step),
-            Phase(saved.phase),
-            closed={Step(step): messages for step, messages in closed.items()},
+            Step(row.step),
+            Phase(row.phase),
+            closed={Step(step): messages for step, messages in saved.closed.items()},
             running=running,
+            keep=saved.keep,
         )
         state, effects = machine.advance(state, machine.Resumed(time.monotonic()))
         self.current = OpenSum(state, slots, durable=state.step)
@@ -234,25 +264,28 @@ class Sums:
 
     async def _carry_out(self) -> None:
         while True:
-            current, state, effects = await self._work.get()
-            try:
-                closed = [effect.closed for effect in effects if isinstance(effect, machine.Save)]
-                if closed and current is not None and current is self.current and state is not None:
-                    # Steps that closed together are written together: no crash comes between them.
-                    saving = asyncio.create_task(self._save(current, state, closed))
-                    if state.phase is Phase.UNMASK:
-                        # Nobody is told of the end of the last step before the sum is applied.  The store writes that
-                        # after this, so the sum is computed meanwhile.
-                        self._saving = saving
-                    else:
-                        await saving
-                for effect in effects:
-                    if current is not self.current:
-                        break
-                    await self._effect(current, effect)
-            except Exception as error:
-                _log.exception("a round failed", run=self._run_id)
-                self.failure = error
+            # Nothing of a sum is held here while there is nothing to do.
+            await self._all(*await self._work.get())
+
+    async def _all(self, current: OpenSum | None, state: RoundState | None, effects: Sequence[_Task]) -> None:
+        try:
+            closed = [effect.closed for effect in effects if isinstance(effect, machine.Save)]
+            if closed and current is not None and current is self.current and state is not None:
+                # Steps that closed together are written together: no crash comes between them.
+                saving = asyncio.create_task(self._save(current, state, closed))
+                if state.phase is Phase.UNMASK:
+                    # Nobody is told of the end of the last step before the sum is applied.  The store writes that
+                    # after this, so the sum is computed meanwhile.
+                    self._saving = saving
+                else:
+                    await saving
+            for effect in effects:
+                if current is not self.current:
+                    break
+                await self._effect(current, effect)
+        except Exception as error:
+            _log.exception("a round failed", run=self._run_id)
+            self.failure = error
 
     async def _effect(self, current: OpenSum | None, effect: _Task) -> None:
         if isinstance(effect, _Skip):
@@ -389,31 +422,38 @@ class Sums:
                 expected=wire.RoundStep.Name(TASK_STEP[state.step]),
             )
         asked = set(state.asked)
-        message = wire.Briefings()
+        told: list[tuple[int, bytes, array[int]]] = []
+        parts: list[bytes] = []
         named: dict[int, int] = {}
-        size = 0
+        size = own = following = 0
         for member in current.by_party.get(party, []):
             if member not in asked or member < request.first:
                 continue
-            if size >= _BRIEFINGS_BYTES:
-                message.next = member
+            if own >= _OWN_BYTES or own + size >= _BRIEFINGS_BYTES:
+                following = member
                 break
             pieces = state.pieces(member)
-            one = message.briefings.add(member=member, payload=pieces.own)
-            size += len(pieces.own)
+            own += len(pieces.own)
             for piece in pieces.shared:
                 # The same object for everybody who needs it, and kept as long as the step is open.
                 if id(piece) not in named:
                     named[id(piece)] = len(named)
-                    message.parts.append(piece)
+                    parts.append(piece)
                     size += len(piece)
-                one.of.append(named[id(piece)])
-        if all(one.of == message.briefings[0].of for one in message.briefings):
-            message.common = b"".join(message.parts)
-            del message.parts[:]
-            for one in message.briefings:
-                del one.of[:]
-        return message.SerializeToString(deterministic=True)
+            told.append((member, pieces.own, array("I", (named[id(piece)] for piece in pieces.shared))))
+        if all(of == told[0][2] for _, _, of in told):
+            told = [(member, payload, array("I")) for member, payload, _ in told]
+            rest = wire.Briefings(common=b"".join(parts), next=following)
+        else:
+            rest = wire.Briefings(parts=parts, next=following)
+        # Parts of a message only have to be joined: a whole one would be in memory three times while it is written.
+        written = [
+            wire.Briefings(
+                briefings=[wire.Briefing(member=member, payload=payload, of=of)]
+            ).SerializeToString(deterministic=True)
+            for member, payload, of in told
+        ]
+        return b"".join([*written, rest.SerializeToString(deterministic=True)])
 
     def submitted(self, head: wire.SubmitRequest, slots: Sequence[int], payload: bytes) -> None:
         """Take a member's message for a step.

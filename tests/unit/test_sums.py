@@ -1,0 +1,287 @@
+"""One sum at the COS: what it keeps elsewhere than in memory, what a restart finds, what members are told at once."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from coterie_cos import sums as module
+from coterie_cos.sums import OpenSum, Sums
+from numpy.typing import NDArray
+
+from coterie.rounds.cos import RoundState
+from coterie.secure_sum.plan import Member, SumPlan, layout_hash
+from coterie.secure_sum.protocol import MemberHalf, Step
+from coterie.secure_sum.steps import KIND_OF, TASK_STEP
+from coterie.simulate.sums import LAYOUT, halves, identity
+from coterie.store import cos as store
+from coterie.store import spool
+from coterie.store.engine import Writer, open_sqlite
+from coterie.store.spool import Spool, Spooled
+from coterie.telemetry.accounting import Accounting
+from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1.common_pb2 import RoundRef
+
+SOON_S = 10.0
+PARTIES = ("client/left", "client/right")
+MEMBERS = 6
+
+
+class Owner:
+    """The run for which sums are formed: it takes note of them."""
+
+    def __init__(self) -> None:
+        self.sums: list[NDArray[np.uint32]] = []
+        self.abandonments: list[str] = []
+
+    def state_json(self) -> str:
+        return "{}"
+
+    def saved(self) -> None:
+        pass
+
+    async def summed(self, current: OpenSum, total: NDArray[np.uint32], users: int) -> str:
+        self.sums.append(total)
+        return ""
+
+    async def abandoned(self, reason: str) -> None:
+        self.abandonments.append(reason)
+
+    def proceed(self) -> None:
+        pass
+
+
+class Round:
+    """A cohort of users as members, half of them at either host, and the server's side."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.engine = open_sqlite(folder / "cos.db", "cos")
+        self.writer = Writer(self.engine)
+        self.owner = Owner()
+        self.server, member = halves("masked")
+        half = self.server()
+        self.plan = SumPlan(
+            "run",
+            1,
+            "train",
+            "masked",
+            bytes(32),
+            layout_hash(LAYOUT),
+            tuple(Member(identity(n).participant_id, PARTIES[n % 2], 1) for n in range(MEMBERS)),
+            *half.plan_fields(MEMBERS),
+            2,
+        )
+        self.members: list[MemberHalf] = [member(self.plan, n) for n in range(MEMBERS)]
+        rng = np.random.default_rng(0)
+        self.codes = [rng.integers(0, 2**32, LAYOUT.size, dtype=np.uint32) for _ in range(MEMBERS)]
+        self.slots = {n: [n] for n in range(MEMBERS)}
+        self.sums = self.made()
+        self.sums.open(RoundState.begin(self.plan, LAYOUT, half, 60.0), self.slots, lambda party: True)
+
+    def made(self) -> Sums:
+        return Sums(
+            "run",
+            self.server(),
+            self.owner,
+            self.folder,
+            self.writer,
+            Accounting(),
+            lambda: None,
+            lambda participant: False,
+        )
+
+    def restart(self) -> None:
+        """Go on with what is in the store, as another process would."""
+        worker = self.sums._worker
+        assert worker is not None
+        worker.cancel()
+        self.sums = self.made()
+        with self.engine.connect() as connection:
+            saved = self.sums.saved(connection)
+        assert saved is not None
+        assert saved.plan == self.plan
+        self.sums.resume(saved, LAYOUT, self.slots, 60.0)
+
+    @property
+    def open(self) -> OpenSum:
+        assert self.sums.current is not None
+        return self.sums.current
+
+    async def reached(self, step: Step) -> None:
+        async with asyncio.timeout(SOON_S):
+            while self.open.durable is not step:
+                await asyncio.sleep(0.001)
+
+    def told(self, party: str, step: Step, first: int = 0) -> wire.Briefings:
+        request = wire.FetchRequest(version=1, step=TASK_STEP[step], first=first)
+        return wire.Briefings.FromString(self.sums.briefings(party, request))
+
+    def briefings(self, step: Step) -> dict[int, bytes]:
+        """Return what each member is told, in as many answers as it takes."""
+        found = {}
+        for party in PARTIES:
+            first, more = 0, True
+            while more:
+                message = self.told(party, step, first)
+                for one in message.briefings:
+                    parts = [message.parts[place] for place in one.of]
+                    found[one.member] = message.common + b"".join(parts) + one.payload
+                first, more = message.next, bool(message.next)
+        return found
+
+    def submit(self, step: Step, member: int, message: bytes) -> None:
+        head = wire.SubmitRequest(
+            round=RoundRef(run_id="run", round=1),
+            kind=KIND_OF[step],
+            sha256=hashlib.sha256(message).digest(),
+        )
+        self.sums.submitted(head, self.slots[member], message)
+
+    def answer(self, step: Step, members: range = range(MEMBERS)) -> dict[int, bytes]:
+        told = self.briefings(step)
+        sent = {}
+        for member in members:
+            codes = self.codes[member] if step is Step.SUBMIT else None
+            sent[member] = self.members[member].answer(step, told[member], codes)
+            self.submit(step, member, sent[member])
+        return sent
+
+    async def total(self) -> NDArray[np.uint32]:
+        async with asyncio.timeout(SOON_S):
+            while not self.owner.sums and not self.owner.abandonments:
+                await asyncio.sleep(0.001)
+        assert self.owner.abandonments == []
+        (total,) = self.owner.sums
+        return total
+
+    @property
+    def clear(self) -> NDArray[np.uint32]:
+        return sum(self.codes, np.zeros(LAYOUT.size, np.uint32))
+
+
+@pytest.fixture
+async def sum_of_six(tmp_path: Path) -> AsyncIterator[Round]:
+    one = Round(tmp_path)
+    await one.reached(Step.ADVERTISE)
+    yield one
+    one.sums.stop()
+    one.writer.close()
+
+
+@pytest.fixture
+def all_in_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is so small that it stays in memory."""
+    monkeypatch.setattr(spool, "_SMALL", 1)
+    monkeypatch.setattr(module, "Spool", lambda folder: Spool(folder, 0))
+
+
+def in_the_file(messages: object) -> bool:
+    return isinstance(messages, Spooled) and all(isinstance(one, tuple) for one in messages.places.values())
+
+
+@pytest.mark.usefixtures("all_in_the_file")
+@pytest.mark.parametrize("killed", Step, ids=lambda step: step.value)
+async def test_a_sum_whose_messages_are_in_a_file_goes_on_after_a_restart_in_each_step(
+    sum_of_six: Round, killed: Step
+) -> None:
+    one, sent = sum_of_six, {}
+    for step in Step:
+        await one.reached(step)
+        if step is killed:
+            # Of a step that is not closed, nothing is there afterwards, and members send the same again.
+            one.answer(step, range(2))
+            one.restart()
+            assert one.open.state.asked == tuple(range(MEMBERS))
+            assert set(one.open.state.closed) == set(sent)
+            for done, messages in sent.items():
+                if done is not Step.SUBMIT:
+                    assert dict(one.open.state.closed[done]) == messages
+        sent[step] = one.answer(step)
+        assert all(in_the_file(messages) for messages in one.open.state.closed.values())
+    assert np.array_equal(await one.total(), one.clear)
+
+
+@pytest.mark.usefixtures("all_in_the_file")
+async def test_a_repeated_message_is_compared_with_the_one_in_the_file(sum_of_six: Round) -> None:
+    sent = sum_of_six.answer(Step.ADVERTISE)
+    await sum_of_six.reached(Step.SHARE)
+    sum_of_six.submit(Step.ADVERTISE, 3, sent[3])
+    with pytest.raises(Refusal, match="another message") as caught:
+        sum_of_six.submit(Step.ADVERTISE, 3, sent[3] + b"\x48\x01")
+    assert caught.value.reason is ErrorReason.ERROR_REASON_CONFLICT
+
+
+async def test_a_small_sum_makes_no_file(sum_of_six: Round, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_file(*given: object, **more: object) -> None:
+        raise AssertionError("a file was made")
+
+    monkeypatch.setattr(spool.tempfile, "TemporaryFile", no_file)
+    for step in Step:
+        await sum_of_six.reached(step)
+        sum_of_six.answer(step)
+    assert np.array_equal(await sum_of_six.total(), sum_of_six.clear)
+
+
+@pytest.mark.parametrize("limit", ["_OWN_BYTES", "_BRIEFINGS_BYTES"])
+async def test_members_are_told_the_same_in_several_answers_as_in_one(
+    sum_of_six: Round, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    for step in Step:
+        await sum_of_six.reached(step)
+        whole = sum_of_six.briefings(step)
+        state = sum_of_six.open.state
+        assert whole == {member: state.briefing(member) for member in range(MEMBERS)}
+        assert [one.member for one in sum_of_six.told(PARTIES[0], step).briefings] == [0, 2, 4]
+        with monkeypatch.context() as tight:
+            tight.setattr(module, limit, 1)
+            assert sum_of_six.briefings(step) == whole
+            # What members share alone does not count as their own.
+            alone = step is Step.SUBMIT or (step is not Step.ADVERTISE and limit == "_BRIEFINGS_BYTES")
+            told = sum_of_six.told(PARTIES[0], step)
+            assert [one.member for one in told.briefings] == ([0] if alone else [0, 2, 4])
+            assert told.next == (2 if alone else 0)
+        sum_of_six.answer(step)
+    assert np.array_equal(await sum_of_six.total(), sum_of_six.clear)
+
+
+async def test_nothing_of_a_sum_is_held_once_it_is_over(sum_of_six: Round) -> None:
+    for step in Step:
+        await sum_of_six.reached(step)
+        sum_of_six.answer(step)
+    await sum_of_six.total()
+    async with asyncio.timeout(SOON_S):
+        while sum_of_six.sums.busy:
+            await asyncio.sleep(0.001)
+    worker = sum_of_six.sums._worker
+    assert worker is not None
+    frame = worker.get_stack()[-1]
+    assert not [value for value in frame.f_locals.values() if isinstance(value, (OpenSum, RoundState))]
+
+
+@pytest.mark.usefixtures("all_in_the_file")
+def test_saved_messages_are_read_back_however_many_there_are(tmp_path: Path) -> None:
+    engine = open_sqlite(tmp_path / "cos.db", "cos")
+    messages = {
+        "advertise": {n: b"%d" % n for n in range(3 * store._ROWS + 1)},
+        "share": {n: b"%d" % n * 500 for n in range(store._ROWS)},
+    }
+    keep = Spool(tmp_path, 0).keep
+    shares: Mapping[int, bytes] = {}
+    for member, message in messages["share"].items():
+        shares = keep(shares, member, message)
+    row = store.SavedSum(4, b"plan", "submit", "collect", "", None)
+    with engine.begin() as connection:
+        store.save_sum(connection, "run", row, {"advertise": messages["advertise"], "share": shares})
+    with engine.connect() as connection:
+        plain, again = store.load_sum(connection, "run"), store.load_sum(connection, "run", keep)
+        assert store.load_sum(connection, "another") is None
+    assert plain == (row, messages)
+    assert again == (row, messages)
+    assert again is not None
+    assert all(in_the_file(one) for one in again[1].values())
