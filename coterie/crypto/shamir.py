@@ -172,8 +172,9 @@ def _unpack(packed: int, count: int, room: int) -> tuple[int, ...]:
     return tuple((packed >> (place * room) & mask) % PRIME for place in range(count))
 
 
-# A cohort whose graph is complete has nearly one set of survivors; a circulant one has as many as members.
-@lru_cache(maxsize=256)
+# A cohort whose graph is complete has nearly one set of survivors.  A circulant one has as many as members, which are
+# not asked for again.
+@lru_cache(maxsize=16)
 def _weights(points: tuple[int, ...]) -> tuple[int, ...]:
     _require_points(points)
     return _lagrange(points)

@@ -26,7 +26,7 @@ T = TypeVar("T")
 _FULL_PAUSE_S = 1.0
 
 
-def open_sqlite(path: Path, schema: str) -> sa.Engine:
+def open_sqlite(path: Path, schema: str, *, cache_kib: int = 2000) -> sa.Engine:
     """Open a store, creating or migrating it to the newest revision.
 
     Parameters
@@ -35,6 +35,8 @@ def open_sqlite(path: Path, schema: str) -> sa.Engine:
         The file; its folder must exist.
     schema : str
         Folder of the role's revisions under ``coterie/store/migrations``.
+    cache_kib : int
+        Most memory of a connection for pages of the file; the system's own cache is behind it.
 
     Raises
     ------
@@ -46,7 +48,7 @@ def open_sqlite(path: Path, schema: str) -> sa.Engine:
         connect_args={"timeout": 10.0, "check_same_thread": False},
         poolclass=sa.pool.NullPool if str(path) != ":memory:" else sa.pool.StaticPool,
     )
-    sa.event.listen(engine, "connect", _pragmas)
+    sa.event.listen(engine, "connect", lambda connection, _: _set_up(connection, cache_kib))
     try:
         path.touch(mode=0o600)
         _migrate(engine, schema)
@@ -56,8 +58,9 @@ def open_sqlite(path: Path, schema: str) -> sa.Engine:
     return engine
 
 
-def _pragmas(connection: sqlite3.Connection, _record: Any) -> None:
+def _set_up(connection: sqlite3.Connection, cache_kib: int) -> None:
     cursor = connection.cursor()
+    cursor.execute(f"PRAGMA cache_size=-{cache_kib}")
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA foreign_keys=ON")

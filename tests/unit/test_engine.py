@@ -71,6 +71,14 @@ async def test_every_connection_writes_ahead_and_waits_for_the_disk(
         assert pragmas(connection) == ["wal", 2, 1]
 
 
+async def test_a_connection_remembers_as_many_pages_as_it_is_told(tmp_path: Path) -> None:
+    small = open_sqlite(tmp_path / "small.db", "client", cache_kib=64)
+    usual = open_sqlite(tmp_path / "usual.db", "client")
+    with small.connect() as one, usual.connect() as other:
+        assert one.exec_driver_sql("PRAGMA cache_size").scalar() == -64
+        assert other.exec_driver_sql("PRAGMA cache_size").scalar() == -2000
+
+
 async def test_work_handed_in_meanwhile_is_written_in_its_order_and_together(
     engine: sa.Engine, writer: Writer
 ) -> None:

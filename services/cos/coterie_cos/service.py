@@ -30,6 +30,7 @@ from coterie.wire.v1.operator_pb2_grpc import add_OperatorServicer_to_server
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan
 from coterie.wire.v1.orchestrator_pb2_grpc import add_OrchestratorServicer_to_server
 from coterie_cos.asynchronous import AsynchronousRun
+from coterie_cos.memory import return_freed_memory
 from coterie_cos.operator import Operator
 from coterie_cos.orchestrator import Orchestrator
 from coterie_cos.rounds_run import RoundsRun
@@ -41,6 +42,9 @@ __all__ = ["SERVICE"]
 
 _TICK_S = 0.5
 
+_STORE_CACHE_KIB = 256
+"""Messages of rounds go through the store once, and are deleted: a large cache would be full of what nobody reads."""
+
 
 class CosProcess:
     """A running COS."""
@@ -49,7 +53,7 @@ class CosProcess:
         self._settings = settings
         self._runtime = runtime
         runtime.require(["store", "directory"])
-        self._engine = open_sqlite(settings.state / "cos.db", "cos")
+        self._engine = open_sqlite(settings.state / "cos.db", "cos", cache_kib=_STORE_CACHE_KIB)
         self._writer = Writer(self._engine)
         self._runs: dict[str, Run] = {}
         self._starting = asyncio.Lock()
@@ -313,6 +317,8 @@ class _Cos:
     role = "cos"
 
     async def enrol(self, settings: CosSettings, tls: TlsFiles) -> None:
+        # The first thing that is done here: threads that are there before have heaps of their own.
+        return_freed_memory()
         await enrol(self.role, settings, tls, [])
 
     def build(self, settings: Any, runtime: Runtime) -> CosProcess:
