@@ -32,6 +32,10 @@ SERVER_OPTIONS = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.so_reuseport", 0),
+    # What a sender may send before this side takes it.  gRPC would find out by itself what the connection could carry,
+    # which on a fast one is several megabytes for each stream: they wait in memory.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 1 << 18),
 )
 
 
