@@ -21,9 +21,6 @@ __all__ = ["AttributeTable", "beside", "item_attributes", "one_of"]
 _YEAR = re.compile(r"\((\d{4})\)\s*$")
 """MovieLens titles end with the year of release."""
 
-_DECADES = ("before 1930", *(f"{decade}s" for decade in range(1930, 2020, 10)), "from 2020")
-_FIRST_DECADE = 1930
-
 
 @dataclass(frozen=True, eq=False)
 class AttributeTable:
@@ -111,7 +108,7 @@ def beside(*parts: AttributeTable) -> AttributeTable:
 
 
 def item_attributes(dataset: Dataset) -> AttributeTable:
-    """Return genres and decade of each item, from what the data set says of items.
+    """Return genres and year of each item, from what the data set says of items.
 
     Parameters
     ----------
@@ -120,11 +117,12 @@ def item_attributes(dataset: Dataset) -> AttributeTable:
     Returns
     -------
     AttributeTable
-        A column for each genre but "unknown", and one for each decade from titles that end with a year, as those of
-        MovieLens do.  Missing are the genres of an item that has none, and the decade of one without a year; a data set
-        without genres, or without a title with a year, has no such columns.
+        A column for each genre but "unknown", and ``year``, from titles that end with one, as those of MovieLens do: in
+        standard deviations from the mean of the data set's items, so that it weighs as much as a genre.  Missing are
+        the genres of an item that has none, and the year of a title without one; a data set without genres, or without
+        a title with a year, has no such columns.
     """
-    return beside(_genres(dataset), _decades(dataset))
+    return beside(_genres(dataset), _years(dataset))
 
 
 def _genres(dataset: Dataset) -> AttributeTable:
@@ -136,10 +134,11 @@ def _genres(dataset: Dataset) -> AttributeTable:
     return AttributeTable(tuple(f"genre: {dataset.genres[column]}" for column in named), values)
 
 
-def _decades(dataset: Dataset) -> AttributeTable:
+def _years(dataset: Dataset) -> AttributeTable:
     found = [_YEAR.search(title) for title in dataset.item_titles or ()]
     if not any(found):
         return AttributeTable((), np.empty((len(dataset.items), 0), np.float32))
-    years = np.array([int(each[1]) if each else -1 for each in found])
-    decade = np.clip((years - _FIRST_DECADE) // 10 + 1, 0, len(_DECADES) - 1)
-    return one_of("released", _DECADES, np.where(years < 0, -1, decade))
+    years = np.array([float(each[1]) if each else np.nan for each in found])
+    spread = float(np.nanstd(years))
+    scaled = (years - np.nanmean(years)) / (spread if spread else 1.0)
+    return AttributeTable(("year",), scaled.astype(np.float32)[:, None])

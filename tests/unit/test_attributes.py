@@ -172,25 +172,22 @@ def catalogue(titles: tuple[str, ...] | None, genres: tuple[str, ...], member: l
     )
 
 
-def test_items_have_their_genres_and_the_decade_of_their_title() -> None:
+def test_items_have_their_genres_and_the_year_of_their_title() -> None:
     titles = ("Metropolis (1927)", "Heat (1995)", "Alphaville", "2001: A Space Odyssey (1968)")
     data = catalogue(titles, ("Drama", "unknown", "War"), [[1, 0, 1], [0, 1, 0], [1, 1, 0], [0, 0, 1]])
     table = item_attributes(data)
-    assert "genre: unknown" not in table.names
-    assert columns(table, 0) == {"genre: Drama", "genre: War", "released: before 1930"}
-    assert columns(table, 1) == {"released: 1990s"}
+    assert table.names == ("genre: Drama", "genre: War", "year")
+    np.testing.assert_array_equal(table.values[[0, 2, 3], :2], [[1, 1], [1, 0], [0, 1]])
     assert unknown(table, 1) == {"genre"}
-    assert columns(table, 2) == {"genre: Drama"}
-    assert unknown(table, 2) == {"released"}
-    assert columns(table, 3) == {"genre: War", "released: 1960s"}
+    assert unknown(table, 2) == {"year"}
+    years = np.array([1927, 1995, 1968])
+    np.testing.assert_allclose(
+        table.values[[0, 1, 3], 2], (years - years.mean()) / years.std(), rtol=1e-5, atol=1e-6
+    )
 
 
-@pytest.mark.parametrize("year", [1929, 1930, 2019, 2020, 2024])
-def test_decades_begin_with_their_first_year(year: int) -> None:
-    table = item_attributes(catalogue((f"A ({year})",), (), [[]]))
-    (name,) = columns(table, 0)
-    expected = "before 1930" if year < 1930 else "from 2020" if year >= 2020 else f"{year // 10 * 10}s"
-    assert name == f"released: {expected}"
+def test_items_of_one_year_do_not_differ_by_it() -> None:
+    assert not item_attributes(catalogue(("A (1990)", "B (1990)"), (), [[], []])).values.any()
 
 
 def test_items_of_which_nothing_is_known_have_no_columns() -> None:
