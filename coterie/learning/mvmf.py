@@ -154,7 +154,7 @@ class MvmfSettings:
 PRESETS: Mapping[str, MvmfSettings] = {
     "paper": MvmfSettings(),
     "top-n": MvmfSettings(factors=20, weights="incl-unc", ridge=3.0, item_bound=32.0),
-    "both": MvmfSettings(factors=20, samples=3.0, uncertainty=0.3, ridge=5.0, item_bound=32.0),
+    "both": MvmfSettings(factors=20, samples=3.0, ridge=5.0, item_bound=32.0),
 }
 """Named settings: the paper's, best at ordering what a user rates; weights on all items, best at finding liked items
 among all unseen ones; and one between the two."""
