@@ -46,7 +46,7 @@ class Spool:
 
     def keep(self, held: Mapping[int, bytes], member: int, message: bytes) -> Mapping[int, bytes]:
         """Return messages with one more; those given stay as they are."""
-        places = held.places if isinstance(held, Spooled) else held
+        places = held.places if isinstance(held, Spooled) and held.spool is self else held
         return Spooled(self, {**places, member: self._put(message)})
 
     def read(self, start: int, length: int) -> bytes:
@@ -101,15 +101,15 @@ class Spooled(Mapping[int, bytes]):
         Messages that are in memory, and where the others are: start and length.
     """
 
-    __slots__ = ("_spool", "places")
+    __slots__ = ("places", "spool")
 
     def __init__(self, spool: Spool, places: Mapping[int, bytes | tuple[int, int]]) -> None:
-        self._spool = spool
+        self.spool = spool
         self.places = places
 
     def __getitem__(self, member: int) -> bytes:
         place = self.places[member]
-        return place if isinstance(place, bytes) else self._spool.read(*place)
+        return place if isinstance(place, bytes) else self.spool.read(*place)
 
     def part(self, member: int, start: int, end: int) -> bytes:
         """Return bytes of a message, and read no others.
@@ -124,7 +124,7 @@ class Spooled(Mapping[int, bytes]):
             return place[start:end]
         at, length = place
         end = min(end, length)
-        return self._spool.read(at + start, end - start) if start < end else b""
+        return self.spool.read(at + start, end - start) if start < end else b""
 
     def __contains__(self, member: object) -> bool:
         # A mapping's own way would read the message.

@@ -137,14 +137,26 @@ def plant_gradients(held):
     _, owners = parties_of(held)
     party = {slot: owners[owner] for owner, slot in stores.slots().items() if owner in owners}
     applied = stores.applied()
+    # Owners who share a user's items and compute at the same time, from the same rows, find the same gradient.
+    computed = defaultdict(set)
+    for one in applied:
+        for _, row in gradients(one.gradient):
+            computed[row.tobytes()].add(party[one.slot])
     for one in applied[:: len(applied) // SAMPLE]:
         sent, holders = one.gradient, {party[one.slot]}
-        for kind, tensor in (("user_gradient", sent.user_gradient), ("item_gradient", sent.item_gradient)):
-            kit.rows(kind, from_wire(tensor, np.float32, (None, None), field=kind), holders)
+        for kind, row in gradients(sent):
+            kit.rows(kind, row, computed[row.tobytes()])
         kit.plant("block_loss", struct.pack("<d", sent.loss), holders)
         # Ids that follow each other without a gap stand in other lists too.
         if len(ids := np.frombuffer(sent.items.data, "<u4")) >= 5 and (np.diff(ids) > 1).all():
             kit.plant("requested_rows", ids.tobytes(), holders)
+
+
+def gradients(sent):
+    """Yield kind and row of a gradient's rows."""
+    for kind, tensor in (("user_gradient", sent.user_gradient), ("item_gradient", sent.item_gradient)):
+        for row in from_wire(tensor, np.float32, (None, None), field=kind):
+            yield kind, row
 
 
 def plant_metrics(held):

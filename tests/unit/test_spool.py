@@ -77,6 +77,12 @@ def test_messages_of_one_step_are_no_part_of_those_of_the_next(folder):
     assert one != other
 
 
+def test_messages_of_another_spool_are_taken_over_as_they_are(folder):
+    one = filled(Spool(folder, 0), b"a" * 20, b"b" * 30)
+    both = Spool(folder, 0).keep(one, 2, b"c" * 20)
+    assert dict(both) == {0: b"a" * 20, 1: b"b" * 30, 2: b"c" * 20}
+
+
 @pytest.mark.parametrize("other", [{0: b"x" * 20}, {1: b"a" * 20}, {}, {0: b"a" * 20, 1: b""}])
 def test_messages_differ_from_others(folder, other):
     held = filled(Spool(folder, 0), b"a" * 20)
