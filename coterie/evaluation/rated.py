@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.errors import RunError
-from coterie.evaluation.holdout import TEST, TRAIN, VALIDATION, headline
+from coterie.evaluation.holdout import TEST, TRAIN, VALIDATION
 from coterie.evaluation.leave_one_out import ScoreAll
 from coterie.evaluation.metrics import ranking
 
-__all__ = ["RELEVANT_FROM", "Rated", "figures", "graded_ndcg"]
+__all__ = ["RELEVANT_FROM", "Rated", "figures", "figures_of", "graded_ndcg"]
 
 RELEVANT_FROM = 4.0
 """Lowest rating of an item that counts as liked (MVMF, appendix .2)."""
@@ -273,19 +273,48 @@ def figures(measured: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
     Returns
     -------
     dict of str to float
-        Means over the users that have a value; instead of the sums of errors ``rmse`` and ``mae`` over all ratings of
-        these users together; and ``f1@k``, :math:`2 P R / (P + R)` of the *mean* precision and recall (53), which is
-        not the mean of users' own.
+        As `figures_of`, without the numbers of users.
+    """
+    totals = {
+        name: (float(np.nansum(value)), float(np.count_nonzero(~np.isnan(value))))
+        for name, value in measured.items()
+    }
+    return {name: value for name, (value, _) in figures_of(totals).items()}
+
+
+def figures_of(totals: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, int]]:
+    r"""Return the figures of a table from sums over users of what `Rated.measure` finds.
+
+    Parameters
+    ----------
+    totals : mapping of str to (float, float)
+        Sum over the users that have a value, and their number.
+
+    Returns
+    -------
+    dict of str to (float, int)
+        Value, and number of users behind it: means over the users that have a value; instead of the sums of errors
+        ``rmse`` and ``mae`` over all ratings of these users together; and ``f1@k``, :math:`2 P R / (P + R)` of the
+        *mean* precision and recall (53), which is not the mean of users' own.
     """
     errors = ("squared_error", "absolute_error", "ratings")
-    found = headline({name: value for name, value in measured.items() if not name.endswith(errors)})
+    found = {
+        name: (total / count, round(count))
+        for name, (total, count) in totals.items()
+        if count > 0 and not name.endswith(errors)
+    }
     for prefix in ("", "validation_"):
         for name in [each for each in found if each.startswith(f"{prefix}precision@")]:
-            precision, recall = found[name], found[name.replace("precision", "recall")]
+            precision, users = found[name]
+            recall = found[name.replace("precision", "recall")][0]
             both = precision + recall
-            found[name.replace("precision", "f1")] = 2 * precision * recall / both if both else 0.0
-        count = float(np.nansum(measured.get(f"{prefix}ratings", np.zeros(0))))
-        if count:
-            found[f"{prefix}rmse"] = math.sqrt(float(np.nansum(measured[f"{prefix}squared_error"])) / count)
-            found[f"{prefix}mae"] = float(np.nansum(measured[f"{prefix}absolute_error"])) / count
+            found[name.replace("precision", "f1")] = (2 * precision * recall / both if both else 0.0, users)
+        ratings, rated = totals.get(f"{prefix}ratings", (0.0, 0.0))
+        if not ratings:
+            continue
+        if f"{prefix}squared_error" in totals:
+            mean = totals[f"{prefix}squared_error"][0] / ratings
+            found[f"{prefix}rmse"] = (math.sqrt(max(mean, 0.0)), round(rated))
+        if f"{prefix}absolute_error" in totals:
+            found[f"{prefix}mae"] = (totals[f"{prefix}absolute_error"][0] / ratings, round(rated))
     return found

@@ -24,10 +24,13 @@ from coterie.data import (
     spread_users,
     temporal,
 )
+from coterie.data.attributes import AttributeTable
 from coterie.data.ncf import FOLDER, PublishedHoldout, read_ncf_holdout
 from coterie.errors import DataError
 from coterie.evaluation.holdout import Holdout
 from coterie.evaluation.leave_one_out import RANKED, LeaveOneOut
+from coterie.evaluation.rated import Rated
+from coterie.rounds.host_data import HostData
 
 __all__ = ["CATALOGUE", "Feed", "load", "make_feed", "read_published"]
 
@@ -55,6 +58,8 @@ class Feed:
         What the division was seeded with.
     negatives : ndarray of int32, shape (U, m), or None
         Items that the published hold-out ranks the test items among, -1 where there are fewer.
+    attributes, features : AttributeTable, optional
+        What is known of users and of items; a row for each of the data set's.
     """
 
     dataset: Dataset
@@ -64,6 +69,8 @@ class Feed:
     host: npt.NDArray[np.int64]
     seed: int = 0
     negatives: npt.NDArray[np.int32] | None = None
+    attributes: AttributeTable | None = None
+    features: AttributeTable | None = None
 
     def holdout(self) -> Holdout:
         """Return what is measured for all users together."""
@@ -91,20 +98,39 @@ class Feed:
         users = np.unique(self.dataset.user)
         return [int(count) for count in np.bincount(self.host[users])]
 
-    def hosted(self, host: int) -> tuple[list[str], LeaveOneOut]:
-        """Return a host's users in the order of their histories, and what is measured of them, positions being theirs.
+    def hosted(self, host: int) -> HostData:
+        """Return what a host's users have, in the order of their histories, positions being theirs.
 
         Users without any interaction are nobody's.
         """
         data = self.dataset
         mine = self.host[data.user] == host
         users = np.unique(data.user[mine])
-        names = [data.users[user] for user in users.tolist()]
         position = np.searchsorted(users, data.user[mine])
-        item, part = data.item[mine], self.split.part[mine]
+        item, part, rating = data.item[mine], self.split.part[mine], data.rating[mine]
         if self.negatives is not None:
-            return names, LeaveOneOut(len(data.items), position, item, part, self.negatives[users])
-        return names, LeaveOneOut.sampled(names, data.items, position, item, part, seed=self.seed)
+            listed = self.negatives[users]
+            row, column = np.nonzero(listed >= 0)
+            position, item = np.append(position, row), np.append(item, listed[row, column])
+            part = np.append(part, np.full(len(row), RANKED))
+            rating = np.append(rating, np.full(len(row), np.nan, np.float32))
+        names = [data.users[user] for user in users.tolist()]
+        told = self.attributes
+        if told is not None:
+            told = AttributeTable(told.names, told.values[users])
+        return HostData(names, data.items, position, item, part, rating, told)
+
+    def owned(self, owner: int) -> tuple[npt.NDArray[np.intp], AttributeTable | None]:
+        """Return a data owner's items, by position, and what it knows of them."""
+        own = np.flatnonzero(self.partition.member[:, owner])
+        if self.features is None:
+            return own, None
+        return own, AttributeTable(self.features.names, self.features.values[own])
+
+    def rated(self) -> Rated:
+        """Return what is measured for all users together where ratings are predicted."""
+        data = self.dataset
+        return Rated(len(data.users), len(data.items), data.user, data.item, data.rating, self.split.part)
 
     def write_items(self, owner: int, path: Path) -> None:
         """Write the items of an owner, CSV with a column ``item``."""

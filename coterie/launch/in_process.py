@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -21,8 +21,16 @@ from coterie.data.keyed_order import key_hash
 from coterie.launch.feed import Feed
 from coterie.launch.parties import run_plan
 from coterie.rounds.conductor import Conductor, Population, new_training
-from coterie.rounds.system import Arrays, HostSide, ServerSide
-from coterie.rounds.systems import Signer, host_side, member_half, server_half, server_side
+from coterie.rounds.system import Arrays, HostSide, OwnerSide, ServerSide, Summed, ToldServerSide
+from coterie.rounds.systems import (
+    Signer,
+    asks_owners,
+    host_side,
+    member_half,
+    owner_side,
+    server_half,
+    server_side,
+)
 from coterie.rounds.training import Purpose, Training, step
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import MemberHalf
@@ -119,18 +127,21 @@ def train_plan(
     people = _People()
     local, sides = [], []
     for number in range(hosts):
-        names, holdout = feed.hosted(number)
-        if not names:
+        data = feed.hosted(number)
+        if not data.users:
             continue
         # Nothing is left from before: users' own arrays begin as they are made.
-        keys = key_hash(names, plan.seed)
-        side = host_side(plan.system, plan.settings, holdout, keys, plan.seed, lambda made: made)
-        local.append(LocalHost(f"client/host-{number}", people.enrolled(len(names)), side, people.half))
+        keys = key_hash(data.users, plan.seed)
+        side = host_side(plan.system, plan.settings, data, keys, plan.seed, lambda made: made)
+        local.append(LocalHost(f"client/host-{number}", people.enrolled(len(data.users)), side, people.half))
         sides.append(side)
     half = server_half(plan.secure_sum)
 
+    owners = _owners(plan, feed)
+
     def server(groups: int) -> ServerSide:
-        return server_side(plan.system, plan.settings, len(feed.dataset.items), plan.seed, groups)
+        side = server_side(plan.system, plan.settings, len(feed.dataset.items), plan.seed, groups)
+        return _Told(cast(ToldServerSide, side), owners) if owners else side
 
     ordered = sorted(local, key=lambda host: host.device)
     population = Population(
@@ -148,6 +159,41 @@ def train_plan(
 
     trained = train(plan, server, half, local, on_evaluation=evaluated, on_round=record.round_ended)
     return InProcess(record.known(trained.state), trained, sides)
+
+
+def _owners(plan: RunPlan, feed: Feed) -> list[OwnerSide]:
+    """Return the data owners that the system asks, and that know anything."""
+    if not asks_owners(plan.system):
+        return []
+    owned = [feed.owned(owner) for owner in range(len(feed.partition.names))]
+    return [
+        owner_side(plan.system, plan.settings, items, features, plan.seed)
+        for items, features in owned
+        if features is not None
+    ]
+
+
+class _Told:
+    """A server's side that asks the owners of this process before it applies a sum of training."""
+
+    def __init__(self, side: ToldServerSide, owners: Sequence[OwnerSide]) -> None:
+        self._side = side
+        self._owners = owners
+        self.asks_supports = side.asks_supports
+        self.metrics = side.metrics
+        self.initial = side.initial
+        self.layout = side.layout
+        self.model = side.model
+        self.opened = side.opened
+        self.measured = side.measured
+        self.figures = side.figures
+
+    def apply(self, arrays: Arrays, summed: Summed) -> Arrays:
+        """Return the arrays after a sum, with what owners tell about the version that it trained."""
+        if summed.purpose is Purpose.TRAIN:
+            model = self._side.model(arrays)
+            arrays = self._side.told(arrays, [owner.answer(model) for owner in self._owners])
+        return self._side.apply(arrays, summed)
 
 
 class _People:

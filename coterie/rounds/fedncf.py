@@ -32,9 +32,10 @@ from coterie.learning.fedncf import (
 from coterie.learning.fedncf_local import UserUpdate, contribute, local_step
 from coterie.learning.ncf import Architecture
 from coterie.learning.optimisers import ServerOptimiser
+from coterie.rounds.gathering import gathered
 from coterie.rounds.measures import add_measures, measure_segments, measured_in
 from coterie.rounds.system import Arrays, Summed, User
-from coterie.rounds.training import Purpose
+from coterie.rounds.training import Purpose, means
 from coterie.secure_sum.plan import SumPlan
 from coterie.wire.layout import Contribution, Layout, Segment
 
@@ -181,6 +182,10 @@ class FedNcfServer:
         """Return sum and count over users of the metrics in a sum."""
         return measured_in(sums, _names(purpose))
 
+    def figures(self, totals: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, int]]:
+        """Return the means over users."""
+        return means(totals)
+
     def _expected(self, arrays: Arrays, shares: NDArray[np.float64]) -> NDArray[np.float64] | None:
         opened = self.opened(arrays)
         if opened is None:
@@ -256,17 +261,8 @@ class FedNcfHost:
     ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
         """Yield the codes of each member's contribution, in any order."""
         purpose = Purpose(plan.purpose)
-        waiting = {member: len(users) for member, users in members.items()}
-        made: dict[int, Contribution] = {}
-        shape = self.layout(purpose)
-        for member, add in self._each(purpose, plan, model, opened, members):
-            if member not in made:
-                made[member] = Contribution(shape)
-            add(made[member])
-            made[member].count()
-            waiting[member] -= 1
-            if not waiting[member]:
-                yield member, made.pop(member).codes()
+        each = self._each(purpose, plan, model, opened, members)
+        return gathered(self.layout(purpose), members, each)
 
     def _each(
         self,

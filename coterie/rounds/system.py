@@ -16,7 +16,7 @@ from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import SumPlan
 from coterie.wire.layout import Layout
 
-__all__ = ["Arrays", "HostSide", "Keep", "ServerSide", "Summed", "User"]
+__all__ = ["Arrays", "HostSide", "Keep", "OwnerSide", "ServerSide", "Summed", "ToldServerSide", "User"]
 
 Arrays = dict[str, NDArray[Any]]
 """Named arrays."""
@@ -86,6 +86,13 @@ class ServerSide(Protocol):
         """Return sum and count over users of the metrics in a sum."""
         ...
 
+    def figures(self, totals: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, int]]:
+        """Return the figures of an evaluation from these sums over everybody: value and number of users by name.
+
+        Means are a figure, and so is what is made of several of them, such as a root of a mean square.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class User:
@@ -127,4 +134,23 @@ class HostSide(Protocol):
 
     def recommend(self, model: Mapping[str, NDArray[np.float32]], user: int) -> NDArray[np.float32]:
         """Return a user's scores of all items, float32 (I,)."""
+        ...
+
+
+class OwnerSide(Protocol):
+    """The side of a data owner, of systems that ask owners for something in each round of training."""
+
+    private: Arrays
+    """What it keeps from round to round; a service stores it, and gives it back after a restart."""
+
+    def answer(self, model: Mapping[str, NDArray[np.float32]]) -> Arrays:
+        """Return what the server is told of the owner's items; what is kept moves on."""
+        ...
+
+
+class ToldServerSide(ServerSide, Protocol):
+    """The side of the orchestration server, of systems that ask data owners."""
+
+    def told(self, arrays: Arrays, answers: Sequence[Arrays]) -> Arrays:
+        """Return the arrays with what owners answered for the sum that is applied next; some may be absent."""
         ...

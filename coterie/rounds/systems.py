@@ -10,11 +10,14 @@ from numpy.typing import NDArray
 
 from coterie.crypto.identity import Bundle, Identity
 from coterie.crypto.verified import Verified
+from coterie.data.attributes import AttributeTable
 from coterie.errors import ConfigError
-from coterie.evaluation.leave_one_out import LeaveOneOut
 from coterie.learning.fedncf import Private, initial_private
+from coterie.learning.mvmf import initial_factors
 from coterie.rounds.fedncf import FedNcfHost, FedNcfPlan, FedNcfServer
-from coterie.rounds.system import HostSide, Keep, ServerSide
+from coterie.rounds.host_data import HostData
+from coterie.rounds.mvmf import MvmfHost, MvmfOwner, MvmfPlan, MvmfServer
+from coterie.rounds.system import HostSide, Keep, OwnerSide, ServerSide
 from coterie.secure_sum.clear import ClearMember, ClearServer
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.masked_member import MaskedMember
@@ -27,8 +30,10 @@ __all__ = [
     "SYSTEMS",
     "Offered",
     "Signer",
+    "asks_owners",
     "host_side",
     "member_half",
+    "owner_side",
     "server_half",
     "server_side",
 ]
@@ -43,14 +48,18 @@ class Offered:
     server : callable
         ``(settings, items, seed, groups) -> ServerSide``; raises ConfigError on settings that are not its own.
     host : callable
-        ``(settings, holdout, keys, seed, keep) -> HostSide``; see `host_side`.
+        ``(settings, data, keys, seed, keep) -> HostSide``; see `host_side`.
     sums : tuple of str
         The secure sums under which it can run.
+    owner : callable, optional
+        ``(settings, items, features, seed) -> OwnerSide``; of systems that ask data owners in each round of training,
+        whose server side is then a `ToldServerSide`.  See `owner_side`.
     """
 
     server: Callable[[str, int, int, int], ServerSide]
-    host: Callable[[str, LeaveOneOut, NDArray[np.uint64], int, Keep], HostSide]
+    host: Callable[[str, HostData, NDArray[np.uint64], int, Keep], HostSide]
     sums: tuple[str, ...]
+    owner: Callable[[str, NDArray[np.integer], AttributeTable, int], OwnerSide] | None = None
 
 
 @dataclass(frozen=True)
@@ -81,15 +90,31 @@ def _fedncf(settings: str, n_items: int, seed: int, groups: int) -> ServerSide:
     return FedNcfServer(FedNcfPlan.from_json(settings), n_items, seed, groups)
 
 
-def _fedncf_host(
-    settings: str, holdout: LeaveOneOut, keys: NDArray[np.uint64], seed: int, keep: Keep
-) -> HostSide:
+def _fedncf_host(settings: str, data: HostData, keys: NDArray[np.uint64], seed: int, keep: Keep) -> HostSide:
     plan = FedNcfPlan.from_json(settings)
     private = Private(**keep(dict(initial_private(plan.learning, keys).arrays())))
-    return FedNcfHost(plan, holdout, keys, private, seed)
+    return FedNcfHost(plan, data.leave_one_out(seed), keys, private, seed)
 
 
-SYSTEMS: dict[str, Offered] = {"fedncf": Offered(_fedncf, _fedncf_host, ("clear", "masked"))}
+def _fedmvmf(settings: str, n_items: int, seed: int, groups: int) -> ServerSide:
+    return MvmfServer(MvmfPlan.from_json(settings), n_items, seed, groups)
+
+
+def _fedmvmf_host(settings: str, data: HostData, keys: NDArray[np.uint64], seed: int, keep: Keep) -> HostSide:
+    plan = MvmfPlan.from_json(settings)
+    private = keep({"factors": initial_factors(plan.learning, keys)})
+    return MvmfHost(plan, data, keys, private, seed)
+
+
+def _fedmvmf_owner(
+    settings: str, items: NDArray[np.integer], features: AttributeTable, seed: int
+) -> OwnerSide:
+    return MvmfOwner(MvmfPlan.from_json(settings), items, features, seed)
+
+
+SYSTEMS: dict[str, Offered] = {
+    "fedncf": Offered(_fedncf, _fedncf_host, ("clear", "masked")),
+}
 
 SUMS: dict[str, Callable[[bytes | None], ServerHalf]] = {
     "clear": lambda _directory_key: ClearServer(),
@@ -130,7 +155,7 @@ def server_side(system: str, settings: str, n_items: int, seed: int, groups: int
 
 
 def host_side(
-    system: str, settings: str, holdout: LeaveOneOut, keys: NDArray[np.uint64], seed: int, keep: Keep
+    system: str, settings: str, data: HostData, keys: NDArray[np.uint64], seed: int, keep: Keep
 ) -> HostSide:
     """Return a host's side of a system.
 
@@ -138,8 +163,8 @@ def host_side(
     ----------
     system, settings, seed
         As in the plan of the run.
-    holdout : LeaveOneOut
-        The users' interactions, by position at this host and item of the catalogue.
+    data : HostData
+        What the users have.
     keys : ndarray of uint64, shape (users,)
         Each user's own number, which nobody else knows.
     keep : callable
@@ -149,8 +174,40 @@ def host_side(
     ------
     ConfigError
         When there is no such system, or the settings are not its own.
+    ValueError
+        When the data does not fit the system.
     """
-    return _offered(system).host(settings, holdout, keys, seed, keep)
+    return _offered(system).host(settings, data, keys, seed, keep)
+
+
+def asks_owners(system: str) -> bool:
+    """Whether a system asks data owners for something in each round of training."""
+    return system in SYSTEMS and SYSTEMS[system].owner is not None
+
+
+def owner_side(
+    system: str, settings: str, items: NDArray[np.integer], features: AttributeTable, seed: int
+) -> OwnerSide:
+    """Return a data owner's side of a system.
+
+    Parameters
+    ----------
+    system, settings, seed
+        As in the plan of the run.
+    items : ndarray of int, shape (n,)
+        The owner's items, by position in the catalogue.
+    features : AttributeTable
+        What the owner knows of them, a row for each.
+
+    Raises
+    ------
+    ConfigError
+        When there is no such system, it asks owners for nothing, or the settings are not its own.
+    """
+    make = _offered(system).owner
+    if make is None:
+        raise ConfigError(f"system {system!r} asks data owners for nothing")
+    return make(settings, items, features, seed)
 
 
 def server_half(secure_sum: str, directory_key: bytes | None = None) -> ServerHalf:

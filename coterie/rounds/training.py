@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ __all__ = [
     "Stopped",
     "Summed",
     "Training",
+    "means",
     "step",
 ]
 
@@ -168,11 +169,23 @@ class Started:
     evaluation_parts: int
 
 
+_Figures = Callable[[Mapping[str, tuple[float, float]]], Mapping[str, tuple[float, int]]]
+
+
+def means(totals: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, int]]:
+    """Return mean and number of users of each metric that anybody has, from sum and number of users."""
+    return {name: (total / count, round(count)) for name, (total, count) in totals.items() if count > 0}
+
+
 @dataclass(frozen=True)
 class Summed:
-    """The round's sum was applied; metrics are sums and counts over its users."""
+    """The round's sum was applied; metrics are sums and counts over its users.
+
+    ``figures`` makes the figures of an evaluation of such sums over everybody: value and number of users by name.
+    """
 
     measured: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    figures: _Figures = means
 
 
 @dataclass(frozen=True)
@@ -213,8 +226,8 @@ def step(state: Training, event: Event) -> Training:
                 purpose=Purpose.SUPPORTS if state.supports else Purpose.EVALUATE,
                 part=0,
             )
-        case Summed(measured) if state.phase is Phase.ROUNDS:
-            return _after(_counted(replace(state, abandoned_in_a_row=0), measured))
+        case Summed(measured, figures) if state.phase is Phase.ROUNDS:
+            return _after(_counted(replace(state, abandoned_in_a_row=0), measured), figures)
         case Abandoned(reason):
             row = state.abandoned_in_a_row + 1
             state = replace(state, abandoned=state.abandoned + 1, abandoned_in_a_row=row)
@@ -243,7 +256,7 @@ def _counted(state: Training, measured: Mapping[str, tuple[float, float]]) -> Tr
     return state
 
 
-def _after(state: Training) -> Training:
+def _after(state: Training, figures: _Figures = means) -> Training:
     """Move on to the next cohort, and at the end of a row of them to what follows."""
     rows = {
         Purpose.SUPPORTS: state.groups,
@@ -258,7 +271,7 @@ def _after(state: Training) -> Training:
             # Groups that were drawn anew train at once: what they have so far has been measured.
             return replace(state, purpose=Purpose.TRAIN if state.pass_number else Purpose.EVALUATE)
         case Purpose.EVALUATE:
-            return _evaluated(state)
+            return _evaluated(state, figures)
         case Purpose.TRAIN:
             passed = replace(state, pass_number=state.pass_number + 1)
             due = passed.pass_number >= passed.passes or passed.pass_number % passed.evaluate_every == 0
@@ -271,17 +284,17 @@ def _next_pass(state: Training) -> Training:
     return replace(state, purpose=Purpose.SUPPORTS if state.supports and redrawn else Purpose.TRAIN)
 
 
-def _evaluated(state: Training) -> Training:
+def _evaluated(state: Training, figures: _Figures) -> Training:
     partial, state = state.partial, replace(_next_pass(state), partial=False)
     if partial:
         state = replace(state, measured={})
     if state.measured:
-        counted = {name: pair for name, pair in state.measured.items() if pair[1] > 0}
+        found = figures(state.measured)
         evaluation = Evaluation(
             state.version,
             state.pass_number,
-            {name: total / count for name, (total, count) in counted.items()},
-            {name: round(count) for name, (_, count) in counted.items()},
+            {name: value for name, (value, _) in found.items()},
+            {name: users for name, (_, users) in found.items()},
         )
         evaluations = (*state.evaluations, evaluation)
         value = evaluation.metrics.get(state.choose_by)

@@ -174,5 +174,7 @@ def _round(
 
     hosts = {device: worker.members for device, worker in workers.items()}
     outcome = run_round(opening.plan, opening.layout, conductor.half, hosts, apply)
-    event = Summed(measured) if outcome.total is not None else Abandoned(outcome.reason)
+    event = (
+        Summed(measured, conductor.side.figures) if outcome.total is not None else Abandoned(outcome.reason)
+    )
     return step(state, event), arrays, outcome

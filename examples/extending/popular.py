@@ -5,12 +5,13 @@ import numpy as np
 from coterie.evaluation.leave_one_out import metric_names
 from coterie.rounds.measures import add_measures, measure_segments, measured_in
 from coterie.rounds.systems import SYSTEMS, Offered
-from coterie.rounds.training import Purpose
+from coterie.rounds.training import Purpose, means
 from coterie.wire.layout import Contribution, Layout, Segment
 
 
 class Server:
     asks_supports, metrics = False, metric_names(everything=False)
+    figures = staticmethod(means)
 
     def __init__(self, settings, n_items, seed, groups):
         self.n_items = n_items
@@ -36,9 +37,9 @@ class Server:
 
 
 class Host:
-    def __init__(self, settings, holdout, keys, seed, keep):
-        self.holdout, self.items, self.rng = holdout, holdout.training(), np.random.default_rng(seed)
-        self.layout = Server(settings, holdout.n_items, seed, 0).layout
+    def __init__(self, settings, data, keys, seed, keep):
+        self.holdout, self.rng = data.leave_one_out(seed), np.random.default_rng(seed)
+        self.items, self.layout = self.holdout.training(), Server(settings, len(data.items), seed, 0).layout
 
     def contributions(self, plan, model, opened, members):
         self.measured = self.holdout.measure(lambda users, items: model["counts"][items])  # stays here

@@ -18,14 +18,20 @@ from coterie.launch.in_process import InProcess, train_plan
 from coterie.launch.reference import in_time_order
 from coterie.learning.drift import DriftSettings
 from coterie.learning.drift_reference import run_in_process
+from coterie.learning.mvmf import MvmfSettings
 from coterie.rounds.combinations import combination, combinations
+from coterie.rounds.mvmf import MvmfPlan
 from coterie.rounds.systems import SUMS, SYSTEMS
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "extending" / "popular.py"
 PAGE = ROOT / "docs" / "extending.md"
-SETTINGS = {"fedncf": RunSettings(system="fedncf").fedncf.plan().to_json(), "popular": ""}
+SETTINGS = {
+    "fedncf": RunSettings(system="fedncf").fedncf.plan().to_json(),
+    "fedmvmf": MvmfPlan(MvmfSettings()).to_json(),
+    "popular": "",
+}
 """Settings of each rounds-based system for the rounds below."""
 
 

@@ -29,14 +29,14 @@ SETTINGS = RunSettings.model_validate(
 def codes(opened: NDArray[np.bool_] | None) -> NDArray[np.int64]:
     """Return what the changes of items of all users sum up to, as centred codes (items, width)."""
     feed = make_feed(SETTINGS, load(SETTINGS), 0)
-    names, holdout = feed.hosted(0)
+    data = feed.hosted(0)
     plan = SETTINGS.fedncf.plan()
-    side = host_side("fedncf", plan.to_json(), holdout, key_hash(names, 0), 0, lambda made: made)
-    model = initial(plan.learning, holdout.n_items, 0)
-    users = [User(index, index % 2) for index in range(len(names))]
+    side = host_side("fedncf", plan.to_json(), data, key_hash(data.users, 0), 0, lambda made: made)
+    model = initial(plan.learning, len(data.items), 0)
+    users = [User(index, index % 2) for index in range(len(data.users))]
     asked = cast(SumPlan, SimpleNamespace(purpose="train", round=1, pass_number=0))
     ((_, found),) = side.contributions(asked, model, opened, {0: users})
-    shape = layout(plan.learning, holdout.n_items)
+    shape = layout(plan.learning, len(data.items))
     first = shape.segments[0]
     centred: NDArray[np.int64] = found[: first.size].astype(np.int64) - len(users) * 2 ** (first.bits - 1)
     return centred.reshape(first.shape)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from coterie.crypto.keyfile import read_private_file, write_private_file
 from coterie.data.keyed_order import key_hash
 from coterie.errors import PeerError, RunError
-from coterie.evaluation.leave_one_out import RANKED, LeaveOneOut
 from coterie.rounds.conductor import model_from_bytes
+from coterie.rounds.host_data import HostData
 from coterie.rounds.plan import plan_hash
 from coterie.rounds.system import Arrays, HostSide
 from coterie.rounds.systems import host_side
@@ -133,13 +133,8 @@ class Learner:
     def _build(self, catalogue: Catalogued) -> HostSide:
         names = self._host.histories.names
         user, item, part = self._host.histories.interactions(catalogue)
-        try:
-            if (part == RANKED).any():
-                holdout = LeaveOneOut.ranked(len(names), len(self.items), user, item, part)
-            else:
-                holdout = LeaveOneOut.sampled(names, self.items, user, item, part, seed=self._plan.seed)
-        except ValueError as error:
-            raise RunError(f"the histories do not fit this system: {error}") from error
+        rating = np.full(len(user), np.nan, np.float32)
+        data = HostData(names, self.items, user, item, part, rating)
         keys = user_keys(self._host.settings.state, names, self._host.settings.seed)
 
         def keep(initial: Arrays) -> Arrays:
@@ -149,7 +144,11 @@ class Learner:
                 )
             return self._private
 
-        return host_side(self._plan.system, self._plan.settings, holdout, keys, self._plan.seed, keep)
+        plan = self._plan
+        try:
+            return host_side(plan.system, plan.settings, data, keys, plan.seed, keep)
+        except ValueError as error:
+            raise RunError(f"the histories do not fit this system: {error}") from error
 
     def rows(self, users: Sequence[int]) -> bytes:
         """Return the private state of some users, packed for the journal."""

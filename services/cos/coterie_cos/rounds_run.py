@@ -164,7 +164,7 @@ class RoundsRun(SummingRun[Training]):
         if not self.in_progress(current):
             # Stopped meanwhile.
             return ""
-        self.state = training.step(before, training.Summed(measured))
+        self.state = training.step(before, training.Summed(measured, conductor.side.figures))
         changed = before.purpose is not Purpose.EVALUATE
         round_ = before.round
         if changed:
