@@ -10,8 +10,7 @@ from coterie.wire.layout import Contribution, Layout, Segment
 
 
 class Server:
-    asks_supports, metrics = False, metric_names(everything=False)
-    figures = staticmethod(means)
+    asks_supports, metrics, figures = False, metric_names(everything=False), staticmethod(means)
 
     def __init__(self, settings, n_items, seed, groups):
         self.n_items = n_items
