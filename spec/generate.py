@@ -24,8 +24,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from coterie.crypto import masking, sealed, shamir
+from coterie.crypto.custody import HeldKey, countersign_record, open_sealed, seal_for, sign_record
 from coterie.crypto.explicit import encode
 from coterie.crypto.identity import Bundle, Delegation, Identity, Prekey, PublicPrekey, countersign
+from coterie.crypto.key_record import KeyTerms
 from coterie.crypto.paillier import (
     EncryptedVector,
     HolderObfuscators,
@@ -40,6 +42,7 @@ from coterie.crypto.paillier import (
     to_bytes,
 )
 from coterie.crypto.paillier.keys import Factor
+from coterie.crypto.roster import Roster
 from coterie.rounds import policy
 from coterie.rounds.conductor import model_to_bytes
 from coterie.rounds.plan import plan_hash
@@ -859,6 +862,69 @@ def _encrypted(
         return encrypt(codes, tags, packing, source), exponents
 
 
+def custody() -> Json:
+    """Rosters, the record of a key with its signatures, and what is sealed for a holder."""
+    holders = sorted((identity(f"holder {at}") for at in range(3)), key=lambda one: one.participant_id)
+    ids = tuple(one.participant_id for one in holders)
+    operator = Ed25519PrivateKey.from_private_bytes(secret("operator"))
+    rosters = [
+        Roster.sign(operator, ids, NOT_BEFORE, NOT_AFTER),
+        Roster.sign(operator, ids[:1], NOT_BEFORE, NOT_AFTER, purpose="graph-tags", run=RUN),
+    ]
+    set_secret = X25519PrivateKey.from_private_bytes(secret("set secret"))
+    standard = paillier_key("standard")
+    fields = standard.public.n, set_secret.public_key().public_bytes_raw(), _PAILLIER_BITS, NOW, RUN
+    public = PublicKey(*fields, comparison=True)
+    held = HeldKey(2, SecretKey(public, *standard.factors), set_secret)
+    generator, opener, other = holders
+    record = sign_record(generator, held, ids)
+    with _drawing([secret("ephemeral")], []):
+        envelope = seal_for(enrolled(opener), held, record)
+    terms = KeyTerms(bits=_PAILLIER_BITS, comparison=True)
+    if open_sealed(opener, record, envelope, terms).key_id != record.key_id:
+        raise AssertionError("a holder opens what was sealed for it")
+    for one in (opener, other):
+        record = record.with_countersignature(countersign_record(one, held, record))
+    operator_public = operator.public_key().public_bytes_raw()
+    record.verify(rosters[0], operator_public, run=RUN, now=NOW, terms=terms)
+    return {
+        "operator": {"signing_seed": secret("operator").hex(), "signing_public": operator_public.hex()},
+        "rosters": [
+            {
+                "purpose": one.purpose,
+                "run_id": one.run,
+                "members": [member.hex() for member in one.members],
+                "issued": one.issued,
+                "expiry": one.expiry,
+                "signature": one.signature.hex(),
+                "text": one.to_text(),
+            }
+            for one in rosters
+        ],
+        "holders": [
+            {
+                name: secret(f"holder {at}, {kind}").hex()
+                for name, kind in (("signing_seed", "signing"), ("agreement_secret", "agreement"))
+            }
+            for at in range(3)
+        ],
+        "set_secret": secret("set secret").hex(),
+        "key": _paillier_key(held.secret),
+        "epoch": record.epoch,
+        "generator": record.generator.hex(),
+        "signature": record.signature.hex(),
+        "countersignatures": [
+            {"holder": one.participant.hex(), "signature": one.signature.hex()}
+            for one in record.countersignatures
+        ],
+        "envelope": {
+            "holder": opener.participant_id.hex(),
+            "ephemeral_secret": secret("ephemeral").hex(),
+            "sealed": envelope.hex(),
+        },
+    }
+
+
 FILES: dict[str, Callable[[], Json]] = {
     "explicit-bytes": explicit_bytes,
     "identities": identities,
@@ -873,6 +939,7 @@ FILES: dict[str, Callable[[], Json]] = {
     "payloads": payloads,
     "packing": packings,
     "paillier": paillier,
+    "custody": custody,
     "sealed-records": sealed_batch,
     "round-of-four": lambda: masked_round("four", 4),
     "round-of-ten": lambda: masked_round("ten", 10, lost=(7,), relay=damaged_share),

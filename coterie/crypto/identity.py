@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from coterie.crypto.explicit import encode
-from coterie.crypto.keyfile import destroy_private_file, read_private_file, write_private_file
+from coterie.crypto.keyfile import destroy_private_file, read_marked_file, write_marked_file
 from coterie.crypto.verification import Reason, VerificationError
 from coterie.errors import CertificateError
 
@@ -50,7 +50,6 @@ _SIGNING_KEY = b"coterie signing key 1\n"
 _PREKEY = b"coterie prekey 1\n"
 _PREKEY_FIELDS = struct.Struct(">32s8s32sQ64s")
 _KEY = 32
-_CHECKSUM = 32
 
 
 def participant_id(signing_public: bytes) -> bytes:
@@ -95,7 +94,7 @@ class Identity:
     signing : Ed25519PrivateKey
         Signs bundles, delegations and prekeys; nothing else.
     agreement : X25519PrivateKey
-        Agrees on keys with prekeys; nothing else.
+        Agrees on keys with prekeys, set keys and the ephemeral keys of envelopes; each use has a label of its own.
     """
 
     __slots__ = ("_agreement", "_signing", "agreement_public", "participant_id", "signing_public")
@@ -185,7 +184,7 @@ def save_many(path: Path, identities: Iterable[Identity]) -> None:
     CertificateError
         The file cannot be written.
     """
-    _write(path, _IDENTITIES, b"".join(identity._secrets() for identity in identities))
+    write_marked_file(path, _IDENTITIES, b"".join(identity._secrets() for identity in identities))
 
 
 def load_many(path: Path) -> list[Identity]:
@@ -196,7 +195,7 @@ def load_many(path: Path) -> list[Identity]:
     CertificateError
         The file is missing, readable by others, damaged or of another kind.
     """
-    secrets = _read(path, _IDENTITIES, "identities")
+    secrets = read_marked_file(path, _IDENTITIES, "identities")
     if len(secrets) % (2 * _KEY):
         raise CertificateError(f"{path} is damaged: identities take {2 * _KEY} bytes each")
     return [
@@ -216,7 +215,7 @@ def save_signing_key(path: Path, key: Ed25519PrivateKey) -> None:
     CertificateError
         The file cannot be written.
     """
-    _write(path, _SIGNING_KEY, key.private_bytes_raw())
+    write_marked_file(path, _SIGNING_KEY, key.private_bytes_raw())
 
 
 def load_signing_key(path: Path) -> Ed25519PrivateKey:
@@ -227,7 +226,7 @@ def load_signing_key(path: Path) -> Ed25519PrivateKey:
     CertificateError
         The file is missing, readable by others, damaged or of another kind.
     """
-    secret = _read(path, _SIGNING_KEY, "a signing key")
+    secret = read_marked_file(path, _SIGNING_KEY, "a signing key")
     if len(secret) != _KEY:
         raise CertificateError(f"{path} is damaged: a signing key takes {_KEY} bytes")
     return Ed25519PrivateKey.from_private_bytes(secret)
@@ -536,7 +535,7 @@ class Prekey:
             public.expiry,
             public.signature,
         )
-        _write(path, _PREKEY, fields + public.run.encode("utf-8"))
+        write_marked_file(path, _PREKEY, fields + public.run.encode("utf-8"))
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -547,7 +546,7 @@ class Prekey:
         CertificateError
             The file is missing, readable by others, damaged or of another kind.
         """
-        content = _read(path, _PREKEY, "a prekey")
+        content = read_marked_file(path, _PREKEY, "a prekey")
         try:
             private, prekey_id, public, expiry, signature = _PREKEY_FIELDS.unpack_from(content)
             run = content[_PREKEY_FIELDS.size :].decode("utf-8")
@@ -623,20 +622,3 @@ def _check_size(what: str, field: str, value: bytes, expected: int) -> None:
 def _check_number(what: str, field: str, value: int) -> None:
     if not 0 <= value < 1 << 63:
         raise VerificationError(Reason.MALFORMED, f"{field} of {what} is {value}, expected 0 to 2^63 - 1")
-
-
-def _write(path: Path, magic: bytes, secrets: bytes) -> None:
-    content = magic + secrets
-    write_private_file(path, content + hashlib.sha256(content).digest())
-
-
-def _read(path: Path, magic: bytes, what: str) -> bytes:
-    content = read_private_file(path)
-    if not content.startswith(magic):
-        raise CertificateError(f"{path} does not hold {what}")
-    body, checksum = content[:-_CHECKSUM], content[-_CHECKSUM:]
-    if len(body) < len(magic) or hashlib.sha256(body).digest() != checksum:
-        raise CertificateError(
-            f"{path} is damaged: its checksum does not match", hint="restore it from a backup"
-        )
-    return body[len(magic) :]

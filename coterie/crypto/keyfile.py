@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 from pathlib import Path
 
 from coterie.errors import CertificateError
 
-__all__ = ["destroy_private_file", "read_private_file", "write_private_file"]
+__all__ = [
+    "destroy_private_file",
+    "read_marked_file",
+    "read_private_file",
+    "write_marked_file",
+    "write_private_file",
+]
 
 _OTHERS = 0o077
+_CHECKSUM = 32
 
 
 def write_private_file(path: Path, content: bytes) -> None:
@@ -60,6 +68,37 @@ def read_private_file(path: Path) -> bytes:
             return file.read()
     except OSError as error:
         raise CertificateError(f"cannot read the key file {path}: {error.strerror}") from error
+
+
+def write_marked_file(path: Path, mark: bytes, content: bytes) -> None:
+    """Write a secret file that says what it is: a mark, the content, the SHA-256 of both.
+
+    Raises
+    ------
+    CertificateError
+        The file cannot be written.
+    """
+    body = mark + content
+    write_private_file(path, body + hashlib.sha256(body).digest())
+
+
+def read_marked_file(path: Path, mark: bytes, what: str) -> bytes:
+    """Return the content of a file that ``write_marked_file`` wrote with this mark.
+
+    Raises
+    ------
+    CertificateError
+        The file cannot be read, its mode lets others use it, it holds something else, or it is damaged.
+    """
+    content = read_private_file(path)
+    if not content.startswith(mark):
+        raise CertificateError(f"{path} does not hold {what}")
+    body, checksum = content[:-_CHECKSUM], content[-_CHECKSUM:]
+    if len(body) < len(mark) or hashlib.sha256(body).digest() != checksum:
+        raise CertificateError(
+            f"{path} is damaged: its checksum does not match", hint="restore it from a backup"
+        )
+    return body[len(mark) :]
 
 
 def destroy_private_file(path: Path) -> None:

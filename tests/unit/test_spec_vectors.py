@@ -10,6 +10,7 @@ import pytest
 
 from ..reference import (
     cohorts,
+    custody,
     explicit,
     graph,
     identities,
@@ -335,6 +336,65 @@ def test_vectors_are_summed_under_encryption_alike(paillier_keys):
     assert found == (total["codes"], integers(total["tags"]))
     columns = zip(*(by_mode[mode]["codes"] for mode in total["of_modes"]), strict=True)
     assert total["codes"] == [sum(column) for column in columns]
+
+
+def test_rosters_are_signed_and_written_alike():
+    given = vectors("custody")
+    seed, public = (bytes.fromhex(given["operator"][name]) for name in ("signing_seed", "signing_public"))
+    assert primitives.ed25519_public(seed) == public
+    for case in given["rosters"]:
+        roster = unhexed(case, "purpose", "run_id", "text")
+        roster["members"] = [bytes.fromhex(one) for one in case["members"]]
+        assert custody.roster_signature(seed, roster) == roster["signature"]
+        assert custody.roster_text(roster) == case["text"]
+        holds = {"purpose": roster["purpose"], "run_id": "run-of-the-book", "now": roster["issued"]}
+        custody.check_roster(roster, public, **holds)
+        for change in ({"purpose": "other"}, {"now": roster["expiry"]}, {"public": bytes(32)}):
+            with pytest.raises(primitives.Refused):
+                custody.check_roster(roster, **{"public": public, **holds, **change})
+        with pytest.raises(primitives.Refused):
+            custody.check_roster({**roster, "members": roster["members"] * 2}, public, **holds)
+
+
+def test_the_record_of_a_key_is_signed_and_its_secret_sealed_alike():
+    given = vectors("custody")
+    holders = {
+        identities.participant_id(primitives.ed25519_public(one["signing_seed"])): one
+        for one in map(unhexed, given["holders"])
+    }
+    names = ("n", "base")
+    key = unhexed(given["key"], "run_id", *names) | {
+        name: int(given["key"][name] or "0", 16) for name in names
+    }
+    assert paillier.key_id(key) == key["key_id"]
+    roster = {"members": sorted(holders)}
+    generator = bytes.fromhex(given["generator"])
+    record = custody.record(key, given["epoch"], sorted(holders), holders[generator]["signing_seed"])
+    assert record["signature"].hex() == given["signature"]
+    with pytest.raises(primitives.Refused):
+        custody.check_record(record, roster, ())
+    for one in given["countersignatures"]:
+        seed = holders[bytes.fromhex(one["holder"])]["signing_seed"]
+        record = custody.countersigned(record, seed)
+        assert record["countersignatures"][primitives.ed25519_public(seed)].hex() == one["signature"]
+    custody.check_record(record, roster, ())
+    with pytest.raises(primitives.Refused):
+        custody.check_record(record, roster, (generator,))
+
+    envelope, set_secret = unhexed(given["envelope"]), bytes.fromhex(given["set_secret"])
+    opener = holders[envelope["holder"]]
+    agreement = primitives.x25519_public(opener["agreement_secret"])
+    sealed = custody.seal(
+        record, set_secret, key["secret"], envelope["holder"], agreement, envelope["ephemeral_secret"]
+    )
+    assert sealed == envelope["sealed"]
+    found = custody.opened(record, sealed, envelope["holder"], opener["agreement_secret"])
+    assert found == (set_secret, *paillier.secret_key(key, key["secret"]))
+    for damaged in (sealed[:-1], sealed[:40] + bytes(1) + sealed[41:]):
+        with pytest.raises(primitives.Refused):
+            custody.opened(record, damaged, envelope["holder"], opener["agreement_secret"])
+    with pytest.raises(primitives.Refused):
+        custody.opened({**record, "epoch": 3}, sealed, envelope["holder"], opener["agreement_secret"])
 
 
 def test_payloads_are_made_alike():

@@ -26,6 +26,7 @@ import gmpy2
 from gmpy2 import mpz
 
 from coterie.crypto.explicit import encode
+from coterie.crypto.key_record import paillier_key_id
 from coterie.crypto.paillier.primes import SMALL_PRIMES_BELOW, draw_prime, has_small_factor, is_prime, uniform
 from coterie.crypto.verification import Reason, VerificationError
 from coterie.errors import CryptoError
@@ -133,8 +134,7 @@ class PublicKey:
         size = self.modulus_bytes
         modulus = self.n.to_bytes(size, "big")
         base = self.base.to_bytes(size, "big") if self.base else b""
-        fields = modulus, self.set_public, self.bits, self.created, self.run, base
-        return hashlib.sha256(encode("paillier-key", *fields)).digest()
+        return paillier_key_id(modulus, self.set_public, self.bits, self.created, self.run, base)
 
     @cached_property
     def derived_base(self) -> mpz:

@@ -1,0 +1,356 @@
+"""Custody of a secret Paillier key: how it is made, sealed for those who may hold it, checked, kept and destroyed.
+
+What a holder has is a `HeldKey`: the factors of the modulus and the X25519 secret of the set key.  The holder that made
+them seals them for each other one::
+
+    key    = HKDF-SHA256(X25519(ephemeral, holder's agreement key), info = context)
+    sealed = ephemeral public key (32 bytes) || AES-256-GCM(key, nonce 0, set secret || secret key, context)
+
+with the explicit bytes (paillier-envelope, run, key id, epoch, generator, holder, ephemeral public key, holder's
+agreement key) as context.  Every envelope has an ephemeral key of its own, so no key seals twice and the nonce may be
+zero.  The holder's agreement key is taken from a bundle that the holder signed.
+
+Who opens an envelope trusts nobody for its content: the factors must be those of the modulus in the signed record, of
+the form that ``coterie.crypto.paillier.keys`` asks for, and the set secret must give the record's set key.
+
+What is assumed: as for sealed records (``coterie.crypto.sealed``).  Whoever steals a holder's long-term agreement key
+opens the envelopes for it that they recorded; stealing the generator's opens none.  Python cannot overwrite what it
+frees, so a destroyed key is gone from the disk at once and from memory when its process ends.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn, Self
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from coterie.crypto.explicit import encode
+from coterie.crypto.identity import Bundle, Identity
+from coterie.crypto.key_record import (
+    COUNTERSIGNATURE,
+    RECORD,
+    USUAL_TERMS,
+    Countersignature,
+    KeyFields,
+    KeyRecord,
+    KeyTerms,
+)
+from coterie.crypto.keyfile import destroy_private_file, read_marked_file, write_marked_file
+from coterie.crypto.paillier.keys import PublicKey, SecretKey, generate
+from coterie.crypto.verification import Reason, VerificationError
+from coterie.errors import CertificateError, CryptoError
+
+__all__ = ["HeldKey", "countersign_record", "open_sealed", "seal_for", "sign_record"]
+
+_HELD = b"coterie paillier key 1\n"
+_FIELDS = struct.Struct(">32sQQIHH")
+"""Of a file: set secret, epoch, created, bits, length of the run, length of the base."""
+_NONCE = bytes(12)
+_KEY = 32
+_TAG = 16
+
+
+class HeldKey:
+    """The secrets that the holders of a Paillier key share, fully checked.
+
+    Neither ``repr`` nor any error shows them, and they cannot be pickled.
+
+    Parameters
+    ----------
+    epoch : int
+        Of the key, from 1.
+    secret : SecretKey
+        Decrypts; just drawn, or read by `SecretKey.from_bytes`, which both check it in full.
+    set_secret : X25519PrivateKey
+        Its public half is in the public key.
+
+    Raises
+    ------
+    VerificationError
+        WRONG_KEY when the set secret is not the public key's.
+    """
+
+    __slots__ = ("_set_secret", "epoch", "secret")
+
+    def __init__(self, epoch: int, secret: SecretKey, set_secret: X25519PrivateKey) -> None:
+        if set_secret.public_key().public_bytes_raw() != secret.public.set_public:
+            raise VerificationError(
+                Reason.WRONG_KEY, "the set secret is not that of the set key in the public key"
+            )
+        self.epoch = epoch
+        self.secret = secret
+        self._set_secret = set_secret
+
+    @classmethod
+    def generate(cls, run: str, epoch: int, terms: KeyTerms = USUAL_TERMS) -> Self:
+        """Draw a key pair and a set key; about half a second at 3,072 bits, so call it in a thread.
+
+        Raises
+        ------
+        CryptoError
+            The terms allow no such length.
+        """
+        set_secret = X25519PrivateKey.generate()
+        secret = generate(
+            run,
+            set_secret.public_key().public_bytes_raw(),
+            bits=terms.bits,
+            subgroup=terms.subgroup,
+            comparison=terms.comparison,
+        )
+        return cls(epoch, secret, set_secret)
+
+    @property
+    def public(self) -> PublicKey:
+        """The public half."""
+        return self.secret.public
+
+    @property
+    def key_id(self) -> bytes:
+        """Id of the key, 32 bytes."""
+        return self.secret.public.key_id
+
+    def agree(self, public: bytes) -> bytes:
+        """Return the X25519 shared secret of the set key and a contributor's agreement key, 32 bytes.
+
+        It is for `coterie.crypto.paillier.tags.contributor_key`, never a key itself.
+
+        Raises
+        ------
+        VerificationError
+            MALFORMED when the public key has another size or low order.
+        """
+        return _agree(self._set_secret, public)
+
+    def save(self, path: Path) -> None:
+        """Write the secrets to one file of mode 0600.
+
+        Layout: a line that says what it is; set secret (32 bytes), epoch (8), created (8), bits (4), length of the
+        run (2), length of the base (2); run, base, secret key; the SHA-256 of everything before it.
+
+        Raises
+        ------
+        CertificateError
+            The file cannot be written.
+        """
+        key = KeyFields.of(self.public)
+        run = key.run.encode("utf-8")
+        head = _FIELDS.pack(
+            self._set_secret.private_bytes_raw(), self.epoch, key.created, key.bits, len(run), len(key.base)
+        )
+        write_marked_file(path, _HELD, head + run + key.base + self.secret.to_bytes())
+
+    @classmethod
+    def load(cls, path: Path, terms: KeyTerms = USUAL_TERMS) -> Self:
+        """Read the file that ``save`` wrote, and check the key in full.
+
+        Parameters
+        ----------
+        path : Path
+        terms : KeyTerms, optional
+            Whether the run compares with a paper; the rest is in the file.
+
+        Raises
+        ------
+        CertificateError
+            The file is missing, readable by others, damaged or of another kind.
+        """
+        content = read_marked_file(path, _HELD, "a secret Paillier key")
+        try:
+            set_secret, epoch, created, bits, run_size, base_size = _FIELDS.unpack_from(content)
+            start = _FIELDS.size + run_size
+            run = content[_FIELDS.size : start].decode("utf-8")
+            base, secret = content[start : start + base_size], content[start + base_size :]
+            factor = bits // 16
+            modulus = int.from_bytes(secret[:factor]) * int.from_bytes(secret[factor : 2 * factor])
+            held = X25519PrivateKey.from_private_bytes(set_secret)
+            public = PublicKey(
+                modulus,
+                held.public_key().public_bytes_raw(),
+                bits,
+                created,
+                run,
+                int.from_bytes(base),
+                comparison=terms.comparison,
+            )
+            return cls(epoch, SecretKey.from_bytes(public, secret), held)
+        except (struct.error, UnicodeDecodeError, VerificationError):
+            raise CertificateError(f"{path} is damaged: it holds no whole Paillier key") from None
+        except CryptoError as error:
+            raise CertificateError(f"{path} cannot be used: {error.message}", hint=error.hint) from None
+
+    @staticmethod
+    def destroy(path: Path) -> None:
+        """Remove a key's file; drop the object too, its memory is freed but not wiped.
+
+        Raises
+        ------
+        CertificateError
+            The file cannot be removed.
+        """
+        destroy_private_file(path)
+
+    def _sealable(self) -> bytes:
+        return self._set_secret.private_bytes_raw() + self.secret.to_bytes()
+
+    def __repr__(self) -> str:
+        return f"<HeldKey {self.key_id.hex()[:16]} of epoch {self.epoch}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a HeldKey holds secrets and is never pickled")
+
+
+def sign_record(identity: Identity, held: HeldKey, holders: tuple[bytes, ...]) -> KeyRecord:
+    """Return the record of a key that this holder made.
+
+    Parameters
+    ----------
+    identity : Identity
+        The generator.
+    held : HeldKey
+    holders : tuple of bytes
+        Ids of all who are to hold the secret, the generator among them; ascending.
+
+    Raises
+    ------
+    VerificationError
+        MALFORMED when the holders are not as they should be.
+    """
+    fields = KeyFields.of(held.public)
+    unsigned = KeyRecord(fields, held.epoch, holders, identity.signing_public, bytes(64))
+    record = replace(unsigned, signature=identity.sign(RECORD, *unsigned.signed_fields()))
+    record.check_signatures()
+    return record
+
+
+def countersign_record(identity: Identity, held: HeldKey, record: KeyRecord) -> Countersignature:
+    """Vouch for a key whose secret this holder has: it opened or loaded it, so it was checked in full.
+
+    Raises
+    ------
+    VerificationError
+        WRONG_KEY when the record is of another key or epoch; NOT_LISTED when it does not name this holder.
+    """
+    _check_same(held, record)
+    signature = identity.sign(COUNTERSIGNATURE, *record.countersigned_fields())
+    one = Countersignature(identity.signing_public, signature)
+    record.check_countersignature(one)
+    return one
+
+
+def seal_for(holder: Bundle, held: HeldKey, record: KeyRecord) -> bytes:
+    """Seal the secrets of a key for one of its other holders.
+
+    Parameters
+    ----------
+    holder : Bundle
+        The holder's, verified.
+    held : HeldKey
+    record : KeyRecord
+        The key's.
+
+    Returns
+    -------
+    bytes
+        Ephemeral public key, ciphertext and tag: 80 bytes more than the secret key has.
+
+    Raises
+    ------
+    VerificationError
+        NOT_LISTED when the record does not name the holder, WRONG_KEY when it is another key's, MALFORMED when the
+        holder's agreement key is not usable.
+    """
+    _check_same(held, record)
+    if holder.participant_id not in record.holders:
+        raise VerificationError(
+            Reason.NOT_LISTED, f"participant {holder.participant_id.hex()[:16]} is no holder of the key"
+        )
+    ephemeral = X25519PrivateKey.from_private_bytes(os.urandom(_KEY))
+    public = ephemeral.public_key().public_bytes_raw()
+    context = _context(record, holder.participant_id, public, holder.agreement_public)
+    aead = _aead(_agree(ephemeral, holder.agreement_public), context)
+    return public + aead.encrypt(_NONCE, held._sealable(), context)
+
+
+def open_sealed(
+    identity: Identity, record: KeyRecord, sealed: bytes, terms: KeyTerms = USUAL_TERMS
+) -> HeldKey:
+    """Open what was sealed for this holder, and check it against the record in full.
+
+    Parameters
+    ----------
+    identity : Identity
+        The holder.
+    record : KeyRecord
+        Verified, but for countersignatures.
+    sealed : bytes
+        As `seal_for` made it.
+    terms : KeyTerms, optional
+        What the run asks of its key.
+
+    Raises
+    ------
+    VerificationError
+        NOT_AUTHENTIC when it does not open: altered, or sealed for another holder, key, run or epoch.  WRONG_KEY or
+        MALFORMED when its content is not the secret of the record's key.
+    """
+    public_key = record.key.public_key(terms)
+    if len(sealed) < _KEY + _TAG:
+        raise VerificationError(Reason.MALFORMED, f"a sealed Paillier key of {len(sealed)} bytes")
+    public, ciphertext = sealed[:_KEY], sealed[_KEY:]
+    context = _context(record, identity.participant_id, public, identity.agreement_public)
+    aead = _aead(identity.agree(public), context)
+    try:
+        content = aead.decrypt(_NONCE, ciphertext, context)
+    except InvalidTag:
+        raise VerificationError(
+            Reason.NOT_AUTHENTIC,
+            "a sealed Paillier key does not open: altered, or for another holder, key, run or epoch",
+        ) from None
+    if len(content) < _KEY:
+        raise VerificationError(Reason.MALFORMED, "a sealed Paillier key without a set secret")
+    set_secret = X25519PrivateKey.from_private_bytes(content[:_KEY])
+    return HeldKey(record.epoch, SecretKey.from_bytes(public_key, content[_KEY:]), set_secret)
+
+
+def _context(record: KeyRecord, holder: bytes, ephemeral: bytes, agreement: bytes) -> bytes:
+    return encode(
+        "paillier-envelope",
+        record.run,
+        record.key_id,
+        record.epoch,
+        record.generator,
+        holder,
+        ephemeral,
+        agreement,
+    )
+
+
+def _aead(shared: bytes, context: bytes) -> AESGCM:
+    return AESGCM(HKDF(SHA256(), _KEY, salt=None, info=context).derive(shared))
+
+
+def _agree(private: X25519PrivateKey, public: bytes) -> bytes:
+    try:
+        return private.exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        raise VerificationError(
+            Reason.MALFORMED, "an agreement key has another size than 32 bytes, or low order"
+        ) from None
+
+
+def _check_same(held: HeldKey, record: KeyRecord) -> None:
+    if (held.key_id, held.epoch) != (record.key_id, record.epoch):
+        raise VerificationError(
+            Reason.WRONG_KEY,
+            f"the record is of key {record.key_id.hex()[:16]} and epoch {record.epoch}, "
+            f"held is {held.key_id.hex()[:16]} of epoch {held.epoch}",
+        )
