@@ -1,4 +1,4 @@
-"""``coterie certs``: the authority, enrolment tokens, certificates and their revocation."""
+"""``coterie certs``: the authority, enrolment tokens, certificates and their revocation, rosters of key holders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from coterie.cli.exits import exits
 from coterie.cli.options import JsonOption
 from coterie.cli.output import Output
-from coterie.errors import CertificateError, ConfigError, PeerError
+from coterie.errors import CertificateError, ConfigError, CryptoError, PeerError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Make an authority and tokens; show and revoke certificates.", no_args_is_help=True)
+app = typer.Typer(help="Make an authority, tokens and rosters; revoke certificates.", no_args_is_help=True)
 
 _TOKENS = "tokens.jsonl"
 _SHOWN = ("chain.pem", "tls/chain.pem", "state/tls/chain.pem", "ca.pem")
@@ -252,6 +252,115 @@ def revoke(
     output.finish(
         {"revision": revision, "certificates": len(certificates), "participants": len(participants)}
     )
+
+
+@app.command("roster-key", epilog=exits(CertificateError))
+def roster_key(
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="File for the key, mode 0600; FILE.pub gets its public half.")
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Make the operator's key, by which rosters are signed.
+
+    Keep it where no service runs: it decides who may be sent keys that clients share. Everybody who relies on rosters
+    has the public half in a file of its own; the third party in its state folder, as roster.pub.
+    """
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from coterie.crypto.identity import save_signing_key
+    from coterie.crypto.roster import save_roster_key
+
+    public = out.with_name(f"{out.name}.pub")
+    for file in (out, public):
+        if file.exists():
+            raise CertificateError(
+                f"{file} is there already",
+                hint="rosters signed by another key are refused; remove it, or choose another file with --out",
+            )
+    key = Ed25519PrivateKey.generate()
+    save_signing_key(out, key)
+    save_roster_key(public, key.public_key().public_bytes_raw())
+    output = Output("certs roster-key", as_json=as_json)
+    output.say(f"key    {out} (keep it offline)", f"public {public} (for every client and the third party)")
+    output.finish({"key": out, "public": public, "roster_key": key.public_key().public_bytes_raw().hex()})
+
+
+@app.command(epilog=exits(CertificateError, CryptoError))
+def roster(
+    key: Annotated[Path, typer.Option(metavar="FILE", help="The operator's key, of `roster-key`.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File for the roster; replaced if it is there.")],
+    member: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID", help="A participant's id, 64 hexadecimal digits. May be repeated."),
+    ] = None,
+    members: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File with further ids, a line each.")
+    ] = None,
+    run: Annotated[str, typer.Option(metavar="RUN", help="The run; for every run when absent.")] = "",
+    purpose: Annotated[
+        str, typer.Option(metavar="WORDS", help="Which secrets the members may be sent.")
+    ] = "paillier",
+    days: Annotated[float, typer.Option(metavar="DAYS", min=0.001, help="How long it holds.")] = 90.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Sign a list of participants who may be sent shared keys.
+
+    A Paillier key is one: whoever holds it can read contributions under it. Put the file beside the configuration of
+    each member, and of everybody who encrypts. `coterie certs participants` prints ids.
+    """
+    from coterie.crypto.authority import validate_name
+    from coterie.crypto.identity import load_signing_key
+    from coterie.crypto.roster import Roster
+
+    if run:
+        validate_name(run)
+    ids = [_digest(text, "a participant's id") for text in (*(member or ()), *_lines(members))]
+    if not ids:
+        raise typer.BadParameter("nobody to list: give --member or --members")
+    issued = int(time.time())
+    signed = Roster.sign(
+        load_signing_key(key), ids, issued, issued + max(1, int(days * 86400)), purpose=purpose, run=run
+    )
+    signed.save(out)
+    output = Output("certs roster", as_json=as_json)
+    output.say(
+        f"roster of {len(ids)} participants for {purpose}, {f'run {run}' if run else 'every run'}, "
+        f"in {out}, valid for {days:g} days"
+    )
+    output.finish(
+        {
+            "file": out,
+            "purpose": purpose,
+            "run": run,
+            "members": [one.hex() for one in signed.members],
+            "issued": signed.issued,
+            "expiry": signed.expiry,
+        }
+    )
+
+
+@app.command(epilog=exits(CertificateError))
+def participants(
+    state: Annotated[Path, typer.Argument(metavar="FOLDER", help="State folder of an enrolled party.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Print the ids of a party's participants, a line each."""
+    from coterie.net.enrolment import saved_bundles
+
+    ids = [bundle.participant_id.hex() for bundle in saved_bundles(state)]
+    output = Output("certs participants", as_json=as_json)
+    output.say(*ids)
+    output.finish({"participants": ids})
+
+
+def _lines(file: Path | None) -> list[str]:
+    if file is None:
+        return []
+    try:
+        return file.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CertificateError(f"cannot read {file}: {error}") from error
 
 
 async def _revoke(

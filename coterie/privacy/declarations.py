@@ -57,6 +57,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "slot": "the number of a participant within a run",
         "public_key": "key bundles, certificates, prekeys and the signatures on them",
         "secret_key": "a private key",
+        "sealed_key": "a Paillier key's secret, sealed for one of its holders",
         "enrolment_token": "a one-time token for enrolment",
         "delegation": "a participant's statement that a connection speaks for it",
         "endpoint": "logical name, role and address of a service",
@@ -152,7 +153,16 @@ _SHARED: Mapping[str, _Row] = {
     "public_key": _everybody("public (Enrol, Lookup)"),
     "secret_key": (
         {role: _own("its own, or its participants', in files of mode 0600") for role in ROLES},
-        "no private key leaves the party that made it",
+        "no private key leaves the party that made it, but a Paillier key, sealed for its holders (sealed_key)",
+    ),
+    "sealed_key": (
+        {
+            "client": _own(
+                "its participants', or those that it sealed (PaillierEnvelope, PublishPaillierKey)"
+            ),
+            "thirdparty": _any("it relays what only holders can open (PublishPaillierKey)"),
+        },
+        "goes through the third party to holders only (PaillierEnvelope)",
     ),
     "enrolment_token": (
         {

@@ -198,6 +198,20 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
         "certificates": "public_key",
     },
     "PublishBundlesResponse": {"countersignatures": "public_key"},
+    "Roster": {"members": "participant_id", "signature": "public_key"}
+    | dict.fromkeys(("purpose", "run_id", "issued", "expiry"), "protocol"),
+    "PaillierKey": dict.fromkeys(("run_id", "bits", "created"), "protocol")
+    | dict.fromkeys(("modulus", "set_public", "base"), "public_key"),
+    "PaillierCountersignature": dict.fromkeys(("signing_public", "signature"), "public_key"),
+    "PaillierRecord": {"epoch": "protocol", "holders": "participant_id"}
+    | dict.fromkeys(("generator_public", "signature"), "public_key"),
+    "SealedPaillierKey": {"holder": "participant_id", "sealed": "sealed_key"},
+    "CountersignPaillierKeyRequest": {"run_id": "protocol", "epoch": "protocol"},
+    "CountersignPaillierKeyResponse": {"complete": "protocol"},
+    "PaillierPublicKeyRequest": dict.fromkeys(("run_id", "epoch", "held_epoch", "hold_ms"), "protocol"),
+    "PaillierEnvelopeRequest": {"participant": "participant_id"}
+    | dict.fromkeys(("run_id", "held_epoch", "hold_ms"), "protocol"),
+    "PaillierEnvelopeResponse": {"sealed": "sealed_key"},
 }
 
 FIELD_KINDS: Mapping[str, str] = MappingProxyType(

@@ -1,12 +1,12 @@
-"""The third party's store: redeemed tokens, issued certificates, public key bundles, revocations.
+"""The third party's store: redeemed tokens, issued certificates, public key bundles, revocations, Paillier keys.
 
-It holds public keys and hashes only; nothing in it opens anything.
+It holds public keys, hashes, and what others have sealed; nothing in it opens anything.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -15,13 +15,20 @@ import sqlalchemy as sa
 from coterie.crypto.beacon import Beacon
 from coterie.errors import StoreError
 from coterie.store.engine import Writer, open_sqlite
+from coterie.store.thirdparty_keys import (
+    KeptKey,
+    NewKey,
+    add_countersignature,
+    add_key,
+    metadata,
+    newest_key,
+    sealed_for,
+)
 from coterie.wire.refusal import ErrorReason, Refusal
 
 __all__ = ["Directory", "Published", "Redemption", "Revoked", "ThirdPartyStore", "metadata"]
 
 T = TypeVar("T")
-
-metadata = sa.MetaData()
 
 tokens = sa.Table(
     "tokens",
@@ -284,6 +291,91 @@ class ThirdPartyStore:
 
         return await self._write(write)
 
+    async def publish_key(self, party: str, key: NewKey, sealed: Mapping[bytes, bytes]) -> bool:
+        """Keep a Paillier key that one of a party's participants made.
+
+        Parameters
+        ----------
+        party : str
+            ``role/name`` of the caller.
+        key : NewKey
+        sealed : mapping of bytes to bytes
+            What its secret is sealed in, by holder; with the generator these are all holders.
+
+        Returns
+        -------
+        bool
+            Whether it is new.
+
+        Raises
+        ------
+        Refusal
+            UNKNOWN_PARTICIPANT when the generator is not the party's, or a holder is not enrolled; REVOKED when a
+            holder is revoked; CONFLICT or SEQUENCE_MISMATCH as `add_key`.
+        """
+
+        def write(connection: sa.Connection) -> bool:
+            _check_speaks(connection, party, key.generator, "record.generator_public")
+            holders = [key.generator, *sealed]
+            known = _parties(connection, holders)
+            if len(known) != len(holders):
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
+                    f"{len(holders) - len(known)} holders are not enrolled",
+                    field="record.holders",
+                    expected="participants with bundles",
+                )
+            _check_not_revoked(connection, holders, "record.holders")
+            return add_key(connection, key, sealed)
+
+        return await self._write(write)
+
+    async def countersign_key(
+        self, party: str, run_id: str, epoch: int, holder: bytes, signing_public: bytes, signature: bytes
+    ) -> bool:
+        """Keep the countersignature of one of a party's participants, which was verified.
+
+        Returns
+        -------
+        bool
+            Whether the key is complete.
+
+        Raises
+        ------
+        Refusal
+            UNKNOWN_PARTICIPANT, REVOKED; UNKNOWN_ROUND or CONFLICT as `add_countersignature`.
+        """
+
+        def write(connection: sa.Connection) -> bool:
+            _check_speaks(connection, party, holder, "countersignature.signing_public")
+            _check_not_revoked(connection, [holder], "countersignature.signing_public")
+            return add_countersignature(connection, run_id, epoch, holder, signing_public, signature)
+
+        return await self._write(write)
+
+    async def paillier_key(self, run_id: str, epoch: int = 0) -> KeptKey | None:
+        """Return the newest complete Paillier key of a run, or that of an epoch, complete or not."""
+        return await self._read(
+            lambda connection: newest_key(connection, run_id, complete=not epoch, epoch=epoch)
+        )
+
+    async def paillier_envelope(self, party: str, run_id: str, holder: bytes) -> tuple[KeptKey | None, bytes]:
+        """Return the newest published Paillier key of a run, and what is sealed for one of a party's participants.
+
+        Raises
+        ------
+        Refusal
+            UNKNOWN_PARTICIPANT or REVOKED.
+        """
+
+        def read(connection: sa.Connection) -> tuple[KeptKey | None, bytes]:
+            _check_speaks(connection, party, holder, "participant")
+            _check_not_revoked(connection, [holder], "participant")
+            key = newest_key(connection, run_id, complete=False)
+            return key, b"" if key is None else sealed_for(connection, run_id, key.epoch, holder)
+
+        return await self._read(read)
+
     async def probe(self) -> None:
         """Write and read once, changing nothing.
 
@@ -338,6 +430,37 @@ def _revoked_among(connection: sa.Connection, participants: Sequence[bytes]) -> 
     return frozenset(rows.scalars())
 
 
+def _parties(connection: sa.Connection, participants: Sequence[bytes]) -> dict[bytes, str]:
+    """Return the parties that speak for participants; who is unknown is absent."""
+    found: dict[bytes, str] = {}
+    for first in range(0, len(participants), 1000):
+        rows = connection.execute(
+            sa.select(bundles.c.participant, bundles.c.party).where(
+                bundles.c.participant.in_(participants[first : first + 1000])
+            )
+        )
+        found.update((row.participant, row.party) for row in rows)
+    return found
+
+
+def _check_speaks(connection: sa.Connection, party: str, participant: bytes, field: str) -> None:
+    if _parties(connection, [participant]).get(participant) != party:
+        raise Refusal(
+            ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
+            f"{party} does not speak for this participant",
+            field=field,
+            expected=f"a participant of {party}",
+        )
+
+
+def _check_not_revoked(connection: sa.Connection, participants: Sequence[bytes], field: str) -> None:
+    for first in range(0, len(participants), 1000):
+        if _revoked_among(connection, participants[first : first + 1000]):
+            raise Refusal(
+                ErrorReason.ERROR_REASON_REVOKED, "a participant was revoked", field=field, expected="others"
+            )
+
+
 def _publish(connection: sa.Connection, token: Redemption, published: Sequence[Published]) -> None:
     if len({bundle.participant for bundle in published}) != len(published):
         raise Refusal(
@@ -351,13 +474,7 @@ def _publish(connection: sa.Connection, token: Redemption, published: Sequence[P
     for first in range(0, len(published), 1000):
         batch = published[first : first + 1000]
         ids = [bundle.participant for bundle in batch]
-        if _revoked_among(connection, ids):
-            raise Refusal(
-                ErrorReason.ERROR_REASON_REVOKED,
-                "a participant was revoked",
-                field="bundles",
-                expected="others",
-            )
+        _check_not_revoked(connection, ids, "bundles")
         held = {
             row.participant: row
             for row in connection.execute(sa.select(bundles).where(bundles.c.participant.in_(ids)))

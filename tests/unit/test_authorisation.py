@@ -28,9 +28,10 @@ CALLERS = {
     },
     "coterie.v1.UserAgent": {"operator": {"RecordInteraction", "Recommend", "DisclosureReceipt"}},
     "coterie.v1.KeyDirectory": {
-        "client": {"Lookup", "Revocations", "PublishBundles"},
-        "data-owner": {"Lookup", "Revocations", "PublishBundles"},
-        "cos": {"Lookup", "Revocations", "Beacon"},
+        "client": {"Lookup", "Revocations", "PublishBundles", "PaillierPublicKey"}
+        | {"PublishPaillierKey", "CountersignPaillierKey", "PaillierEnvelope"},
+        "data-owner": {"Lookup", "Revocations", "PublishBundles", "PaillierPublicKey"},
+        "cos": {"Lookup", "Revocations", "Beacon", "PaillierPublicKey"},
         "operator": {"Revoke"},
     },
     # Enrolment is for those who have no certificate yet; its own listener lets them in, the table lets in nobody.

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from coterie.cli.certs import app
 from coterie.crypto.authority import Authority, make_csr, new_tls_key, token_hash
-from coterie.errors import CertificateError, ConfigError
+from coterie.crypto.roster import Roster, load_roster_key
+from coterie.errors import CertificateError, ConfigError, CoterieError
 from coterie.store.authority import load_secrets
 from coterie.store.tokens import TokenFile
 
@@ -146,3 +147,69 @@ def test_enrolling_prints_nothing_but_the_envelope_on_standard_output(tmp_path):
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     (line,) = done.stdout.splitlines()
     assert json.loads(line)["error"]["exit_code"] == done.returncode == 50
+
+
+# --- rosters
+
+
+def roster_key(folder):
+    result = run("roster-key", "--out", folder / "roster.key")
+    return folder / "roster.key", bytes.fromhex(result["roster_key"])
+
+
+def test_the_operators_key_is_private_its_public_half_is_for_everybody_and_neither_is_replaced(tmp_path):
+    file, public = roster_key(tmp_path)
+    assert mode(file) == 0o600
+    assert mode(tmp_path / "roster.key.pub") == 0o644
+    assert load_roster_key(tmp_path / "roster.key.pub") == public
+    for gone in (file, tmp_path / "roster.key.pub"):
+        with pytest.raises(CertificateError, match="there already"):
+            run("roster-key", "--out", file)
+        gone.unlink()
+    run("roster-key", "--out", file)
+
+
+def test_a_roster_names_who_was_given_here_and_in_a_file(tmp_path):
+    file, public = roster_key(tmp_path)
+    ids = [f"{one:064x}" for one in range(5)]
+    (tmp_path / "ids").write_text("\n".join(ids[2:]) + "\n")
+    out = tmp_path / "roster.txt"
+    options = ["--key", file, "--out", out, "--member", ids[1], "--member", ids[0]]
+    result = run("roster", *options, "--members", tmp_path / "ids", "--days", 2, "--run", "a-run")
+    signed = Roster.load(out)
+    assert result["members"] == ids == [one.hex() for one in signed.members]
+    assert signed.expiry - signed.issued == 2 * 86400
+    signed.verify(public, purpose="paillier", run="a-run", now=int(time.time()))
+    run("roster", *options, "--purpose", "graph-tags")
+    Roster.load(out).verify(public, purpose="graph-tags", run="any", now=int(time.time()))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--member", "abc"], "64 hexadecimal digits"),
+        (["--member", "0" * 64, "--member", "0" * 64], "twice"),
+        (["--member", "0" * 64, "--run", "A Run"], "A Run"),
+        (["--member", "0" * 64, "--purpose", "Upper Case"], "purpose"),
+        (["--members", "absent"], "cannot read absent"),
+    ],
+)
+def test_a_roster_that_would_be_refused_is_not_written(tmp_path, options, said):
+    file, _ = roster_key(tmp_path)
+    with pytest.raises(CoterieError, match=said):
+        run("roster", "--key", file, "--out", tmp_path / "roster.txt", *options)
+    assert not (tmp_path / "roster.txt").exists()
+
+
+def test_a_roster_of_nobody_is_not_signed(tmp_path):
+    file, _ = roster_key(tmp_path)
+    with pytest.raises(SystemExit):
+        run("roster", "--key", file, "--out", tmp_path / "roster.txt")
+
+
+def test_another_file_in_place_of_the_operators_key_is_refused(tmp_path):
+    file, _ = roster_key(tmp_path)
+    options = ["--out", tmp_path / "roster.txt", "--member", "0" * 64]
+    file.write_bytes(b"something else")
+    with pytest.raises(CertificateError, match="does not hold a signing key"):
+        run("roster", "--key", file, *options)

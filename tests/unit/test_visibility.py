@@ -105,7 +105,7 @@ def test_each_role_may_see_what_its_part_needs(role, allowed):
             "thirdparty",
             set(KINDS)
             - {"public_key", "secret_key", "enrolment_token", "participant_id", "endpoint"}
-            - {"protocol"},
+            - {"protocol", "sealed_key"},
         ),
         ("operator", {"interaction", "history", "user_name", "user_factor", "item_factor"}),
     ],

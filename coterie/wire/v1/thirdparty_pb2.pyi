@@ -333,3 +333,370 @@ class BeaconResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["beacon", b"beacon", "signature", b"signature"]) -> None: ...
 
 Global___BeaconResponse: typing_extensions.TypeAlias = BeaconResponse
+
+@typing.final
+class Roster(google.protobuf.message.Message):
+    """To whom secrets of one purpose may be sealed, signed by the operator's offline key.  It is public."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PURPOSE_FIELD_NUMBER: builtins.int
+    RUN_ID_FIELD_NUMBER: builtins.int
+    ISSUED_FIELD_NUMBER: builtins.int
+    EXPIRY_FIELD_NUMBER: builtins.int
+    MEMBERS_FIELD_NUMBER: builtins.int
+    SIGNATURE_FIELD_NUMBER: builtins.int
+    purpose: builtins.str
+    """Which secrets; "paillier" for Paillier keys."""
+    run_id: builtins.str
+    """The run; empty for every run."""
+    issued: builtins.int
+    """It holds from then on, Unix seconds."""
+    expiry: builtins.int
+    """And no longer then, Unix seconds."""
+    signature: builtins.bytes
+    """Ed25519 signature of the operator over the fields above (docs/spec/custody.md), 64 bytes."""
+    @property
+    def members(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """Participant ids, 32 bytes each, ascending, each once, at most 4,096."""
+
+    def __init__(
+        self,
+        *,
+        purpose: builtins.str = ...,
+        run_id: builtins.str = ...,
+        issued: builtins.int = ...,
+        expiry: builtins.int = ...,
+        members: collections.abc.Iterable[builtins.bytes] | None = ...,
+        signature: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["expiry", b"expiry", "issued", b"issued", "members", b"members", "purpose", b"purpose", "run_id", b"run_id", "signature", b"signature"]) -> None: ...
+
+Global___Roster: typing_extensions.TypeAlias = Roster
+
+@typing.final
+class PaillierKey(google.protobuf.message.Message):
+    """A public Paillier key."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    BITS_FIELD_NUMBER: builtins.int
+    MODULUS_FIELD_NUMBER: builtins.int
+    SET_PUBLIC_FIELD_NUMBER: builtins.int
+    CREATED_FIELD_NUMBER: builtins.int
+    BASE_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """The run."""
+    bits: builtins.int
+    """Length of the modulus in bits, a multiple of 16."""
+    modulus: builtins.bytes
+    """The modulus, big-endian, bits / 8 bytes."""
+    set_public: builtins.bytes
+    """X25519 public half of the set key, 32 bytes."""
+    created: builtins.int
+    """When it was made, Unix seconds."""
+    base: builtins.bytes
+    """Of a subgroup key the base, big-endian, bits / 8 bytes; otherwise empty."""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        bits: builtins.int = ...,
+        modulus: builtins.bytes = ...,
+        set_public: builtins.bytes = ...,
+        created: builtins.int = ...,
+        base: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["base", b"base", "bits", b"bits", "created", b"created", "modulus", b"modulus", "run_id", b"run_id", "set_public", b"set_public"]) -> None: ...
+
+Global___PaillierKey: typing_extensions.TypeAlias = PaillierKey
+
+@typing.final
+class PaillierCountersignature(google.protobuf.message.Message):
+    """A holder's statement that it holds the secret of a key and has checked it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SIGNING_PUBLIC_FIELD_NUMBER: builtins.int
+    SIGNATURE_FIELD_NUMBER: builtins.int
+    signing_public: builtins.bytes
+    """The holder's Ed25519 public key, 32 bytes; its SHA-256 is the holder's id."""
+    signature: builtins.bytes
+    """Ed25519 signature (docs/spec/custody.md), 64 bytes."""
+    def __init__(
+        self,
+        *,
+        signing_public: builtins.bytes = ...,
+        signature: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["signature", b"signature", "signing_public", b"signing_public"]) -> None: ...
+
+Global___PaillierCountersignature: typing_extensions.TypeAlias = PaillierCountersignature
+
+@typing.final
+class PaillierRecord(google.protobuf.message.Message):
+    """Which key a run has from an epoch on, who holds its secret, and who vouches for that.  It is public: whoever encrypts
+    under the key checks it.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    HOLDERS_FIELD_NUMBER: builtins.int
+    GENERATOR_PUBLIC_FIELD_NUMBER: builtins.int
+    SIGNATURE_FIELD_NUMBER: builtins.int
+    COUNTERSIGNATURES_FIELD_NUMBER: builtins.int
+    epoch: builtins.int
+    """Counted from 1."""
+    generator_public: builtins.bytes
+    """Ed25519 public key of the holder that made the key, 32 bytes."""
+    signature: builtins.bytes
+    """Its Ed25519 signature (docs/spec/custody.md), 64 bytes."""
+    @property
+    def key(self) -> Global___PaillierKey:
+        """The key."""
+
+    @property
+    def holders(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """Ids of the holders, 32 bytes each, ascending, each once."""
+
+    @property
+    def countersignatures(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PaillierCountersignature]:
+        """Of other holders, ascending by their ids; none in a request."""
+
+    def __init__(
+        self,
+        *,
+        key: Global___PaillierKey | None = ...,
+        epoch: builtins.int = ...,
+        holders: collections.abc.Iterable[builtins.bytes] | None = ...,
+        generator_public: builtins.bytes = ...,
+        signature: builtins.bytes = ...,
+        countersignatures: collections.abc.Iterable[Global___PaillierCountersignature] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["countersignatures", b"countersignatures", "epoch", b"epoch", "generator_public", b"generator_public", "holders", b"holders", "key", b"key", "signature", b"signature"]) -> None: ...
+
+Global___PaillierRecord: typing_extensions.TypeAlias = PaillierRecord
+
+@typing.final
+class SealedPaillierKey(google.protobuf.message.Message):
+    """The secret of a key, sealed for one holder."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HOLDER_FIELD_NUMBER: builtins.int
+    SEALED_FIELD_NUMBER: builtins.int
+    holder: builtins.bytes
+    """Id of the holder, 32 bytes."""
+    sealed: builtins.bytes
+    """Ephemeral key, ciphertext and tag (docs/spec/custody.md); only the holder can open it."""
+    def __init__(
+        self,
+        *,
+        holder: builtins.bytes = ...,
+        sealed: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["holder", b"holder", "sealed", b"sealed"]) -> None: ...
+
+Global___SealedPaillierKey: typing_extensions.TypeAlias = SealedPaillierKey
+
+@typing.final
+class PublishPaillierKeyRequest(google.protobuf.message.Message):
+    """A new key."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RECORD_FIELD_NUMBER: builtins.int
+    ENVELOPES_FIELD_NUMBER: builtins.int
+    ROSTER_FIELD_NUMBER: builtins.int
+    @property
+    def record(self) -> Global___PaillierRecord:
+        """Signed by one of the caller's participants, without countersignatures."""
+
+    @property
+    def envelopes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SealedPaillierKey]:
+        """For each holder but the generator, in the order of the record."""
+
+    @property
+    def roster(self) -> Global___Roster:
+        """Names all holders."""
+
+    def __init__(
+        self,
+        *,
+        record: Global___PaillierRecord | None = ...,
+        envelopes: collections.abc.Iterable[Global___SealedPaillierKey] | None = ...,
+        roster: Global___Roster | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["record", b"record", "roster", b"roster"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["envelopes", b"envelopes", "record", b"record", "roster", b"roster"]) -> None: ...
+
+Global___PublishPaillierKeyRequest: typing_extensions.TypeAlias = PublishPaillierKeyRequest
+
+@typing.final
+class PublishPaillierKeyResponse(google.protobuf.message.Message):
+    """It is durable."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___PublishPaillierKeyResponse: typing_extensions.TypeAlias = PublishPaillierKeyResponse
+
+@typing.final
+class CountersignPaillierKeyRequest(google.protobuf.message.Message):
+    """Which key, and the signature."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    COUNTERSIGNATURE_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """The run."""
+    epoch: builtins.int
+    """Epoch of the key."""
+    @property
+    def countersignature(self) -> Global___PaillierCountersignature:
+        """By one of the caller's participants."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        epoch: builtins.int = ...,
+        countersignature: Global___PaillierCountersignature | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["countersignature", b"countersignature"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["countersignature", b"countersignature", "epoch", b"epoch", "run_id", b"run_id"]) -> None: ...
+
+Global___CountersignPaillierKeyRequest: typing_extensions.TypeAlias = CountersignPaillierKeyRequest
+
+@typing.final
+class CountersignPaillierKeyResponse(google.protobuf.message.Message):
+    """It is durable."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COMPLETE_FIELD_NUMBER: builtins.int
+    complete: builtins.bool
+    """Whether enough holders have countersigned."""
+    def __init__(
+        self,
+        *,
+        complete: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["complete", b"complete"]) -> None: ...
+
+Global___CountersignPaillierKeyResponse: typing_extensions.TypeAlias = CountersignPaillierKeyResponse
+
+@typing.final
+class PaillierPublicKeyRequest(google.protobuf.message.Message):
+    """Which key."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    HELD_EPOCH_FIELD_NUMBER: builtins.int
+    HOLD_MS_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """The run."""
+    epoch: builtins.int
+    """Epoch of the key, complete or not; 0 for the newest complete one."""
+    held_epoch: builtins.int
+    """Epoch of the newest key that the caller knows; only where `epoch` is 0."""
+    hold_ms: builtins.int
+    """Longest time to hold the call while no newer one is complete, milliseconds, at most 20,000."""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        epoch: builtins.int = ...,
+        held_epoch: builtins.int = ...,
+        hold_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "held_epoch", b"held_epoch", "hold_ms", b"hold_ms", "run_id", b"run_id"]) -> None: ...
+
+Global___PaillierPublicKeyRequest: typing_extensions.TypeAlias = PaillierPublicKeyRequest
+
+@typing.final
+class PaillierPublicKeyResponse(google.protobuf.message.Message):
+    """The key."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RECORD_FIELD_NUMBER: builtins.int
+    @property
+    def record(self) -> Global___PaillierRecord:
+        """Absent when there is none."""
+
+    def __init__(
+        self,
+        *,
+        record: Global___PaillierRecord | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["record", b"record"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["record", b"record"]) -> None: ...
+
+Global___PaillierPublicKeyResponse: typing_extensions.TypeAlias = PaillierPublicKeyResponse
+
+@typing.final
+class PaillierEnvelopeRequest(google.protobuf.message.Message):
+    """Whose envelope."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    PARTICIPANT_FIELD_NUMBER: builtins.int
+    HELD_EPOCH_FIELD_NUMBER: builtins.int
+    HOLD_MS_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """The run."""
+    participant: builtins.bytes
+    """Id of one of the caller's participants, 32 bytes."""
+    held_epoch: builtins.int
+    """Epoch of the newest key that the caller knows."""
+    hold_ms: builtins.int
+    """Longest time to hold the call while no newer one is published, milliseconds, at most 20,000."""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        participant: builtins.bytes = ...,
+        held_epoch: builtins.int = ...,
+        hold_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["held_epoch", b"held_epoch", "hold_ms", b"hold_ms", "participant", b"participant", "run_id", b"run_id"]) -> None: ...
+
+Global___PaillierEnvelopeRequest: typing_extensions.TypeAlias = PaillierEnvelopeRequest
+
+@typing.final
+class PaillierEnvelopeResponse(google.protobuf.message.Message):
+    """The newest key, and what its generator sealed for the participant."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RECORD_FIELD_NUMBER: builtins.int
+    SEALED_FIELD_NUMBER: builtins.int
+    sealed: builtins.bytes
+    """Empty for the generator, and for whom it does not name as a holder."""
+    @property
+    def record(self) -> Global___PaillierRecord:
+        """Absent when there is none."""
+
+    def __init__(
+        self,
+        *,
+        record: Global___PaillierRecord | None = ...,
+        sealed: builtins.bytes = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["record", b"record"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["record", b"record", "sealed", b"sealed"]) -> None: ...
+
+Global___PaillierEnvelopeResponse: typing_extensions.TypeAlias = PaillierEnvelopeResponse

@@ -137,6 +137,26 @@ class KeyDirectoryStub(object):
                 request_serializer=coterie_dot_v1_dot_thirdparty__pb2.BeaconRequest.SerializeToString,
                 response_deserializer=coterie_dot_v1_dot_thirdparty__pb2.BeaconResponse.FromString,
                 _registered_method=True)
+        self.PublishPaillierKey = channel.unary_unary(
+                '/coterie.v1.KeyDirectory/PublishPaillierKey',
+                request_serializer=coterie_dot_v1_dot_thirdparty__pb2.PublishPaillierKeyRequest.SerializeToString,
+                response_deserializer=coterie_dot_v1_dot_thirdparty__pb2.PublishPaillierKeyResponse.FromString,
+                _registered_method=True)
+        self.CountersignPaillierKey = channel.unary_unary(
+                '/coterie.v1.KeyDirectory/CountersignPaillierKey',
+                request_serializer=coterie_dot_v1_dot_thirdparty__pb2.CountersignPaillierKeyRequest.SerializeToString,
+                response_deserializer=coterie_dot_v1_dot_thirdparty__pb2.CountersignPaillierKeyResponse.FromString,
+                _registered_method=True)
+        self.PaillierPublicKey = channel.unary_unary(
+                '/coterie.v1.KeyDirectory/PaillierPublicKey',
+                request_serializer=coterie_dot_v1_dot_thirdparty__pb2.PaillierPublicKeyRequest.SerializeToString,
+                response_deserializer=coterie_dot_v1_dot_thirdparty__pb2.PaillierPublicKeyResponse.FromString,
+                _registered_method=True)
+        self.PaillierEnvelope = channel.unary_unary(
+                '/coterie.v1.KeyDirectory/PaillierEnvelope',
+                request_serializer=coterie_dot_v1_dot_thirdparty__pb2.PaillierEnvelopeRequest.SerializeToString,
+                response_deserializer=coterie_dot_v1_dot_thirdparty__pb2.PaillierEnvelopeResponse.FromString,
+                _registered_method=True)
 
 
 class KeyDirectoryServicer(object):
@@ -178,6 +198,36 @@ class KeyDirectoryServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PublishPaillierKey(self, request, context):
+        """Takes the Paillier key of a run's next epoch from the holder that made it, with its secret sealed for each other
+        holder.  The directory relays; it can open nothing.  The same record again is acknowledged.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CountersignPaillierKey(self, request, context):
+        """Takes a holder's signature: it opened the secret and checked it.  The same one again is acknowledged.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PaillierPublicKey(self, request, context):
+        """The newest complete key of a run, or that of an epoch; held up to 20 s while nothing is newer than the given epoch.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PaillierEnvelope(self, request, context):
+        """The newest published key of a run, complete or not, with what was sealed for one of the caller's participants; held
+        up to 20 s while nothing is newer than the given epoch.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_KeyDirectoryServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -205,6 +255,26 @@ def add_KeyDirectoryServicer_to_server(servicer, server):
                     servicer.Beacon,
                     request_deserializer=coterie_dot_v1_dot_thirdparty__pb2.BeaconRequest.FromString,
                     response_serializer=coterie_dot_v1_dot_thirdparty__pb2.BeaconResponse.SerializeToString,
+            ),
+            'PublishPaillierKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.PublishPaillierKey,
+                    request_deserializer=coterie_dot_v1_dot_thirdparty__pb2.PublishPaillierKeyRequest.FromString,
+                    response_serializer=coterie_dot_v1_dot_thirdparty__pb2.PublishPaillierKeyResponse.SerializeToString,
+            ),
+            'CountersignPaillierKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.CountersignPaillierKey,
+                    request_deserializer=coterie_dot_v1_dot_thirdparty__pb2.CountersignPaillierKeyRequest.FromString,
+                    response_serializer=coterie_dot_v1_dot_thirdparty__pb2.CountersignPaillierKeyResponse.SerializeToString,
+            ),
+            'PaillierPublicKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.PaillierPublicKey,
+                    request_deserializer=coterie_dot_v1_dot_thirdparty__pb2.PaillierPublicKeyRequest.FromString,
+                    response_serializer=coterie_dot_v1_dot_thirdparty__pb2.PaillierPublicKeyResponse.SerializeToString,
+            ),
+            'PaillierEnvelope': grpc.unary_unary_rpc_method_handler(
+                    servicer.PaillierEnvelope,
+                    request_deserializer=coterie_dot_v1_dot_thirdparty__pb2.PaillierEnvelopeRequest.FromString,
+                    response_serializer=coterie_dot_v1_dot_thirdparty__pb2.PaillierEnvelopeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -343,6 +413,114 @@ class KeyDirectory(object):
             '/coterie.v1.KeyDirectory/Beacon',
             coterie_dot_v1_dot_thirdparty__pb2.BeaconRequest.SerializeToString,
             coterie_dot_v1_dot_thirdparty__pb2.BeaconResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PublishPaillierKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/coterie.v1.KeyDirectory/PublishPaillierKey',
+            coterie_dot_v1_dot_thirdparty__pb2.PublishPaillierKeyRequest.SerializeToString,
+            coterie_dot_v1_dot_thirdparty__pb2.PublishPaillierKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CountersignPaillierKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/coterie.v1.KeyDirectory/CountersignPaillierKey',
+            coterie_dot_v1_dot_thirdparty__pb2.CountersignPaillierKeyRequest.SerializeToString,
+            coterie_dot_v1_dot_thirdparty__pb2.CountersignPaillierKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PaillierPublicKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/coterie.v1.KeyDirectory/PaillierPublicKey',
+            coterie_dot_v1_dot_thirdparty__pb2.PaillierPublicKeyRequest.SerializeToString,
+            coterie_dot_v1_dot_thirdparty__pb2.PaillierPublicKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PaillierEnvelope(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/coterie.v1.KeyDirectory/PaillierEnvelope',
+            coterie_dot_v1_dot_thirdparty__pb2.PaillierEnvelopeRequest.SerializeToString,
+            coterie_dot_v1_dot_thirdparty__pb2.PaillierEnvelopeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -169,7 +169,71 @@ _KeyDirectoryBeaconType = typing_extensions.TypeVar(
     ],
 )
 
-class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevokeType, _KeyDirectoryRevocationsType, _KeyDirectoryPublishBundlesType, _KeyDirectoryBeaconType]):
+_KeyDirectoryPublishPaillierKeyType = typing_extensions.TypeVar(
+    '_KeyDirectoryPublishPaillierKeyType',
+    grpc.UnaryUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.PublishPaillierKeyRequest,
+        coterie.wire.v1.thirdparty_pb2.PublishPaillierKeyResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.PublishPaillierKeyRequest,
+        coterie.wire.v1.thirdparty_pb2.PublishPaillierKeyResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.PublishPaillierKeyRequest,
+        coterie.wire.v1.thirdparty_pb2.PublishPaillierKeyResponse,
+    ],
+)
+
+_KeyDirectoryCountersignPaillierKeyType = typing_extensions.TypeVar(
+    '_KeyDirectoryCountersignPaillierKeyType',
+    grpc.UnaryUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.CountersignPaillierKeyRequest,
+        coterie.wire.v1.thirdparty_pb2.CountersignPaillierKeyResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.CountersignPaillierKeyRequest,
+        coterie.wire.v1.thirdparty_pb2.CountersignPaillierKeyResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.CountersignPaillierKeyRequest,
+        coterie.wire.v1.thirdparty_pb2.CountersignPaillierKeyResponse,
+    ],
+)
+
+_KeyDirectoryPaillierPublicKeyType = typing_extensions.TypeVar(
+    '_KeyDirectoryPaillierPublicKeyType',
+    grpc.UnaryUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.PaillierPublicKeyRequest,
+        coterie.wire.v1.thirdparty_pb2.PaillierPublicKeyResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.PaillierPublicKeyRequest,
+        coterie.wire.v1.thirdparty_pb2.PaillierPublicKeyResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.PaillierPublicKeyRequest,
+        coterie.wire.v1.thirdparty_pb2.PaillierPublicKeyResponse,
+    ],
+)
+
+_KeyDirectoryPaillierEnvelopeType = typing_extensions.TypeVar(
+    '_KeyDirectoryPaillierEnvelopeType',
+    grpc.UnaryUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.PaillierEnvelopeRequest,
+        coterie.wire.v1.thirdparty_pb2.PaillierEnvelopeResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.PaillierEnvelopeRequest,
+        coterie.wire.v1.thirdparty_pb2.PaillierEnvelopeResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.PaillierEnvelopeRequest,
+        coterie.wire.v1.thirdparty_pb2.PaillierEnvelopeResponse,
+    ],
+)
+
+class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevokeType, _KeyDirectoryRevocationsType, _KeyDirectoryPublishBundlesType, _KeyDirectoryBeaconType, _KeyDirectoryPublishPaillierKeyType, _KeyDirectoryCountersignPaillierKeyType, _KeyDirectoryPaillierPublicKeyType, _KeyDirectoryPaillierEnvelopeType]):
     """Reached with a certificate."""
 
     @typing.overload
@@ -193,6 +257,22 @@ class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevo
         grpc.UnaryUnaryMultiCallable[
             coterie.wire.v1.thirdparty_pb2.BeaconRequest,
             coterie.wire.v1.thirdparty_pb2.BeaconResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            coterie.wire.v1.thirdparty_pb2.PublishPaillierKeyRequest,
+            coterie.wire.v1.thirdparty_pb2.PublishPaillierKeyResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            coterie.wire.v1.thirdparty_pb2.CountersignPaillierKeyRequest,
+            coterie.wire.v1.thirdparty_pb2.CountersignPaillierKeyResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            coterie.wire.v1.thirdparty_pb2.PaillierPublicKeyRequest,
+            coterie.wire.v1.thirdparty_pb2.PaillierPublicKeyResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            coterie.wire.v1.thirdparty_pb2.PaillierEnvelopeRequest,
+            coterie.wire.v1.thirdparty_pb2.PaillierEnvelopeResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -218,6 +298,22 @@ class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevo
             coterie.wire.v1.thirdparty_pb2.BeaconRequest,
             coterie.wire.v1.thirdparty_pb2.BeaconResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            coterie.wire.v1.thirdparty_pb2.PublishPaillierKeyRequest,
+            coterie.wire.v1.thirdparty_pb2.PublishPaillierKeyResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            coterie.wire.v1.thirdparty_pb2.CountersignPaillierKeyRequest,
+            coterie.wire.v1.thirdparty_pb2.CountersignPaillierKeyResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            coterie.wire.v1.thirdparty_pb2.PaillierPublicKeyRequest,
+            coterie.wire.v1.thirdparty_pb2.PaillierPublicKeyResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            coterie.wire.v1.thirdparty_pb2.PaillierEnvelopeRequest,
+            coterie.wire.v1.thirdparty_pb2.PaillierEnvelopeResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     Lookup: _KeyDirectoryLookupType
@@ -234,6 +330,22 @@ class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevo
 
     Beacon: _KeyDirectoryBeaconType
     """Signed randomness for the groups of a run.  Drawn at the first call for this run; the same ever after."""
+
+    PublishPaillierKey: _KeyDirectoryPublishPaillierKeyType
+    """Takes the Paillier key of a run's next epoch from the holder that made it, with its secret sealed for each other
+    holder.  The directory relays; it can open nothing.  The same record again is acknowledged.
+    """
+
+    CountersignPaillierKey: _KeyDirectoryCountersignPaillierKeyType
+    """Takes a holder's signature: it opened the secret and checked it.  The same one again is acknowledged."""
+
+    PaillierPublicKey: _KeyDirectoryPaillierPublicKeyType
+    """The newest complete key of a run, or that of an epoch; held up to 20 s while nothing is newer than the given epoch."""
+
+    PaillierEnvelope: _KeyDirectoryPaillierEnvelopeType
+    """The newest published key of a run, complete or not, with what was sealed for one of the caller's participants; held
+    up to 20 s while nothing is newer than the given epoch.
+    """
 
 KeyDirectoryAsyncStub: typing_extensions.TypeAlias = KeyDirectoryStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -255,6 +367,22 @@ KeyDirectoryAsyncStub: typing_extensions.TypeAlias = KeyDirectoryStub[
     grpc.aio.UnaryUnaryMultiCallable[
         coterie.wire.v1.thirdparty_pb2.BeaconRequest,
         coterie.wire.v1.thirdparty_pb2.BeaconResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.PublishPaillierKeyRequest,
+        coterie.wire.v1.thirdparty_pb2.PublishPaillierKeyResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.CountersignPaillierKeyRequest,
+        coterie.wire.v1.thirdparty_pb2.CountersignPaillierKeyResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.PaillierPublicKeyRequest,
+        coterie.wire.v1.thirdparty_pb2.PaillierPublicKeyResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.PaillierEnvelopeRequest,
+        coterie.wire.v1.thirdparty_pb2.PaillierEnvelopeResponse,
     ],
 ]
 
@@ -300,5 +428,41 @@ class KeyDirectoryServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[coterie.wire.v1.thirdparty_pb2.BeaconResponse, collections.abc.Awaitable[coterie.wire.v1.thirdparty_pb2.BeaconResponse]]:
         """Signed randomness for the groups of a run.  Drawn at the first call for this run; the same ever after."""
+
+    @abc.abstractmethod
+    def PublishPaillierKey(
+        self,
+        request: coterie.wire.v1.thirdparty_pb2.PublishPaillierKeyRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[coterie.wire.v1.thirdparty_pb2.PublishPaillierKeyResponse, collections.abc.Awaitable[coterie.wire.v1.thirdparty_pb2.PublishPaillierKeyResponse]]:
+        """Takes the Paillier key of a run's next epoch from the holder that made it, with its secret sealed for each other
+        holder.  The directory relays; it can open nothing.  The same record again is acknowledged.
+        """
+
+    @abc.abstractmethod
+    def CountersignPaillierKey(
+        self,
+        request: coterie.wire.v1.thirdparty_pb2.CountersignPaillierKeyRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[coterie.wire.v1.thirdparty_pb2.CountersignPaillierKeyResponse, collections.abc.Awaitable[coterie.wire.v1.thirdparty_pb2.CountersignPaillierKeyResponse]]:
+        """Takes a holder's signature: it opened the secret and checked it.  The same one again is acknowledged."""
+
+    @abc.abstractmethod
+    def PaillierPublicKey(
+        self,
+        request: coterie.wire.v1.thirdparty_pb2.PaillierPublicKeyRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[coterie.wire.v1.thirdparty_pb2.PaillierPublicKeyResponse, collections.abc.Awaitable[coterie.wire.v1.thirdparty_pb2.PaillierPublicKeyResponse]]:
+        """The newest complete key of a run, or that of an epoch; held up to 20 s while nothing is newer than the given epoch."""
+
+    @abc.abstractmethod
+    def PaillierEnvelope(
+        self,
+        request: coterie.wire.v1.thirdparty_pb2.PaillierEnvelopeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[coterie.wire.v1.thirdparty_pb2.PaillierEnvelopeResponse, collections.abc.Awaitable[coterie.wire.v1.thirdparty_pb2.PaillierEnvelopeResponse]]:
+        """The newest published key of a run, complete or not, with what was sealed for one of the caller's participants; held
+        up to 20 s while nothing is newer than the given epoch.
+        """
 
 def add_KeyDirectoryServicer_to_server(servicer: KeyDirectoryServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

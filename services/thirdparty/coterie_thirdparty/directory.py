@@ -1,4 +1,4 @@
-"""The servicer for those who have a certificate: look-ups, later bundles, revocations."""
+"""The servicer for those who have a certificate: look-ups, later bundles, revocations, Paillier keys."""
 
 from __future__ import annotations
 
@@ -20,11 +20,19 @@ from coterie.wire.v1.common_pb2 import KeyBundle
 from coterie.wire.v1.thirdparty_pb2 import (
     BeaconRequest,
     BeaconResponse,
+    CountersignPaillierKeyRequest,
+    CountersignPaillierKeyResponse,
     DirectoryEntry,
     LookupRequest,
     LookupResponse,
+    PaillierEnvelopeRequest,
+    PaillierEnvelopeResponse,
+    PaillierPublicKeyRequest,
+    PaillierPublicKeyResponse,
     PublishBundlesRequest,
     PublishBundlesResponse,
+    PublishPaillierKeyRequest,
+    PublishPaillierKeyResponse,
     RevocationsRequest,
     RevocationsResponse,
     RevokeRequest,
@@ -32,6 +40,7 @@ from coterie.wire.v1.thirdparty_pb2 import (
 )
 from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryServicer
 from coterie_thirdparty.certification import PER_MESSAGE, Certification, Countersigned, check_count
+from coterie_thirdparty.paillier import PaillierRelay
 from coterie_thirdparty.storing import storing
 
 __all__ = ["KeyDirectory"]
@@ -54,6 +63,8 @@ class KeyDirectory(KeyDirectoryServicer):
         What is known.
     guard : Guard
         This process's own; revoked certificates are refused here at once.
+    paillier : PaillierRelay
+        Takes Paillier keys and hands them on.
     accounting : Accounting
         Takes down the time for signatures.
     store_holds : callable
@@ -65,12 +76,14 @@ class KeyDirectory(KeyDirectoryServicer):
         certification: Certification,
         store: ThirdPartyStore,
         guard: Guard,
+        paillier: PaillierRelay,
         accounting: Accounting,
         store_holds: Callable[[bool], None],
     ) -> None:
         self._certification = certification
         self._store = store
         self._guard = guard
+        self._paillier = paillier
         self._accounting = accounting
         self._store_holds = store_holds
         self._changed = asyncio.Event()
@@ -84,6 +97,7 @@ class KeyDirectory(KeyDirectoryServicer):
         """Answer everybody who waits, and hold nobody from now on: the service stops."""
         self._stopping = True
         self._wake()
+        self._paillier.release()
 
     async def Lookup(self, request: LookupRequest, context: Any) -> LookupResponse:  # noqa: N802 - contract
         """Return bundles in the order asked for."""
@@ -175,6 +189,32 @@ class KeyDirectory(KeyDirectoryServicer):
         return RevocationsResponse(
             revision=held.revision, participants=held.participants, certificates=held.certificates
         )
+
+    async def PublishPaillierKey(  # noqa: N802 - the contract's name
+        self, request: PublishPaillierKeyRequest, context: Any
+    ) -> PublishPaillierKeyResponse:
+        """Take the Paillier key of a run's next epoch from the holder that made it."""
+        await completed(self._paillier.publish(str(current_peer()), request))
+        return PublishPaillierKeyResponse()
+
+    async def CountersignPaillierKey(  # noqa: N802 - the contract's name
+        self, request: CountersignPaillierKeyRequest, context: Any
+    ) -> CountersignPaillierKeyResponse:
+        """Take the signature of another holder."""
+        complete = await completed(self._paillier.countersign(str(current_peer()), request))
+        return CountersignPaillierKeyResponse(complete=complete)
+
+    async def PaillierPublicKey(  # noqa: N802 - the contract's name
+        self, request: PaillierPublicKeyRequest, context: Any
+    ) -> PaillierPublicKeyResponse:
+        """Return a public key, at once when there is a newer one than the caller holds."""
+        return await self._paillier.public_key(request)
+
+    async def PaillierEnvelope(  # noqa: N802 - the contract's name
+        self, request: PaillierEnvelopeRequest, context: Any
+    ) -> PaillierEnvelopeResponse:
+        """Return what was sealed for one of the caller's participants, with the newest key."""
+        return await self._paillier.envelope(str(current_peer()), request)
 
     async def _revocations(self) -> Revoked:
         with storing(self._store_holds):

@@ -24,6 +24,7 @@ from coterie.wire.v1.thirdparty_pb2_grpc import (
 from coterie_thirdparty.certification import Certification
 from coterie_thirdparty.directory import KeyDirectory
 from coterie_thirdparty.enrolment import Enrolment
+from coterie_thirdparty.paillier import ROSTER_KEY, PaillierRelay
 
 __all__ = ["SERVICE"]
 
@@ -47,7 +48,12 @@ class ThirdPartyProcess:
         self._store = ThirdPartyStore(settings.state / _STORE)
         tokens = TokenFile(settings.tokens or settings.state / _TOKENS)
         self._directory = KeyDirectory(
-            self._certification, self._store, runtime.guard, runtime.accounting, self._store_holds
+            self._certification,
+            self._store,
+            runtime.guard,
+            PaillierRelay(self._store, settings.state / ROSTER_KEY, self._store_holds),
+            runtime.accounting,
+            self._store_holds,
         )
         # Nobody is known before the revocations are read again.
         runtime.guard.fail_closed(True)
