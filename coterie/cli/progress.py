@@ -38,6 +38,7 @@ _PURPOSES = {
 _SHOWN = {
     "drift": ("ndcg@10", "map@10", "ndcg_test_items@10"),
     "fedncf": ("hit_ratio@10", "ndcg@10", "hit_ratio_all@10", "ndcg_all@10"),
+    "fedmvmf": ("ndcg_rated@10", "precision@10", "recall@10", "rmse"),
 }
 """The first two of fedncf are among 100 sampled items, the others among all unseen ones."""
 
@@ -47,8 +48,7 @@ def headline(settings: RunSettings) -> str:
     if settings.system == "drift":
         return f"drift, {settings.form}, secure sum {settings.secure_sum}"
     return (
-        f"{settings.system}, {settings.fedncf.model}, {settings.form} as parties, "
-        f"secure sum {settings.secure_sum}"
+        f"{settings.system}, {settings.variant}, {settings.form} as parties, secure sum {settings.secure_sum}"
     )
 
 
@@ -139,6 +139,11 @@ class Progress:
         if one.reason:
             self._abandoned += 1
             self._line(f"round {one.round} ({one.purpose}) was abandoned: {one.reason}", seed)
+        elif one.silent_owners:
+            self._line(
+                f"round {one.round} ({one.purpose}): {', '.join(one.silent_owners)} said nothing of its items in time",
+                seed,
+            )
         elif one.dropped:
             self._line(
                 f"round {one.round} ({one.purpose}): {one.dropped} of {one.members} members dropped out, "

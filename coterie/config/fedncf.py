@@ -149,12 +149,14 @@ class RoundsSettings(Model):
     cohorts: Literal["groups", "random", "independent", "all"] = Field(
         "groups",
         description="Whole fixed groups of users; users at random as in the papers, each once in a pass, or drawn "
-        "anew in each round (independent); or everybody in each round.",
+        "anew in each round (independent); or everybody in each round: fedmvmf unless given.",
     )
     cohort: int = Field(
         _FIXED_GROUP, ge=1, description="Users of a cohort: at least (groups), exactly (random, independent)."
     )
-    group: int = Field(_FIXED_GROUP, ge=1, description="Fewest users of a fixed group.")
+    group: int = Field(
+        _FIXED_GROUP, ge=1, description="Fewest users of a fixed group; 1000 for fedmvmf unless given."
+    )
     redraw: int = Field(
         0,
         ge=0,
@@ -173,7 +175,8 @@ class RoundsSettings(Model):
     choose_by: str = Field(
         CHOOSE_BY,
         pattern="^validation_",
-        description="Metric on the validation items by which the version that counts is chosen.",
+        description="Metric on the validation items by which the version that counts is chosen; "
+        "validation_ndcg_rated@10 for fedmvmf unless given.",
     )
     min_cohort: int = Field(20, ge=1, description="A cohort of fewer is refused by its members.")
     min_sum: int = Field(

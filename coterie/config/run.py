@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,9 +10,11 @@ from pydantic import Field, model_validator
 
 from coterie.config.base import Label, Model
 from coterie.config.fedncf import FedNcfOptions, RoundsSettings
+from coterie.config.mvmf import MvmfOptions
 from coterie.evaluation.leave_one_out import metric_names
-from coterie.learning.fedncf import layout
+from coterie.learning import fedncf, mvmf
 from coterie.rounds.combinations import combination
+from coterie.rounds.mvmf import CHOOSE_BY, FIGURES
 from coterie.rounds.shielded import MIN_MASKED, ShieldedPlan
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "DriftOptions",
     "FedNcfOptions",
     "FederationSettings",
+    "MvmfOptions",
     "RoundsSettings",
     "RunSettings",
     "SplitSettings",
@@ -49,7 +52,8 @@ class DataSettings(Model):
     )
     positive_from: float = Field(
         3.0,
-        description="A rating at or above this is positive. Of no meaning for fedncf: every interaction counts.",
+        description="A rating at or above this is positive. Of no meaning for fedncf, where every interaction counts, "
+        "and for fedmvmf, which predicts ratings.",
     )
     synthetic: SyntheticSettings = Field(
         default_factory=lambda: SyntheticSettings(), description="The synthetic set."
@@ -59,16 +63,18 @@ class DataSettings(Model):
 class SplitSettings(Model):
     """How each user's interactions are divided."""
 
-    kind: Literal["temporal", "random", "leave-last-out", "published"] = Field(
+    kind: Literal["temporal", "random", "leave-last-out", "published", "cold-users", "cold-items"] = Field(
         "temporal",
         description="By time, at random, each user's last interaction, or the hold-out published with the data. "
-        "fedncf holds one item of each user out: leave-last-out unless given.",
+        "fedncf holds one item of each user out: leave-last-out unless given. fedmvmf divides at random unless given, "
+        "or holds out whole users or whole items, as if they came afterwards.",
     )
     train: float = Field(
         0.8,
         gt=0,
         lt=1,
-        description="Share that is not test; of no meaning where one interaction is held out.",
+        description="Share that is not test: of each user's interactions, or of the users or items where these are "
+        "held out as a whole; of no meaning where one interaction is held out.",
     )
     validation: float = Field(
         0.1,
@@ -153,7 +159,7 @@ class FederationSettings(Model):
         3,
         ge=0,
         description="Data owners; genres are grouped. 0: one owner for each genre. fedncf has one, which says which "
-        "items there are.",
+        "items there are; fedmvmf has mvmf.item_servers.",
     )
     owner_processes: int = Field(
         0, ge=0, description="Processes that serve the owners. 0: one for each owner."
@@ -184,24 +190,37 @@ class StudySettings(Model):
     )
 
 
+_USUAL: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "fedncf": {"split": {"kind": "leave-last-out"}},
+    "fedmvmf": {
+        "split": {"kind": "random"},
+        # As in the paper everybody is in each round; a sum over so many shows little of any group.
+        "rounds": {"cohorts": "all", "group": 1000, "choose_by": CHOOSE_BY},
+    },
+}
+"""What holds for a system where nothing else is given."""
+
+
 class RunSettings(Model):
     """A run: data, system, federation, seeds."""
 
     name: Label = Field("run", description="Name of the run; part of its id.")
-    system: Literal["drift", "fedncf"] = Field("drift", description="Learning system.")
+    system: Literal["drift", "fedncf", "fedmvmf"] = Field("drift", description="Learning system.")
     secure_sum: Literal["clear", "masked"] = Field(
         "clear",
         description="How contributions are summed; `coterie systems` shows what goes with which system.",
     )
     seeds: tuple[int, ...] = Field((0,), min_length=1, description="One federation is run for each seed.")
     reference: bool = Field(
-        True, description="Also train the centralised reference (SAROS, NCF) and trivial rows."
+        True,
+        description="Also train the centralised reference (SAROS, NCF), where there is one, and trivial rows.",
     )
     output: Path = Field(Path("runs"), description="Folder in which the run leaves its own.")
     data: DataSettings = Field(default_factory=lambda: DataSettings(), description="Data set.")
     split: SplitSettings = Field(default_factory=lambda: SplitSettings(), description="Split.")
     drift: DriftOptions = Field(default_factory=lambda: DriftOptions(), description="Settings of drift.")
     fedncf: FedNcfOptions = Field(default_factory=lambda: FedNcfOptions(), description="Settings of fedncf.")
+    mvmf: MvmfOptions = Field(default_factory=lambda: MvmfOptions(), description="Settings of fedmvmf.")
     rounds: RoundsSettings = Field(
         default_factory=lambda: RoundsSettings(), description="Rounds, of systems that have any."
     )
@@ -217,20 +236,58 @@ class RunSettings(Model):
             return self.drift.form
         return "users" if self.rounds.party_per_user else "hosts"
 
+    @property
+    def room(self) -> int:
+        """Largest number of users over which a sum of training has room, of systems that have rounds."""
+        if self.system == "fedmvmf":
+            return mvmf.layout(self.mvmf.settings(), 1, 1).capacity
+        return fedncf.layout(self.fedncf.plan().learning, n_items=1).capacity
+
+    @property
+    def width(self) -> int:
+        """How many values a row of the model has."""
+        if self.system == "drift":
+            return self.drift.dim
+        return (
+            self.mvmf.factors if self.system == "fedmvmf" else self.fedncf.plan().learning.architecture.width
+        )
+
+    @property
+    def variant(self) -> str:
+        """Which of the system's models or presets is run; empty where there is one."""
+        return {"fedncf": self.fedncf.model, "fedmvmf": self.mvmf.preset}.get(self.system, "")
+
+    def plan_settings(self, attributes: Sequence[str] = ()) -> str:
+        """Return the settings of a system with rounds as the plan of a run carries them.
+
+        Parameters
+        ----------
+        attributes : sequence of str
+            Names of the users' attributes, of systems that learn from them.
+        """
+        if self.system == "fedmvmf":
+            return self.mvmf.plan(attributes, new_items=self.split.kind == "cold-items").to_json()
+        return self.fedncf.plan().to_json()
+
     @model_validator(mode="before")
     @classmethod
-    def _held_out(cls, given: Any) -> Any:
-        """Hold one item out where the system is measured by it and the file says nothing else."""
-        if not isinstance(given, Mapping) or given.get("system") != "fedncf":
+    def _of_the_system(cls, given: Any) -> Any:
+        """Take split, cohorts and what chooses a version from the system where the file says nothing of them."""
+        usual = _USUAL.get(str(given.get("system"))) if isinstance(given, Mapping) else None
+        if usual is None:
             return given
-        split = given.get("split", {})
-        if not isinstance(split, Mapping) or "kind" in split:
-            return given
-        return {**given, "split": {**split, "kind": "leave-last-out"}}
+        made = dict(given)
+        for table, values in usual.items():
+            held = given.get(table, {})
+            if isinstance(held, Mapping):
+                made[table] = {**values, **held}
+        return made
 
     @model_validator(mode="after")
     def _goes_together(self) -> RunSettings:
-        problems = _drift_problems(self) if self.system == "drift" else _fedncf_problems(self)
+        problems = {"drift": _drift_problems, "fedncf": _fedncf_problems, "fedmvmf": _fedmvmf_problems}[
+            self.system
+        ](self)
         together = combination(self.system, self.secure_sum, self.form)
         if not together.allowed:
             problems.append(f"secure_sum {self.secure_sum!r} with system {self.system!r}: {together.why}")
@@ -241,6 +298,11 @@ class RunSettings(Model):
 
 def _drift_problems(settings: RunSettings) -> list[str]:
     federation, found = settings.federation, list[str]()
+    if settings.split.kind.startswith("cold-"):
+        found.append(
+            f"split.kind {settings.split.kind!r}: drift has nothing to say of whom it has not learned from; expected "
+            "'temporal' or 'random'"
+        )
     if settings.drift.form == "published":
         return found
     if settings.secure_sum == "masked":
@@ -263,19 +325,47 @@ def _drift_problems(settings: RunSettings) -> list[str]:
 
 def _fedncf_problems(settings: RunSettings) -> list[str]:
     found = []
-    federation, rounds, split = settings.federation, settings.rounds, settings.split
-    if split.kind not in ("leave-last-out", "published"):
+    if settings.split.kind not in ("leave-last-out", "published"):
         found.append(
-            f"split.kind {split.kind!r}: fedncf is measured by one held-out item of each user; expected "
+            f"split.kind {settings.split.kind!r}: fedncf is measured by one held-out item of each user; expected "
             "'leave-last-out' or 'published'"
         )
-    if split.validation == 0:
+    return found + _rounds_problems(
+        settings,
+        chosen_by=[name for name in metric_names() if name.startswith("validation_")],
+        wide=f"fedncf.bits {settings.fedncf.bits} and n_cap {settings.fedncf.n_cap}",
+    )
+
+
+def _fedmvmf_problems(settings: RunSettings) -> list[str]:
+    found = []
+    if settings.split.kind in ("leave-last-out", "published"):
+        found.append(
+            f"split.kind {settings.split.kind!r}: fedmvmf orders several held-out ratings of each user; expected "
+            "'random', 'temporal', 'cold-users' or 'cold-items'"
+        )
+    if settings.federation.attacks:
+        found.append("federation.attacks: there is no attack on fedmvmf yet")
+    return found + _rounds_problems(
+        settings,
+        # The highest counts, and a good RMSE is low.
+        chosen_by=[name for name in FIGURES if name.startswith("validation_") and not name.endswith("rmse")],
+        wide=f"mvmf.bits {settings.mvmf.bits}",
+    )
+
+
+def _rounds_problems(settings: RunSettings, *, chosen_by: Sequence[str], wide: str) -> list[str]:
+    """Return what is wrong of a system with rounds; ``wide`` names what makes its codes so."""
+    found = []
+    federation, rounds = settings.federation, settings.rounds
+    if settings.split.validation == 0:
         found.append(
             f"split.validation 0 leaves no item for rounds.choose_by {rounds.choose_by!r}; expected above 0"
         )
-    if rounds.choose_by not in metric_names():
-        known = ", ".join(name for name in metric_names() if name.startswith("validation_"))
-        found.append(f"rounds.choose_by {rounds.choose_by!r} is not measured; expected one of {known}")
+    if rounds.choose_by not in chosen_by:
+        found.append(
+            f"rounds.choose_by {rounds.choose_by!r} is not measured; expected one of {', '.join(chosen_by)}"
+        )
     if settings.secure_sum == "masked" and federation.hosts == 1 and not rounds.party_per_user:
         found.append(
             "secure_sum 'masked' with federation.hosts 1: the host is the only party, and a sum over one member "
@@ -286,12 +376,10 @@ def _fedncf_problems(settings: RunSettings) -> list[str]:
             f"rounds.experiment false counts devices, and federation.hosts {federation.hosts} are fewer than "
             f"rounds.min_cohort {rounds.min_cohort}; expected true on one machine"
         )
-    learning = settings.fedncf.plan().learning
-    capacity = layout(learning, n_items=1).capacity
-    if rounds.cohorts != "all" and rounds.cohort > capacity:
+    if rounds.cohorts != "all" and rounds.cohort > settings.room:
         found.append(
-            f"fedncf.bits {settings.fedncf.bits} and n_cap {settings.fedncf.n_cap} leave room for sums over "
-            f"{capacity} users, and rounds.cohort is {rounds.cohort}; expected fewer bits or users"
+            f"{wide} leave room for sums over {settings.room} users, and rounds.cohort is {rounds.cohort}; expected "
+            "fewer bits or users"
         )
     for name, asked in (
         ("federation.churn.owners", federation.churn.owners > 0),

@@ -47,6 +47,11 @@ class OwnerSettings(Model):
 
     name: Label = Field(description="Its name in the catalogue.")
     items: Path = Field(description="CSV with a column `item`: the external keys of its items.")
+    features: Path | None = Field(
+        None,
+        description="CSV with a column `item`, then one for each feature: numbers, nothing where one is missing. What "
+        "the owner knows of its items, for systems that ask it.",
+    )
 
 
 class DataOwnerSettings(ServiceSettings):
@@ -108,7 +113,13 @@ class ClientSettings(ServiceSettings):
     histories: Path | None = Field(
         None,
         description="CSV with columns `user,item,positive,time,part`, taken into the private store once. Part is 0 to "
-        "train, 1 to choose a version, 2 to test; 3 names an item that what is held out is ranked among.",
+        "train, 1 to choose a version, 2 to test; 3 names an item that what is held out is ranked among. A column "
+        "`rating` holds ratings, for systems that predict them.",
+    )
+    attributes: Path | None = Field(
+        None,
+        description="CSV with a column `user`, then one for each attribute in the order of the run's plan: numbers, "
+        "nothing where one is missing. A user that has no history takes part without one.",
     )
     seed: int | None = Field(
         None,

@@ -6,9 +6,12 @@ column that it would decide: a model leaves such terms out instead of taking "no
 
 from __future__ import annotations
 
+import csv
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +19,15 @@ from numpy.typing import NDArray
 from coterie.data.dataset import UNKNOWN_GENRE, Dataset
 from coterie.errors import DataError
 
-__all__ = ["AttributeTable", "beside", "item_attributes", "one_of"]
+__all__ = [
+    "AttributeTable",
+    "beside",
+    "in_order",
+    "item_attributes",
+    "one_of",
+    "read_attributes",
+    "write_attributes",
+]
 
 _YEAR = re.compile(r"\((\d{4})\)\s*$")
 """MovieLens titles end with the year of release."""
@@ -142,3 +153,85 @@ def _years(dataset: Dataset) -> AttributeTable:
     spread = float(np.nanstd(years))
     scaled = (years - np.nanmean(years)) / (spread if spread else 1.0)
     return AttributeTable(("year",), scaled.astype(np.float32)[:, None])
+
+
+def write_attributes(path: Path, key: str, keys: Sequence[str], table: AttributeTable) -> None:
+    """Write a table as CSV: a column ``key`` with the keys, then one for each attribute, empty where it is missing.
+
+    Parameters
+    ----------
+    path : Path
+        Replaced if it exists.
+    key : str
+        ``user`` or ``item``.
+    keys : sequence of str
+        One for each row of the table.
+    table : AttributeTable
+    """
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow([key, *table.names])
+        for name, row in zip(keys, table.values.tolist(), strict=True):
+            # Nine digits give every float32 back.
+            writer.writerow([name, *("" if math.isnan(value) else f"{value:.9g}" for value in row)])
+
+
+def read_attributes(path: Path, key: str) -> tuple[dict[str, int], AttributeTable]:
+    """Read what `write_attributes` writes.
+
+    Returns
+    -------
+    rows : dict of str to int
+        Row of each key, in the order of the file.
+    table : AttributeTable
+
+    Raises
+    ------
+    DataError
+        A file that cannot be read, another first column, a line with more or fewer fields, a key that is empty or
+        there twice, a value that is no finite number; names line and column, and no value.
+    """
+    try:
+        file = path.open(newline="", encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    rows: dict[str, int] = {}
+    values: list[list[float]] = []
+    with file:
+        lines = csv.reader(file)
+        head = next(lines, [])
+        if not head or head[0] != key:
+            raise DataError(f"{path}: the first column is {head[0] if head else None!r}; expected {key!r}")
+        for fields in lines:
+            where = f"{path}, line {lines.line_num}"
+            if len(fields) != len(head):
+                raise DataError(f"{where}: {len(fields)} fields; expected {len(head)}")
+            if not fields[0] or fields[0] in rows:
+                raise DataError(f"{where}: the {key} is empty or named twice; expected each once")
+            rows[fields[0]] = len(rows)
+            values.append(
+                [_number(text, where, name) for name, text in zip(head[1:], fields[1:], strict=True)]
+            )
+    table = np.array(values, np.float32).reshape(len(rows), len(head) - 1)
+    return rows, AttributeTable(tuple(head[1:]), table)
+
+
+def _number(text: str, where: str, column: str) -> float:
+    try:
+        value = float(text) if text else math.nan
+    except ValueError:
+        value = math.inf
+    # "nan" is no way to say that something is missing: it is as likely a fault of whatever wrote the file.
+    if math.isinf(value) or (math.isnan(value) and text):
+        raise DataError(
+            f"{where}, column {column!r}: expected a finite number, or nothing where it is missing"
+        )
+    return value
+
+
+def in_order(keys: Sequence[str], rows: Mapping[str, int], table: AttributeTable) -> AttributeTable:
+    """Return the rows of some keys in their order; all is missing of a key without a row."""
+    position = np.array([rows.get(key, -1) for key in keys], np.int64)
+    values = np.full((len(keys), len(table.names)), np.nan, np.float32)
+    values[position >= 0] = table.values[position[position >= 0]]
+    return AttributeTable(table.names, values)

@@ -193,6 +193,7 @@ def _lay_out(settings: RunSettings, layout: _Layout, run_id: str) -> Order:
         split_sha256=feed.split.sha256(feed.dataset),
         reference=reference_rows(settings, feed, seed) if settings.reference else {},
         protection={} if settings.form == "published" else protection(settings, feed.users_of_hosts()),
+        attributes=list(feed.attribute_names),
     )
     order.save(operator / _ORDER)
     return order

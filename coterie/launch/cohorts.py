@@ -13,7 +13,6 @@ from coterie.config.fedncf import RoundsSettings
 from coterie.config.run import RunSettings
 from coterie.crypto.explicit import encode
 from coterie.errors import ConfigError
-from coterie.learning.fedncf import layout
 from coterie.rounds import policy
 from coterie.rounds.conductor import cohort_rule
 from coterie.secure_sum.graph import graph_fields, tolerance
@@ -76,11 +75,11 @@ def require_cohorts(settings: RunSettings, users: int) -> None:
             "would abandon it",
             hint="lower floors, or more users",
         )
-    room = layout(settings.fedncf.plan().learning, n_items=1).capacity
-    if largest > room:
+    if largest > settings.room:
+        wide = "fewer fedncf.bits, a lower fedncf.n_cap" if settings.system == "fedncf" else "fewer mvmf.bits"
         raise ConfigError(
-            f"a sum over a cohort of {largest} users would overflow: there is room for {room}",
-            hint="fewer fedncf.bits, a lower fedncf.n_cap, or smaller cohorts",
+            f"a sum over a cohort of {largest} users would overflow: there is room for {settings.room}",
+            hint=f"{wide}, or smaller cohorts",
         )
 
 
@@ -189,15 +188,26 @@ def _of_windows(settings: RunSettings, hosts: int) -> dict[str, Any]:
 
 
 def _warnings(settings: RunSettings) -> list[str]:
-    rounds, fedncf = settings.rounds, settings.fedncf
-    counted = fedncf.aggregation == "mf-fedavg"
+    rounds = settings.rounds
     found = []
-    random = rounds.cohorts in ("random", "independent")
-    if random:
+    if rounds.cohorts in ("random", "independent"):
         found.append(
             "Random cohorts: every round sums over other users, and who sees many such sums can solve for single "
             "users. Fixed groups do not have this."
         )
+    found += _of_fedncf(settings) if settings.system == "fedncf" else _of_fedmvmf(settings)
+    if settings.secure_sum == "masked" and rounds.experiment:
+        found.append(
+            "An experiment: floors count users, and a host of this machine stands for many people's devices."
+        )
+    return found
+
+
+def _of_fedncf(settings: RunSettings) -> list[str]:
+    rounds, fedncf = settings.rounds, settings.fedncf
+    counted = fedncf.aggregation == "mf-fedavg"
+    random = rounds.cohorts in ("random", "independent")
+    found = []
     if counted and fedncf.touch == "exact":
         found.append(
             "Exact counts: each round tells the server how many of the cohort have, or drew, each item"
@@ -213,10 +223,28 @@ def _warnings(settings: RunSettings) -> list[str]:
             f"{fedncf.aggregation}: no item is closed to a cohort in which a single user has it; its row is that "
             "user's."
         )
-    if settings.secure_sum == "masked" and rounds.experiment:
+    return found
+
+
+def _of_fedmvmf(settings: RunSettings) -> list[str]:
+    mvmf, found = settings.mvmf, []
+    if settings.rounds.cohorts in ("random", "independent") and mvmf.weights != "incl-unc":
         found.append(
-            "An experiment: floors count users, and a host of this machine stands for many people's devices."
+            "Groups are asked for the items that they have rated, but cohorts are no groups: an item that enough users "
+            "of a group have rated may have a single one in a cohort, whose row the sum then shows."
         )
+    if mvmf.min_touch < _FEWEST_BEHIND:
+        found.append(
+            f"mvmf.min_touch {mvmf.min_touch}: rows of items that so few users have rated are trained; of two users "
+            "each would know the other's part."
+        )
+    if mvmf.weights == "sampled" and mvmf.resample:
+        found.append(
+            "resample: unrated items are drawn anew in each round; who sees contributions of one user in two rounds "
+            "knows what it has rated."
+        )
+    if mvmf.weights == "obs-only":
+        found.append("obs-only: a contribution has rows of rated items only, and so shows which they are.")
     return found
 
 

@@ -83,7 +83,12 @@ class Federation:
 
     def plan(self) -> RunPlan:
         """Return the plan that every participant gets."""
-        return run_plan(self._settings, run_id=self._run_id, seed=self._seed)
+        return run_plan(
+            self._settings,
+            run_id=self._run_id,
+            seed=self._seed,
+            attributes=self._feed.attribute_names,
+        )
 
     # --- starting ----------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,10 @@ from coterie.data import (
     Split,
     SyntheticSpec,
     by_genre,
+    cold_items,
+    cold_users,
     generate,
+    generate_user_attributes,
     leave_last_out,
     leave_marked_out,
     random,
@@ -24,7 +28,10 @@ from coterie.data import (
     spread_users,
     temporal,
 )
-from coterie.data.attributes import AttributeTable
+from coterie.data.attributes import AttributeTable, item_attributes, write_attributes
+from coterie.data.demographics import read_user_attributes
+from coterie.data.genome import has_genome, read_genome
+from coterie.data.keyed_order import key_hash
 from coterie.data.ncf import FOLDER, PublishedHoldout, read_ncf_holdout
 from coterie.errors import DataError
 from coterie.evaluation.holdout import Holdout
@@ -60,6 +67,8 @@ class Feed:
         Items that the published hold-out ranks the test items among, -1 where there are fewer.
     attributes, features : AttributeTable, optional
         What is known of users and of items; a row for each of the data set's.
+    explicit : bool
+        Whether hosts are given ratings.
     """
 
     dataset: Dataset
@@ -71,6 +80,7 @@ class Feed:
     negatives: npt.NDArray[np.int32] | None = None
     attributes: AttributeTable | None = None
     features: AttributeTable | None = None
+    explicit: bool = False
 
     def holdout(self) -> Holdout:
         """Return what is measured for all users together."""
@@ -132,6 +142,29 @@ class Feed:
         data = self.dataset
         return Rated(len(data.users), len(data.items), data.user, data.item, data.rating, self.split.part)
 
+    @property
+    def attribute_names(self) -> tuple[str, ...]:
+        """Names of the users' attributes, as the plan of a run carries them."""
+        return () if self.attributes is None else self.attributes.names
+
+    def write_attributes(self, host: int, path: Path) -> Path | None:
+        """Write what is known of a host's users; return None, and write nothing, where nothing is."""
+        data = self.hosted(host)
+        if data.attributes is None or not data.attributes.names or not data.users:
+            return None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_attributes(path, "user", data.users, data.attributes)
+        return path
+
+    def write_features(self, owner: int, path: Path) -> Path | None:
+        """Write what a data owner knows of its items; return None, and write nothing, where that is nothing."""
+        own, features = self.owned(owner)
+        if features is None or not features.names:
+            return None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_attributes(path, "item", [self.dataset.items[n] for n in own.tolist()], features)
+        return path
+
     def write_items(self, owner: int, path: Path) -> None:
         """Write the items of an owner, CSV with a column ``item``."""
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +176,8 @@ class Feed:
     def write_histories(self, host: int, path: Path) -> int:
         """Write the histories of a host's users in time order; return how many users have one.
 
-        Behind them stand the items that the published hold-out ranks theirs among, where there is one.
+        Behind them stand the items that the published hold-out ranks theirs among, where there is one.  Only where
+        the system predicts ratings is there a column of them.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         data = self.dataset
@@ -152,7 +186,9 @@ class Feed:
         chosen = chosen[np.lexsort((chosen, time[chosen], data.user[chosen]))]
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
-            writer.writerow(["user", "item", "positive", "time", "part"])
+            writer.writerow(
+                ["user", "item", "positive", "time", "part", *(["rating"] if self.explicit else [])]
+            )
             for n in chosen.tolist():
                 writer.writerow(
                     (
@@ -161,6 +197,7 @@ class Feed:
                         int(self.positive[n]),
                         int(time[n]),
                         int(self.split.part[n]),
+                        *((f"{data.rating[n]:.9g}",) if self.explicit else ()),
                     )
                 )
             users = np.unique(data.user[chosen])
@@ -176,17 +213,19 @@ def load(settings: RunSettings) -> Dataset:
     """Read the data set of a run, or generate the synthetic one."""
     options = settings.data
     if options.path is None:
-        spec = options.synthetic
-        return generate(
-            SyntheticSpec(
-                users=spec.users,
-                items=spec.items,
-                interactions=spec.interactions,
-                genres=spec.genres,
-                seed=spec.seed,
-            )
-        )
+        return generate(_spec(settings))
     return read(options.path, options.layout, columns=options.columns or None)
+
+
+def _spec(settings: RunSettings) -> SyntheticSpec:
+    spec = settings.data.synthetic
+    return SyntheticSpec(
+        users=spec.users,
+        items=spec.items,
+        interactions=spec.interactions,
+        genres=spec.genres,
+        seed=spec.seed,
+    )
 
 
 def make_feed(settings: RunSettings, dataset: Dataset, seed: int) -> Feed:
@@ -195,22 +234,85 @@ def make_feed(settings: RunSettings, dataset: Dataset, seed: int) -> Feed:
     Raises
     ------
     DataError
-        When the data set lacks what the division needs, such as timestamps, genres or a published hold-out.
+        When the data set lacks what the division needs, such as timestamps, genres, a published hold-out or ratings.
     """
     published = read_published(settings, dataset)
-    in_rounds = settings.system == "fedncf"
-    return Feed(
+    feed = Feed(
         dataset=dataset,
-        # Implicit feedback: whatever a user rated counts, however it was rated.
-        positive=np.ones(len(dataset), np.bool_)
-        if in_rounds
-        else dataset.positive(settings.data.positive_from),
+        # Whatever a user rated counts, however it was rated; who predicts ratings looks at these.
+        positive=dataset.positive(settings.data.positive_from)
+        if settings.system == "drift"
+        else np.ones(len(dataset), np.bool_),
         split=_split(settings, dataset, published, seed),
-        partition=_catalogue(dataset) if in_rounds else by_genre(dataset, settings.federation.owners or None),
+        partition=_partition(settings, dataset, seed),
         host=spread_users(len(dataset.users), settings.federation.hosts, seed),
         seed=seed,
         negatives=None if published is None else published.negatives,
     )
+    return feed if settings.system != "fedmvmf" else _with_ratings(settings, feed)
+
+
+def _with_ratings(settings: RunSettings, feed: Feed) -> Feed:
+    """Return the feed with ratings, attributes of users and features of items.
+
+    Raises
+    ------
+    DataError
+        The data set has no ratings, or some out of the range of the settings.
+    """
+    data, options = feed.dataset, settings.mvmf
+    if len(data) and (data.rating == data.rating[0]).all():
+        raise DataError(
+            f"all {len(data)} ratings of {data.name} are {data.rating[0]:g}: there is nothing to predict",
+            hint="fedmvmf needs a data set with ratings",
+        )
+    beyond = int(np.count_nonzero((data.rating < options.lowest) | (data.rating > options.highest)))
+    if beyond:
+        raise DataError(
+            f"{beyond} ratings of {data.name} are out of range, the lowest {data.rating.min():g} and the highest "
+            f"{data.rating.max():g}; expected {options.lowest:g} to {options.highest:g}",
+            hint="mvmf.lowest and mvmf.highest say what the range is",
+        )
+    told = None
+    if options.attributes:
+        path = settings.data.path
+        told = generate_user_attributes(_spec(settings)) if path is None else read_user_attributes(path, data)
+    return dataclasses.replace(feed, attributes=told, features=_features(settings, data), explicit=True)
+
+
+def _features(settings: RunSettings, dataset: Dataset) -> AttributeTable | None:
+    options, path = settings.mvmf, settings.data.path
+    if options.features == "none":
+        return None
+    own = None if path is None else (path if path.is_dir() else path.parent)
+    folder = options.genome or own
+    if options.features == "genome" or (
+        options.features == "known" and folder is not None and has_genome(folder)
+    ):
+        if folder is None:
+            raise DataError(
+                "mvmf.features 'genome' with the synthetic set, which has none",
+                hint="mvmf.genome names the folder with genome-scores.csv",
+            )
+        return read_genome(folder, dataset)
+    return item_attributes(dataset)
+
+
+def _partition(settings: RunSettings, dataset: Dataset, seed: int) -> Partition:
+    if settings.system == "drift":
+        return by_genre(dataset, settings.federation.owners or None)
+    servers = settings.mvmf.item_servers if settings.system == "fedmvmf" else 1
+    if servers == 1:
+        return _catalogue(dataset)
+    if servers > len(dataset.items):
+        raise DataError(
+            f"mvmf.item_servers {servers} for {len(dataset.items)} items; expected at most one for each"
+        )
+    # Each item has one owner, whatever else is known of it: which one follows from its key.
+    order = np.argsort(key_hash(dataset.items, seed), kind="stable")
+    member = np.zeros((len(dataset.items), servers), np.bool_)
+    member[order, np.arange(len(order)) % servers] = True
+    return Partition(tuple(f"{CATALOGUE}-{n}" for n in range(servers)), member)
 
 
 def _catalogue(dataset: Dataset) -> Partition:
@@ -224,6 +326,10 @@ def _split(settings: RunSettings, dataset: Dataset, published: PublishedHoldout 
         return leave_marked_out(dataset, published.test, validation=options.validation > 0, seed=seed)
     if options.kind == "leave-last-out":
         return leave_last_out(dataset, ties=options.ties, validation=options.validation > 0, seed=seed)
+    if options.kind in ("cold-users", "cold-items"):
+        hold_out = cold_users if options.kind == "cold-users" else cold_items
+        # Shares of the users, or items, as elsewhere of interactions.
+        return hold_out(dataset, 1 - options.train, options.train * options.validation, seed)
     divide = temporal if options.kind == "temporal" else random
     return divide(dataset, train=options.train, validation=options.validation, seed=seed)
 

@@ -96,7 +96,7 @@ def train_in_process(
     RunError
         When the run fails; names why.
     """
-    plan = run_plan(settings, run_id=run_id, seed=seed)
+    plan = run_plan(settings, run_id=run_id, seed=seed, attributes=feed.attribute_names)
     if not plan.rounds.beacon:
         # There is no third party in this process, and nobody who would have to believe that it drew the groups.
         plan.rounds.beacon = secrets.token_bytes(BEACON_BYTES)
@@ -283,6 +283,7 @@ class _Record:
                 "seconds": {"round": event.seconds[0]},
                 "bytes_in": None,
                 "version": event.version,
+                "silent_owners": [],
             }
         )
         self._show(wire.WatchRunResponse(round=event))

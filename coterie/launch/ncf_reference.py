@@ -13,6 +13,7 @@ from coterie.evaluation.baselines import als, from_factors, from_table, populari
 from coterie.evaluation.leave_one_out import CHOOSE_BY, ScoreAll, ScoreCandidates
 from coterie.evaluation.selection import Selection, Trained, measured_once
 from coterie.launch.feed import Feed
+from coterie.launch.mvmf_reference import mvmf_references
 from coterie.launch.reference import Reference, references
 from coterie.learning import ncf_central
 from coterie.learning.ncf import scores
@@ -25,6 +26,8 @@ def reference_rows(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Re
     """Train and measure the rows that stand beside a run, whatever its system."""
     if settings.system == "drift":
         return references(feed, settings.drift, seed)
+    if settings.system == "fedmvmf":
+        return mvmf_references(settings, feed, seed)
     return ncf_references(feed, settings.fedncf, settings.rounds.passes, seed)
 
 

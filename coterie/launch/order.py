@@ -44,6 +44,8 @@ class Order:
         Rows beside the federation's, by name; empty when the run wants none.
     protection : dict
         What the sums of a rounds-based run protect, as the report says it; empty for others.
+    attributes : list of str
+        Names of the users' attributes, of systems that learn from them.
     """
 
     run_id: str
@@ -55,10 +57,11 @@ class Order:
     split_sha256: str
     reference: dict[str, Reference]
     protection: dict[str, Any] = field(default_factory=dict)
+    attributes: list[str] = field(default_factory=list)
 
     def request(self) -> wire.StartRunRequest:
         """Return what to ask of the COS."""
-        plan = run_plan(self.settings, run_id=self.run_id, seed=self.seed)
+        plan = run_plan(self.settings, run_id=self.run_id, seed=self.seed, attributes=self.attributes)
         return start_request(self.settings, plan, owners=self.owners, users=self.users)
 
     def save(self, path: Path) -> None:

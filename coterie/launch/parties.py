@@ -7,7 +7,7 @@ where each party's files go and how parties reach each other, which a `Layout` s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,11 +137,17 @@ def lay_out(settings: RunSettings, feed: Feed, layout: Layout, *, run_id: str, s
             values = {
                 **common,
                 "histories": "histories.csv",
+                **_told(feed.write_attributes(host, place.folder / "attributes.csv"), "attributes"),
                 **_own_seed(settings, seed),
                 **_consent(settings),
             }
             parties.append(PartyPlan("client", name, place, users, values))
     return Laid(tuple(parties), total)
+
+
+def _told(path: Path | None, key: str) -> dict[str, str]:
+    """Return the key that names a file of what is known, where one was written."""
+    return {} if path is None else {key: path.name}
 
 
 def _own_seed(settings: RunSettings, seed: int) -> dict[str, int]:
@@ -178,7 +184,8 @@ def _owners(settings: RunSettings, feed: Feed, layout: Layout, common: dict[str,
         for owner in group.tolist():
             items = f"items-{names[owner]}.csv"
             feed.write_items(owner, place.folder / items)
-            owners.append({"name": names[owner], "items": items})
+            features = feed.write_features(owner, place.folder / f"features-{names[owner]}.csv")
+            owners.append({"name": names[owner], "items": items, **_told(features, "features")})
         values = {**common, "advertise": place.reached_at, "owners": owners}
         late = position >= count - options.churn.owners
         if late:
@@ -187,8 +194,17 @@ def _owners(settings: RunSettings, feed: Feed, layout: Layout, common: dict[str,
     return plans
 
 
-def run_plan(settings: RunSettings, *, run_id: str, seed: int) -> RunPlan:
-    """Return the plan that every participant gets."""
+def run_plan(settings: RunSettings, *, run_id: str, seed: int, attributes: Sequence[str] = ()) -> RunPlan:
+    """Return the plan that every participant gets.
+
+    Parameters
+    ----------
+    settings : RunSettings
+    run_id : str
+    seed : int
+    attributes : sequence of str
+        Names of the users' attributes (`Feed.attribute_names`).
+    """
     plan = RunPlan(
         run_id=run_id,
         system=settings.system,
@@ -197,8 +213,8 @@ def run_plan(settings: RunSettings, *, run_id: str, seed: int) -> RunPlan:
         seed=seed,
         min_users=settings.federation.min_users,
     )
-    if settings.system == "fedncf":
-        plan.settings = settings.fedncf.plan().to_json()
+    if settings.system != "drift":
+        plan.settings = settings.plan_settings(attributes)
         plan.rounds.CopyFrom(rounds_plan(settings.rounds, seed))
         return plan
     drift = settings.drift

@@ -128,13 +128,6 @@ def _rounds(settings: RunSettings, feed: Feed) -> Iterator[Finding]:
         yield Finding("rounds", "warn", warning, "docs/systems/fedncf.md, Cohorts")
 
 
-def _width(settings: RunSettings) -> int:
-    """Return how many values a row of the model has."""
-    if settings.system == "drift":
-        return settings.drift.dim
-    return settings.fedncf.plan().learning.architecture.width
-
-
 def _versions(settings: RunSettings) -> int:
     """Return how many versions of the model a run may keep."""
     return settings.drift.epochs if settings.system == "drift" else 10
@@ -143,14 +136,15 @@ def _versions(settings: RunSettings) -> int:
 def _processes(settings: RunSettings) -> int:
     federation = settings.federation
     if settings.system != "drift":
-        return 3 + federation.hosts
+        owners = settings.mvmf.item_servers if settings.system == "fedmvmf" else 1
+        return 2 + owners + federation.hosts
     # Without a number there is one process for each owner, and about 20 genres in any data set here.
     owners = federation.owner_processes or federation.owners or 20
     return 2 + owners + federation.hosts
 
 
 def _memory(settings: RunSettings, feed: Feed) -> Finding:
-    users, items, d = len(feed.dataset.users), len(feed.dataset.items), _width(settings)
+    users, items, d = len(feed.dataset.users), len(feed.dataset.items), settings.width
     hosts = settings.federation.hosts
     model = (users + items) * d * 4
     # A host scores 256 users at a time and holds about ten arrays of that shape; everybody holds the catalogue.
@@ -181,7 +175,7 @@ def _free_memory() -> int | None:
 
 
 def _disk(settings: RunSettings, feed: Feed) -> Finding:
-    d, seeds = _width(settings), len(settings.seeds)
+    d, seeds = settings.width, len(settings.seeds)
     model = (len(feed.dataset.users) + len(feed.dataset.items)) * d * 4
     # Histories and stores take some hundred bytes an interaction; one model is kept for each evaluation.
     expected = seeds * (500 * len(feed.dataset) + (_versions(settings) + 3) * model + 20 * _MB)

@@ -29,6 +29,9 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "metric_mean": "a metric, or the training loss, averaged over everybody who reported",
         "user_factor": "a row of Upsilon; in DRIFT's shielded form it is the user's own",
         "item_factor": "the model that everybody shares: a row of Psi or of item embeddings, a network's weights",
+        "user_attributes": "what is known of a user beside its interactions: age band, occupation and the like",
+        "item_features": "what a data owner knows of its items beside who rated them",
+        "item_pull": "what a data owner makes of its items' features for a round: a row of values for each item",
         "private_state": "what stays with a user from round to round: its own embedding, its optimiser's moments",
         "user_gradient": "the gradient of a user's row over an owner's blocks",
         "item_gradient": "the gradient of an item's row over an owner's blocks",
@@ -212,8 +215,15 @@ _ROUNDS_ONLY = (
 
 _SHIELDED_ONLY = ("sealed_reply", "window_vector", "visit_count")
 
+_SIDE_INFORMATION = ("user_attributes", "item_features", "item_pull")
+
+_NO_SIDE_INFORMATION: Mapping[str, _Row] = dict.fromkeys(
+    _SIDE_INFORMATION, _nobody("the system has no use for attributes and features: nobody is given any")
+)
+
 _DRIFT_PUBLISHED: Mapping[str, _Row] = {
     **_SHARED,
+    **_NO_SIDE_INFORMATION,
     **dict.fromkeys(
         _SHIELDED_ONLY, _nobody("only the shielded form has visits and windows: no RPC carries it")
     ),
@@ -328,6 +338,7 @@ _MASKED_ONLY = ("masked_vector", "round_key", "sealed_share", "revealed_share")
 
 _FEDNCF: Mapping[str, _Row] = {
     **_SHARED,
+    **_NO_SIDE_INFORMATION,
     **dict.fromkeys(
         (*_DRIFT_ONLY, *_SHIELDED_ONLY), _nobody("owners learn nothing from users here: no RPC carries it")
     ),
@@ -414,6 +425,41 @@ def _fedncf(form: str, secure_sum: str) -> dict[str, _Row]:
         **dict.fromkeys(_OF_A_HOST, several),
         **(dict.fromkeys(_MASKED_ONLY, _nobody("a sum in clear has no masks")) if clear else _MASKED),
     }
+
+
+_FEDMVMF: Mapping[str, _Row] = {
+    "user_attributes": (
+        {"client": _own("of its own users, from a file that its host was given")},
+        "leave the host only inside a contribution, as what a round's sum makes of them",
+    ),
+    "item_features": (
+        {"data-owner": _own("of its own items, from a file that it was given")},
+        "leave their owner only as the rows that it makes of them (Submit)",
+    ),
+    "item_pull": (
+        {
+            "data-owner": _own("it computes it from its features and the model (Submit)"),
+            "cos": _any("it adds it to the gradient of the item, or ranks a new item by it (Submit)"),
+        },
+        "goes no further; of new items it is the row that the model has (Fetch)",
+    ),
+    "item_support": (
+        {
+            "cos": _any("each group's once, to find the items that are open to it (Submit)"),
+            "client": _any("of all groups together, of open items: unrated items are drawn by it (Fetch)"),
+            "data-owner": _any(
+                "of all groups together, of open items: it tells new items from others (Fetch)"
+            ),
+        },
+        "takes no part in the learning: no RPC carries it here",
+    ),
+}
+"""Rows of FedMVMF that are not those of FedNCF."""
+
+
+def _fedmvmf(form: str, secure_sum: str) -> dict[str, _Row]:
+    """Return the rows of FedMVMF: those of FedNCF, and what attributes and features add."""
+    return {**_fedncf(form, secure_sum), **_FEDMVMF}
 
 
 _MASKED: Mapping[str, _Row] = {
@@ -570,9 +616,10 @@ DECLARED: Mapping[tuple[str, str, str], Mapping[str, _Row]] = {
     ("drift", "shielded", "clear"): _drift_shielded("clear"),
     ("drift", "shielded", "masked"): _drift_shielded("masked"),
     **{
-        ("fedncf", form, secure_sum): _fedncf(form, secure_sum)
+        (system, form, secure_sum): rows(form, secure_sum)
+        for system, rows in (("fedncf", _fedncf), ("fedmvmf", _fedmvmf))
         for form in ("hosts", "users")
         for secure_sum in ("clear", "masked")
     },
 }
-"""Rows by system, form and secure sum, as in the run plan; of FedNCF the form says who is a member of a sum."""
+"""Rows by system, form and secure sum, as in the run plan; the form of systems with rounds says who is a member."""

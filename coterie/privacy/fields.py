@@ -140,6 +140,13 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
         "item_gradient": "item_gradient",
     },
     "ExchangeResponse": {"version": "protocol", "user_rows": "user_factor", "item_rows": "item_factor"},
+    "ItemFactors": {
+        "version": "protocol",
+        "items": "holding",
+        "pull": "item_pull",
+        "new_items": "holding",
+        "rows": "item_pull",
+    },
     "VisitStatus": {"visits": "visit_count", "held": "visit_count"},
     "RecommendRequest": {"run_id": "protocol", "slot": "slot", "k": "recommendation"},
     "RecommendResponse": {"items": "recommendation", "scores": "recommendation", "version": "protocol"},

@@ -24,6 +24,7 @@ from coterie.wire.v1.orchestrator_pb2 import (
     FetchKind,
     FetchRequest,
     FetchResponse,
+    ItemFactors,
     Model,
     Places,
     SubmitKind,
@@ -61,8 +62,9 @@ _STEPS: Mapping[SubmitKind.ValueType, type[Message]] = {
     SubmitKind.SUBMIT_KIND_SHARES: Shares,
     SubmitKind.SUBMIT_KIND_CONFIRMATION: Confirmation,
     SubmitKind.SUBMIT_KIND_UNMASKING: Unmasking,
+    SubmitKind.SUBMIT_KIND_ITEM_FACTORS: ItemFactors,
 }
-"""Payloads of the steps of a round; a contribution is apart."""
+"""Payloads of a round whose fields tell what they are; a contribution is apart."""
 
 _IN_CLEAR: Mapping[str, Mapping[bool, frozenset[str]]] = {
     "train": {

@@ -114,6 +114,7 @@ def _fedmvmf_owner(
 
 SYSTEMS: dict[str, Offered] = {
     "fedncf": Offered(_fedncf, _fedncf_host, ("clear", "masked")),
+    "fedmvmf": Offered(_fedmvmf, _fedmvmf_host, ("clear", "masked"), _fedmvmf_owner),
 }
 
 SUMS: dict[str, Callable[[bytes | None], ServerHalf]] = {

@@ -30,6 +30,7 @@ history = sa.Table(
     sa.Column("positive", sa.Boolean, nullable=False),
     sa.Column("time", sa.Integer, nullable=False),
     sa.Column("part", sa.Integer, nullable=False),
+    sa.Column("rating", sa.Float, nullable=True),
 )
 
 outbox = sa.Table(
@@ -135,13 +136,14 @@ class Visited(NamedTuple):
 
 
 class Interaction(NamedTuple):
-    """One row of a history; ``part`` is 0 for training, 1 validation, 2 test."""
+    """One row of a history; ``part`` is 0 for training, 1 validation, 2 test; ``rating`` None where there is none."""
 
     user: int
     item: str
     positive: bool
     time: int
     part: int
+    rating: float | None = None
 
 
 class OutboxEntry(NamedTuple):
@@ -213,7 +215,7 @@ def add_history(connection: sa.Connection, interactions: Iterable[Interaction]) 
 def load_history(connection: sa.Connection) -> Iterator[tuple[int, Interaction]]:
     """Yield all interactions with their row numbers, in order."""
     for row in connection.execute(sa.select(history).order_by(history.c.row)):
-        yield row.row, Interaction(row.user, row.item, row.positive, row.time, row.part)
+        yield row.row, Interaction(row.user, row.item, row.positive, row.time, row.part, row.rating)
 
 
 def add_entries(connection: sa.Connection, entries: Sequence[OutboxEntry]) -> None:

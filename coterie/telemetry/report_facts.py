@@ -42,9 +42,11 @@ Report = Mapping[str, Any]
 _SYSTEMS = {
     "drift": "DRIFT",
     "fedncf": "FedNCF",
+    "fedmvmf": "FedMVMF",
     "saros": "SAROS",
     "ncf": "NCF, centralised",
     "als": "ALS",
+    "item_mean": "Item mean",
     "popularity": "Popularity",
     "positive_share": "Positive share",
     "random": "Random order",
@@ -54,11 +56,12 @@ _NOTES = {
     "saros": "centralised, same blocks",
     "ncf": "the same model with all data in one place",
     "als": "alternating least squares with all data in one place",
+    "item_mean": "items by mean rating, drawn towards that of all",
     "popularity": "items by number of interactions",
     "positive_share": "items by share of positives",
     "random": "no learning",
 }
-_REFERENCE_ORDER = ("saros", "ncf", "als", "popularity", "positive_share", "random")
+_REFERENCE_ORDER = ("saros", "ncf", "als", "item_mean", "popularity", "positive_share", "random")
 _RANKED = {
     "ndcg": "NDCG",
     "map": "MAP",
@@ -76,7 +79,12 @@ _HEADLINE_AT_MOST = 6
 _HEADLINE = ("ndcg", "map", *_ERRORS)
 _EVERYTHING = "_all"
 """Ends the keys of a ranking of all unseen items where the bare keys are a ranking of sampled ones."""
-_POPULATIONS = {name: place for place, name in enumerate(("sampled items", "all unseen items", "test items"))}
+_RATED = "_rated"
+"""Ends the keys of a ranking of the user's own rated test items."""
+_POPULATIONS = {
+    name: place
+    for place, name in enumerate(("rated test items", "sampled items", "all unseen items", "test items"))
+}
 
 
 @dataclass(frozen=True)
@@ -239,6 +247,8 @@ def metric(key: str, *, sampled: bool = False) -> Metric:
     population = ""
     if base.endswith("_items") and stem != base:
         population = "validation items" if validation else "test items"
+    elif base.endswith(_RATED):
+        population = "rated validation items" if validation else "rated test items"
     elif stem in _RANKED:
         population = "sampled items" if sampled and not base.endswith(_EVERYTHING) else "all unseen items"
     return Metric(key, label, population, lower_is_better=stem in _ERRORS, on_validation=validation)
@@ -254,7 +264,7 @@ def metrics(report: Report) -> list[Metric]:
 
     def order(one: Metric) -> tuple[bool, bool, int, int]:
         place = _ORDER.get(_stem(one.key), len(_ORDER))
-        return one.on_validation, one.is_loss, _POPULATIONS.get(one.population, 2), place
+        return one.on_validation, one.is_loss, _POPULATIONS.get(one.population, len(_POPULATIONS) - 1), place
 
     return sorted(found, key=order)
 
@@ -274,8 +284,8 @@ def headline(report: Report) -> list[Metric]:
 def _stem(key: str) -> str:
     base = key.partition("@")[0]
     if base.startswith(_VALIDATION):
-        return base.removeprefix(_VALIDATION).removesuffix("_items").removesuffix(_EVERYTHING)
-    return base.removesuffix("_test_items").removesuffix(_EVERYTHING)
+        base = base.removeprefix(_VALIDATION).removesuffix("_items")
+    return base.removesuffix("_test_items").removesuffix(_EVERYTHING).removesuffix(_RATED)
 
 
 def leading_metric(report: Report) -> Metric | None:

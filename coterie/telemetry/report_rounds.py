@@ -38,6 +38,8 @@ class Rounds:
         By phase, the longest first.
     abandoned : mapping of str to int
         Rounds by the reason why they were abandoned.
+    silent : mapping of str to int
+        Rounds that were applied without what some data owners know of their items, by the names of these.
     members, dropped, refused, liars : int
         Members of all rounds, those of them that sent nothing at some step, messages refused, wrong shares.
     per_member : float or None
@@ -49,6 +51,7 @@ class Rounds:
     by_purpose: Mapping[str, int]
     seconds: Mapping[str, float]
     abandoned: Mapping[str, int]
+    silent: Mapping[str, int]
     members: int
     dropped: int
     refused: int
@@ -73,6 +76,7 @@ def rounds_of(report: Report) -> Rounds | None:
         by_purpose=Counter(str(one.get("purpose")) for one in rounds),
         seconds=dict(sorted(seconds.items(), key=lambda one: -one[1])),
         abandoned=Counter(str(one["reason"]) for one in rounds if one.get("reason")),
+        silent=Counter(", ".join(_texts(one["silent_owners"])) for one in rounds if one.get("silent_owners")),
         members=_count(rounds, "members"),
         dropped=_count(rounds, "dropped"),
         refused=_count(rounds, "refused"),
@@ -127,6 +131,8 @@ def rounds_lines(report: Report) -> list[tuple[str, str]]:
     found.append(("Rounds", f"{made}; {_became(rounds)}"))
     for reason, n in rounds.abandoned.items():
         found.append(("  abandoned", f"{count(n)}: {reason}"))
+    for names, n in rounds.silent.items():
+        found.append(("  without item features", f"{count(n)}: {names} said nothing in time"))
     if "visits" in report:
         found.append(
             (
@@ -220,6 +226,14 @@ def rounds_section(report: Report) -> Section:
                 "Abandoned rounds",
                 ["Reason", "Rounds"],
                 [[reason, count(n)] for reason, n in rounds.abandoned.items()],
+            )
+        )
+    if rounds.silent:
+        found.tables.append(
+            Table(
+                "Rounds without item features",
+                ["Data owners that said nothing in time", "Rounds"],
+                [[names, count(n)] for names, n in rounds.silent.items()],
             )
         )
     found.folded.append(_every_round(entries(report, "rounds")))

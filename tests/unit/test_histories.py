@@ -44,7 +44,7 @@ def catalogue() -> Catalogued:
 async def test_items_to_rank_among_stand_behind_the_interactions_as_often_as_they_are_listed(
     histories: Histories, catalogue: Catalogued
 ) -> None:
-    user, item, part = histories.interactions(catalogue)
+    user, item, part, _ = histories.interactions(catalogue)
     rows = [(histories.names[u], ITEMS[i], p) for u, i, p in zip(user, item, part, strict=True)]
     assert rows == [
         ("ann", "a", TRAIN),

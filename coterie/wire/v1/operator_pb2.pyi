@@ -395,6 +395,7 @@ class RoundEvent(google.protobuf.message.Message):
     BYTES_IN_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
     LIARS_FIELD_NUMBER: builtins.int
+    SILENT_OWNERS_FIELD_NUMBER: builtins.int
     round: builtins.int
     """Its number."""
     purpose: builtins.str
@@ -427,6 +428,12 @@ class RoundEvent(google.protobuf.message.Message):
     def seconds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
         """Seconds of each phase."""
 
+    @property
+    def silent_owners(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Names of data owners that were asked about the round's version and said nothing in time: it was applied without
+        what they know of their items.
+        """
+
     def __init__(
         self,
         *,
@@ -444,8 +451,9 @@ class RoundEvent(google.protobuf.message.Message):
         bytes_in: builtins.int = ...,
         version: builtins.int = ...,
         liars: builtins.int = ...,
+        silent_owners: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bytes_in", b"bytes_in", "dropped", b"dropped", "liars", b"liars", "members", b"members", "pass_number", b"pass_number", "phases", b"phases", "purpose", b"purpose", "reason", b"reason", "refused", b"refused", "round", b"round", "seconds", b"seconds", "summed", b"summed", "users", b"users", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes_in", b"bytes_in", "dropped", b"dropped", "liars", b"liars", "members", b"members", "pass_number", b"pass_number", "phases", b"phases", "purpose", b"purpose", "reason", b"reason", "refused", b"refused", "round", b"round", "seconds", b"seconds", "silent_owners", b"silent_owners", "summed", b"summed", "users", b"users", "version", b"version"]) -> None: ...
 
 Global___RoundEvent: typing_extensions.TypeAlias = RoundEvent
 

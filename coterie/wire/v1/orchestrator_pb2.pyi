@@ -132,6 +132,10 @@ class _TaskKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     """
     TASK_KIND_RECEIVE: _TaskKind.ValueType  # 8
     """Owners, DRIFT in its shielded form: take visits of epoch `round.round` on the model of the given version."""
+    TASK_KIND_ITEM_FACTORS: _TaskKind.ValueType  # 9
+    """Owners, systems that ask them: tell of the items that are held, about the model of the given version, which round
+    `round.round` trains.
+    """
 
 class TaskKind(_TaskKind, metaclass=_TaskKindEnumTypeWrapper):
     """What a party is asked to do."""
@@ -156,6 +160,10 @@ visit each of them once in epoch `round.round`.
 """
 TASK_KIND_RECEIVE: TaskKind.ValueType  # 8
 """Owners, DRIFT in its shielded form: take visits of epoch `round.round` on the model of the given version."""
+TASK_KIND_ITEM_FACTORS: TaskKind.ValueType  # 9
+"""Owners, systems that ask them: tell of the items that are held, about the model of the given version, which round
+`round.round` trains.
+"""
 Global___TaskKind: typing_extensions.TypeAlias = TaskKind
 
 class _RoundStep:
@@ -272,6 +280,8 @@ class _SubmitKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     """Members: nothing.  The members whose slots it covers, one or several, take no further part in the round; nobody
     waits for them.  It gives no reason.
     """
+    SUBMIT_KIND_ITEM_FACTORS: _SubmitKind.ValueType  # 11
+    """Owners: an ItemFactors, of one owner."""
 
 class SubmitKind(_SubmitKind, metaclass=_SubmitKindEnumTypeWrapper):
     """What a submitted item is."""
@@ -300,6 +310,8 @@ SUBMIT_KIND_DECLINED: SubmitKind.ValueType  # 10
 """Members: nothing.  The members whose slots it covers, one or several, take no further part in the round; nobody
 waits for them.  It gives no reason.
 """
+SUBMIT_KIND_ITEM_FACTORS: SubmitKind.ValueType  # 11
+"""Owners: an ItemFactors, of one owner."""
 Global___SubmitKind: typing_extensions.TypeAlias = SubmitKind
 
 @typing.final
@@ -407,7 +419,7 @@ class RunPlan(google.protobuf.message.Message):
     run_id: builtins.str
     """The run."""
     system: builtins.str
-    """Learning system, "drift"."""
+    """Learning system: "drift", "fedncf" or "fedmvmf"."""
     form: builtins.str
     """Form of the system: "published" or "shielded"; of rounds-based systems "hosts" or "users"."""
     secure_sum: builtins.str
@@ -632,7 +644,7 @@ class Task(google.protobuf.message.Message):
     kind: Global___TaskKind.ValueType
     """What to do."""
     version: builtins.int
-    """EVALUATE, RECEIVE, ROUND: model version.  FINISH: the version that counts.  DELIVER, VISIT: version of the
+    """EVALUATE, RECEIVE, ROUND, ITEM_FACTORS: model version.  FINISH: the version that counts.  DELIVER, VISIT: version of the
     catalogue.
     """
     flush: builtins.bool
@@ -1180,6 +1192,51 @@ class VisitStatus(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["held", b"held", "visits", b"visits"]) -> None: ...
 
 Global___VisitStatus: typing_extensions.TypeAlias = VisitStatus
+
+@typing.final
+class ItemFactors(google.protobuf.message.Message):
+    """Payload of SUBMIT_KIND_ITEM_FACTORS: what an owner makes of its items' features for one round of FedMVMF.  An owner
+    that knows none sends empty arrays, so that nobody waits for it.  Who may read: the COS.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: builtins.int
+    ITEMS_FIELD_NUMBER: builtins.int
+    PULL_FIELD_NUMBER: builtins.int
+    NEW_ITEMS_FIELD_NUMBER: builtins.int
+    ROWS_FIELD_NUMBER: builtins.int
+    version: builtins.int
+    """Model version that it is about."""
+    @property
+    def items(self) -> coterie.wire.v1.common_pb2.Tensor:
+        """uint32 (n,), strictly increasing item indices, all of the owner: items that are trained."""
+
+    @property
+    def pull(self) -> coterie.wire.v1.common_pb2.Tensor:
+        """float32 (n, K): for each of them the sum over its features d of f(j, d), its pull towards what they say."""
+
+    @property
+    def new_items(self) -> coterie.wire.v1.common_pb2.Tensor:
+        """uint32 (m,), strictly increasing item indices, all of the owner and none among `items`: items that nobody trains."""
+
+    @property
+    def rows(self) -> coterie.wire.v1.common_pb2.Tensor:
+        """float32 (m, K): for each of these the factors that its features predict."""
+
+    def __init__(
+        self,
+        *,
+        version: builtins.int = ...,
+        items: coterie.wire.v1.common_pb2.Tensor | None = ...,
+        pull: coterie.wire.v1.common_pb2.Tensor | None = ...,
+        new_items: coterie.wire.v1.common_pb2.Tensor | None = ...,
+        rows: coterie.wire.v1.common_pb2.Tensor | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["items", b"items", "new_items", b"new_items", "pull", b"pull", "rows", b"rows"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["items", b"items", "new_items", b"new_items", "pull", b"pull", "rows", b"rows", "version", b"version"]) -> None: ...
+
+Global___ItemFactors: typing_extensions.TypeAlias = ItemFactors
 
 @typing.final
 class EpochStatus(google.protobuf.message.Message):

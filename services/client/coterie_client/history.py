@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ _PARTS = (TRAIN, VALIDATION, TEST, RANKED)
 
 
 def read_histories(path: Path) -> tuple[list[str], list[store.Interaction]]:
-    """Read histories from CSV with columns ``user,item,positive,time,part``.
+    """Read histories from CSV with columns ``user,item,positive,time,part`` and, where there are ratings, ``rating``.
 
     A row of part ``RANKED`` is no interaction: it names an item among which what is held out of the user is ranked.
 
@@ -64,12 +65,19 @@ def read_histories(path: Path) -> tuple[list[str], list[store.Interaction]]:
 def _interaction(path: Path, line: int, user: int, row: dict[str, str]) -> store.Interaction:
     try:
         positive, part = int(row["positive"]), int(row["part"])
-        if positive in (0, 1) and part in _PARTS and row["item"]:
-            return store.Interaction(user, row["item"], bool(positive), int(row["time"]), part)
+        rating = float(row["rating"]) if row.get("rating") else None
+        if (
+            positive in (0, 1)
+            and part in _PARTS
+            and row["item"]
+            and (rating is None or math.isfinite(rating))
+        ):
+            return store.Interaction(user, row["item"], bool(positive), int(row["time"]), part, rating)
     except (TypeError, ValueError):
         pass
     raise DataError(
-        f"{path}, line {line}: expected item, positive 0 or 1, time in seconds, part 0, 1, 2 or 3"
+        f"{path}, line {line}: expected item, positive 0 or 1, time in seconds, part 0, 1, 2 or 3, and as rating a "
+        "number or nothing"
     )
 
 
@@ -272,14 +280,16 @@ class Histories:
 
     def interactions(
         self, catalogue: Catalogued
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return user (from 0), item and part of rows with the catalogue's items; of equal interactions the first.
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """Return user (from 0), item, part and rating of rows with the catalogue's items.
 
-        Behind the interactions stand the rows of part ``RANKED``, which are none.
+        Of equal interactions it is the first.  Behind them stand the rows of part ``RANKED``, which are none.
 
         Returns
         -------
         user, item, part : ndarray of int64, shape (N,)
+        rating : ndarray of float32, shape (N,)
+            NaN where there is none.
         """
         item, _ = self._by_row(catalogue)
         user = np.array([one.user for one in self._interactions], np.int64) - 1
@@ -288,7 +298,9 @@ class Histories:
         _, first = np.unique(user[known] * len(catalogue.index) + item[known], return_index=True)
         ranked = np.flatnonzero((item >= 0) & (part == RANKED))
         chosen = np.concatenate([known[np.sort(first)], ranked])
-        return user[chosen], item[chosen], part[chosen]
+        ratings = (math.nan if one.rating is None else one.rating for one in self._interactions)
+        rating = np.fromiter(ratings, np.float32, len(self._interactions))
+        return user[chosen], item[chosen], part[chosen], rating[chosen]
 
     def waiting(self, owner: bytes) -> list[tuple[int, Outbox]]:
         """Return the users that have something to send to an owner, in a fixed order."""

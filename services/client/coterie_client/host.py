@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError, Message
 
 from coterie.config.services import ClientSettings
 from coterie.crypto.identity import Bundle, Identity
+from coterie.data.attributes import AttributeTable
 from coterie.errors import PeerError
 from coterie.launch.process import Runtime
 from coterie.net.party import Party
@@ -49,6 +50,8 @@ class Host:
     engine: sa.Engine
     writer: Writer
     directory_key: bytes
+    told: tuple[Mapping[str, int], AttributeTable] | None = None
+    """What is known of users: row by name, and the rows; None where nothing is."""
 
     @property
     def consent(self) -> Consent:

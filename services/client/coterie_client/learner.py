@@ -14,6 +14,7 @@ import structlog
 from numpy.typing import NDArray
 
 from coterie.crypto.keyfile import read_private_file, write_private_file
+from coterie.data.attributes import in_order
 from coterie.data.keyed_order import key_hash
 from coterie.errors import PeerError, RunError
 from coterie.rounds.conductor import model_from_bytes
@@ -132,9 +133,10 @@ class Learner:
 
     def _build(self, catalogue: Catalogued) -> HostSide:
         names = self._host.histories.names
-        user, item, part = self._host.histories.interactions(catalogue)
-        rating = np.full(len(user), np.nan, np.float32)
-        data = HostData(names, self.items, user, item, part, rating)
+        user, item, part, rating = self._host.histories.interactions(catalogue)
+        told = self._host.told
+        attributes = None if told is None else in_order(names, *told)
+        data = HostData(names, self.items, user, item, part, rating, attributes)
         keys = user_keys(self._host.settings.state, names, self._host.settings.seed)
 
         def keep(initial: Arrays) -> Arrays:

@@ -9,6 +9,7 @@ import grpc
 import structlog
 
 from coterie.config.services import ClientSettings
+from coterie.data.attributes import AttributeTable, read_attributes
 from coterie.launch.process import Runtime
 from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import enrol, identities, saved_bundles
@@ -16,6 +17,7 @@ from coterie.net.party import Member, Party
 from coterie.net.retry import Retry
 from coterie.net.revocation import RevocationWatch
 from coterie.rounds.systems import SYSTEMS
+from coterie.store.client import Interaction
 from coterie.store.engine import Writer, open_sqlite
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
@@ -67,6 +69,7 @@ class ClientProcess:
             engine,
             writer,
             (settings.state / "directory.key").read_bytes(),
+            _told(settings),
         )
         self._way: TakingPart | None = None
 
@@ -84,9 +87,10 @@ class ClientProcess:
 
     async def _take_part(self, running: asyncio.TaskGroup) -> None:
         host, party = self._host, self._host.party
-        if self._settings.histories is not None and not host.histories.names:
-            names, interactions = read_histories(self._settings.histories)
-            await host.histories.take(names, interactions)
+        if not host.histories.names:
+            names, interactions = _people(self._settings)
+            if names:
+                await host.histories.take(names, interactions)
         members = [
             Member(identity, bundle, wire.ParticipantKind.PARTICIPANT_KIND_USER)
             for identity, bundle in zip(host.identities, host.bundles, strict=True)
@@ -146,11 +150,23 @@ def _way(host: Host) -> TakingPart:
     return ShieldedDrift(host) if plan.form == "shielded" else Drift(host)
 
 
+def _told(settings: ClientSettings) -> tuple[dict[str, int], AttributeTable] | None:
+    """Return what is known of users: row by name, and the rows."""
+    return None if settings.attributes is None else read_attributes(settings.attributes, "user")
+
+
+def _people(settings: ClientSettings) -> tuple[list[str], list[Interaction]]:
+    """Return the users that the files name, those without a history last, and their interactions."""
+    names, interactions = ([], []) if settings.histories is None else read_histories(settings.histories)
+    known, told = set(names), _told(settings)
+    return [*names, *(name for name in (told[0] if told else ()) if name not in known)], interactions
+
+
 class _Client:
     role = "client"
 
     async def enrol(self, settings: ClientSettings, tls: TlsFiles) -> None:
-        users = len(read_histories(settings.histories)[0]) if settings.histories is not None else 1
+        users = len(_people(settings)[0]) or 1
         await enrol(self.role, settings, tls, identities(settings.state, users))
 
     def build(self, settings: Any, runtime: Runtime) -> ClientProcess:

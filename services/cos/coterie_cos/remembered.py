@@ -53,5 +53,6 @@ class Remembered:
                     "seconds": dict(zip(one.phases, one.seconds, strict=True)),
                     "bytes_in": one.bytes_in,
                     "version": one.version,
+                    "silent_owners": list(one.silent_owners),
                 }
             )

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import sqlalchemy as sa
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from coterie.rounds import training
 from coterie.rounds.conductor import Conductor, Population, model_to_bytes, new_training
-from coterie.rounds.system import Arrays, ServerSide
-from coterie.rounds.systems import server_side
+from coterie.rounds.system import Arrays, ServerSide, ToldServerSide
+from coterie.rounds.systems import asks_owners, server_side
 from coterie.rounds.training import Purpose, Training
 from coterie.secure_sum.protocol import Failed
 from coterie.store import cos as store
@@ -25,6 +25,7 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import to_wire
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie_cos.item_servers import ItemServers
 from coterie_cos.summing import SummingRun, Surroundings
 from coterie_cos.sums import OpenSum
 
@@ -58,6 +59,10 @@ class RoundsRun(SummingRun[Training]):
         self._model = b""
         self._opened = b""
         self._gather_since = time.monotonic()
+        self._item_servers = (
+            ItemServers(plan.run_id, self.registry, self.present) if asks_owners(plan.system) else None
+        )
+        self._silent: list[str] = []
 
     def _side(self, n_items: int, groups: int) -> ServerSide:
         return server_side(self.plan.system, self.plan.settings, n_items, self.plan.seed, groups)
@@ -84,6 +89,7 @@ class RoundsRun(SummingRun[Training]):
             self.proceed()
         else:
             layout, slots = conductor.side.layout(self.state.purpose), self._slots(conductor)
+            self._ask_owners()
             self._sums.resume(saved, layout, slots, self._step_s)
 
     def _conduct(self) -> Conductor:
@@ -148,7 +154,23 @@ class RoundsRun(SummingRun[Training]):
         except Failed as failed:
             self._sums.skip(str(failed))
             return
+        self._ask_owners()
         self._sums.open(opening, self._slots(conductor), self.present)
+
+    def _ask_owners(self) -> None:
+        """Let data owners tell of their items in a round of training, where the system asks them."""
+        self._silent = []
+        if self._item_servers is not None and self.state.purpose is Purpose.TRAIN:
+            self._item_servers.ask(self.state.round, self.state.version, self._step_s)
+
+    async def _with_items(self, conductor: Conductor) -> Arrays:
+        """Return the arrays with what data owners told for the round; those that are silent are done without."""
+        if self._item_servers is None or self.state.purpose is not Purpose.TRAIN:
+            return self._arrays
+        side = cast(ToldServerSide, conductor.side)
+        factors = side.model(self._arrays)["items"].shape[1]
+        told, self._silent = await self._item_servers.answers(factors)
+        return side.told(self._arrays, told)
 
     def _slots(self, conductor: Conductor) -> dict[int, list[int]]:
         covered = conductor.members(conductor.cohort(self.state))
@@ -157,8 +179,12 @@ class RoundsRun(SummingRun[Training]):
     async def summed(self, current: OpenSum, total: NDArray[np.uint32], users: int) -> str:
         """Apply a sum: the next version, the metrics in it, or nothing but a group's items."""
         conductor, before = self._conduct(), self.state
+        arrays = await self._with_items(conductor)
+        if not self.in_progress(current):
+            # Stopped meanwhile.
+            return ""
         try:
-            arrays, measured = await asyncio.to_thread(self._applied, conductor, total, users)
+            arrays, measured = await asyncio.to_thread(self._applied, conductor, arrays, total, users)
         except ImpossibleSumError as error:
             return str(error)
         if not self.in_progress(current):
@@ -189,9 +215,9 @@ class RoundsRun(SummingRun[Training]):
             self._versions.prune(round_, [] if chosen is None else [chosen.version])
         return ""
 
-    def _applied(self, conductor: Conductor, total: NDArray[np.uint32], users: int) -> Any:
+    def _applied(self, conductor: Conductor, arrays: Arrays, total: NDArray[np.uint32], users: int) -> Any:
         with self._accounting.activity("apply sums", users):
-            return conductor.apply(self.state, self._arrays, total, users)
+            return conductor.apply(self.state, arrays, total, users)
 
     async def abandoned(self, reason: str) -> None:
         """Count the round as abandoned."""
@@ -222,7 +248,9 @@ class RoundsRun(SummingRun[Training]):
         self.settle(self.state)
 
     def _round_event(self, users: int, reason: str = "") -> operator.WatchRunResponse:
-        return operator.WatchRunResponse(round=self._sums.event(users, self.state.version, reason))
+        event = self._sums.event(users, self.state.version, reason)
+        event.silent_owners.extend([] if reason else self._silent)
+        return operator.WatchRunResponse(round=event)
 
     def _consequences(self, before: Training) -> list[operator.WatchRunResponse]:
         """Return the events of what a round's end changed: an evaluation that is complete, another phase."""
@@ -275,7 +303,11 @@ class RoundsRun(SummingRun[Training]):
             return [
                 wire.Task(kind=wire.TaskKind.TASK_KIND_FINISH, reason=self._published.reason, version=version)
             ]
-        return self._sums.tasks(party, self._published.version, 0 if chosen is None else chosen.version)
+        tasks = self._sums.tasks(party, self._published.version, 0 if chosen is None else chosen.version)
+        training = self._sums.busy and self._published.purpose is Purpose.TRAIN
+        if self._item_servers is not None and training:
+            tasks += self._item_servers.tasks(self._owners(party))
+        return tasks
 
     def payload(self, party: str, role: str, request: wire.FetchRequest) -> tuple[int, bytes]:
         """Return model, plan, briefings, places, open items, catalogue or roster."""
@@ -331,7 +363,11 @@ class RoundsRun(SummingRun[Training]):
     async def submitted(
         self, party: str, head: wire.SubmitRequest, slots: Sequence[int], payload: bytes
     ) -> None:
-        """Take a member's message for a step."""
+        """Take a member's message for a step, or what a data owner tells of its items."""
+        if self._item_servers is not None and head.kind == wire.SubmitKind.SUBMIT_KIND_ITEM_FACTORS:
+            self._item_servers.submitted(head, slots, payload)
+            self.touch()
+            return
         self._sums.submitted(head, slots, payload)
 
     # --- time, watching ----------------------------------------------------------------------------------------

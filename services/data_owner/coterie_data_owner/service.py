@@ -20,10 +20,12 @@ from coterie.net.enrolment import enrol, identities, saved_bundles
 from coterie.net.party import Member, Party
 from coterie.net.retry import Retry
 from coterie.net.revocation import RevocationWatch
+from coterie.rounds.systems import asks_owners
 from coterie.store.engine import Writer, open_sqlite
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.data_owner_pb2_grpc import add_DataOwnerServicer_to_server
 from coterie_data_owner.intake import Intake
+from coterie_data_owner.item_factors import ItemFactors, read_features
 from coterie_data_owner.owner import Owner, read_items
 from coterie_data_owner.prekeys import Prekeys
 from coterie_data_owner.shielded import ShieldedOwners
@@ -81,7 +83,12 @@ class DataOwnerProcess:
             self._writer,
             runtime.accounting,
         )
+        self._features = [
+            None if owner.features is None else read_features(owner.features, held.items)
+            for owner, held in zip(settings.owners, self._owners, strict=True)
+        ]
         self._shielded: ShieldedOwners | None = None
+        self._item_factors: ItemFactors | None = None
         self._flush_due = False
         self._working: dict[tuple[int, wire.TaskKind.ValueType, int], asyncio.Task[None]] = {}
         self._trainers: dict[int, Trainer] = {}
@@ -102,14 +109,19 @@ class DataOwnerProcess:
         if self._shielded is not None:
             tasks.create_task(self._shielded.members.run())
             tasks.create_task(self._shielded.report())
+        answering = None if self._item_factors is None else tasks.create_task(self._item_factors.run())
         async for open_tasks in self._party.tasks():
             if self._shielded is not None:
                 await self._shielded.told(open_tasks)
+            if self._item_factors is not None:
+                self._item_factors.told(open_tasks)
             for task in open_tasks:
                 if task.kind == wire.TaskKind.TASK_KIND_FINISH:
                     _log.info("the run has ended", reason=task.reason)
                     if self._shielded is not None:
                         await self._shielded.finish()
+                    if answering is not None:
+                        answering.cancel()
                     for trainer in self._trainers.values():
                         trainer.supersede()
                     return
@@ -151,6 +163,15 @@ class DataOwnerProcess:
             )
             await self._shielded.begin(self._engine)
             self._intake.shield(self._party.plan, self._shielded.holdings)
+        if asks_owners(self._party.plan.system):
+            self._item_factors = ItemFactors(
+                self._owners,
+                self._features,
+                self._party,
+                index,
+                self._settings.state,
+                self._runtime.accounting,
+            )
         self._intake.ready.set()
         self._runtime.holds("run")
 

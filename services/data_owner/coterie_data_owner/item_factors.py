@@ -1,0 +1,209 @@
+"""What the owners of a process tell of their items in rounds, from the features that each was given of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file, save_file
+
+from coterie.data.attributes import AttributeTable, in_order, read_attributes
+from coterie.errors import DataError, PeerError
+from coterie.net.party import Party
+from coterie.rounds.conductor import model_from_bytes
+from coterie.rounds.plan import plan_hash
+from coterie.rounds.system import Arrays, OwnerSide
+from coterie.rounds.systems import owner_side
+from coterie.telemetry.accounting import Accounting
+from coterie.wire.refusal import Refusal
+from coterie.wire.tensor import to_wire
+from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie_data_owner.owner import Owner
+
+__all__ = ["ItemFactors", "read_features"]
+
+_log = structlog.get_logger("coterie.items")
+
+_NOTHING: Arrays = {
+    "items": np.empty(0, np.uint32),
+    "pull": np.empty((0, 0), np.float32),
+    "new_items": np.empty(0, np.uint32),
+    "rows": np.empty((0, 0), np.float32),
+}
+"""What an owner tells that knows no features: nobody waits for it."""
+
+
+def read_features(path: Path, items: Sequence[str]) -> AttributeTable:
+    """Read what an owner knows of its items: CSV with a column ``item``, then one for each feature.
+
+    Returns
+    -------
+    AttributeTable
+        A row for each of the owner's items; of an item that the file does not name everything is missing.
+
+    Raises
+    ------
+    DataError
+        As `coterie.data.attributes.read_attributes`, or the file names none of the items.
+    """
+    rows, table = read_attributes(path, "item")
+    if not rows.keys() & set(items):
+        raise DataError(f"{path} names none of the owner's {len(items)} items")
+    return in_order(items, rows, table)
+
+
+class _Kept:
+    """What an owner's side keeps from version to version, in a file.
+
+    A version may be asked about twice, after a restart or when its round was abandoned: then the side begins again from
+    what it had before it.
+    """
+
+    def __init__(self, path: Path, mark: str) -> None:
+        self._path = path
+        self._mark = mark
+
+    def before(self, version: int) -> Arrays | None:
+        """Return what the side had before a version; None where nothing is known of this run."""
+        try:
+            with safe_open(self._path, "numpy") as file:
+                about = file.metadata() or {}
+            arrays = load_file(self._path)
+        except (OSError, SafetensorError):
+            return None
+        if about.get("plan") != self._mark:
+            return None
+        part = "before." if about.get("version") == str(version) else "after."
+        return {name.removeprefix(part): value for name, value in arrays.items() if name.startswith(part)}
+
+    def save(self, version: int, before: Arrays, after: Arrays) -> None:
+        """Write what the side had before and has after a version; a reader finds all of it or what was there."""
+        beside = self._path.with_name(f".{self._path.name}.part")
+        arrays = {f"before.{name}": value for name, value in before.items()}
+        arrays |= {f"after.{name}": value for name, value in after.items()}
+        save_file(arrays, beside, metadata={"version": str(version), "plan": self._mark})
+        beside.replace(self._path)
+
+
+class ItemFactors:
+    """The owners of this process, as a system with rounds asks them.
+
+    Parameters
+    ----------
+    owners : sequence of Owner
+        Registered.
+    features : sequence of (AttributeTable or None)
+        What each knows of its items, in the order of ``Owner.items``.
+    party : Party
+        To the COS.
+    index : mapping of str to int
+        Position of each item in the catalogue.
+    state : Path
+        Folder of the process.
+    accounting : Accounting
+    """
+
+    def __init__(
+        self,
+        owners: Sequence[Owner],
+        features: Sequence[AttributeTable | None],
+        party: Party,
+        index: dict[str, int],
+        state: Path,
+        accounting: Accounting,
+    ) -> None:
+        self._party = party
+        self._accounting = accounting
+        plan = party.plan
+        self._mark = plan_hash(plan).hex()
+        self._sides: dict[int, tuple[OwnerSide, _Kept]] = {}
+        for owner, table in zip(owners, features, strict=True):
+            if table is None:
+                continue
+            items = np.array([index[key] for key in owner.items], np.int64)
+            side = owner_side(plan.system, plan.settings, items, table, plan.seed)
+            kept = _Kept(state / f"item-factors-{owner.name}.safetensors", self._mark)
+            self._sides[owner.slot] = side, kept
+        self._task: wire.Task | None = None
+        self._asked_at = 0.0
+        self._news = asyncio.Event()
+        self._sent: dict[tuple[int, int], float] = {}
+        self._model: tuple[bytes, dict[str, NDArray[np.float32]]] | None = None
+
+    def told(self, tasks: Sequence[wire.Task]) -> None:
+        """Take note of the open tasks."""
+        for task in tasks:
+            if task.kind == wire.TaskKind.TASK_KIND_ITEM_FACTORS:
+                self._task, self._asked_at = task, self._party.asked_at
+                self._news.set()
+
+    async def run(self) -> None:
+        """Answer what is asked; of several questions the newest counts."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            task, asked_at = self._task, self._asked_at
+            if task is None:
+                continue
+            try:
+                await self._answer(task, asked_at)
+            except PeerError as error:
+                # Asked again for as long as the round waits for it.
+                _log.info("items are not told of", round=task.round.round, error=error.message)
+
+    async def _answer(self, task: wire.Task, asked_at: float) -> None:
+        number = task.round.round
+        slots = [slot for part in task.slots for slot in range(part.first, part.first + part.count)]
+        # A task that was on its way before an answer was taken asks for it once more.
+        slots = [slot for slot in slots if self._sent.get((number, slot), -1.0) < asked_at]
+        if not slots:
+            return
+        model = await self._fetch(task.version) if any(slot in self._sides for slot in slots) else None
+        for slot in slots:
+            found = _NOTHING
+            if model is not None and slot in self._sides:
+                found = await asyncio.to_thread(self._computed, slot, task.version, model)
+            message = wire.ItemFactors(
+                version=task.version, **{name: to_wire(value) for name, value in found.items()}
+            )
+            try:
+                await self._party.submit(
+                    wire.SubmitKind.SUBMIT_KIND_ITEM_FACTORS, task.round, message, slots=[slot]
+                )
+            except Refusal as refusal:
+                _log.info("items are not told of", round=number, reason=str(refusal))
+                return
+            self._sent = {**self._of_round(number), (number, slot): time.monotonic()}
+
+    def _of_round(self, number: int) -> dict[tuple[int, int], float]:
+        return {key: at for key, at in self._sent.items() if key[0] == number}
+
+    def _computed(self, slot: int, version: int, model: dict[str, NDArray[np.float32]]) -> Arrays:
+        side, kept = self._sides[slot]
+        with self._accounting.activity("item factors"):
+            before = kept.before(version)
+            if before is not None:
+                side.private = before
+            before = side.private
+            found = side.answer(model)
+            kept.save(version, before, side.private)
+        return found
+
+    async def _fetch(self, version: int) -> dict[str, NDArray[np.float32]] | None:
+        """Fetch the version that a round trains; None where the COS has gone on to another."""
+        held = self._model
+        found, payload = await self._party.fetch(
+            wire.FetchKind.FETCH_KIND_MODEL, version=version, held_sha256=held[0] if held else b""
+        )
+        if payload is not None:
+            held = self._model = hashlib.sha256(payload).digest(), model_from_bytes(payload)
+        if held is None or found != version:
+            raise PeerError(f"the COS sent version {found} in place of {version}")
+        return held[1]

@@ -1,0 +1,132 @@
+"""FedMVMF over real processes: the numbers of the same run in one process, an item server that dies, new users."""
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+
+from coterie.evaluation.holdout import TRAIN
+from coterie.launch import experiment, local_run
+from coterie.launch.feed import load, make_feed
+from coterie.launch.in_process import train_in_process
+from coterie.launch.local_run import LocalRun
+from coterie.rounds.systems import server_side
+
+ROUNDS = {"cohort": 20, "group": 60, "passes": 4, "evaluate_every": 2}
+MVMF = {
+    "system": "fedmvmf",
+    "split": {"kind": "random"},
+    "data": {"synthetic": {"users": 60, "items": 80, "interactions": 1500}},
+    "mvmf": {"factors": 4, "ridge": 3.0},
+    "rounds": ROUNDS,
+    "federation": {"hosts": 3},
+}
+OWNER = "data-owner/catalogue"
+
+
+@pytest.fixture(scope="module")
+def trained(small, federation):
+    """Return what services and one process make of the same settings: the report of each."""
+    made = {}
+
+    def make(name, **changes):
+        if name not in made:
+            settings = small(**{**MVMF, **changes})
+
+            async def to_the_end():
+                async with federation(settings) as running:
+                    await running.start()
+                    return running, await running.finish()
+
+            running, report = asyncio.run(to_the_end())
+            alone = train_in_process(settings, running.feed, run_id="test", seed=0, see=lambda event: None)
+            made[name] = report, alone.known
+        return made[name]
+
+    return make
+
+
+KINDS = {
+    "clear": {},
+    "masked": {"secure_sum": "masked"},
+    "new items, steps, clear": {
+        "split": {"kind": "cold-items"},
+        "mvmf": {"factors": 4, "update": "sgd", "private_rate": 1e-3},
+    },
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_services_of_fedmvmf_and_one_process_come_to_equal_numbers(trained, kind):
+    report, alone = trained(kind, **KINDS[kind])
+    assert report["phase"] == "done"
+    same = ("epoch", "version", "users", "metrics")
+    assert [{key: one[key] for key in same} for one in report["history"]] == [
+        {key: one[key] for key in same} for one in alone["history"]
+    ]
+    assert report["chosen"] == alone["chosen"]
+    assert report["abandoned"] == 0
+    assert [one["silent_owners"] for one in report["rounds"]] == [[]] * len(report["rounds"])
+
+
+def test_the_masked_sum_changes_no_number_of_fedmvmf(trained):
+    (clear, _), (masked, _) = trained("clear"), trained("masked", secure_sum="masked")
+    assert [one["metrics"] for one in masked["history"]] == [one["metrics"] for one in clear["history"]]
+
+
+async def test_without_its_item_server_a_run_goes_on_says_so_and_takes_it_back(small, federation):
+    rounds = {**ROUNDS, "passes": 5000, "evaluate_every": 5000}
+    settings = small(**{**MVMF, "rounds": rounds, "federation": {"hosts": 3, "party_timeout_s": 2.0}})
+
+    def trained_with(names, after):
+        def wanted(event):
+            one = event.round
+            return event.number > after and one.purpose == "train" and list(one.silent_owners) == names
+
+        return wanted
+
+    async with federation(settings) as running:
+        await running.start()
+        await running.until(trained_with([], 0), "a round with what is known of items")
+        running.children[OWNER].kill()
+        await running.until(trained_with(["catalogue"], 0), "a round without")
+        running.children[OWNER].start()
+        await running.change(OWNER, "returned")
+        seen = max(event.number for event in running.events)
+        await running.until(trained_with([], seen), "a round with it again")
+        report = await running.report()
+    assert report["abandoned"] == 0
+    assert any(one["silent_owners"] == ["catalogue"] for one in report["rounds"])
+
+
+def test_a_user_who_has_rated_nothing_is_recommended_what_its_attributes_say(small, tmp_path):
+    settings = small(
+        **{**MVMF, "split": {"kind": "cold-users"}, "federation": {"hosts": 2}},
+        output=tmp_path,
+        reference=True,
+    )
+    report, folder = asyncio.run(experiment.run(settings, "test", lambda seed, event: None))
+    assert set(report["reference"]) == {"item_mean", "popularity", "random"}
+    assert report["visibility"]["data-owner/catalogue"]["item_features"] == "may see"
+    json.loads((folder / "report.json").read_text())
+    assert "FedMVMF" in (folder / "report.html").read_text()
+
+    feed = make_feed(settings, load(settings), 0)
+    data = feed.dataset
+    cold = np.setdiff1d(np.arange(60), data.user[feed.split.part == TRAIN])
+    user = data.users[int(cold[0])]
+    found = asyncio.run(local_run.recommend(LocalRun.at(folder), user, 5))
+    assert found.version == report["chosen"]["version"]
+    passes = report["chosen"]["epoch"]
+    rounds = settings.rounds.model_copy(update={"passes": passes, "evaluate_every": passes})
+    again = settings.model_copy(update={"rounds": rounds})
+    alone = train_in_process(again, feed, run_id="test", seed=0, see=lambda event: None)
+    host = int(feed.host[cold[0]])
+    position = list(feed.hosted(host).users).index(user)
+    side = server_side(
+        "fedmvmf", settings.plan_settings(feed.attribute_names), len(data.items), 0, alone.known["groups"]
+    )
+    scores = alone.hosts[host].recommend(side.model(alone.trained.arrays), position)
+    best = np.argsort(-scores, kind="stable")[:5]
+    assert [one.item for one in found.suggestions] == [data.items[item] for item in best]
