@@ -1,15 +1,27 @@
 """Attributes of users and features of items: matrices, MovieLens' files, the tag genome, missing values."""
 
+import math
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coterie.data import Dataset, SyntheticSpec, generate, generate_user_attributes, read
-from coterie.data.attributes import AttributeTable, beside, item_attributes, one_of
+from coterie.data.attributes import (
+    AttributeTable,
+    beside,
+    in_order,
+    item_attributes,
+    one_of,
+    read_attributes,
+    write_attributes,
+)
 from coterie.data.demographics import AGES, REGIONS, read_user_attributes, us_region
 from coterie.data.genome import has_genome, read_genome
 from coterie.errors import DataError
@@ -339,3 +351,55 @@ def test_published_sets_have_their_published_users(name: str, under_18: int, wom
     features = item_attributes(data)
     assert sum(name.startswith("genre") for name in features.names) == genres
     assert features.missing < 0.002
+
+
+VALUES = st.one_of(st.just(math.nan), st.floats(width=32, allow_nan=False, allow_infinity=False))
+KEYS = st.lists(
+    st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=5), unique=True, max_size=6
+)
+
+
+@given(KEYS, st.data())
+def test_a_written_table_comes_back_to_the_bit(keys, data):
+    rows = [data.draw(st.tuples(VALUES, VALUES)) for _ in keys]
+    table = AttributeTable(("a", "b, c"), np.array(rows, np.float32).reshape(len(keys), 2))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "known.csv"
+        write_attributes(path, "user", keys, table)
+        found, read = read_attributes(path, "user")
+    assert list(found) == keys
+    assert read.names == table.names
+    np.testing.assert_array_equal(read.values, table.values)
+
+
+def test_rows_are_put_into_an_order_and_who_has_none_has_nothing_known(tmp_path):
+    (tmp_path / "known.csv").write_text("user,age\nann,1\nben,\n")
+    found = in_order(["zoe", "ben", "ann"], *read_attributes(tmp_path / "known.csv", "user"))
+    np.testing.assert_array_equal(found.values, [[np.nan], [np.nan], [1]])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("item,age\nann,1\n", "the first column is 'item'; expected 'user'"),
+        ("", "the first column is None"),
+        ("user,age\nann,1,2\n", "line 2: 3 fields; expected 2"),
+        ("user,age\nann,1\nann,2\n", "line 3: the user is empty or named twice"),
+        ("user,age\n,1\n", "line 2: the user is empty"),
+        ("user,age,sex\nann,1,inf\n", "line 2, column 'sex': expected a finite number"),
+        ("user,age\nann,nan\n", "line 2, column 'age': expected a finite number, or nothing"),
+        ("user,age\nann,old\n", "line 2, column 'age'"),
+        ("user,age,age\nann,1,2\n", "two attributes have the same name"),
+    ],
+)
+def test_a_malformed_table_is_refused_with_its_place_and_no_value(text, words, tmp_path):
+    path = tmp_path / "known.csv"
+    path.write_text(text)
+    with pytest.raises(DataError, match=words) as caught:
+        read_attributes(path, "user")
+    assert "old" not in caught.value.message
+
+
+def test_a_table_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(DataError, match="cannot read"):
+        read_attributes(tmp_path / "none.csv", "user")

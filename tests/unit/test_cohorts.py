@@ -175,3 +175,27 @@ def test_windows_say_how_many_owners_and_hosts_may_not_be_lost() -> None:
 def test_what_a_setting_gives_away_is_a_warning(given: dict[str, Any], words: str) -> None:
     warnings = protection(settings(**given), [149, 150])["warnings"]
     assert any(words in one for one in warnings), warnings
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"rounds": {"cohorts": "random"}}, "an item that enough users of a group have rated"),
+        ({"mvmf": {"min_touch": 2}}, "of two users each would know the other's part"),
+        ({"mvmf": {"resample": True}}, "knows what it has rated"),
+        ({"mvmf": {"weights": "obs-only"}}, "rows of rated items only"),
+    ],
+)
+def test_what_a_setting_of_fedmvmf_gives_away_is_a_warning(given: dict[str, Any], words: str) -> None:
+    asked = RunSettings.model_validate({"system": "fedmvmf", **given})
+    warnings = protection(asked, [149, 150])["warnings"]
+    assert any(words in one for one in warnings), warnings
+    usual = protection(RunSettings.model_validate({"system": "fedmvmf"}), [149, 150])
+    assert usual["warnings"] == []
+
+
+def test_a_cohort_of_fedmvmf_that_would_overflow_is_refused() -> None:
+    asked = RunSettings.model_validate({"system": "fedmvmf", "mvmf": {"bits": 27}})
+    with pytest.raises(ConfigError, match="there is room for 32") as caught:
+        require_cohorts(asked, 100)
+    assert caught.value.hint == "fewer mvmf.bits, or smaller cohorts"

@@ -1,12 +1,16 @@
 """What a run's settings make of a data set: the kinds of splits and what is measured on them."""
 
+import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from coterie_client.history import read_histories
 
 from coterie.config.run import DataSettings, RunSettings, SplitSettings
-from coterie.data import TEST, VALIDATION, leave_last_out
+from coterie.data import TEST, TRAIN, VALIDATION, Dataset, leave_last_out
+from coterie.data.attributes import in_order, read_attributes
 from coterie.errors import DataError
 from coterie.launch.feed import load, make_feed
 
@@ -59,3 +63,89 @@ def test_a_published_hold_out_that_is_not_there_is_refused() -> None:
     settings = RunSettings(split=SplitSettings(kind="published"))
     with pytest.raises(DataError, match=r"synthetic has no published hold-out.*leave-last-out"):
         make_feed(settings, load(settings), 0)
+
+
+SMALL = {"users": 30, "items": 40, "interactions": 300, "genres": 3}
+
+
+def predicting(**given: object) -> RunSettings:
+    return RunSettings.model_validate({"system": "fedmvmf", "data": {"synthetic": SMALL}, **given})
+
+
+def test_hosts_and_owners_of_fedmvmf_read_what_the_feed_knows(tmp_path: Path) -> None:
+    settings = predicting(mvmf={"item_servers": 2})
+    feed = make_feed(settings, load(settings), 0)
+    assert feed.partition.names == ("catalogue-0", "catalogue-1")
+    assert (feed.partition.member.sum(axis=1) == 1).all()
+    for host in range(2):
+        data = feed.hosted(host)
+        feed.write_histories(host, tmp_path / "histories.csv")
+        names, interactions = read_histories(tmp_path / "histories.csv")
+        rated = {(names[one.user - 1], one.item): one.rating for one in interactions}
+        assert rated == {
+            (data.users[user], data.items[item]): rating
+            for user, item, rating in zip(data.user, data.item, data.rating, strict=True)
+        }
+        path = feed.write_attributes(host, tmp_path / "attributes.csv")
+        assert path is not None
+        told = in_order(data.users, *read_attributes(path, "user"))
+        assert data.attributes is not None
+        assert told.names == data.attributes.names == feed.attribute_names
+        np.testing.assert_array_equal(told.values, data.attributes.values)
+    for owner in range(2):
+        own, features = feed.owned(owner)
+        path = feed.write_features(owner, tmp_path / "features.csv")
+        assert path is not None
+        assert features is not None
+        rows, table = read_attributes(path, "item")
+        assert list(rows) == [feed.dataset.items[item] for item in own]
+        np.testing.assert_array_equal(table.values, features.values)
+
+
+def test_hosts_of_other_systems_are_given_neither_ratings_nor_attributes(tmp_path: Path) -> None:
+    settings = RunSettings.model_validate({"system": "fedncf", "data": {"synthetic": SMALL}})
+    feed = make_feed(settings, load(settings), 0)
+    feed.write_histories(0, tmp_path / "histories.csv")
+    assert (tmp_path / "histories.csv").read_text().splitlines()[0] == "user,item,positive,time,part"
+    assert feed.write_attributes(0, tmp_path / "attributes.csv") is None
+    assert feed.write_features(0, tmp_path / "features.csv") is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["histories.csv"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "of"), [("cold-users", lambda data: data.user), ("cold-items", lambda data: data.item)]
+)
+def test_whole_users_or_items_are_held_out_by_the_same_shares(
+    kind: str, of: Callable[[Dataset], np.ndarray]
+) -> None:
+    settings = predicting(split={"kind": kind, "train": 0.7, "validation": 0.2})
+    data = load(settings)
+    part, whole = make_feed(settings, data, 0).split.part, of(data)
+    held = [np.unique(whole[part == one]) for one in (TEST, VALIDATION, TRAIN)]
+    assert not set(held[0]) & set(held[1])
+    assert not (set(held[0]) | set(held[1])) & set(held[2])
+    n = len(np.unique(whole))
+    assert [len(one) for one in held] == [
+        round(0.3 * n),
+        round(0.14 * n),
+        n - round(0.3 * n) - round(0.14 * n),
+    ]
+
+
+def test_ratings_out_of_the_range_of_the_settings_and_data_without_ratings_are_refused() -> None:
+    settings = predicting(mvmf={"lowest": 2, "highest": 4})
+    with pytest.raises(DataError, match=r"out of range, the lowest 1 and the highest 5; expected 2 to 4"):
+        make_feed(settings, load(settings), 0)
+    data = load(predicting())
+    implicit = dataclasses.replace(data, rating=np.ones_like(data.rating))
+    with pytest.raises(DataError, match="there is nothing to predict"):
+        make_feed(predicting(), implicit, 0)
+
+
+def test_a_genome_where_there_is_none_and_more_servers_than_items_are_refused() -> None:
+    with pytest.raises(DataError, match=r"mvmf.features 'genome' with the synthetic set"):
+        make_feed(predicting(mvmf={"features": "genome"}), load(predicting()), 0)
+    with pytest.raises(DataError, match=r"mvmf\.item_servers 41 for 40 items"):
+        make_feed(predicting(mvmf={"item_servers": 41}), load(predicting()), 0)
+    without = make_feed(predicting(mvmf={"features": "none", "attributes": False}), load(predicting()), 0)
+    assert (without.features, without.attributes) == (None, None)

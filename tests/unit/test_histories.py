@@ -63,6 +63,29 @@ async def test_nobody_takes_them_for_interactions(histories: Histories, catalogu
     assert [rows.rows.tolist() for _, rows in histories.waiting(OWNER)] == [[1], [3]]
 
 
+async def test_ratings_stand_beside_interactions_and_are_missing_where_there_is_none(
+    tmp_path: Path, catalogue: Catalogued
+) -> None:
+    path = tmp_path / "rated.csv"
+    path.write_text("user,item,positive,time,part,rating\nann,a,1,10,0,4.5\nann,b,1,11,2,\nben,c,0,5,0,0.5\n")
+    writer = Writer(engine := open_sqlite(tmp_path / "rated.db", "client"))
+    try:
+        await Histories(engine, writer).take(*read_histories(path))
+        # Taken up from the store, as after a restart.
+        rating = Histories(engine, writer).interactions(catalogue)[3]
+    finally:
+        writer.close()
+        engine.dispose()
+    np.testing.assert_array_equal(rating, np.array([4.5, np.nan, 0.5], np.float32))
+
+
+@pytest.mark.parametrize("rating", ["nan", "inf", "four"])
+def test_a_rating_that_is_no_number_is_refused_with_its_line(rating: str, file: Path) -> None:
+    file.write_text(f"user,item,positive,time,part,rating\nann,a,1,10,0,3\nann,b,1,10,0,{rating}\n")
+    with pytest.raises(DataError, match=r"line 3: .*as rating a number or nothing"):
+        read_histories(file)
+
+
 @pytest.mark.parametrize(
     "row", ["ann,a,1,10,4", "ann,a,2,10,0", "ann,,1,10,0", "ann,a,1,soon,0", "ann,a,1,10"]
 )

@@ -51,6 +51,9 @@ def shown(*events: wire.WatchRunResponse, terminal: bool = False, settings: RunS
 
 def test_the_first_line_says_model_parties_and_sum() -> None:
     assert headline(SETTINGS) == "fedncf, gmf, hosts as parties, secure sum masked"
+    assert headline(RunSettings.model_validate({"system": "fedmvmf"})) == (
+        "fedmvmf, paper, hosts as parties, secure sum clear"
+    )
     assert headline(RunSettings()) == "drift, published, secure sum clear"
 
 
@@ -72,6 +75,7 @@ def test_a_round_without_trouble_is_no_line() -> None:
     ("given", "words"),
     [
         ({"reason": "too few submitted", "summed": 0}, "round 5 (train) was abandoned: too few submitted"),
+        ({"silent_owners": ["films"]}, "round 5 (train): films said nothing of its items in time"),
         ({"dropped": 1, "summed": 45}, "round 5 (train): 1 of 4 members dropped out, 45 of 60 users summed"),
     ],
 )

@@ -125,3 +125,18 @@ def test_without_a_ranking_of_its_own_for_all_items_bare_keys_are_that_ranking()
     drift = {"system": "drift", "metrics": {"ndcg@10": {"mean": 0.1}, "map@10": {"mean": 0.2}}}
     assert {column.population for column in headline(drift)} == {"all unseen items"}
     assert run_label(drift) == "DRIFT"
+
+
+def test_rounds_without_what_owners_know_are_counted_by_their_names() -> None:
+    rounds = [
+        one(1),
+        one(2, silent_owners=["films"]),
+        one(3, silent_owners=["films"]),
+        one(4, silent_owners=[]),
+    ]
+    made = report(rounds=rounds)
+    assert ("  without item features", "2: films said nothing in time") in rounds_lines(made)
+    page = rounds_section(made)
+    (table,) = [each for each in page.tables if each.caption == "Rounds without item features"]
+    assert table.rows == [["films", "2"]]
+    assert all(name != "  without item features" for name, _ in rounds_lines(report()))

@@ -11,12 +11,15 @@ from pydantic import ValidationError
 
 from coterie.config.fedncf import FedNcfOptions
 from coterie.config.load import load
+from coterie.config.mvmf import MvmfOptions
 from coterie.config.run import RunSettings
 from coterie.errors import ConfigError
 from coterie.learning.fedncf import FedNcfSettings, tuned
+from coterie.learning.mvmf import PRESETS
 from coterie.learning.ncf import MODELS
 from coterie.learning.optimisers import ServerOptimiser
 from coterie.rounds.fedncf import FedNcfPlan
+from coterie.rounds.mvmf import MvmfPlan
 
 
 def settings(**given: Any) -> RunSettings:
@@ -143,3 +146,57 @@ def test_a_refusal_reaches_the_reader_with_its_place(tmp_path: Path) -> None:
         load(RunSettings, file, environ={})
     assert "rounds" in caught.value.message
     assert "cohort 5 is below min_cohort 20" in caught.value.message
+
+
+def mvmf(**given: Any) -> RunSettings:
+    return RunSettings.model_validate({"system": "fedmvmf", **given})
+
+
+def test_fedmvmf_takes_its_own_split_cohorts_and_choice_unless_the_file_says_otherwise() -> None:
+    usual = mvmf(split={"train": 0.7}, rounds={"passes": 3})
+    assert (usual.split.kind, usual.split.train) == ("random", 0.7)
+    assert (usual.rounds.cohorts, usual.rounds.group, usual.rounds.passes) == ("all", 1000, 3)
+    assert usual.rounds.choose_by == "validation_ndcg_rated@10"
+    given = mvmf(split={"kind": "cold-users"}, rounds={"cohorts": "groups", "group": 50, "cohort": 50})
+    assert (given.split.kind, given.rounds.cohorts, given.rounds.group) == ("cold-users", "groups", 50)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_is_not_given_is_what_the_preset_has(preset: str) -> None:
+    assert MvmfOptions.model_validate({"preset": preset}).settings() == PRESETS[preset]
+    given = MvmfOptions.model_validate({"preset": preset, "factors": 7})
+    assert given.settings() == dataclasses.replace(PRESETS[preset], factors=7)
+    assert MvmfOptions().settings() == PRESETS["paper"]
+
+
+def test_the_plan_of_fedmvmf_names_attributes_and_whether_new_items_alone_are_ranked() -> None:
+    plan = MvmfPlan.from_json(mvmf(mvmf={"min_touch": 5}).plan_settings(["age: 1"]))
+    assert (plan.attributes, plan.min_touch, plan.new_items) == (("age: 1",), 5, False)
+    assert MvmfPlan.from_json(mvmf(split={"kind": "cold-items"}).plan_settings()).new_items
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"split": {"kind": "leave-last-out"}},
+            "expected 'random', 'temporal', 'cold-users' or 'cold-items'",
+        ),
+        ({"split": {"validation": 0}}, "leaves no item"),
+        ({"rounds": {"choose_by": "validation_rmse"}}, "is not measured"),
+        ({"rounds": {"choose_by": "validation_ndcg@10"}}, "is not measured"),
+        ({"secure_sum": "masked", "federation": {"hosts": 1}}, "a sum over one member protects nothing"),
+        ({"mvmf": {"lowest": 5, "highest": 1}}, "expected the lowest rating, then the highest"),
+        ({"mvmf": {"bits": 27}, "rounds": {"cohorts": "groups"}}, "room for sums over 32 users"),
+        ({"federation": {"attacks": True}}, "there is no attack on fedmvmf yet"),
+    ],
+)
+def test_what_does_not_go_with_fedmvmf_is_refused_with_the_reason(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        mvmf(**given)
+    assert words in str(caught.value)
+
+
+def test_drift_does_not_hold_whole_users_or_items_out() -> None:
+    with pytest.raises(ValueError, match="drift has nothing to say"):
+        RunSettings(split={"kind": "cold-users"})  # type: ignore[arg-type]
