@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,13 +17,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.data import SyntheticSpec, generate, generate_user_attributes
+from coterie.data import SyntheticSpec, generate, generate_user_attributes, read, read_user_attributes
 from coterie.errors import DataError
 from coterie.learning import mvmf
 from coterie.learning.mvmf import MvmfSettings
 from coterie.learning.mvmf_local import UserData, UserUpdate, contribute, local_step, sample
 from coterie.privacy.attacks.profiles import ProfilesReport, profiles
 from coterie.privacy.attacks.profiles import report as hold
+from coterie.privacy.attacks.published import METHODS, solve
 from coterie.privacy.attacks.reconstruction import (
     Marginals,
     Reconstruction,
@@ -403,6 +407,84 @@ def test_what_does_not_fit_is_refused() -> None:
         seen_in_message(SummedVector(codes=bytes(4)).SerializeToString(), run.layout, *model)
 
 
+# As published
+
+
+def small(update: str, weights: str, seed: int) -> tuple[MvmfSettings, UserData, list[Seen]]:
+    """Return a user of a small model, and what it sends, unrounded, in two epochs."""
+    rng = np.random.default_rng(seed)
+    chosen = MvmfSettings(factors=2, ridge=1.0, weights=weights, update=update, private_rate=1e-2)
+    user = UserData(np.arange(7), rng.integers(1, 6, 7).astype(float), rng.integers(0, 2, 4).astype(float))
+    kept, seen = np.array([[1.3, 0.9]], np.float32), []
+    for epoch in range(2):
+        model = {
+            "items": rng.normal(1.0, 0.3, (9, 2)).astype(np.float32),
+            "attributes": rng.normal(0.2, 0.3, (4, 2)).astype(np.float32),
+        }
+        (sent,) = local_step(model, [user], chosen, [1], seed=0, round_=epoch, factors=kept)
+        items = np.zeros((9, 2))
+        items[sent.rows] = sent.item_gradients
+        kept = sent.kept[None]
+        seen.append(Seen(items, sent.attribute_gradients.astype(float), model["items"], model["attributes"]))
+    return chosen, user, seen
+
+
+@pytest.mark.parametrize(("update", "weights"), [s for s in SCENARIOS if s[1] != "sampled"])
+def test_the_systems_of_the_paper_have_the_user_as_a_solution(update: str, weights: str) -> None:
+    pytest.importorskip("scipy")
+    right = []
+    for seed in range(8):
+        chosen, user, seen = small(update, weights, seed)
+        second = seen[1] if update == "sgd" else None
+        found = [
+            solve(seen[0], chosen, STARS, method=method, rng=np.random.default_rng(0), second=second)
+            for method in METHODS
+        ]
+        right += [
+            np.array_equal(one.ratings[:7], user.ratings) and np.array_equal(one.attributes, user.attributes)
+            for one in found
+        ]
+    assert np.mean(right) > 0.2
+
+
+@pytest.mark.parametrize(("weights", "method"), [("obs-only", "hybr"), ("incl-unc", "anderson")])
+def test_solvers_find_all_where_only_rated_items_have_a_weight_and_lose_their_way_where_all_have(
+    weights: str, method: str
+) -> None:
+    pytest.importorskip("scipy")
+    run, seen, _ = epochs("semi-als", weights)
+    rng = np.random.default_rng(0)
+    watched = range(4)
+    found = [solve(seen[0][user], run.settings, STARS, method=method, rng=rng) for user in watched]
+    published = report(found, [run.held(user) for user in watched], MARGINALS)
+    ours = attack(run, watched, seen[:1], MARGINALS)
+    assert ours["rated"] > 0.99
+    if weights == "obs-only":
+        assert published["rated"] > 0.99 > published["rated_guess"] + 0.2
+        assert published["attributes"] > 0.97 > published["attributes_guess"] + 0.1
+    else:
+        assert published["ratings"] < ours["ratings"] - 0.2
+
+
+def test_the_published_attack_of_a_user_of_whom_nothing_was_sent_finds_nothing() -> None:
+    pytest.importorskip("scipy")
+    chosen, _, seen = small("sgd", "obs-only", 0)
+    silent = [replace(one, items=np.zeros((9, 2)), attributes=np.zeros((4, 2))) for one in seen]
+    rng = np.random.default_rng(0)
+    assert not solve(silent[0], chosen, STARS, method="hybr", rng=rng, second=silent[1]).ratings.any()
+
+
+def test_the_published_attack_refuses_what_it_has_no_system_for() -> None:
+    chosen, _, seen = small("sgd", "obs-only", 0)
+    rng = np.random.default_rng(0)
+    with pytest.raises(DataError, match="two epochs"):
+        solve(seen[0], chosen, STARS, method="hybr", rng=rng)
+    with pytest.raises(DataError, match="'lm'"):
+        solve(seen[0], chosen, STARS, method="lm", rng=rng)
+    with pytest.raises(DataError, match="'sampled'"):
+        solve(seen[0], replace(chosen, weights="sampled"), STARS, method="hybr", rng=rng)
+
+
 # What is public
 
 
@@ -433,3 +515,50 @@ def test_accuracy_is_the_mean_over_users_and_nothing_said_counts_as_the_guess() 
     assert found["attributes"] == found["attributes_guess"] == pytest.approx(0.5)
     assert found["whole"] == 0.5
     assert found["existence_auc"] == 1.0  # of the second user nothing can be ordered
+
+
+# MovieLens 1M
+
+
+def figures(
+    folder: Path, attacked: int, trained: int, rounds: int, scales: Sequence[float]
+) -> Iterator[dict]:
+    """Yield the accuracy of the attacks on some users of a run over more, scenario by scenario.
+
+    Users are drawn with seed 0, the model has seed 1, Laplace noise seed 0.  The last round, or with SGD the last two,
+    is attacked; what is public is counted over all users of the data set.
+    """
+    data = read(folder)
+    told = read_user_attributes(folder, data).values
+    public = Marginals.of(data.item, data.rating, told, STARS, len(data.items))
+    chosen = np.random.default_rng(0).permutation(len(data.users))[:trained]
+    users = [UserData(data.item[data.user == u], data.rating[data.user == u], told[u]) for u in chosen]
+    for update, weights in SCENARIOS:
+        run = Federation(
+            users,
+            len(data.items),
+            MvmfSettings(update=update, weights=weights),
+            n_attributes=told.shape[1],
+        )
+        for _ in range(rounds - 1):
+            run.round()
+        seen = [run.round(range(attacked))[0] for _ in range(2 if update == "sgd" else 1)]
+        for scale in scales:
+            row = {"update": update, "weights": weights, "epochs": len(seen), "noise": scale}
+            yield {**row, **attack(run, range(attacked), seen, public, scale)}
+
+
+@pytest.mark.realdata
+def test_users_of_ml_1m_are_given_away() -> None:
+    """Print the figures of docs/systems/mvmf-attacks.md; of 100 users with COTERIE_ATTACKED=100 (most of an hour)."""
+    folder = Path(os.environ.get("COTERIE_DATA", "absent")) / "ml-1m"
+    if not (folder / "users.dat").is_file():
+        pytest.skip("MovieLens 1M is not below COTERIE_DATA")
+    attacked = int(os.environ.get("COTERIE_ATTACKED", "3"))
+    large = attacked > 10
+    scales = (0.0, 0.5, 1, 2, 10, 1e4) if large else (0.0,)
+    for row in figures(folder, attacked, 500 if large else 60, 20 if large else 4, scales):
+        print(json.dumps(row))
+        if not row["noise"]:
+            assert row["rated"] > 0.95 > row["rated_guess"]
+            assert row["attributes"] > 0.97 > row["attributes_guess"]

@@ -7,8 +7,8 @@ that user's other rows (`coterie.privacy.attacks.cluster`), and the length of :m
 without its name and attributes.
 
 Weights on all items do not prevent it.  What unrated items add to the sum is linear in the item's factors,
-:math:`-\alpha (\sum_i p_i p_i^T) q_j`, the same map for all items; it is fitted to the items that nobody of them rated, and taken
-away.  What is left is :math:`(r_{ij} - (1 - \alpha) p_i q_j)\, p_i` of those who rated.
+:math:`-\alpha (\sum_i p_i p_i^T) q_j`, the same map for all items; it is fitted to the items that nobody rated, and
+taken away.  What is left is :math:`(r_{ij} - (1 - \alpha) p_i q_j)\, p_i` of those who rated.
 """
 
 from __future__ import annotations
