@@ -27,6 +27,7 @@ from coterie.crypto.identity import Bundle, Identity, countersign
 from coterie.crypto.masking import Keystream, add_masks
 from coterie.crypto.verified import HostRound, Verified
 from coterie.secure_sum import masked, masked_member
+from coterie.secure_sum.graph import graph_fields
 from coterie.secure_sum.masked import MaskedMember, MaskedServer
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.secure_sum.protocol import Step
@@ -200,7 +201,7 @@ class _Round:
             bytes(32),
             layout_hash(layout),
             tuple(Member(one.participant_id, "bench") for one in people.identities),
-            *server.plan_fields(members),
+            *server.plan_fields(members, layout)[:2],
             min_sum=2,
         )
         halves = [
@@ -226,7 +227,7 @@ class _Round:
                 for member in server.expected(plan, self.closed, step):
                     if step is Step.SUBMIT and member >= members - dropped:
                         continue
-                    briefing = server.briefing(plan, self.closed, step, member)
+                    briefing = server.pieces(plan, self.closed, step, member).whole
                     before = time.process_time()
                     message = halves[member].answer(step, briefing, codes if step is Step.SUBMIT else None)
                     self.spent[member] += time.process_time() - before
@@ -235,7 +236,7 @@ class _Round:
                         vector = server.vector(
                             plan, self.closed, arrived, member, message, layout, sha256=bytes(32)
                         )
-                        self.running += vector.codes
+                        self.running += vector.addend
                         arrived[member] = vector.note
                     else:
                         server.check(plan, self.closed, step, member, message)
@@ -375,4 +376,4 @@ def _term_rows(members: int = 50, hosts: int = 2, rounds: int = 5) -> Iterator[R
 
 
 def _threshold(members: int) -> int:
-    return MaskedServer().plan_fields(members)[1]
+    return int(graph_fields(members).threshold)

@@ -42,6 +42,8 @@ from coterie.crypto.paillier import (
     to_bytes,
 )
 from coterie.crypto.paillier.keys import Factor
+from coterie.crypto.paillier.proof import prove
+from coterie.crypto.paillier.tags import contributor_key, tag_sums, tags
 from coterie.crypto.roster import Roster
 from coterie.rounds import policy
 from coterie.rounds.conductor import model_to_bytes
@@ -563,7 +565,7 @@ def masked_round(name: str, members: int, lost: Sequence[int] = (), relay: Relay
     people = [identity(f"member {member}") for member in range(members)]
     bundles = [enrolled(person) for person in people]
     server = MaskedServer(directory_key=DIRECTORY_KEY, clock=lambda: NOW)
-    degree, threshold = server.plan_fields(members)
+    degree, threshold = graph_fields(members)
     plan = SumPlan(
         run_id=RUN,
         round=17,
@@ -590,13 +592,13 @@ def masked_round(name: str, members: int, lost: Sequence[int] = (), relay: Relay
     codes = [_codes(name, at, one.users) for at, one in enumerate(plan.members)]
     closed: dict[Step, dict[int, bytes]] = {}
     running, steps = np.zeros(LAYOUT.size, np.uint32), []
-    for step in Step:
+    for step in MaskedServer.steps:
         arrived: dict[int, bytes] = {}
         messages = []
         for member in server.expected(plan, closed, step):
             if member in lost and step not in (Step.ADVERTISE, Step.SHARE):
                 continue
-            briefing = server.briefing(plan, closed, step, member)
+            briefing = server.pieces(plan, closed, step, member).whole
             if relay is not None:
                 briefing = relay(step, member, briefing)
             one, coefficients = given[member], given[member]["coefficients"]
@@ -610,7 +612,7 @@ def masked_round(name: str, members: int, lost: Sequence[int] = (), relay: Relay
                 )
             if step is Step.SUBMIT:
                 vector = server.vector(plan, closed, arrived, member, message, LAYOUT)
-                running, arrived[member] = running + vector.codes, vector.note
+                running, arrived[member] = running + vector.addend, vector.note
             else:
                 server.check(plan, closed, step, member, message)
                 arrived[member] = message
@@ -862,6 +864,56 @@ def _encrypted(
         return encrypt(codes, tags, packing, source), exponents
 
 
+def tags_of_contributors() -> Json:
+    """Return tags of several contributors to one sum, and their sums."""
+    public, plan_hash, count = paillier_key("standard").public, secret("plan of tags"), 5
+    set_public = X25519PrivateKey.from_private_bytes(secret("set key of tags")).public_key()
+    contributors, keys_of = [], []
+    for at in range(3):
+        own, person = secret(f"agreement of tags {at}"), secret(f"contributor of tags {at}")
+        agreed = X25519PrivateKey.from_private_bytes(own).exchange(set_public)
+        key = contributor_key(agreed, RUN, public.key_id, person)
+        keys_of.append(key)
+        contributors.append(
+            {
+                "agreement_secret": own.hex(),
+                "participant": person.hex(),
+                "key": key.hex(),
+                "tags": _hexadecimals(tags(key, plan_hash, count)),
+            }
+        )
+    return {
+        "run_id": RUN,
+        "key_id": public.key_id.hex(),
+        "plan_hash": plan_hash.hex(),
+        "set_secret": secret("set key of tags").hex(),
+        "set_public": set_public.public_bytes_raw().hex(),
+        "contributors": contributors,
+        "sums": _hexadecimals(tag_sums(keys_of, plan_hash, 0, count)),
+    }
+
+
+def decryption() -> Json:
+    """Return a part of a sum, decrypted and proved."""
+    key, plan_hash, first = paillier_key("standard"), secret("plan of a decryption"), 2
+    packing = Packing(_PAILLIER_BITS, 16, 32)
+    count = packing.slots * 3
+    codes, above = _packed("decryption", packing, count)
+    vector, _ = _encrypted(np.array(codes), above, packing, key, Mode.PUBLIC)
+    plaintexts = packing.pack(np.array(codes), above)
+    context = encode("decryption", plan_hash, first)
+    proof = prove(key, context, vector.units, vector.shifts, plaintexts)
+    return {
+        "key": _paillier_key(key),
+        "plan_hash": plan_hash.hex(),
+        "first": first,
+        "units": _hexadecimals(vector.units),
+        "shifts": _hexadecimals(vector.shifts),
+        "plaintexts": _hexadecimals(plaintexts),
+        "proof": proof.hex(),
+    }
+
+
 def custody() -> Json:
     """Rosters, the record of a key with its signatures, and what is sealed for a holder."""
     holders = sorted((identity(f"holder {at}") for at in range(3)), key=lambda one: one.participant_id)
@@ -939,6 +991,8 @@ FILES: dict[str, Callable[[], Json]] = {
     "payloads": payloads,
     "packing": packings,
     "paillier": paillier,
+    "tags": tags_of_contributors,
+    "decryption": decryption,
     "custody": custody,
     "sealed-records": sealed_batch,
     "round-of-four": lambda: masked_round("four", 4),

@@ -45,6 +45,8 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "user_items": "which items one user has, without more, in clear",
         "host_items": "how many of a host's users in a group have each item",
         "masked_vector": "a contribution under masks",
+        "encrypted_vector": "a contribution under the key of an encrypted sum",
+        "encrypted_sum": "a sum of contributions under that key, or a part of it",
         "round_key": "a member's public keys, commitments and signatures of one round",
         "sealed_share": "shares of a member's secrets of one round, sealed for one neighbour",
         "revealed_share": "a share of one of a member's two secrets of a round",
@@ -204,6 +206,8 @@ _ROUNDS_ONLY = (
     "user_items",
     "host_items",
     "masked_vector",
+    "encrypted_vector",
+    "encrypted_sum",
     "round_key",
     "sealed_share",
     "revealed_share",
@@ -336,6 +340,10 @@ _DRIFT_ONLY = (
 
 _MASKED_ONLY = ("masked_vector", "round_key", "sealed_share", "revealed_share")
 
+_NOT_ENCRYPTED: Mapping[str, _Row] = dict.fromkeys(
+    ("encrypted_vector", "encrypted_sum"), _nobody("nothing is summed under a key here")
+)
+
 _FEDNCF: Mapping[str, _Row] = {
     **_SHARED,
     **_NO_SIDE_INFORMATION,
@@ -424,6 +432,7 @@ def _fedncf(form: str, secure_sum: str) -> dict[str, _Row]:
         **dict.fromkeys(_OF_ONE_USER, one),
         **dict.fromkeys(_OF_A_HOST, several),
         **(dict.fromkeys(_MASKED_ONLY, _nobody("a sum in clear has no masks")) if clear else _MASKED),
+        **_NOT_ENCRYPTED,
     }
 
 
@@ -497,6 +506,7 @@ _MASKED: Mapping[str, _Row] = {
 
 _DRIFT_SHIELDED: Mapping[str, _Row] = {
     **_DRIFT_PUBLISHED,
+    **_NOT_ENCRYPTED,
     **dict.fromkeys(
         ("requested_rows", "item_support", "open_items", "private_state", "user_update", "host_update"),
         _nobody("the shielded form has nothing of the kind: no RPC carries it"),

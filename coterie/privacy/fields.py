@@ -167,18 +167,29 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
             "min_sum",
             "pass_number",
             "part",
+            "key_id",
+            "code_bits",
         ),
         "protocol",
     ),
+    "KeyHolder": {"participant": "participant_id", "device": "cohort"},
     "Advert": {"member": "protocol"}
     | dict.fromkeys(("channel_public", "mask_public", "signature"), "round_key"),
     "SealedShare": {"member": "protocol", "sealed": "sealed_share"},
     "Shares": {"seed_hash": "round_key"},
     # Of the codes this is the worst that they can be; the plan and the slots say what they are.
-    "SummedVector": {"codes": "user_update", "left_out": "cohort", "signature": "round_key"},
+    "SummedVector": {
+        "codes": "user_update",
+        "left_out": "cohort",
+        "signature": "round_key",
+        "ciphertexts": "encrypted_vector",
+    },
     "Submitters": {"members": "cohort"},
-    "Confirmation": {"member": "protocol", "signature": "round_key"},
+    "Confirmation": {"member": "protocol", "signature": "round_key", "signing_public": "round_key"},
     "RevealedShare": {"member": "cohort", "seed": "revealed_share", "mask": "revealed_share"},
+    "DecryptionTask": {"members": "cohort", "ciphertexts": "encrypted_sum"}
+    | dict.fromkeys(("mode", "part", "first"), "protocol"),
+    "Decryption": {"part": "protocol", "plaintexts": "round_sum", "proof": "protocol"},
     # thirdparty.proto
     "EnrolRequest": {
         "token": "enrolment_token",

@@ -35,6 +35,8 @@ from coterie.wire.v1.rounds_pb2 import (
     Adverts,
     Confirmation,
     Confirmations,
+    Decryption,
+    DecryptionTask,
     ShareInbox,
     Shares,
     Submitters,
@@ -62,9 +64,13 @@ _STEPS: Mapping[SubmitKind.ValueType, type[Message]] = {
     SubmitKind.SUBMIT_KIND_SHARES: Shares,
     SubmitKind.SUBMIT_KIND_CONFIRMATION: Confirmation,
     SubmitKind.SUBMIT_KIND_UNMASKING: Unmasking,
+    SubmitKind.SUBMIT_KIND_DECRYPTION: Decryption,
     SubmitKind.SUBMIT_KIND_ITEM_FACTORS: ItemFactors,
 }
 """Payloads of a round whose fields tell what they are; a contribution is apart."""
+
+_REVEALING = (SubmitKind.SUBMIT_KIND_UNMASKING, SubmitKind.SUBMIT_KIND_DECRYPTION)
+"""Payloads by which a sum becomes known."""
 
 _IN_CLEAR: Mapping[str, Mapping[bool, frozenset[str]]] = {
     "train": {
@@ -93,6 +99,7 @@ class _Contribution(NamedTuple):
     round: _Round
     one_user: bool
     signed: bool
+    encrypted: bool
 
 
 class Whole(NamedTuple):
@@ -174,7 +181,7 @@ class Payloads:
 
     def sums(self) -> set[str]:
         """Return the kinds of the sums that can be formed from what was submitted: in clear, or revealed."""
-        rounds = self._revealed | {each.round for each in self._contributions if not self._is_masked(each)}
+        rounds = self._revealed | {each.round for each in self._contributions if not self._is_hidden(each)}
         return {_SUMS.get(purpose, UNCLASSIFIED) for each in rounds for purpose in self._purposes(each)}
 
     # --- Submit ------------------------------------------------------------------------------------------------------
@@ -189,7 +196,7 @@ class Payloads:
         kind, of_round = whole.first.kind, (whole.first.round.run_id, whole.first.round.round)
         if kind in _STEPS:
             self._kinds.update(kinds_in(_present(_strictly(_STEPS[kind], bytes(whole.data)))))
-            if kind == SubmitKind.SUBMIT_KIND_UNMASKING:
+            if kind in _REVEALING:
                 self._revealed.add(of_round)
         elif kind == SubmitKind.SUBMIT_KIND_VECTOR:
             vector = _present(_strictly(SummedVector, bytes(whole.data)))
@@ -199,12 +206,16 @@ class Payloads:
                     # A contribution that names nobody is taken for one user's.
                     one_user=sum(slots.count for slots in whole.first.slots) <= 1,
                     signed=len(vector.signature) == _SIGNATURE_BYTES,
+                    encrypted=bool(vector.ciphertexts),
                 )
             )
             if vector.left_out:
                 self._kinds.add("cohort")
         elif kind not in _LABELLED:
             self._kinds.add(UNCLASSIFIED)
+
+    def _is_hidden(self, contribution: _Contribution) -> bool:
+        return contribution.encrypted or self._is_masked(contribution)
 
     def _is_masked(self, contribution: _Contribution) -> bool:
         """Whether a contribution is under masks: only then it is signed, and the plan says so where it is known."""
@@ -218,6 +229,8 @@ class Payloads:
 
     def _kinds_of(self, contribution: _Contribution) -> set[str]:
         kinds = {"round_key"} if contribution.signed else set()
+        if contribution.encrypted:
+            return kinds | {"encrypted_vector"}
         if self._is_masked(contribution):
             return kinds | {"masked_vector"}
         for purpose in self._purposes(contribution.round):
@@ -328,6 +341,9 @@ def _briefing(payload: bytes) -> Message | None:
     inbox = _strictly(ShareInbox, payload)
     if inbox is not None and all(len(each.sealed) == _SEALED_BYTES for each in inbox.shares):
         return inbox
+    task = _strictly(DecryptionTask, payload)
+    if task is not None and task.mode and task.members:
+        return task
     submitters = _strictly(Submitters, payload)
     if submitters is not None and all(a < b for a, b in pairwise(submitters.members)):
         return submitters

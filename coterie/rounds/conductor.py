@@ -178,7 +178,7 @@ class Conductor:
             layout.require_capacity(len(cohort))
         except ValueError as error:
             raise Failed(str(error)) from error
-        degree, threshold = self.half.plan_fields(len(covered))
+        fields = self.half.plan_fields(len(covered), layout)
         plan = SumPlan(
             run_id=self.plan.run_id,
             round=state.round,
@@ -194,11 +194,10 @@ class Conductor:
                 )
                 for positions in covered.values()
             ),
-            degree=degree,
-            threshold=threshold,
             min_sum=policy.min_sum(len(cohort), rounds.min_sum),
             pass_number=state.pass_number,
             part=state.part,
+            **fields._asdict(),
         )
         return RoundState.begin(plan, layout, self.half, patience_s)
 

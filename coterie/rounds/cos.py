@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import Closed, Pieces, ServerHalf, Step
+from coterie.secure_sum.protocol import Closed, Pieces, Running, ServerHalf, Step
 from coterie.wire.layout import Layout
 from coterie.wire.refusal import ErrorReason, Refusal
 
@@ -31,6 +31,7 @@ __all__ = [
     "Applied",
     "Apply",
     "Arrived",
+    "Ask",
     "Declined",
     "Effect",
     "End",
@@ -101,7 +102,7 @@ class RoundState:
         Messages of the open step (of SUBMIT each member's note); not durable.
     expected : frozenset of int
         Members that the open step asks; empty before the round is opened.
-    running : ndarray of uint32 or None
+    running : Running or None
         Sum of what was submitted so far; durable once SUBMIT is closed.
     lost : frozenset of int
         Members nobody waits for: their connection is gone.
@@ -124,7 +125,7 @@ class RoundState:
     closed: Closed = field(default_factory=dict)
     arrived: Mapping[int, bytes] = field(default_factory=dict)
     expected: frozenset[int] = frozenset()
-    running: NDArray[np.uint32] | None = None
+    running: Running | None = None
     lost: frozenset[int] = frozenset()
     declined: frozenset[int] = frozenset()
     deadline: float = 0.0
@@ -146,6 +147,8 @@ class RoundState:
     @property
     def waiting(self) -> bool:
         """Whether the open step should wait for somebody: whoever is lost or has declined is not waited for."""
+        if self.half.enough(self.plan, self.closed, self.step, self.arrived):
+            return False
         if not self.lost and not self.declined:
             return len(self.arrived) < len(self.expected)
         return not self.expected <= self.lost.union(self.declined, self.arrived)
@@ -163,11 +166,11 @@ class RoundState:
 
     def briefing(self, member: int) -> bytes:
         """Return what a member needs for the open step."""
-        return self.half.briefing(self.plan, self.closed, self.step, member)
+        return self.pieces(member).whole
 
     def pieces(self, member: int) -> Pieces:
         """Return the same in pieces."""
-        return self.half.pieces(self.plan, self.closed, self.step, member)
+        return self.half.pieces(self.plan, self.closed, self.step, member, self.running)
 
 
 # --- events ------------------------------------------------------------------------------------------------------
@@ -246,9 +249,11 @@ class Unmasked:
 
 @dataclass(frozen=True)
 class UnmaskFailed:
-    """The sum cannot be formed."""
+    """The sum cannot be formed from the answers of these members, which are wrong, or not at all."""
 
     reason: str
+    now: float
+    wrong: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -272,6 +277,11 @@ class Save:
 
 
 @dataclass(frozen=True)
+class Ask:
+    """Tell those who wait that the open step asks others than before."""
+
+
+@dataclass(frozen=True)
 class Unmask:
     """Compute the sum; answer with Unmasked or UnmaskFailed."""
 
@@ -289,7 +299,7 @@ class End:
     """The round is over; the next one may begin."""
 
 
-Effect = Save | Unmask | Apply | End
+Effect = Save | Ask | Unmask | Apply | End
 
 
 def advance(state: RoundState, event: Event) -> tuple[RoundState, list[Effect]]:
@@ -325,9 +335,9 @@ def advance(state: RoundState, event: Event) -> tuple[RoundState, list[Effect]]:
             _require(state.phase is Phase.UNMASK, "a sum follows Unmask")
             # The same sum again after a restart; nothing of it has to be saved.
             return replace(state, phase=Phase.APPLY), [Apply(total, state.users)]
-        case UnmaskFailed(reason):
+        case UnmaskFailed():
             _require(state.phase is Phase.UNMASK, "a sum follows Unmask")
-            return _abandon(state, reason)
+            return _without_wrong(state, event)
         case Applied(reason):
             _require(state.phase is Phase.APPLY, "a changed model follows Apply")
             return _abandon(state, reason) if reason else (replace(state, phase=Phase.DONE), [End()])
@@ -339,7 +349,7 @@ def _require(condition: bool, what: str) -> None:
 
 
 def _open(state: RoundState, step: Step, now: float) -> RoundState:
-    running = np.zeros(state.layout.size, np.uint32) if step is Step.SUBMIT else state.running
+    running = state.half.begin(state.plan, state.layout) if step is Step.SUBMIT else state.running
     return replace(
         state,
         step=step,
@@ -380,8 +390,7 @@ def _take(state: RoundState, arrived: Arrived) -> RoundState:
         vector = state.half.vector(
             state.plan, state.closed, state.arrived, member, message, state.layout, arrived.sha256
         )
-        # A new array: the states before this one keep theirs.
-        state = replace(state, running=state.running + vector.codes)
+        state = replace(state, running=state.half.added(state.running, vector))
         kept = vector.note
     else:
         state.half.check(state.plan, state.closed, step, member, message)
@@ -423,7 +432,19 @@ def _repeated(state: RoundState, arrived: Arrived) -> bool:
 
 def _progress(state: RoundState, now: float, effects: list[Effect]) -> tuple[RoundState, list[Effect]]:
     """Close the open step if it can be closed, and those after it for which nobody has to be waited for."""
-    while state.phase is Phase.COLLECT and not (state.waiting and now < state.deadline):
+    while state.phase is Phase.COLLECT:
+        late = now >= state.deadline
+        missing = state.expected.difference(state.arrived)
+        gone = missing if late else missing.intersection(state.lost | state.declined)
+        others = gone and state.half.stand_ins(
+            state.plan, state.closed, state.step, state.arrived, state.expected, gone
+        )
+        if others:
+            state = replace(state, expected=state.expected.union(others), deadline=now + state.patience_s)
+            effects = [*effects, Ask()]
+            continue
+        if state.waiting and not late:
+            break
         short = state.half.shortfall(state.plan, state.closed, state.step, state.arrived)
         if short:
             when = "no time is left" if state.waiting else "nobody else is expected"
@@ -440,6 +461,31 @@ def _progress(state: RoundState, now: float, effects: list[Effect]) -> tuple[Rou
             state = replace(state, phase=Phase.UNMASK)
             effects = [*effects, Unmask()]
     return state, effects
+
+
+def _without_wrong(state: RoundState, failed: UnmaskFailed) -> tuple[RoundState, list[Effect]]:
+    """Open the last step again for those who stand in for whoever answered wrongly; without any, abandon."""
+    closed, arrived = dict(state.closed), dict(state.closed[state.step])
+    del closed[state.step]
+    asked = frozenset(arrived)
+    for member in failed.wrong:
+        arrived.pop(member, None)
+    others = state.half.stand_ins(
+        state.plan, closed, state.step, arrived, asked | state.expected, frozenset(failed.wrong)
+    )
+    if not others:
+        return _abandon(state, failed.reason)
+    # Not durable: after a restart the same answers are found wrong once more.
+    again = replace(
+        state,
+        phase=Phase.COLLECT,
+        closed=closed,
+        arrived=arrived,
+        expected=frozenset(arrived).union(others),
+        declined=state.declined.union(failed.wrong),
+        deadline=failed.now + state.patience_s,
+    )
+    return again, [Ask()]
 
 
 def _abandon(state: RoundState, reason: str) -> tuple[RoundState, list[Effect]]:

@@ -16,7 +16,17 @@ from numpy.typing import NDArray
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined, MemberHalf, Step
 
-__all__ = ["Decline", "Effect", "Journal", "Keep", "MemberRound", "Send", "SitOut", "Train"]
+__all__ = [
+    "Decline",
+    "Effect",
+    "Journal",
+    "Keep",
+    "MemberRound",
+    "Send",
+    "SitOut",
+    "Train",
+    "counted_reveal",
+]
 
 _BEFORE_SUBMIT = (Step.ADVERTISE, Step.SHARE)
 
@@ -41,7 +51,8 @@ class Journal:
         Hash of that round's plan, 32 bytes, and behind it what it submitted under this plan, until the round is
         closed; empty when it has not.
     reveals : tuple of str
-        Sums for which it answered UNMASK, the last ones last: purpose and hash of the model, one entry for each time.
+        Sums that it helped to reveal (by its answer to UNMASK, its encrypted contribution, or its confirmation as a
+        key holder), the last ones last: purpose and hash of the model, one entry for each time.
     """
 
     joined: int = 0
@@ -82,6 +93,21 @@ class Decline:
 
 
 Effect = Keep | Train | Send | SitOut | Decline
+
+
+def counted_reveal(plan: SumPlan, journal: Journal) -> tuple[str, ...]:
+    """Return a journal's reveals with that of a plan's sum.
+
+    Raises
+    ------
+    Declined
+        When sums of this purpose over this version of the model were revealed as often as they may be.
+    """
+    this = f"{plan.purpose}:{plan.model_sha256.hex()}"
+    reveals = (*journal.reveals, this)[-_REMEMBERED:]
+    if reveals.count(this) > _MOST_REVEALS:
+        raise Declined(f"sums over this model version were revealed {_MOST_REVEALS} times")
+    return reveals
 
 
 @dataclass
@@ -161,12 +187,16 @@ class MemberRound:
         if self.reason or self._half is None or not self._training or Step.SUBMIT in self._answers:
             # Over, or asked for nothing, or there already: a second vector is never masked with the same keys.
             return []
+        reveals = self.journal.reveals
         try:
+            # Nothing more is asked of a member whose contribution others decrypt.
+            if self.plan.holders:
+                reveals = counted_reveal(self.plan, self.journal)
             message = self._half.answer(Step.SUBMIT, self._briefing, codes)
         except Declined as declined:
             return self._sit_out(str(declined))
         self._answers[Step.SUBMIT] = message
-        self.journal = replace(self.journal, contribution=self.plan.hash + message)
+        self.journal = replace(self.journal, contribution=self.plan.hash + message, reveals=reveals)
         return [Keep(self.journal), Send(Step.SUBMIT, message)]
 
     def failed(self, reason: str) -> list[Effect]:
@@ -192,10 +222,7 @@ class MemberRound:
         return [Keep(self.journal)]
 
     def _reveal(self, half: MemberHalf, briefing: bytes) -> list[Effect]:
-        this = f"{self.plan.purpose}:{self.plan.model_sha256.hex()}"
-        reveals = (*self.journal.reveals, this)[-_REMEMBERED:]
-        if reveals.count(this) > _MOST_REVEALS:
-            return self._sit_out(f"sums over this model version were revealed {_MOST_REVEALS} times")
+        reveals = counted_reveal(self.plan, self.journal)
         message = half.answer(Step.UNMASK, briefing)
         self.journal = replace(self.journal, reveals=reveals)
         self._answers[Step.UNMASK] = message

@@ -6,62 +6,47 @@ import hashlib
 from collections.abc import Mapping
 
 import numpy as np
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
+from coterie.secure_sum.codes import CodesSum, codes_of
 from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import Closed, Declined, Pieces, Step, Total, Vector, bad_message, users_of
+from coterie.secure_sum.protocol import (
+    Closed,
+    Declined,
+    Pieces,
+    PlanFields,
+    Running,
+    Step,
+    Total,
+    Vector,
+    bad_message,
+    users_of,
+)
 from coterie.wire.layout import Layout
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
 
-__all__ = ["ClearMember", "ClearServer", "codes_of"]
+__all__ = ["ClearMember", "ClearServer"]
 
 
-def codes_of(message: bytes, size: int) -> tuple[wire.SummedVector, NDArray[np.uint32]]:
-    """Return a contribution's message and its codes.
-
-    Raises
-    ------
-    Refusal
-        INVALID_FIELD when it is no such message, WRONG_SHAPE when the vector has not ``size`` codes.
-    """
-    try:
-        vector = wire.SummedVector.FromString(message)
-    except DecodeError:
-        raise bad_message(
-            Step.SUBMIT, "the payload is no SummedVector", "a serialised SummedVector"
-        ) from None
-    if len(vector.codes) != 4 * size:
-        raise Refusal(
-            ErrorReason.ERROR_REASON_WRONG_SHAPE,
-            f"a contribution of {len(vector.codes)} bytes",
-            field="codes",
-            expected=f"{4 * size} bytes: {size} codes of the plan's layout",
-        )
-    return vector, np.frombuffer(vector.codes, "<u4").astype(np.uint32, copy=False)
-
-
-class ClearServer:
+class ClearServer(CodesSum):
     """The server's half."""
 
     name = "clear"
     steps: tuple[Step, ...] = (Step.SUBMIT,)
 
-    def plan_fields(self, members: int) -> tuple[int, int]:
-        """Return no graph."""
-        return 0, 0
+    def plan_fields(self, members: int, layout: Layout) -> PlanFields:
+        """Return no graph and no key."""
+        return PlanFields()
 
     def expected(self, plan: SumPlan, closed: Closed, step: Step) -> tuple[int, ...]:
         """Return the whole cohort."""
         return tuple(range(len(plan.members)))
 
-    def briefing(self, plan: SumPlan, closed: Closed, step: Step, member: int) -> bytes:
+    def pieces(
+        self, plan: SumPlan, closed: Closed, step: Step, member: int, running: Running | None = None
+    ) -> Pieces:
         """Return nothing: the plan says all."""
-        return b""
-
-    def pieces(self, plan: SumPlan, closed: Closed, step: Step, member: int) -> Pieces:
-        """Return nothing."""
         return Pieces()
 
     def check(self, plan: SumPlan, closed: Closed, step: Step, member: int, message: bytes) -> None:

@@ -32,7 +32,7 @@ from coterie.crypto.identity import check_signature
 from coterie.crypto.verification import Reason, VerificationError
 from coterie.crypto.verified import Verified
 from coterie.secure_sum.bundles import bundle_from_wire
-from coterie.secure_sum.clear import codes_of
+from coterie.secure_sum.codes import CodesSum, codes_of
 from coterie.secure_sum.graph import GraphFields, arranged, graph_fields
 from coterie.secure_sum.masked_member import MaskedMember
 from coterie.secure_sum.plan import SumPlan
@@ -40,6 +40,8 @@ from coterie.secure_sum.protocol import (
     Closed,
     Failed,
     Pieces,
+    PlanFields,
+    Running,
     Step,
     Total,
     Vector,
@@ -90,7 +92,7 @@ class _Secret(NamedTuple):
     fits: Callable[[bytes], bool]
 
 
-class MaskedServer:
+class MaskedServer(CodesSum):
     """The server's half.
 
     Parameters
@@ -105,7 +107,7 @@ class MaskedServer:
     """
 
     name = "masked"
-    steps = tuple(Step)
+    steps: tuple[Step, ...] = (Step.ADVERTISE, Step.SHARE, Step.SUBMIT, Step.CONFIRM, Step.UNMASK)
 
     def __init__(
         self,
@@ -121,7 +123,7 @@ class MaskedServer:
         self._around: _Near = ()
         self._plan_hash = b""
 
-    def plan_fields(self, members: int) -> tuple[int, int]:
+    def plan_fields(self, members: int, layout: Layout) -> PlanFields:
         """Return degree and threshold for so many members.
 
         Raises
@@ -129,7 +131,8 @@ class MaskedServer:
         Failed
             For fewer than two members.
         """
-        return self._rule(members)
+        degree, threshold = self._rule(members)
+        return PlanFields(degree, threshold)
 
     def expected(self, plan: SumPlan, closed: Closed, step: Step) -> tuple[int, ...]:
         """Return the members that a step asks, ascending: those of the step before with enough neighbours in it."""
@@ -138,12 +141,10 @@ class MaskedServer:
         before = self.steps[self.steps.index(step) - 1]
         return self._of(plan, closed, before, "expected", lambda there: tuple(self._viable(plan, there)))
 
-    def briefing(self, plan: SumPlan, closed: Closed, step: Step, member: int) -> bytes:
-        """Return what a member needs for a step."""
-        return self.pieces(plan, closed, step, member).whole
-
-    def pieces(self, plan: SumPlan, closed: Closed, step: Step, member: int) -> Pieces:
-        """Return the same in pieces: an advertisement or a confirmation is one, for all who are told of it."""
+    def pieces(
+        self, plan: SumPlan, closed: Closed, step: Step, member: int, running: Running | None = None
+    ) -> Pieces:
+        """Return what a member needs for a step; an advertisement or a confirmation is one piece for all."""
         match step:
             case Step.ADVERTISE:
                 return Pieces()
@@ -154,7 +155,7 @@ class MaskedServer:
                 return Pieces(own=self._inbox(plan, closed, member).SerializeToString())
             case Step.CONFIRM:
                 return Pieces([self._of(plan, closed, Step.SUBMIT, "submitters", _written_submitters)])
-            case Step.UNMASK:
+            case _:
                 signed = self._of(plan, closed, Step.CONFIRM, "confirmations", _written_confirmations)
                 near = self._kept(plan, closed, member)
                 return Pieces([signed[each] for each in near if each in signed])
@@ -171,8 +172,10 @@ class MaskedServer:
                     self._check_confirmation(plan, closed, member, message)
                 case Step.UNMASK:
                     self._check_unmasking(plan, closed, member, message)
-                case Step.SUBMIT:
-                    raise bad_message(step, "a contribution is no message of another step", "Vector")
+                case _:
+                    raise bad_message(
+                        step, "a masked sum has no such message", "a message of its other steps"
+                    )
         except VerificationError as error:
             raise Refusal(
                 ErrorReason.ERROR_REASON_BAD_SIGNATURE,

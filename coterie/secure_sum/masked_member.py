@@ -30,7 +30,7 @@ from coterie.wire.v1 import rounds_pb2 as wire
 
 __all__ = ["MaskedMember"]
 
-_STEPS = tuple(Step)
+_STEPS = (Step.ADVERTISE, Step.SHARE, Step.SUBMIT, Step.CONFIRM, Step.UNMASK)
 _MessageT = TypeVar("_MessageT", bound=Message)
 
 
@@ -141,8 +141,13 @@ class MaskedMember:
             if asked != briefing:
                 self._leave(f"was asked to {step.value} again, with something else")
             return message
-        if step is not _STEPS[len(self._said)]:
-            self._leave(f"was asked to {step.value} before {_STEPS[len(self._said)].value}")
+        following = next((one for one in _STEPS if one not in self._said), None)
+        if step is not following:
+            self._leave(
+                f"was asked to {step.value} before {following.value}"
+                if following
+                else f"was asked to {step.value} at the end"
+            )
         try:
             message = self._answer(step, briefing, codes)
         except Declined as declined:
@@ -183,7 +188,7 @@ class MaskedMember:
                 return self._submit(_read(wire.ShareInbox, briefing), codes)
             case Step.CONFIRM:
                 return self._confirm(_read(wire.Submitters, briefing))
-            case Step.UNMASK:
+            case _:
                 return self._unmask(_read(wire.Confirmations, briefing))
 
     # --- the steps -----------------------------------------------------------------------------------------------

@@ -68,6 +68,9 @@ class SumPlan:
     min_sum: int = 1
     pass_number: int = 0
     part: int = 0
+    key_id: bytes = b""
+    code_bits: int = 0
+    holders: tuple[Member, ...] = ()
 
     @cached_property
     def hash(self) -> bytes:
@@ -75,6 +78,10 @@ class SumPlan:
         members: list[bytes | str | int] = []
         for member in self.members:
             members += [member.participant, member.device, member.users]
+        if self.holders:
+            members += [self.key_id, self.code_bits, len(self.holders)]
+            for holder in self.holders:
+                members += [holder.participant, holder.device]
         return hashlib.sha256(
             encode(
                 "sum-plan",
@@ -105,6 +112,40 @@ class SumPlan:
         """Names of the connections that speak for members, each once, in order of appearance."""
         return tuple(dict.fromkeys(member.device for member in self.members))
 
+    def respondent(self, holder: int, task: int) -> int:
+        """Return the number under which a key holder is asked for a task, from 0: there are as many as holders.
+
+        They follow the members' positions.
+        """
+        return len(self.members) + task * len(self.holders) + holder
+
+    def asked_of(self, respondent: int) -> tuple[int, int]:
+        """Return key holder and task of such a number."""
+        task, holder = divmod(respondent - len(self.members), len(self.holders))
+        return holder, task
+
+    def device_of(self, respondent: int) -> str:
+        """Return the connection that speaks for a member, or for a key holder."""
+        if respondent < len(self.members):
+            return self.members[respondent].device
+        return self.holders[self.asked_of(respondent)[0]].device
+
+    def numbers_of(self, respondent: int) -> tuple[int, ...]:
+        """Return all numbers under which the same party is asked: one of a member, several of a key holder."""
+        if respondent < len(self.members):
+            return (respondent,)
+        holder, _ = self.asked_of(respondent)
+        return tuple(self.respondent(holder, task) for task in range(len(self.holders)))
+
+    @cached_property
+    def by_device(self) -> dict[str, list[int]]:
+        """Numbers of the members and key holders for which each connection speaks, ascending."""
+        found: dict[str, list[int]] = {}
+        everybody = len(self.members) + len(self.holders) ** 2
+        for respondent in range(everybody):
+            found.setdefault(self.device_of(respondent), []).append(respondent)
+        return found
+
     def to_wire(self) -> wire.SumPlan:
         """Return the plan as a message."""
         position = {device: n for n, device in enumerate(self.devices)}
@@ -128,6 +169,12 @@ class SumPlan:
             min_sum=self.min_sum,
             pass_number=self.pass_number,
             part=self.part,
+            key_id=self.key_id,
+            code_bits=self.code_bits,
+            holders=[
+                wire.KeyHolder(participant=holder.participant, device=holder.device)
+                for holder in self.holders
+            ],
         )
 
     @classmethod
@@ -164,6 +211,12 @@ class SumPlan:
         require(len(found) == len(message.members), "members", "each participant once")
         require(message.degree < len(message.members), "degree", "fewer than the members")
         require(message.threshold <= message.degree, "threshold", "at most the degree")
+        if message.holders:
+            require(len(message.key_id) == _HASH_BYTES, "key_id", "32 bytes")
+            require(0 < message.code_bits < 32, "code_bits", "1 to 31")
+            holders = {holder.participant for holder in message.holders}
+            require(len(holders) == len(message.holders), "holders", "each key holder once")
+            require(all(len(one) == _ID_BYTES for one in holders), "holders.participant", "32 bytes")
         return cls(
             run_id=message.run_id,
             round=message.round,
@@ -180,4 +233,7 @@ class SumPlan:
             min_sum=message.min_sum,
             pass_number=message.pass_number,
             part=message.part,
+            key_id=message.key_id,
+            code_bits=message.code_bits,
+            holders=tuple(Member(holder.participant, holder.device) for holder in message.holders),
         )

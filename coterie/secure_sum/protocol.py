@@ -8,13 +8,13 @@ memory, and nowhere else.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.secure_sum.plan import SumPlan
+from coterie.secure_sum.plan import Member, SumPlan
 from coterie.wire.layout import Layout
 from coterie.wire.refusal import ErrorReason, Refusal
 
@@ -25,6 +25,8 @@ __all__ = [
     "InParts",
     "MemberHalf",
     "Pieces",
+    "PlanFields",
+    "Running",
     "ServerHalf",
     "Step",
     "Total",
@@ -43,7 +45,12 @@ class Step(enum.Enum):
     SUBMIT = "submit"
     CONFIRM = "confirm"
     UNMASK = "unmask"
+    DECRYPT = "decrypt"
 
+
+Running = Any
+"""What a server's half has added up so far.  Only the half that made it looks inside; it never changes: adding makes
+another one."""
 
 Closed = Mapping[Step, Mapping[int, bytes]]
 """Messages of the steps that are closed, by member; of SUBMIT only each member's note (``Vector.note``)."""
@@ -90,13 +97,13 @@ class Vector(NamedTuple):
 
     Parameters
     ----------
-    codes : ndarray of uint32, shape (layout size,)
-        To be added modulo 2^32.
+    addend : object
+        What the half adds: codes, uint32 (layout size,), or ciphertexts of them.
     note : bytes
         What is kept about it: SHA-256 of the message, and what later steps need.
     """
 
-    codes: NDArray[np.uint32]
+    addend: Any
     note: bytes
 
 
@@ -113,6 +120,28 @@ class Total(NamedTuple):
 
     codes: NDArray[np.uint32]
     wrong: tuple[int, ...] = ()
+
+
+class PlanFields(NamedTuple):
+    """What a half writes into a plan.
+
+    Parameters
+    ----------
+    degree, threshold : int
+        Of the masked sum's graph.
+    key_id : bytes
+        The key under which contributions are encrypted, 32 bytes.
+    code_bits : int
+        Bits of a code in a plaintext.
+    holders : tuple of Member
+        Who decrypts.
+    """
+
+    degree: int = 0
+    threshold: int = 0
+    key_id: bytes = b""
+    code_bits: int = 0
+    holders: tuple[Member, ...] = ()
 
 
 class Pieces(NamedTuple):
@@ -141,26 +170,80 @@ class ServerHalf(Protocol):
     name: str
     steps: tuple[Step, ...]
 
-    def plan_fields(self, members: int) -> tuple[int, int]:
-        """Return degree and threshold for so many members.
+    def plan_fields(self, members: int, layout: Layout) -> PlanFields:
+        """Return what the half writes into the plan of a sum over so many members.
 
         Raises
         ------
         Failed
-            When the sum cannot protect so few.
+            When the sum cannot protect so few, or there is nobody who could decrypt it.
         """
         ...
 
+    def begin(self, plan: SumPlan, layout: Layout) -> Running:
+        """Return a sum of nothing."""
+        ...
+
+    def added(self, running: Running, vector: Vector) -> Running:
+        """Return a sum with one more contribution; the one given stays as it is."""
+        ...
+
+    def to_bytes(self, running: Running) -> bytes:
+        """Return a sum as it is stored."""
+        ...
+
+    def from_bytes(self, plan: SumPlan, layout: Layout, stored: bytes) -> Running:
+        """Return the sum that ``to_bytes`` wrote."""
+        ...
+
     def expected(self, plan: SumPlan, closed: Closed, step: Step) -> tuple[int, ...]:
-        """Return the members that a step asks, ascending."""
+        """Return the members that a step asks, ascending.
+
+        Those behind the last member of the plan are its key holders, one number for each thing that each could be
+        asked (`SumPlan.respondent`).
+        """
         ...
 
-    def briefing(self, plan: SumPlan, closed: Closed, step: Step, member: int) -> bytes:
-        """Return what a member needs for a step: a message of ``rounds.proto``, or nothing."""
+    def stand_ins(
+        self,
+        plan: SumPlan,
+        closed: Closed,
+        step: Step,
+        arrived: Collection[int],
+        asked: Collection[int],
+        gone: Collection[int],
+    ) -> tuple[int, ...]:
+        """Return whom else a step asks in the place of those that are gone.
+
+        Parameters
+        ----------
+        plan, closed, step
+        arrived, asked, gone : collection of int
+            Whose messages are there, who was asked so far, and from whom of these nothing is to be expected.
+        """
         ...
 
-    def pieces(self, plan: SumPlan, closed: Closed, step: Step, member: int) -> Pieces:
-        """Return the same in pieces."""
+    def enough(self, plan: SumPlan, closed: Closed, step: Step, arrived: Collection[int]) -> bool:
+        """Whether a step needs no more than these messages, although others were asked, too."""
+        ...
+
+    def answers_as(self, plan: SumPlan, member: int, step: Step, message: bytes) -> int:
+        """Return as whom a member answers: a key holder's message says which of its tasks it is about.
+
+        Raises
+        ------
+        Refusal
+            When it does not say so.
+        """
+        ...
+
+    def pieces(
+        self, plan: SumPlan, closed: Closed, step: Step, member: int, running: Running | None = None
+    ) -> Pieces:
+        """Return what a member needs for a step, in pieces: a message of ``rounds.proto``, or nothing.
+
+        ``running`` is the sum once SUBMIT is closed.
+        """
         ...
 
     def check(self, plan: SumPlan, closed: Closed, step: Step, member: int, message: bytes) -> None:
@@ -198,13 +281,13 @@ class ServerHalf(Protocol):
         """Say why a step cannot be closed with these messages; empty when it can."""
         ...
 
-    def unmask(self, plan: SumPlan, closed: Closed, running: NDArray[np.uint32]) -> Total:
+    def unmask(self, plan: SumPlan, closed: Closed, running: Running) -> Total:
         """Return the sum of the submitters' codes, after the last step; ``running`` is not changed.
 
         Raises
         ------
         Failed
-            When too few answers are right; names the members whose answers were wrong.
+            When too few answers are right; names the members whose answers were wrong.  `stand_ins` may have others.
         """
         ...
 

@@ -17,6 +17,7 @@ TASK_STEP: Mapping[Step, RoundStep.ValueType] = MappingProxyType(
         Step.SUBMIT: RoundStep.ROUND_STEP_SUBMIT,
         Step.CONFIRM: RoundStep.ROUND_STEP_CONFIRM,
         Step.UNMASK: RoundStep.ROUND_STEP_UNMASK,
+        Step.DECRYPT: RoundStep.ROUND_STEP_DECRYPT,
     }
 )
 """How a task names each step."""
@@ -33,6 +34,7 @@ KIND_OF: Mapping[Step, SubmitKind.ValueType] = MappingProxyType(
         Step.SUBMIT: SubmitKind.SUBMIT_KIND_VECTOR,
         Step.CONFIRM: SubmitKind.SUBMIT_KIND_CONFIRMATION,
         Step.UNMASK: SubmitKind.SUBMIT_KIND_UNMASKING,
+        Step.DECRYPT: SubmitKind.SUBMIT_KIND_DECRYPTION,
     }
 )
 """As what each step's message is submitted."""

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from coterie.simulate.schedule import Found, Scenario, find, run
+from coterie.simulate.sums import SUMS
 from coterie.simulate.watch import Violation
 
 __all__ = ["main"]
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m coterie.simulate", description=__doc__)
     parser.add_argument("--schedules", type=int, default=1000, help="how many (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the first; the others follow (default: 0)")
-    parser.add_argument("--sum", choices=("clear", "masked"), default="clear", help="the secure sum")
+    parser.add_argument("--sum", choices=SUMS, default="clear", help="the secure sum")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
     parser.add_argument("--found", type=Path, help="folder for failing schedules, one JSON file each")
     parser.add_argument("--replay", type=Path, help="run one such file again instead")

@@ -6,8 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from coterie.rounds.cos import Phase, RoundState
 from coterie.rounds.party import Journal
 from coterie.secure_sum.plan import SumPlan
@@ -52,7 +50,7 @@ class ServerDisk:
         if closed is not None:
             self.closed[closed] = dict(state.closed[closed])
             if closed is Step.SUBMIT and state.running is not None:
-                self.running = state.running.astype("<u4", copy=False).tobytes()
+                self.running = state.half.to_bytes(state.running)
 
     def apply(self, state: RoundState) -> None:
         """Change the model and end the round, as one transaction."""
@@ -63,16 +61,17 @@ class ServerDisk:
         """Return the round in progress, as far as it is durable; nothing when there was none yet."""
         if not self.head:
             return None
-        plan, step, phase, reason = json.loads(self.head)
+        written, step, phase, reason = json.loads(self.head)
+        plan = SumPlan.from_wire(wire.SumPlan.FromString(bytes.fromhex(written)))
         return RoundState(
-            SumPlan.from_wire(wire.SumPlan.FromString(bytes.fromhex(plan))),
+            plan,
             layout,
             half,
             patience_s,
             Step(step),
             Phase(phase),
             closed={one: dict(messages) for one, messages in self.closed.items()},
-            running=np.frombuffer(self.running, "<u4").astype(np.uint32) if self.running else None,
+            running=half.from_bytes(plan, layout, self.running) if self.running else None,
             reason=reason,
         )
 

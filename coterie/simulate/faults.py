@@ -38,6 +38,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
         "stranger",
         "old round",
     ),
+    # A key holder says that something else was in the sum.
+    "decrypt": ("lie",),
     # The server shows a member something else than the others.
     "deceit": ("drop one", "add one", "swap", "other round"),
 }

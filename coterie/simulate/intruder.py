@@ -14,7 +14,11 @@ from coterie.simulate.faults import Fault
 from coterie.wire.layout import Layout
 from coterie.wire.v1 import rounds_pb2 as wire
 
-__all__ = ["Submission", "forged", "intrusion"]
+__all__ = ["Submission", "false", "forged", "intrusion"]
+
+
+_NUMBER_BYTES = 128
+"""Bytes of half a ciphertext under the keys of schedules."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +59,11 @@ def intrusion(
             ]
             return replace(arrived, step=steps[int(fault.amount * len(steps))]) if steps else None
         case "stranger" if is_open:
-            return replace(arrived, step=state.step, member=len(state.plan.members) + int(fault.amount * 3))
+            everybody = len(state.plan.members) + len(state.plan.holders) ** 2
+            return replace(arrived, step=state.step, member=everybody + int(fault.amount * 3))
         case "old round" if old is not None and old.round < state.plan.round and is_open:
             # A service refuses it by its number; under masks the machine would, too.
-            if state.half.name == "clear" or old.member not in free or old.step is not state.step:
+            if state.half.name != "masked" or old.member not in free or old.step is not state.step:
                 return None
             return Arrived(old.member, old.step, old.message, now)
         case _:
@@ -70,10 +75,21 @@ def _other(step: Step, message: bytes) -> bytes:
     if step is not Step.SUBMIT:
         return message[:-1] + bytes([message[-1] ^ 1])
     vector = wire.SummedVector.FromString(message)
-    codes = bytearray(vector.codes)
-    codes[0] ^= 1
-    vector.codes = bytes(codes)
+    name = "codes" if vector.codes else "ciphertexts"
+    content = bytearray(getattr(vector, name))
+    content[-1] ^= 1
+    setattr(vector, name, bytes(content))
     return vector.SerializeToString()
+
+
+def false(message: bytes) -> bytes:
+    """Return what a key holder decrypted with other numbers in it; a part without any has another proof."""
+    decryption = wire.Decryption.FromString(message)
+    name = "plaintexts" if decryption.plaintexts else "proof"
+    content = bytearray(getattr(decryption, name))
+    content[-1] ^= 1
+    setattr(decryption, name, bytes(content))
+    return decryption.SerializeToString()
 
 
 def forged(step: Step, briefing: bytes, fault: Fault, members: int) -> bytes:
@@ -83,10 +99,13 @@ def forged(step: Step, briefing: bytes, fault: Fault, members: int) -> bytes:
         Step.SUBMIT: (wire.ShareInbox, "shares"),
         Step.CONFIRM: (wire.Submitters, "members"),
         Step.UNMASK: (wire.Confirmations, "confirmations"),
+        Step.DECRYPT: (wire.DecryptionTask, "members"),
     }
     if step not in kinds:
         return briefing
     kind, name = kinds[step]
+    if not briefing:
+        return briefing
     message = kind.FromString(briefing)
     entries = list(getattr(message, name))
     at = int(fault.amount * len(entries)) if entries else 0
@@ -103,11 +122,17 @@ def forged(step: Step, briefing: bytes, fault: Fault, members: int) -> bytes:
             )
         case "swap" if len(entries) > 1 and step is Step.SUBMIT:
             entries[at].sealed, entries[at - 1].sealed = entries[at - 1].sealed, entries[at].sealed
+        case "swap" if step is Step.DECRYPT and message.ciphertexts:
+            # The last number of one ciphertext in the place of the first of another.
+            numbers = message.ciphertexts
+            message.ciphertexts = numbers[-_NUMBER_BYTES:] + numbers[_NUMBER_BYTES:]
         case "other round" if entries and step in (Step.SHARE, Step.UNMASK):
             entries[at].signature = bytes(64)
         case _:
             return briefing
     changed = kind()
+    changed.CopyFrom(message)
+    changed.ClearField(name)
     getattr(changed, name).extend(entries)
     forged: bytes = changed.SerializeToString()
     return forged

@@ -28,6 +28,7 @@ from coterie.rounds.cos import (
     UnmaskFailed,
     advance,
 )
+from coterie.rounds.holder import Half, HolderRound
 from coterie.rounds.party import Decline, Journal, Keep, MemberRound, Send, SitOut, Train
 from coterie.rounds.party import Effect as MemberEffect
 from coterie.secure_sum.plan import SumPlan
@@ -35,7 +36,7 @@ from coterie.secure_sum.protocol import Failed, MemberHalf, ServerHalf, Step
 from coterie.wire.layout import Layout
 from coterie.wire.refusal import Refusal
 
-__all__ = ["Host", "Members", "Outcome", "run_round"]
+__all__ = ["Holder", "Host", "Members", "Outcome", "run_round"]
 
 _STEP_S = 1.0
 """Time for one step; it only passes when somebody did not answer."""
@@ -111,7 +112,7 @@ def run_round(
     half : ServerHalf
         The secure sum.
     hosts : mapping of str to Host
-        By device; the members of a device that is missing drop out before the first step.
+        By device, those of the key holders among them; who is at a device that is missing drops out at once.
     apply : callable, optional
         Changes the model by the sum over so many users; returns why the sum was impossible, or nothing.
 
@@ -119,9 +120,6 @@ def run_round(
     -------
     Outcome
     """
-    devices: dict[str, list[int]] = {}
-    for member, one in enumerate(plan.members):
-        devices.setdefault(one.device, []).append(member)
     refused: list[tuple[int, Refusal]] = []
     wrong: tuple[int, ...] = ()
     total: NDArray[np.uint32] | None = None
@@ -131,7 +129,7 @@ def run_round(
     while not state.phase.ended:
         if state.phase is Phase.COLLECT:
             step, wanted = state.step, set(state.asked)
-            for device, members in devices.items():
+            for device, members in plan.by_device.items():
                 asked = [member for member in members if member in wanted]
                 host = hosts.get(device)
                 if not asked or host is None:
@@ -147,7 +145,7 @@ def run_round(
                 now = state.deadline
                 state, effects = advance(state, Tick(now))
             continue
-        event, wrong, total = _carry_out(state, effects, apply, wrong, total)
+        event, wrong, total = _carry_out(state, effects, now, apply, wrong, total)
         state, effects = advance(state, event)
     done = state.phase is Phase.DONE
     return Outcome(
@@ -158,6 +156,7 @@ def run_round(
 def _carry_out(
     state: RoundState,
     effects: Sequence[Effect],
+    now: float,
     apply: Callable[[NDArray[np.uint32], int], str] | None,
     wrong: tuple[int, ...],
     total: NDArray[np.uint32] | None,
@@ -169,8 +168,8 @@ def _carry_out(
             try:
                 found = state.half.unmask(state.plan, state.closed, state.running)
             except Failed as failed:
-                return UnmaskFailed(str(failed)), failed.wrong, None
-            return Unmasked(found.codes), found.wrong, None
+                return UnmaskFailed(str(failed), now, failed.wrong), (*wrong, *failed.wrong), None
+            return Unmasked(found.codes), (*wrong, *found.wrong), None
         case Apply(codes, users):
             return Applied(apply(codes, users) if apply is not None else ""), wrong, codes
         case other:
@@ -245,3 +244,39 @@ class Members:
                 case Train() | Decline():
                     # Whoever has no answer when the hosts have answered is not waited for.
                     pass
+
+
+@dataclass
+class Holder:
+    """A connection that speaks for one key holder, with its journal in memory.
+
+    Parameters
+    ----------
+    half : callable
+        Makes the half of the key holder of a plan.
+    """
+
+    half: Callable[[SumPlan], Half]
+    journal: Journal = field(default_factory=Journal)
+    sat_out: str = ""
+    """Why the holder took no further part in the present round."""
+    _round: HolderRound | None = None
+
+    def answer(
+        self, plan: SumPlan, step: Step, briefings: Mapping[int, bytes]
+    ) -> Iterator[tuple[int, bytes]]:
+        """Answer a step."""
+        if self._round is None or self._round.plan is not plan:
+            self._round, self.sat_out = HolderRound(plan, self.journal, lambda: self.half(plan)), ""
+        for respondent, briefing in briefings.items():
+            for effect in self._round.asked(step, briefing):
+                match effect:
+                    case Keep(journal):
+                        self.journal = journal
+                    case Send(_, message):
+                        yield respondent, message
+                    case SitOut(reason):
+                        self.sat_out = reason
+                    case Train() | Decline():
+                        # Whoever has no answer when all have answered is not waited for.
+                        pass

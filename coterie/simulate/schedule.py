@@ -12,7 +12,7 @@ import numpy as np
 
 from coterie.secure_sum.plan import Member
 from coterie.simulate.faults import Drawn, Fault, Faults, Replayed
-from coterie.simulate.sums import LAYOUT, halves, identity
+from coterie.simulate.sums import halves, identity, layout_of
 from coterie.simulate.watch import Watch
 from coterie.simulate.world import Machines, World
 
@@ -28,7 +28,7 @@ class Scenario:
     seed : int
         Of the vectors, and of the faults when they are drawn.
     secure_sum : str
-        ``"clear"`` or ``"masked"``.
+        ``"clear"``, ``"masked"`` or ``"encrypted"``.
     hosts : tuple of tuple of int
         For each host, how many users each of its members covers.
     rounds : int
@@ -81,8 +81,10 @@ class Scenario:
             "presence": rate(0.1 * some),
             "train": rate(0.3 * some),
             "intruder": rate(0.5),
-            "deceit": rate(0.1) if self.secure_sum == "masked" and rng.random() < 0.3 else 0.0,
+            "deceit": rate(0.1) if self.secure_sum != "clear" and rng.random() < 0.3 else 0.0,
         }
+        if self.secure_sum == "encrypted":
+            rates["decrypt"] = rate(0.3)
         return Drawn(rng, rates)
 
     def members(self) -> list[Member]:
@@ -110,7 +112,7 @@ def run(scenario: Scenario, faults: Faults, machines: Machines | None = None) ->
     server_half, member_half = halves(scenario.secure_sum)
     world = World(
         scenario.members(),
-        LAYOUT,
+        layout_of(scenario.secure_sum),
         server_half,
         member_half,
         faults,

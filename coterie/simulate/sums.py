@@ -1,22 +1,55 @@
-"""The secure sums as schedules use them, and the people of a simulated cohort."""
+"""The secure sums as schedules use them, and the people of a simulated cohort.
+
+The encrypted one needs the extra ``paillier``.  Its key is as short as a comparison with a paper allows, and secret
+from nobody.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import TYPE_CHECKING
 
+import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from numpy.typing import NDArray
 
 from coterie.crypto.identity import Bundle, Identity, countersign
 from coterie.crypto.verified import Verified
 from coterie.secure_sum.clear import ClearMember, ClearServer
 from coterie.secure_sum.graph import GraphFields
 from coterie.secure_sum.masked import MaskedMember, MaskedServer
-from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import Failed, MemberHalf, ServerHalf
+from coterie.secure_sum.plan import Member, SumPlan
+from coterie.secure_sum.protocol import Failed, MemberHalf, Running, ServerHalf
 from coterie.wire.layout import Layout, Segment
 
-__all__ = ["LAYOUT", "halves", "identity"]
+if TYPE_CHECKING:
+    from coterie.crypto.paillier import HolderObfuscators, SecretKey
+    from coterie.secure_sum.key_holder import KeyHolder
+
+__all__ = [
+    "HOLDERS",
+    "LAYOUT",
+    "SUMS",
+    "halves",
+    "held_by_all",
+    "identity",
+    "key_holder",
+    "layout_of",
+    "opened",
+]
+
+SUMS = ("clear", "masked", "encrypted")
+"""The sums that there are schedules of."""
+
+HOLDERS = 3
+"""Key holders of an encrypted sum."""
+
+_FIRST_HOLDER = 1_000_000
+"""Number of the first holder's identity; members have the lower ones."""
+
+_KEY_BITS = 1024
 
 LAYOUT = Layout(
     (
@@ -28,8 +61,16 @@ LAYOUT = Layout(
 )
 """A small contribution with a segment of each kind."""
 
+_WIDE = Layout((*LAYOUT.segments, Segment("more", (150,), 1.0, 12)))
+"""One that takes several ciphertexts: key holders have a part each."""
+
 _NOW = 1_000_000
 """Unix seconds in the simulated world, for the validity of keys."""
+
+
+def layout_of(secure_sum: str) -> Layout:
+    """Return the layout of the contributions of schedules of a sum."""
+    return _WIDE if secure_sum == "encrypted" else LAYOUT
 
 
 @cache
@@ -70,8 +111,10 @@ def halves(secure_sum: str) -> tuple[Callable[[], ServerHalf], Callable[[SumPlan
     """
     if secure_sum == "clear":
         return ClearServer, lambda plan, member: ClearMember()
+    if secure_sum == "encrypted":
+        return _encrypted()
     if secure_sum != "masked":
-        raise ValueError(f"no secure sum {secure_sum!r}; there are clear and masked")
+        raise ValueError(f"no secure sum {secure_sum!r}; there are {', '.join(SUMS)}")
     directory_key = _directory().public_key().public_bytes_raw()
     verified = Verified()
 
@@ -84,3 +127,63 @@ def halves(secure_sum: str) -> tuple[Callable[[], ServerHalf], Callable[[SumPlan
         )
 
     return server, member
+
+
+# --- encrypted -------------------------------------------------------------------------------------------------------
+
+
+class _Held:
+    """What every simulated holder has."""
+
+    def __init__(self) -> None:
+        from coterie.crypto.paillier import HolderObfuscators, generate
+
+        self._set_key = X25519PrivateKey.generate()
+        set_public = self._set_key.public_key().public_bytes_raw()
+        self.secret: SecretKey = generate("simulated", set_public, bits=_KEY_BITS, comparison=True)
+        self.obfuscators: HolderObfuscators = HolderObfuscators(self.secret)
+
+    def agree(self, public: bytes) -> bytes:
+        """Return X25519 of the set key and a public key."""
+        return self._set_key.exchange(X25519PublicKey.from_public_bytes(public))
+
+
+@cache
+def held_by_all() -> _Held:
+    """Return the secrets of every simulated key holder."""
+    return _Held()
+
+
+def _encrypted() -> tuple[Callable[[], ServerHalf], Callable[[SumPlan, int], MemberHalf]]:
+    from coterie.secure_sum.encrypted import EncryptedMember, EncryptedServer, Keyring
+
+    held = held_by_all()
+    keys = Keyring()
+    keys.use(
+        held.secret.public,
+        [Member(identity(_FIRST_HOLDER + n).participant_id, f"k{n}") for n in range(HOLDERS)],
+    )
+
+    def member(plan: SumPlan, number: int) -> MemberHalf:
+        return EncryptedMember(plan, number, identity(number), held.obfuscators)
+
+    return lambda: EncryptedServer(keys), member
+
+
+def key_holder(plan: SumPlan, holder: int) -> KeyHolder:
+    """Return the half of a key holder of a plan."""
+    from coterie.secure_sum.key_holder import KeyHolder
+
+    bundles = {_bundle(n).participant_id: _bundle(n) for n in range(len(plan.members))}
+    return KeyHolder(plan, holder, identity(_FIRST_HOLDER + holder), held_by_all(), bundles)
+
+
+def opened(running: Running) -> NDArray[np.uint32]:
+    """Return the codes of a running sum, as whoever sees everything does."""
+    if isinstance(running, np.ndarray):
+        return running
+    from coterie.crypto.paillier import decrypt_vector
+
+    if not running.addends:
+        return np.zeros(running.count, np.uint32)
+    return decrypt_vector(running.total(), held_by_all().secret).codes.astype(np.uint32)

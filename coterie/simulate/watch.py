@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.rounds.cos import Phase, RoundState
-from coterie.secure_sum.clear import codes_of
+from coterie.secure_sum.codes import codes_of
 from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import Step
+from coterie.secure_sum.protocol import Running, Step
+from coterie.simulate.sums import opened
 from coterie.wire.layout import Layout
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
@@ -46,6 +47,7 @@ class Watch:
         self._shares: dict[tuple[int, int, str], set[int]] = defaultdict(set)
         self._reveals: dict[tuple[int, bytes, str], set[int]] = defaultdict(set)
         self._declined: set[tuple[int, int]] = set()
+        self._read: tuple[Running, NDArray[np.uint32]] = (None, np.empty(0, np.uint32))
         self._rounds = 0
         self._version = 0
         self.applied: dict[int, tuple[int, ...]] = {}
@@ -58,7 +60,8 @@ class Watch:
         """Note a contribution that a member has made, before it keeps or sends it."""
         key = plan.round, member, hashlib.sha256(message).digest()
         self._plain[key] = codes.copy()
-        self._added[key] = codes_of(message, self._layout.size)[1].copy()
+        # A vector that is encrypted is what it was; how the sum of them is read, `opened` knows.
+        self._added[key] = codes if plan.holders else codes_of(message, self._layout.size)[1].copy()
 
     def sends(self, plan: SumPlan, member: int, step: Step, message: bytes) -> None:
         """Check a message that a member sends."""
@@ -129,8 +132,14 @@ class Watch:
         if not is_open and Step.SUBMIT not in state.closed:
             return
         notes = state.arrived if is_open else state.closed[Step.SUBMIT]
-        if not np.array_equal(state.running, self._sum(state.plan.round, notes, self._added)):
+        if not np.array_equal(self._opened(state.running), self._sum(state.plan.round, notes, self._added)):
             raise Violation(f"the running sum of round {state.plan.round} is not the sum of {sorted(notes)}")
+
+    def _opened(self, running: Running) -> NDArray[np.uint32]:
+        """Return the codes of a running sum, read once."""
+        if self._read[0] is not running:
+            self._read = running, opened(running)
+        return self._read[1]
 
     def applies(self, state: RoundState, total: NDArray[np.uint32], version: int) -> None:
         """Check a sum that has just been applied, giving a version."""
@@ -176,7 +185,7 @@ class Watch:
 
 
 def _print(state: RoundState) -> tuple[object, ...]:
-    running = b"" if state.running is None else state.running.tobytes()
+    running = b"" if state.running is None else opened(state.running).tobytes()
     closed = {step: dict(messages) for step, messages in state.closed.items()}
     return (
         state.phase,

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from coterie.rounds import cos, party
 from coterie.rounds.cos import Phase, RoundState
+from coterie.rounds.holder import HolderRound
 from coterie.rounds.pace import pause_s
 from coterie.rounds.party import MemberRound
 from coterie.secure_sum.plan import Member, SumPlan
@@ -23,7 +24,8 @@ from coterie.secure_sum.protocol import Failed, MemberHalf, ServerHalf, Step
 from coterie.simulate.clock import Clock
 from coterie.simulate.durable import HostDisk, ServerDisk
 from coterie.simulate.faults import Faults
-from coterie.simulate.intruder import Submission, forged, intrusion
+from coterie.simulate.intruder import Submission, false, forged, intrusion
+from coterie.simulate.sums import key_holder
 from coterie.simulate.watch import Violation, Watch
 from coterie.wire.layout import ImpossibleSumError, Layout
 from coterie.wire.refusal import Refusal
@@ -78,7 +80,7 @@ class World:
     server_half : callable
         Makes the server's half, anew each time that the server starts.
     member_half : callable
-        Makes the half of a member of a plan.
+        Makes the half of a member of a plan; key holders have those of ``coterie.simulate.sums``.
     faults : Faults
     rng : numpy Generator
         For the vectors.
@@ -109,9 +111,9 @@ class World:
         self.crashes = 0
         self.finished = False
         self.server = _Server(self)
-        self.hosts = {
-            name: _Host(self, name) for name in dict.fromkeys(member.device for member in self.members)
-        }
+        self.holders = self.server_half.plan_fields(len(self.members), layout).holders
+        devices = dict.fromkeys(one.device for one in (*self.members, *self.holders))
+        self.hosts = {name: _Host(self, name) for name in devices}
 
     def run(self) -> None:
         """Run until every round has ended.
@@ -129,7 +131,9 @@ class World:
                 raise Violation("nothing is going to happen any more, and the run has not ended")
             # Each step of each round takes its patience at most, and each crash of the server once more that and
             # the time that it was down.
-            steps = self.rounds * (len(self.server_half.steps) * PATIENCE_S + 4 * _WORK_S)
+            # Each key holder may let a part of a sum wait for as long as a step takes.
+            waits = len(self.server_half.steps) + len(self.holders)
+            steps = self.rounds * (waits * PATIENCE_S + (4 + len(self.holders)) * _WORK_S)
             pauses = sum(pause_s(row, PATIENCE_S) for row in range(1, self.rounds))
             limit = steps + pauses + self.crashes * (2 * PATIENCE_S + 4 * _WORK_S)
             if self.clock.now > limit:
@@ -230,7 +234,8 @@ class _Server:
             if self._state is None:
                 return
             if number == self._state.plan.round:
-                self._do(cos.Declined(frozenset((member,)), self._world.clock.now))
+                numbers = frozenset(self._state.plan.numbers_of(member))
+                self._do(cos.Declined(numbers, self._world.clock.now))
             self._world.link("cos", host, lambda: self._world.hosts[host].excused(number, member))
 
         self._guarded(take)
@@ -264,7 +269,7 @@ class _Server:
             return
         number = self._disk.round + 1
         world.watch.begins(number)
-        degree, threshold = world.server_half.plan_fields(len(world.members))
+        fields = world.server_half.plan_fields(len(world.members), world.layout)
         plan = SumPlan(
             run_id="simulated",
             round=number,
@@ -273,9 +278,8 @@ class _Server:
             model_sha256=hashlib.sha256(b"model %d" % self._disk.version).digest(),
             layout_sha256=hashlib.sha256(b"layout").digest(),
             members=world.members,
-            degree=degree,
-            threshold=threshold,
             min_sum=world.min_sum,
+            **fields._asdict(),
         )
         begun = RoundState.begin(plan, world.layout, world.server_half, PATIENCE_S)
         self._do(cos.Opened(world.clock.now), begun)
@@ -311,6 +315,9 @@ class _Server:
             case cos.Save(closed):
                 self._disk.save(state, closed)
                 world.watch.saved(state)
+            case cos.Ask():
+                # Whoever waits is told after each event.
+                pass
             case cos.Unmask():
                 self._later(_WORK_S, self._unmask)
             case cos.Apply(total, users):
@@ -327,7 +334,7 @@ class _Server:
         try:
             total = self._world.server_half.unmask(state.plan, state.closed, state.running)
         except Failed as failed:
-            self._do(cos.UnmaskFailed(str(failed)))
+            self._do(cos.UnmaskFailed(str(failed), self._world.clock.now, failed.wrong))
         else:
             self._do(cos.Unmasked(total.codes))
 
@@ -347,14 +354,14 @@ class _Server:
 
     def _presence(self, host: str) -> None:
         if self._state is not None and self._world.faults.at(f"presence {host}") is not None:
-            members = frozenset(n for n, one in enumerate(self._world.members) if one.device == host)
+            members = frozenset(self._state.plan.by_device[host])
             self._do(cos.Lost(members, self._world.clock.now))
 
     def _wake(self, host: str) -> None:
         state = self._state
         if state is None or state.phase is not Phase.COLLECT or host not in self._parked:
             return
-        asked = [member for member in state.asked if self._world.members[member].device == host]
+        asked = [member for member in state.asked if state.plan.device_of(member) == host]
         cursor = (self._boot, state.plan.round, state.step, tuple(asked))
         if not asked or cursor == self._parked[host]:
             return
@@ -392,10 +399,11 @@ class _Host:
         self._down = False
         self._polls = 0
         self._plan: SumPlan | None = None
-        self._rounds: dict[int, MemberRound] = {}
+        self._rounds: dict[int, MemberRound | HolderRound] = {}
         self._outbox: dict[tuple[int, Step], Submission] = {}
         self._declining: set[tuple[int, int]] = set()
         self._cursor: tuple[object, ...] = ()
+        self._said: dict[tuple[int, int], bytes] = {}
 
     def poll(self) -> None:
         """Ask what there is to do; ask again when no answer comes."""
@@ -456,38 +464,56 @@ class _Host:
                 self._carry_out(one, member, one.asked(answer.step, briefing))
         self.poll()
 
-    def _round(self, member: int) -> MemberRound:
+    def _round(self, number: int) -> MemberRound | HolderRound:
+        plan, world = self._plan, self._world
+        if plan is None:
+            raise AssertionError("a member without a plan")
+        # A key holder has one machine, whatever it is asked.
+        member = plan.numbers_of(number)[0]
         found = self._rounds.get(member)
         if found is None:
-            plan, world = self._plan, self._world
-            if plan is None:
-                raise AssertionError("a member without a plan")
             journal = self._disk.journal(member)
-            found = world.machines.member(plan, journal, lambda: world.member_half(plan, member))
+            if member < len(plan.members):
+                found = world.machines.member(plan, journal, lambda: world.member_half(plan, member))
+            else:
+                holder, _ = plan.asked_of(member)
+                found = HolderRound(plan, journal, lambda: key_holder(plan, holder))
             self._rounds[member] = found
         return found
 
-    def _carry_out(self, one: MemberRound, member: int, effects: Sequence[party.Effect]) -> None:
+    def _carry_out(
+        self, one: MemberRound | HolderRound, member: int, effects: Sequence[party.Effect]
+    ) -> None:
         world = self._world
         for effect in effects:
             world.crash_point(f"host {self._name}")
             match effect:
                 case party.Keep(journal):
-                    self._disk.keep(member, journal)
+                    self._disk.keep(one.plan.numbers_of(member)[0], journal)
                 case party.Train():
                     self._train(one, member)
                 case party.Send(step, message):
+                    if step is Step.DECRYPT:
+                        message = self._decrypted(one.plan.round, member, message)
                     world.watch.sends(one.plan, member, step, message)
                     self._submit(Submission(one.plan.round, member, step, message))
                 case party.Decline():
-                    world.watch.declines(one.plan, member)
+                    for number in one.plan.numbers_of(member):
+                        world.watch.declines(one.plan, number)
                     self._decline(one.plan.round, member)
                 case party.SitOut():
                     pass
         if effects:
             world.crash_point(f"host {self._name}")
 
-    def _train(self, one: MemberRound, member: int) -> None:
+    def _decrypted(self, number: int, member: int, message: bytes) -> bytes:
+        """Return what a key holder says was in a part of the sum; one that lies says the same again."""
+        if (number, member) not in self._said:
+            fault = self._world.faults.at(f"decrypt {self._name}")
+            self._said[number, member] = message if fault is None else false(message)
+        return self._said[number, member]
+
+    def _train(self, one: MemberRound | HolderRound, member: int) -> None:
         fault = self._world.faults.at(f"train {self._name}")
         if fault is not None and fault.what == "hang":
             return

@@ -15,6 +15,7 @@ import grpc
 import numpy as np
 
 from coterie.crypto.masking import RoundKey
+from coterie.secure_sum.graph import graph_fields
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.masked_member import MaskedMember
 from coterie.secure_sum.plan import SumPlan
@@ -107,7 +108,7 @@ class SmallerCohort(Lie):
         gone = max(self.strangers)
         members = tuple(member for n, member in enumerate(plan.members) if n != gone)
         # The graph is the one that belongs to so many.
-        degree, threshold = MaskedServer().plan_fields(len(members))
+        degree, threshold = graph_fields(len(members))
         return dataclasses.replace(plan, members=members, degree=degree, threshold=threshold)
 
 
@@ -169,7 +170,7 @@ class LyingCos(OrchestratorServicer):
         self.step = None
         self.closed = {}
         self.running = None
-        self.received = {step: {} for step in Step}
+        self.received = {step: {} for step in MaskedServer.steps}
         """What the host sent, by step and member."""
 
     @contextlib.asynccontextmanager
@@ -188,7 +189,7 @@ class LyingCos(OrchestratorServicer):
     @property
     def sent(self):
         """Steps for which anything has left the host."""
-        return [step for step in Step if self.received[step]]
+        return [step for step in MaskedServer.steps if self.received[step]]
 
     def _forward(self):
         if self._stub is None:
@@ -284,7 +285,7 @@ class LyingCos(OrchestratorServicer):
     def _briefings(self):
         told = wire.Briefings()
         for member in self._member_of.values():
-            honest = self._server_half.briefing(self.plan, self.closed, self.step, member)
+            honest = self._server_half.pieces(self.plan, self.closed, self.step, member).whole
             told.briefings.add(member=member, payload=self.lie.briefing(self.step, honest, self.shown))
         return told
 
@@ -296,7 +297,7 @@ class LyingCos(OrchestratorServicer):
         layout = self._layout(self.plan.purpose)
         messages = dict(mine)
         for member, half in self._others_halves.items():
-            honest = self._server_half.briefing(self.plan, self.closed, self.step, member)
+            honest = self._server_half.pieces(self.plan, self.closed, self.step, member).whole
             briefing = self.lie.told_the_others(self.step, honest)
             codes = Contribution(layout, users=1).codes() if self.step is Step.SUBMIT else None
             # Who is lied to leaves as well; the round goes on without it.
@@ -307,11 +308,11 @@ class LyingCos(OrchestratorServicer):
             notes = {}
             for member, message in messages.items():
                 vector = self._server_half.vector(self.plan, self.closed, notes, member, message, layout)
-                self.running += vector.codes
+                self.running += vector.addend
                 notes[member] = vector.note
             messages = notes
         self.closed[self.step] = messages
-        steps = list(Step)
+        steps = list(MaskedServer.steps)
         if self.step is not steps[-1]:
             self.step = steps[steps.index(self.step) + 1]
             self._revision += 1

@@ -13,6 +13,7 @@ import pytest
 from coterie.launch import round_attacks
 from coterie.privacy.attacks.rounds import RoundView
 from coterie.rounds.training import Purpose
+from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.protocol import Step
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
 
@@ -48,7 +49,7 @@ class Stuttering(Host):
         plan, step = await self.plan(task.round.round), STEPS[task.step][0]
         if plan.purpose == "train":
             gone = self.leaves.get(plan.pass_number)
-            if gone is not None and list(Step).index(step) >= list(Step).index(gone):
+            if gone is not None and MaskedServer.steps.index(step) >= MaskedServer.steps.index(gone):
                 if step is gone and (plan.round, "left") not in self.sent:
                     self.sent[plan.round, "left"] = b""
                     await self.party.leave()

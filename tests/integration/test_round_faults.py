@@ -12,6 +12,7 @@ from coterie.learning.fedncf import FedNcfSettings
 from coterie.learning.ncf import Architecture
 from coterie.rounds.fedncf import FedNcfPlan
 from coterie.secure_sum.clear import ClearMember
+from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.protocol import Step
 from coterie.wire.v1 import operator_pb2 as operating
 from coterie.wire.v1 import orchestrator_pb2 as wire
@@ -152,7 +153,7 @@ class Dropping(Host):
     async def answer(self, task):
         number, step = task.round.round, STEPS[task.step][0]
         gone = self.leaves.get(number)
-        if gone is None or list(Step).index(step) < list(Step).index(gone):
+        if gone is None or MaskedServer.steps.index(step) < MaskedServer.steps.index(gone):
             return await super().answer(task)
         if step is gone and (number, "left") not in self.sent:
             self.sent[number, "left"] = b""
@@ -170,7 +171,7 @@ async def test_a_fifth_of_the_members_dropped_at_random_in_every_round_is_recove
     leaves = {f"host-{n}": {} for n in range(HOSTS)}
     for number in range(1, 9):
         for n in rng.choice(HOSTS, DROPPING, replace=False):
-            leaves[f"host-{n}"][number] = Step(rng.choice([step.value for step in Step]))
+            leaves[f"host-{n}"][number] = Step(rng.choice([step.value for step in MaskedServer.steps]))
     run.host = lambda who: Dropping(run, who, leaves[who])
     await run.begin(*leaves, users=2 * HOSTS, passes=3, min_sum=20, min_cohort=20)
     finished = await asyncio.gather(*(host.play() for host in run.hosts.values()))

@@ -7,6 +7,7 @@ import pytest
 
 from coterie.learning.fedncf import initial
 from coterie.secure_sum.clear import ClearMember
+from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.protocol import Step
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1 import rounds_pb2
@@ -226,7 +227,7 @@ async def test_hosts_that_are_gone_for_a_moment_find_the_run_still_there(world):
     assert report["version"] == 1
 
 
-@pytest.mark.parametrize("step", list(Step), ids=lambda step: step.value)
+@pytest.mark.parametrize("step", list(MaskedServer.steps), ids=lambda step: step.value)
 async def test_a_masked_sum_is_formed_or_abandoned_when_a_host_drops_at_a_step(world, step):
     """With users as members: one host of three is one third of the neighbours, more than the threshold bears."""
     run = await world(secure_sum="masked", per_user=True).begin(
@@ -243,7 +244,7 @@ async def test_a_masked_sum_is_formed_or_abandoned_when_a_host_drops_at_a_step(w
 
 @pytest.mark.parametrize(
     ("secure_sum", "step"),
-    [("clear", Step.SUBMIT), *(("masked", step) for step in Step)],
+    [("clear", Step.SUBMIT), *(("masked", step) for step in MaskedServer.steps)],
     ids=lambda value: getattr(value, "value", value),
 )
 async def test_a_cos_killed_in_a_step_goes_on_with_it_after_its_restart(

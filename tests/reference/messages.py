@@ -63,6 +63,8 @@ RUN_PLAN = {
 
 ROUND_MEMBER = {"participant": (1, "bytes"), "device": (2, "uint"), "users": (3, "uint")}
 
+KEY_HOLDER = {"participant": (1, "bytes"), "device": (2, "text")}
+
 SUM_PLAN = {
     "version": (1, "uint"),
     "run_id": (2, "text"),
@@ -78,6 +80,9 @@ SUM_PLAN = {
     "min_sum": (12, "uint"),
     "pass_number": (13, "uint"),
     "part": (14, "uint"),
+    "key_id": (15, "bytes"),
+    "code_bits": (16, "uint"),
+    "holders": (17, [KEY_HOLDER]),
 }
 
 ADVERT = {
@@ -96,11 +101,16 @@ SHARES = {"shares": (1, [SEALED_SHARE]), "seed_hash": (2, "bytes")}
 
 SHARE_INBOX = {"shares": (1, [SEALED_SHARE])}
 
-SUMMED_VECTOR = {"codes": (1, "bytes"), "left_out": (2, "[uint]"), "signature": (3, "bytes")}
+SUMMED_VECTOR = {
+    "codes": (1, "bytes"),
+    "left_out": (2, "[uint]"),
+    "signature": (3, "bytes"),
+    "ciphertexts": (4, "bytes"),
+}
 
 SUBMITTERS = {"members": (1, "[uint]")}
 
-CONFIRMATION = {"member": (1, "uint"), "signature": (2, "bytes")}
+CONFIRMATION = {"member": (1, "uint"), "signature": (2, "bytes"), "signing_public": (3, "bytes")}
 
 CONFIRMATIONS = {"confirmations": (1, [CONFIRMATION])}
 
@@ -133,6 +143,7 @@ NAMES = {
     "RoundsPlan": ROUNDS_PLAN,
     "RunPlan": RUN_PLAN,
     "RoundMember": ROUND_MEMBER,
+    "KeyHolder": KEY_HOLDER,
     "SumPlan": SUM_PLAN,
     "Advert": ADVERT,
     "Adverts": ADVERTS,

@@ -37,6 +37,10 @@ def sum_plan_hash(plan):
     members = []
     for one in plan["members"]:
         members += [one["participant"], plan["devices"][one["device"]], one["users"]]
+    if plan["holders"]:
+        members += [plan["key_id"], plan["code_bits"], len(plan["holders"])]
+        for one in plan["holders"]:
+            members += [one["participant"], one["device"]]
     return digest(
         "sum-plan",
         plan["version"],

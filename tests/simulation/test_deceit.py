@@ -20,7 +20,7 @@ class Cohort:
     def __init__(self, min_sum: int = 3, number: int = 1, journals=None) -> None:
         server, member_half = halves("masked")
         self.half = server()
-        degree, threshold = self.half.plan_fields(COUNT)
+        fields = self.half.plan_fields(COUNT, LAYOUT)
         self.plan = SumPlan(
             run_id="deceit",
             round=number,
@@ -29,9 +29,8 @@ class Cohort:
             model_sha256=hashlib.sha256(b"model").digest(),
             layout_sha256=hashlib.sha256(b"layout").digest(),
             members=tuple(Member(identity(n).participant_id, f"h{n}") for n in range(COUNT)),
-            degree=degree,
-            threshold=threshold,
             min_sum=min_sum,
+            **fields._asdict(),
         )
         self.journals = journals or {n: Journal() for n in range(COUNT)}
         self.members = {
@@ -44,7 +43,7 @@ class Cohort:
     def ask(self, member: int, step: Step, briefing: bytes | None = None) -> bytes | None:
         """Return what a member answers; nothing when it sits out."""
         if briefing is None:
-            briefing = self.half.briefing(self.plan, self.closed, step, member)
+            briefing = self.half.pieces(self.plan, self.closed, step, member).whole
         one = self.members[member]
         effects = one.asked(step, briefing)
         if effects and isinstance(effects[-1], Train):
@@ -73,7 +72,7 @@ class Cohort:
         self.closed[step] = there
 
     def up_to(self, step: Step, submitters=range(COUNT)) -> "Cohort":
-        for one in Step:
+        for one in self.half.steps:
             if one is step:
                 return self
             self.close(one, submitters if one is Step.SUBMIT else range(COUNT))
@@ -184,7 +183,7 @@ def twice(adverts):
 )
 def test_a_swapped_advertisement_is_refused_and_its_reader_leaves(swap):
     cohort = Cohort().up_to(Step.SHARE)
-    adverts = wire.Adverts.FromString(cohort.half.briefing(cohort.plan, cohort.closed, Step.SHARE, 0))
+    adverts = wire.Adverts.FromString(cohort.half.pieces(cohort.plan, cohort.closed, Step.SHARE, 0).whole)
     swap(adverts)
     effect, last = cohort.members[0].asked(Step.SHARE, adverts.SerializeToString())
     assert isinstance(effect, SitOut)
@@ -196,7 +195,7 @@ def test_advertisements_of_another_plan_are_refused():
     """The server shows one member another cohort, model or floor: nobody takes its keys, and it takes nobody's."""
     one = Cohort(min_sum=3).up_to(Step.SHARE)
     other = Cohort(min_sum=4).up_to(Step.SHARE)
-    mixed = other.half.briefing(other.plan, other.closed, Step.SHARE, 0)
+    mixed = other.half.pieces(other.plan, other.closed, Step.SHARE, 0).whole
     effect, last = one.members[0].asked(Step.SHARE, mixed)
     assert isinstance(effect, SitOut)
     assert last == Decline()

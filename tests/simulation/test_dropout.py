@@ -6,12 +6,13 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.plan import Member, SumPlan
 from coterie.secure_sum.protocol import Step
 from coterie.simulate.rounds import Members, run_round
 from coterie.simulate.sums import LAYOUT, halves, identity
 
-STEPS = tuple(Step)
+STEPS = MaskedServer.steps
 
 
 def plan_of(devices: list[str], degree: int, threshold: int, min_sum: int = 1, number: int = 1) -> SumPlan:

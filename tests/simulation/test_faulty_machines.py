@@ -48,7 +48,7 @@ def adds_after_the_close(state, event):
         )
         submitters = {**state.closed.get(Step.SUBMIT, {}), event.member: vector.note}
         late = dataclasses.replace(
-            state, running=state.running + vector.codes, closed={**state.closed, Step.SUBMIT: submitters}
+            state, running=state.running + vector.addend, closed={**state.closed, Step.SUBMIT: submitters}
         )
         return late, [cos.Save(Step.SUBMIT)]
 

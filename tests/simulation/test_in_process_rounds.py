@@ -18,7 +18,7 @@ COUNT = 6
 
 def plan_of(secure_sum: str, number: int = 1, min_sum: int = 3, model: bytes = b"model") -> SumPlan:
     server, _ = halves(secure_sum)
-    degree, threshold = server().plan_fields(COUNT)
+    fields = server().plan_fields(COUNT, LAYOUT)
     return SumPlan(
         run_id="in-process",
         round=number,
@@ -27,9 +27,8 @@ def plan_of(secure_sum: str, number: int = 1, min_sum: int = 3, model: bytes = b
         model_sha256=hashlib.sha256(model).digest(),
         layout_sha256=bytes(32),
         members=tuple(Member(identity(n).participant_id, f"h{n % 2}") for n in range(COUNT)),
-        degree=degree,
-        threshold=threshold,
         min_sum=min_sum,
+        **fields._asdict(),
     )
 
 

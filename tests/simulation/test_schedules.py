@@ -11,10 +11,10 @@ import pytest
 
 from coterie.simulate.faults import CHOICES, Drawn, Fault, Replayed
 from coterie.simulate.schedule import Found, Scenario, find, run
-from coterie.simulate.sums import LAYOUT, halves
+from coterie.simulate.sums import SUMS, halves, layout_of
 from coterie.simulate.world import PATIENCE_S, World
 
-CLEAR, MASKED, PART = 1600, 400, 100
+CLEAR, MASKED, ENCRYPTED, PART = 1600, 400, 200, 100
 CORPUS = sorted((Path(__file__).parent / "found").glob("*.json"))
 
 
@@ -22,7 +22,10 @@ def parts(secure_sum: str, count: int):
     return [pytest.param(secure_sum, first, id=f"{secure_sum}-{first}") for first in range(0, count, PART)]
 
 
-@pytest.mark.parametrize(("secure_sum", "first"), parts("clear", CLEAR) + parts("masked", MASKED))
+@pytest.mark.parametrize(
+    ("secure_sum", "first"),
+    [*parts("clear", CLEAR), *parts("masked", MASKED), *parts("encrypted", ENCRYPTED)],
+)
 def test_whatever_goes_wrong_every_round_is_right_or_abandoned_with_a_reason(secure_sum, first):
     for seed in range(first, first + PART):
         scenario = Scenario.drawn(seed, secure_sum)
@@ -34,7 +37,7 @@ def test_whatever_goes_wrong_every_round_is_right_or_abandoned_with_a_reason(sec
             pytest.fail(f"{found}\nto keep as tests/simulation/found/NAME.json:\n{found.to_json()}")
 
 
-@pytest.mark.parametrize("secure_sum", ["clear", "masked"])
+@pytest.mark.parametrize("secure_sum", SUMS)
 @pytest.mark.parametrize("seed", range(5))
 def test_without_faults_every_round_is_applied_over_everybody(seed, secure_sum):
     scenario = Scenario.drawn(seed, secure_sum)
@@ -45,7 +48,7 @@ def test_without_faults_every_round_is_applied_over_everybody(seed, secure_sum):
     assert watch.abandoned == {}
 
 
-@pytest.mark.parametrize(("secure_sum", "count"), [("clear", 60), ("masked", 15)])
+@pytest.mark.parametrize(("secure_sum", "count"), [("clear", 60), ("masked", 15), ("encrypted", 10)])
 def test_a_server_that_dies_again_and_again_loses_no_round_and_nobody(secure_sum, count):
     crashes = 0
     for seed in range(count):
@@ -58,7 +61,7 @@ def test_a_server_that_dies_again_and_again_loses_no_round_and_nobody(secure_sum
     assert crashes > 4 * count
 
 
-@pytest.mark.parametrize(("secure_sum", "count"), [("clear", 60), ("masked", 15)])
+@pytest.mark.parametrize(("secure_sum", "count"), [("clear", 60), ("masked", 15), ("encrypted", 10)])
 def test_messages_lost_or_repeated_now_and_then_lose_no_round_and_nobody(secure_sum, count):
     for seed in range(count):
         scenario = Scenario.drawn(seed, secure_sum)
@@ -87,8 +90,8 @@ def duration(scenario: Scenario, faults) -> float:
     """Return how long a schedule takes, in its own seconds."""
     server_half, member_half = halves(scenario.secure_sum)
     rng = np.random.default_rng(scenario.seed)
-    everybody = scenario.members()
-    world = World(everybody, LAYOUT, server_half, member_half, faults, rng, scenario.rounds, scenario.min_sum)
+    everybody, layout = scenario.members(), layout_of(scenario.secure_sum)
+    world = World(everybody, layout, server_half, member_half, faults, rng, scenario.rounds, scenario.min_sum)
     world.run()
     return world.clock.now
 
@@ -102,7 +105,7 @@ def test_nobody_waits_out_a_step_for_a_host_that_came_back_without_its_secrets(o
     assert duration(scenario, faults) < PATIENCE_S
 
 
-@pytest.mark.parametrize("secure_sum", ["clear", "masked"])
+@pytest.mark.parametrize("secure_sum", SUMS)
 def test_nobody_waits_out_a_step_for_a_member_whose_local_step_failed(secure_sum):
     scenario = Scenario(1, secure_sum, ((1,),) * 5, 1, 3)
     assert duration(scenario, Replayed([Fault("train h0", 0, "fail")])) < PATIENCE_S
@@ -116,7 +119,7 @@ def test_the_next_round_waits_longer_after_each_that_was_abandoned():
     assert 6 < duration(scenario, Replayed(failing)) - duration(scenario, Replayed(())) < 7
 
 
-@pytest.mark.parametrize(("secure_sum", "count"), [("clear", 300), ("masked", 60)])
+@pytest.mark.parametrize(("secure_sum", "count"), [("clear", 300), ("masked", 60), ("encrypted", 80)])
 def test_schedules_reach_what_they_are_for(secure_sum, count):
     faults, refused, abandoned, partly = Counter(), Counter(), Counter(), 0
     for seed in range(count):
@@ -128,9 +131,15 @@ def test_schedules_reach_what_they_are_for(secure_sum, count):
         abandoned.update(reason.partition(":")[0] for reason in watch.abandoned.values())
         partly += sum(len(members) < sum(map(len, scenario.hosts)) for members in watch.applied.values())
     kinds = set(CHOICES) - ({"deceit"} if secure_sum == "clear" else set())
+    kinds -= set() if secure_sum == "encrypted" else {"decrypt"}
     assert set(faults) == {(kind, what) for kind in kinds for what in CHOICES[kind]}
     assert set(refused) >= {"conflict", "garbage", "long", "short", "bound", "wrong step", "stranger"}
-    steps = {"submit"} if secure_sum == "clear" else {"share", "submit", "confirm", "unmask"}
+    steps = {
+        "clear": {"submit"},
+        "masked": {"share", "submit", "confirm", "unmask"},
+        # No majority to confirm is rarer than what this many schedules meet.
+        "encrypted": {"submit", "decrypt"},
+    }[secure_sum]
     assert steps <= set(abandoned), "rounds are broken off at each step"
     assert partly > 0, "and completed without some members"
 

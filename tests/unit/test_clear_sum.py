@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.secure_sum.clear import ClearMember, ClearServer, codes_of
+from coterie.secure_sum.clear import ClearMember, ClearServer
+from coterie.secure_sum.codes import codes_of
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
-from coterie.secure_sum.protocol import Declined, Step
+from coterie.secure_sum.protocol import Declined, PlanFields, Step
 from coterie.wire.layout import Contribution, Layout, Segment
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
@@ -43,7 +44,7 @@ def test_the_sum_is_that_of_all_contributions_in_any_order(users, seed, random):
     order = random.sample(range(len(users)), len(users))
     running = np.zeros(LAYOUT.size, np.uint32)
     for member in order:
-        running = running + submit(plan, codes[member], member).codes
+        running = running + submit(plan, codes[member], member).addend
     total = SERVER.unmask(plan, {}, running)
     assert np.array_equal(total.codes, np.sum(codes, axis=0, dtype=np.uint32))
     assert total.wrong == ()
@@ -105,8 +106,8 @@ def test_the_floor_counts_users():
 def test_everybody_is_asked_and_needs_to_know_nothing():
     plan = plan_of(1, 1, 1)
     assert SERVER.expected(plan, {}, Step.SUBMIT) == (0, 1, 2)
-    assert SERVER.briefing(plan, {}, Step.SUBMIT, 1) == b""
-    assert SERVER.plan_fields(1) == (0, 0)
+    assert SERVER.pieces(plan, {}, Step.SUBMIT, 1).whole == b""
+    assert SERVER.plan_fields(1, LAYOUT) == PlanFields()
 
 
 @pytest.mark.parametrize("step", [step for step in Step if step is not Step.SUBMIT])

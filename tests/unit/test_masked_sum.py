@@ -65,7 +65,7 @@ class Cohort:
             model,
             layout_hash(layout),
             tuple(Member(person(n)[0].participant_id, f"device-{n}", users) for n in range(members)),
-            *self.server.plan_fields(members),
+            *self.server.plan_fields(members, layout)[:2],
             min_sum,
         )
         self.members = [self.member(n) for n in range(members)]
@@ -73,7 +73,7 @@ class Cohort:
         self.codes = [rng.integers(0, 2**32, layout.size, dtype=np.uint32) for _ in range(members)]
         self.closed, self.arrived, self.keep = {}, {}, in_memory
         self.running = np.zeros(layout.size, np.uint32)
-        self.transcript = {step: {} for step in Step}
+        self.transcript = {step: {} for step in MaskedServer.steps}
 
     def member(self, number, plan=None, **changed):
         identity, bundle = person(number)
@@ -81,7 +81,7 @@ class Cohort:
         return MaskedMember(plan or self.plan, number, identity, bundle, DIRECTORY_KEY, NOW, **given)
 
     def briefing(self, step, member):
-        return self.server.briefing(self.plan, self.closed, step, member)
+        return self.server.pieces(self.plan, self.closed, step, member).whole
 
     def ask(self, step, member, briefing=None):
         """Return a member's answer to what the server says, or to something else."""
@@ -94,7 +94,7 @@ class Cohort:
         """Let the server check and keep a message."""
         if step is Step.SUBMIT:
             vector = self.server.vector(self.plan, self.closed, self.arrived, member, message, self.layout)
-            self.running = self.running + vector.codes
+            self.running = self.running + vector.addend
             kept = vector.note
         else:
             self.server.check(self.plan, self.closed, step, member, message)
@@ -116,7 +116,7 @@ class Cohort:
 
     def until(self, last, lost=()):
         """Go through all steps before one; ``lost`` members vanish after having shared."""
-        for step in Step:
+        for step in MaskedServer.steps:
             if step is last:
                 return self
             self.step(step, lost if step not in (Step.ADVERTISE, Step.SHARE) else ())
@@ -138,14 +138,14 @@ def dropouts(draw, least=2, most=12):
     """A number of members, and who is lost before each step."""
     members = draw(st.integers(least, most))
     few = st.sets(st.integers(0, members - 1), max_size=max(1, members // 4))
-    return members, {step: draw(few) for step in Step}
+    return members, {step: draw(few) for step in MaskedServer.steps}
 
 
 def play(cohort, lost):
     """Go through a round; returns the total, or what was said when it failed."""
     gone = set()
     try:
-        for step in Step:
+        for step in MaskedServer.steps:
             gone |= lost[step]
             cohort.step(step, gone)
         return cohort.total(), ""
@@ -177,7 +177,7 @@ def test_the_sum_is_the_clear_sum_exactly_or_the_round_fails_below_a_threshold(d
     total, reason = play(cohort, lost)
     check_revealed(cohort)
     remaining, enough = set(range(members)), True
-    for step in Step:
+    for step in MaskedServer.steps:
         remaining -= lost[step]
         enough = enough and len(remaining) > cohort.plan.threshold
     # With a complete graph, whether it works is a matter of counting.
@@ -233,7 +233,7 @@ def test_clear_and_masked_sums_of_the_same_contributions_are_the_same(data):
     running = np.zeros(LAYOUT.size, np.uint32)
     for member, codes in enumerate(masked.codes):
         message = ClearMember().answer(Step.SUBMIT, b"", codes)
-        running = running + clear.vector(plan, {}, {}, member, message, LAYOUT).codes
+        running = running + clear.vector(plan, {}, {}, member, message, LAYOUT).addend
     total = clear.unmask(plan, {}, running).codes
     assert np.array_equal(masked.total().codes, total)
     for ours, theirs in zip(
@@ -246,7 +246,7 @@ def test_clear_and_masked_sums_of_the_same_contributions_are_the_same(data):
 
 def test_another_server_takes_up_a_round_from_its_closed_steps():
     cohort = Cohort(9)
-    for step in Step:
+    for step in MaskedServer.steps:
         cohort.server = MaskedServer(graph_fields)
         cohort.closed = {done: dict(messages) for done, messages in cohort.closed.items()}
         cohort.step(step, lost=(2,) if step is Step.SUBMIT else ())
@@ -264,15 +264,16 @@ def test_the_server_reads_messages_from_where_they_lie(tmp_path, members, rule, 
     """Also where shares were wrong: those of others are then read, too."""
     there, here = Cohort(members, rule), Cohort(members, rule)
     there.keep = Spool(tmp_path, 0).keep
-    for step in Step:
+    for step in MaskedServer.steps:
         for member in there.server.expected(there.plan, there.closed, step):
             if step is Step.SUBMIT and member in gone:
                 continue
             if step is Step.SUBMIT:
                 # What was told is what another server reads out of messages in memory.
                 here.closed = {one: dict(messages) for one, messages in there.closed.items()}
-                assert there.briefing(step, member) == here.server.briefing(
-                    there.plan, here.closed, step, member
+                assert (
+                    there.briefing(step, member)
+                    == here.server.pieces(there.plan, here.closed, step, member).whole
                 )
             message = there.ask(step, member)
             if step is Step.UNMASK and member in liars:
@@ -329,7 +330,7 @@ def test_the_server_holds_no_messages_of_a_sum_that_is_over(tmp_path, ends):
     cohort = Cohort(5)
     spool = Spool(tmp_path, 0)
     cohort.keep, gone = spool.keep, weakref.ref(spool)
-    for step in Step:
+    for step in MaskedServer.steps:
         cohort.step(step)
     if ends:
         cohort.total()
@@ -348,7 +349,7 @@ def test_the_server_holds_no_messages_of_a_sum_that_is_over(tmp_path, ends):
 def test_one_server_can_serve_two_rounds_in_turn():
     one, two = Cohort(4), Cohort(5, model=b"\x01" * 32)
     two.server = one.server
-    for step in Step:
+    for step in MaskedServer.steps:
         one.step(step)
         two.step(step)
     assert np.array_equal(one.total().codes, one.clear)
@@ -364,7 +365,7 @@ def test_the_running_sum_stays_as_it_was():
 
 def test_one_member_alone_is_refused():
     with pytest.raises(Failed):
-        MaskedServer().plan_fields(1)
+        MaskedServer().plan_fields(1, LAYOUT)
 
 
 # --- shares that do not open ---------------------------------------------------------------------------------------
@@ -508,7 +509,7 @@ def declines(cohort, step, member, briefing, words):
     with pytest.raises(Declined, match=words):
         cohort.ask(step, member, briefing)
     # It has left, and says no more to anything.
-    for again in Step:
+    for again in MaskedServer.steps:
         with pytest.raises(Declined, match="has left the round"):
             cohort.ask(again, member, b"")
 
@@ -741,7 +742,7 @@ def test_nobody_answers_a_second_unmasking():
 
 def test_every_step_is_answered_with_the_same_bytes_again():
     cohort = Cohort(6)
-    for step in Step:
+    for step in MaskedServer.steps:
         for member in range(6):
             message = cohort.ask(step, member)
             cohort.codes[member] = cohort.codes[member] + np.uint32(step is Step.SUBMIT)
@@ -752,7 +753,7 @@ def test_every_step_is_answered_with_the_same_bytes_again():
     assert np.array_equal(cohort.total().codes, cohort.clear)
 
 
-@pytest.mark.parametrize("step", [step for step in Step if step is not Step.ADVERTISE])
+@pytest.mark.parametrize("step", [step for step in MaskedServer.steps if step is not Step.ADVERTISE])
 def test_a_step_out_of_order_is_declined(step):
     cohort = Cohort(6)
     declines(cohort, step, 0, b"", f"asked to {step.value} before advertise")
@@ -1064,7 +1065,7 @@ def test_the_server_refuses_shares_that_were_not_asked_for():
 @settings(deadline=None, max_examples=150)
 def test_damaged_messages_are_refused_or_declined_and_nothing_else_happens(data):
     cohort = Cohort(4)
-    step = data.draw(st.sampled_from(list(Step)))
+    step = data.draw(st.sampled_from(list(MaskedServer.steps)))
     cohort.until(step)
     original = cohort.briefing(step, 0) if data.draw(st.booleans()) else None
     victim = original if original is not None else cohort.ask(step, 0)
@@ -1137,12 +1138,14 @@ def test_sums_of_some_contributions_look_uniform_too(recorded):
 def test_no_secret_of_a_member_is_in_what_the_server_sees():
     cohort = Cohort(5)
     secrets = []
-    for step in Step:
+    for step in MaskedServer.steps:
         cohort.step(step)
         if step is Step.SHARE:
             for member in cohort.members:
                 secrets += [bytes(member._seed), member._mask.secret]
-    everything = b"".join(message for step in Step for message in cohort.transcript[step].values())
+    everything = b"".join(
+        message for step in MaskedServer.steps for message in cohort.transcript[step].values()
+    )
     assert not any(secret in everything for secret in secrets)
     assert all(codes.astype("<u4").tobytes() not in everything for codes in cohort.codes)
 
@@ -1156,7 +1159,7 @@ def test_subtracting_the_others_gives_a_contribution_in_clear_and_nothing_when_m
     codes, others = recorded.codes[:8], range(1, 8)
     sent = {n: ClearMember().answer(Step.SUBMIT, b"", codes[n]) for n in range(8)}
     plan = replace(recorded.plan, secure_sum="clear")
-    running = sum(ClearServer().vector(plan, {}, {}, n, sent[n], WIDE).codes for n in range(8))
+    running = sum(ClearServer().vector(plan, {}, {}, n, sent[n], WIDE).addend for n in range(8))
     found = subtract(ClearServer().unmask(plan, {}, running).codes, {Step.SUBMIT: sent}, others)
     assert np.array_equal(found, codes[0])
 

@@ -29,27 +29,29 @@ from coterie.rounds.cos import (
     advance,
 )
 from coterie.secure_sum.clear import ClearMember, ClearServer
+from coterie.secure_sum.codes import CodesSum
+from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.plan import Member, SumPlan
-from coterie.secure_sum.protocol import Step, Total, Vector, bad_message
+from coterie.secure_sum.protocol import Pieces, Step, Total, Vector, bad_message
 from coterie.wire.layout import Layout, Segment
 from coterie.wire.refusal import Refusal
 
 LAYOUT = Layout((Segment.whole("counts", (3,), 7),))
 
 
-class Stepwise:
+class Stepwise(CodesSum):
     """A sum with every step and no secrets: each step asks those of the one before; two are needed."""
 
     name = "stepwise"
-    steps = tuple(Step)
+    steps = MaskedServer.steps
 
     def expected(self, plan, closed, step):
         if step is Step.ADVERTISE:
             return tuple(range(len(plan.members)))
         return tuple(sorted(closed[self.steps[self.steps.index(step) - 1]]))
 
-    def briefing(self, plan, closed, step, member):
-        return f"{step.value} for {member}".encode()
+    def pieces(self, plan, closed, step, member, running=None):
+        return Pieces(own=f"{step.value} for {member}".encode())
 
     def check(self, plan, closed, step, member, message):
         if message == b"bad":
@@ -294,7 +296,7 @@ def test_a_step_that_waits_for_nobody_is_not_opened_in_vain():
 
 @pytest.mark.parametrize(
     ("event", "reason"),
-    [(UnmaskFailed("too few answers are right"), "too few answers are right")],
+    [(UnmaskFailed("too few answers are right", 0.0), "too few answers are right")],
 )
 def test_a_sum_that_cannot_be_formed_abandons_the_round(event, reason):
     state, effects = play(opened(), submit(0), submit(1), submit(2), event)
@@ -318,7 +320,7 @@ def test_an_impossible_sum_abandons_the_round():
         Declined(frozenset({0}), 1.0),
         Revoked(frozenset({0}), 1.0),
         Unmasked(codes(1)),
-        UnmaskFailed("x"),
+        UnmaskFailed("x", 0.0),
         Applied(),
     ],
     ids=lambda event: type(event).__name__,
@@ -333,11 +335,11 @@ def test_nothing_happens_to_a_round_that_has_ended(ended, event):
     [
         ([], Opened(1.0)),
         ([], Unmasked(codes(1))),
-        ([], UnmaskFailed("x")),
+        ([], UnmaskFailed("x", 0.0)),
         ([], Applied()),
         ([submit(0), submit(1), submit(2)], Applied()),
         ([submit(0), submit(1), submit(2), Unmasked(codes(1))], Unmasked(codes(1))),
-        ([submit(0), submit(1), submit(2), Unmasked(codes(1))], UnmaskFailed("x")),
+        ([submit(0), submit(1), submit(2), Unmasked(codes(1))], UnmaskFailed("x", 0.0)),
     ],
 )
 def test_what_a_service_was_not_asked_for_is_a_fault_of_the_service(events, out_of_turn):
@@ -384,7 +386,7 @@ def test_a_late_contribution_is_refused_and_names_what_is_open():
     assert (refusal.name, refusal.expected) == ("UNKNOWN_ROUND", "the next round")
 
 
-@pytest.mark.parametrize("step", [step for step in Step if step is not Step.ADVERTISE])
+@pytest.mark.parametrize("step", [step for step in Stepwise.steps if step is not Step.ADVERTISE])
 def test_a_message_for_a_step_that_is_not_open_is_refused(step):
     refusal = refused(opened(Stepwise()), Arrived(0, step, codes(1).tobytes(), 1.0))
     assert (refusal.name, refusal.expected) == ("UNKNOWN_ROUND", "advertise")
@@ -454,7 +456,7 @@ def test_where_messages_lie_is_not_the_machines_affair(data):
     kept = []
     here = opened(Stepwise())
     there = dataclasses.replace(here, keep=beside)
-    for step in Step:
+    for step in MaskedServer.steps:
         for member in data.draw(st.permutations(range(3))):
             bad = Arrived(member, step, b"bad", 1.0)
             assert refused(there, bad).name == refused(here, bad).name
@@ -504,7 +506,7 @@ def test_submit_opens_again_after_a_restart_with_its_full_time_and_nothing_summe
     assert np.array_equal(state.running, codes(18))
 
 
-@pytest.mark.parametrize("step", Step)
+@pytest.mark.parametrize("step", MaskedServer.steps)
 def test_a_restart_in_each_step_goes_on_with_that_step(step):
     state = opened(Stepwise())
     for one in Stepwise.steps[: Stepwise.steps.index(step)]:

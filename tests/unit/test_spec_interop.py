@@ -31,7 +31,7 @@ NOW = 1_000_000
 LAYOUT = Layout((Segment("rows", (4, 2), 1.0, 16), Segment.whole("instances", (), 100)))
 DIRECTORY = Ed25519PrivateKey.generate()
 DIRECTORY_KEY = DIRECTORY.public_key().public_bytes_raw()
-STEPS = tuple(Step)
+STEPS = MaskedServer.steps
 MOST = 14
 
 
@@ -110,13 +110,13 @@ class ProductServer:
         return list(self._half.expected(self._plan, self._closed, self.step))
 
     def briefing(self, member):
-        return self._half.briefing(self._plan, self._closed, self.step, member)
+        return self._half.pieces(self._plan, self._closed, self.step, member).whole
 
     def take(self, member, message):
         kept = message
         if self.step is Step.SUBMIT:
             vector = self._half.vector(self._plan, self._closed, self._arrived, member, message, LAYOUT)
-            self._running, kept = self._running + vector.codes, vector.note
+            self._running, kept = self._running + vector.addend, vector.note
         else:
             self._half.check(self._plan, self._closed, self.step, member, message)
         self._arrived[member] = kept

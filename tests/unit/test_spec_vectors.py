@@ -11,6 +11,7 @@ import pytest
 from ..reference import (
     cohorts,
     custody,
+    encrypted,
     explicit,
     graph,
     identities,
@@ -336,6 +337,37 @@ def test_vectors_are_summed_under_encryption_alike(paillier_keys):
     assert found == (total["codes"], integers(total["tags"]))
     columns = zip(*(by_mode[mode]["codes"] for mode in total["of_modes"]), strict=True)
     assert total["codes"] == [sum(column) for column in columns]
+
+
+def test_tags_are_derived_and_summed_alike():
+    given = unhexed(vectors("tags"), "run_id", "contributors", "sums")
+    common = given["run_id"], given["key_id"]
+    assert primitives.x25519_public(given["set_secret"]) == given["set_public"]
+    total = [0] * len(given["sums"])
+    for case in given["contributors"]:
+        own, participant = (bytes.fromhex(case[name]) for name in ("agreement_secret", "participant"))
+        last = participant, given["plan_hash"], len(total)
+        found = encrypted.tags(own, given["set_public"], *common, *last)
+        assert found == integers(case["tags"])
+        # Holders come to the same from the other side.
+        assert encrypted.tags(given["set_secret"], primitives.x25519_public(own), *common, *last) == found
+        total = [one + other for one, other in zip(total, found, strict=True)]
+    assert total == integers(given["sums"])
+
+
+def test_decryptions_are_proved_and_checked_alike(paillier_keys):
+    given = vectors("decryption")
+    record, (p, q, *_) = paillier_keys["standard"]
+    units, shifts, plaintexts = (integers(given[name]) for name in ("units", "shifts", "plaintexts"))
+    for a, b, m in zip(units, shifts, plaintexts, strict=True):
+        assert paillier.decrypt(a * (1 + b * p * q) % (p * q) ** 2, p, q) == m
+    about = encrypted.context(bytes.fromhex(given["plan_hash"]), given["first"])
+    e = encrypted.exponents(record["bits"], paillier.key_id(record), about, units, shifts, plaintexts)
+    root = int(given["proof"], 16)
+    assert encrypted.prove(p, q, e, units) == root
+    encrypted.check(p * q, e, units, shifts, plaintexts, root)
+    with pytest.raises(primitives.Refused):
+        encrypted.check(p * q, e, units, shifts, [plaintexts[0] + 1, *plaintexts[1:]], root)
 
 
 def test_rosters_are_signed_and_written_alike():

@@ -44,6 +44,16 @@ PLAN = SumPlan(
     pass_number=2,
     part=4,
 )
+HOLDERS = (Member(named(5), "holder/one"), Member(named(6), "holder/two"))
+ENCRYPTED = dataclasses.replace(
+    PLAN,
+    secure_sum="encrypted",
+    degree=0,
+    threshold=0,
+    key_id=named(102),
+    code_bits=16,
+    holders=HOLDERS,
+)
 
 
 def packed(label: str, *fields: bytes | str | int) -> bytes:
@@ -70,6 +80,15 @@ def test_the_hash_is_over_the_explicit_bytes_of_plan_and_members_in_order() -> N
     assert PLAN.hash == hashlib.sha256(packed("sum-plan", VERSION, *fields)).digest()
 
 
+def test_of_an_encrypted_sum_key_and_holders_follow() -> None:
+    members: list[bytes | str | int] = []
+    for member in MEMBERS:
+        members += [member.participant, member.device, member.users]
+    members += [named(102), 16, 2, named(5), "holder/one", named(6), "holder/two"]
+    fields = ("spring", 7, "train", "encrypted", named(100), named(101), 0, 0, 5, 2, 4, 4, *members)
+    assert ENCRYPTED.hash == hashlib.sha256(packed("sum-plan", VERSION, *fields)).digest()
+
+
 def other(value: Any) -> Any:
     """Return another value of a field's type."""
     if isinstance(value, bytes):
@@ -81,8 +100,8 @@ def other(value: Any) -> Any:
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(SumPlan)])
 def test_every_field_of_the_plan_is_in_its_hash(field: str) -> None:
-    changed = dataclasses.replace(PLAN, **{field: other(getattr(PLAN, field))})
-    assert changed.hash != PLAN.hash
+    changed = dataclasses.replace(ENCRYPTED, **{field: other(getattr(ENCRYPTED, field))})
+    assert changed.hash != ENCRYPTED.hash
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Member)])
@@ -189,20 +208,26 @@ def test_a_plan_comes_back_from_the_wire_as_it_was_with_the_same_hash(
 
 
 def test_every_field_of_the_message_is_carried() -> None:
-    message = PLAN.to_wire()
+    # No sum has neighbours and holders, but a message may.
+    plan = dataclasses.replace(ENCRYPTED, degree=3, threshold=2)
+    message = plan.to_wire()
     assert {field.name for field, _ in message.ListFields()} == {
         field.name for field in wire.SumPlan.DESCRIPTOR.fields
     }
     for field in wire.SumPlan.DESCRIPTOR.fields:
         # What a member cannot read off the message cannot be in the hash that it computes itself.
-        if field.name in ("version", "members", "devices"):
+        if field.name in ("version", "members", "devices", "holders"):
             continue
         changed = wire.SumPlan.FromString(message.SerializeToString())
         if field.type == FieldDescriptor.TYPE_UINT32:
             setattr(changed, field.name, getattr(message, field.name) - 1)
         else:
             setattr(changed, field.name, other(getattr(message, field.name)))
-        assert SumPlan.from_wire(changed).hash != PLAN.hash, field.name
+        assert SumPlan.from_wire(changed).hash != plan.hash, field.name
+    for name in ("participant", "device"):
+        changed = wire.SumPlan.FromString(message.SerializeToString())
+        setattr(changed.holders[1], name, other(getattr(message.holders[1], name)))
+        assert SumPlan.from_wire(changed).hash != plan.hash, name
 
 
 def bad(field: str, value: Any) -> Callable[[wire.SumPlan], None]:
@@ -247,6 +272,44 @@ def test_a_plan_that_cannot_be_is_refused_with_the_field_that_is_wrong(
     assert refused.value.reason == ErrorReason.ERROR_REASON_INVALID_FIELD
     assert refused.value.field == field
     assert refused.value.expected
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("key_id", bad("key_id", b"")),
+        ("key_id", bad("key_id", bytes(31))),
+        ("code_bits", bad("code_bits", 0)),
+        ("code_bits", bad("code_bits", 32)),
+        ("holders", lambda message: message.holders.append(message.holders[0])),
+        ("holders.participant", lambda message: setattr(message.holders[0], "participant", bytes(31))),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_a_plan_without_a_right_key_or_right_holders_is_refused(
+    field: str, change: Callable[[wire.SumPlan], None]
+) -> None:
+    message = ENCRYPTED.to_wire()
+    SumPlan.from_wire(message)
+    change(message)
+    with pytest.raises(Refusal, match=f"has a bad {field} "):
+        SumPlan.from_wire(message)
+
+
+def test_each_task_of_each_holder_has_a_number_of_its_own_behind_the_members() -> None:
+    numbers = [ENCRYPTED.respondent(holder, task) for holder in range(2) for task in range(2)]
+    assert sorted(numbers) == [4, 5, 6, 7]
+    assert [ENCRYPTED.asked_of(number) for number in numbers] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert {ENCRYPTED.device_of(number) for number in ENCRYPTED.numbers_of(5)} == {"holder/two"}
+    assert ENCRYPTED.numbers_of(3) == (3,)
+    assert ENCRYPTED.by_device == {
+        "client/north": [0, 2],
+        "client/south": [1],
+        "client/east": [3],
+        "holder/one": [4, 6],
+        "holder/two": [5, 7],
+    }
+    assert PLAN.by_device == {"client/north": [0, 2], "client/south": [1], "client/east": [3]}
 
 
 def test_the_limits_themselves_are_accepted() -> None:

@@ -9,6 +9,7 @@ Ciphertexts are pairs of a unit and a shift (``elements``), also where they are 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -161,7 +162,7 @@ class RunningSum:
         self.addends = 0
         self._products: list[mpz] = []
         self._shifts: list[mpz] = []
-        self._modes: set[Mode] = set()
+        self._modes: frozenset[Mode] = frozenset()
 
     def add(self, vector: EncryptedVector) -> None:
         """Add a vector, or a sum of others.
@@ -189,7 +190,20 @@ class RunningSum:
         else:
             self._products, self._shifts = list(vector.units), list(vector.shifts)
         self.addends += vector.addends
-        self._modes.add(vector.mode)
+        self._modes |= {vector.mode}
+
+    def plus(self, vector: EncryptedVector) -> RunningSum:
+        """Return a sum with one more vector; this one stays as it is.
+
+        Raises
+        ------
+        VerificationError, CryptoError
+            As `add`.
+        """
+        # Adding makes lists anew, so that a copy may share them.
+        found = copy.copy(self)
+        found.add(vector)
+        return found
 
     def total(self) -> EncryptedVector:
         """Return the sum so far.

@@ -181,9 +181,11 @@ class _RoundStepEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     ROUND_STEP_SUBMIT: _RoundStep.ValueType  # 3
     """Train, evaluate or count, and send the contribution."""
     ROUND_STEP_CONFIRM: _RoundStep.ValueType  # 4
-    """Sign the list of those who submitted."""
+    """Sign the list of those who submitted; in an encrypted sum key holders do."""
     ROUND_STEP_UNMASK: _RoundStep.ValueType  # 5
     """Reveal, for each neighbour, one of its two secrets."""
+    ROUND_STEP_DECRYPT: _RoundStep.ValueType  # 6
+    """Key holders: decrypt a part of the sum."""
 
 class RoundStep(_RoundStep, metaclass=_RoundStepEnumTypeWrapper):
     """A step of a round."""
@@ -197,9 +199,11 @@ ROUND_STEP_SHARE: RoundStep.ValueType  # 2
 ROUND_STEP_SUBMIT: RoundStep.ValueType  # 3
 """Train, evaluate or count, and send the contribution."""
 ROUND_STEP_CONFIRM: RoundStep.ValueType  # 4
-"""Sign the list of those who submitted."""
+"""Sign the list of those who submitted; in an encrypted sum key holders do."""
 ROUND_STEP_UNMASK: RoundStep.ValueType  # 5
 """Reveal, for each neighbour, one of its two secrets."""
+ROUND_STEP_DECRYPT: RoundStep.ValueType  # 6
+"""Key holders: decrypt a part of the sum."""
 Global___RoundStep: typing_extensions.TypeAlias = RoundStep
 
 class _FetchKind:
@@ -271,7 +275,7 @@ class _SubmitKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     SUBMIT_KIND_VECTOR: _SubmitKind.ValueType  # 6
     """Members: a SummedVector."""
     SUBMIT_KIND_CONFIRMATION: _SubmitKind.ValueType  # 7
-    """Members: a Confirmation."""
+    """Members, or key holders: a Confirmation."""
     SUBMIT_KIND_UNMASKING: _SubmitKind.ValueType  # 8
     """Members: an Unmasking."""
     SUBMIT_KIND_VISITS: _SubmitKind.ValueType  # 9
@@ -280,6 +284,8 @@ class _SubmitKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     """Members: nothing.  The members whose slots it covers, one or several, take no further part in the round; nobody
     waits for them.  It gives no reason.
     """
+    SUBMIT_KIND_DECRYPTION: _SubmitKind.ValueType  # 12
+    """Key holders: a Decryption."""
     SUBMIT_KIND_ITEM_FACTORS: _SubmitKind.ValueType  # 11
     """Owners: an ItemFactors, of one owner."""
 
@@ -301,7 +307,7 @@ SUBMIT_KIND_SHARES: SubmitKind.ValueType  # 5
 SUBMIT_KIND_VECTOR: SubmitKind.ValueType  # 6
 """Members: a SummedVector."""
 SUBMIT_KIND_CONFIRMATION: SubmitKind.ValueType  # 7
-"""Members: a Confirmation."""
+"""Members, or key holders: a Confirmation."""
 SUBMIT_KIND_UNMASKING: SubmitKind.ValueType  # 8
 """Members: an Unmasking."""
 SUBMIT_KIND_VISITS: SubmitKind.ValueType  # 9
@@ -310,6 +316,8 @@ SUBMIT_KIND_DECLINED: SubmitKind.ValueType  # 10
 """Members: nothing.  The members whose slots it covers, one or several, take no further part in the round; nobody
 waits for them.  It gives no reason.
 """
+SUBMIT_KIND_DECRYPTION: SubmitKind.ValueType  # 12
+"""Key holders: a Decryption."""
 SUBMIT_KIND_ITEM_FACTORS: SubmitKind.ValueType  # 11
 """Owners: an ItemFactors, of one owner."""
 Global___SubmitKind: typing_extensions.TypeAlias = SubmitKind
@@ -423,7 +431,7 @@ class RunPlan(google.protobuf.message.Message):
     form: builtins.str
     """Form of the system: "published" or "shielded"; of rounds-based systems "hosts" or "users"."""
     secure_sum: builtins.str
-    """How contributions are summed, "clear" or "masked"."""
+    """How contributions are summed: "clear", "masked" or "encrypted"."""
     dim: builtins.int
     """Number of latent dimensions d of each row."""
     rate: builtins.float

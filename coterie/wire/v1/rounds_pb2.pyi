@@ -70,6 +70,9 @@ class SumPlan(google.protobuf.message.Message):
     MIN_SUM_FIELD_NUMBER: builtins.int
     PASS_NUMBER_FIELD_NUMBER: builtins.int
     PART_FIELD_NUMBER: builtins.int
+    KEY_ID_FIELD_NUMBER: builtins.int
+    CODE_BITS_FIELD_NUMBER: builtins.int
+    HOLDERS_FIELD_NUMBER: builtins.int
     version: builtins.int
     """Version of the protocol, 1."""
     run_id: builtins.str
@@ -79,7 +82,7 @@ class SumPlan(google.protobuf.message.Message):
     purpose: builtins.str
     """What is summed: "train", "evaluate", "supports" or "window"."""
     secure_sum: builtins.str
-    """How it is summed: "clear" or "masked"."""
+    """How it is summed: "clear", "masked" or "encrypted"."""
     model_sha256: builtins.bytes
     """SHA-256 of the model bytes that members train or evaluate, 32 bytes."""
     layout_sha256: builtins.bytes
@@ -94,6 +97,10 @@ class SumPlan(google.protobuf.message.Message):
     """Pass over all users to which the cohort belongs, from 0: with `part` it names the cohort in the plan's rule."""
     part: builtins.int
     """Position of the cohort within its pass; of SUPPORTS the group."""
+    key_id: builtins.bytes
+    """Encrypted sum: SHA-256 of the record of the Paillier key, 32 bytes."""
+    code_bits: builtins.int
+    """Encrypted sum: bits of a code in a plaintext, 1 to 31; the layout's largest."""
     @property
     def devices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Names of the connections that speak for members."""
@@ -101,6 +108,10 @@ class SumPlan(google.protobuf.message.Message):
     @property
     def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RoundMember]:
         """The cohort, in order; a member is named by its position."""
+
+    @property
+    def holders(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___KeyHolder]:
+        """Encrypted sum: who decrypts, in order."""
 
     def __init__(
         self,
@@ -119,10 +130,35 @@ class SumPlan(google.protobuf.message.Message):
         min_sum: builtins.int = ...,
         pass_number: builtins.int = ...,
         part: builtins.int = ...,
+        key_id: builtins.bytes = ...,
+        code_bits: builtins.int = ...,
+        holders: collections.abc.Iterable[Global___KeyHolder] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["degree", b"degree", "devices", b"devices", "layout_sha256", b"layout_sha256", "members", b"members", "min_sum", b"min_sum", "model_sha256", b"model_sha256", "part", b"part", "pass_number", b"pass_number", "purpose", b"purpose", "round", b"round", "run_id", b"run_id", "secure_sum", b"secure_sum", "threshold", b"threshold", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["code_bits", b"code_bits", "degree", b"degree", "devices", b"devices", "holders", b"holders", "key_id", b"key_id", "layout_sha256", b"layout_sha256", "members", b"members", "min_sum", b"min_sum", "model_sha256", b"model_sha256", "part", b"part", "pass_number", b"pass_number", "purpose", b"purpose", "round", b"round", "run_id", b"run_id", "secure_sum", b"secure_sum", "threshold", b"threshold", "version", b"version"]) -> None: ...
 
 Global___SumPlan: typing_extensions.TypeAlias = SumPlan
+
+@typing.final
+class KeyHolder(google.protobuf.message.Message):
+    """Somebody who has the secret key of an encrypted sum."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PARTICIPANT_FIELD_NUMBER: builtins.int
+    DEVICE_FIELD_NUMBER: builtins.int
+    participant: builtins.bytes
+    """Its participant, SHA-256 of its Ed25519 key, 32 bytes."""
+    device: builtins.str
+    """Name of the connection that speaks for it."""
+    def __init__(
+        self,
+        *,
+        participant: builtins.bytes = ...,
+        device: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["device", b"device", "participant", b"participant"]) -> None: ...
+
+Global___KeyHolder: typing_extensions.TypeAlias = KeyHolder
 
 @typing.final
 class Advert(google.protobuf.message.Message):
@@ -256,10 +292,13 @@ class SummedVector(google.protobuf.message.Message):
     CODES_FIELD_NUMBER: builtins.int
     LEFT_OUT_FIELD_NUMBER: builtins.int
     SIGNATURE_FIELD_NUMBER: builtins.int
+    CIPHERTEXTS_FIELD_NUMBER: builtins.int
     codes: builtins.bytes
     """Codes of the quantiser, little-endian uint32, in the order of the layout; masked modulo 2^32 in a masked sum."""
     signature: builtins.bytes
     """Masked sum: Ed25519 signature over (submit, plan hash, SHA-256(codes)), 64 bytes."""
+    ciphertexts: builtins.bytes
+    """Encrypted sum, instead of the codes: packed Paillier ciphertexts (docs/spec/paillier.md), a tag in each."""
     @property
     def left_out(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Masked sum: neighbours that sent shares which did not open here, ascending; there is no mask with these."""
@@ -270,14 +309,15 @@ class SummedVector(google.protobuf.message.Message):
         codes: builtins.bytes = ...,
         left_out: collections.abc.Iterable[builtins.int] | None = ...,
         signature: builtins.bytes = ...,
+        ciphertexts: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["codes", b"codes", "left_out", b"left_out", "signature", b"signature"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ciphertexts", b"ciphertexts", "codes", b"codes", "left_out", b"left_out", "signature", b"signature"]) -> None: ...
 
 Global___SummedVector: typing_extensions.TypeAlias = SummedVector
 
 @typing.final
 class Submitters(google.protobuf.message.Message):
-    """What a member needs for CONFIRM: who submitted."""
+    """What a member needs for CONFIRM: who submitted.  In an encrypted sum key holders confirm."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -303,17 +343,21 @@ class Confirmation(google.protobuf.message.Message):
 
     MEMBER_FIELD_NUMBER: builtins.int
     SIGNATURE_FIELD_NUMBER: builtins.int
+    SIGNING_PUBLIC_FIELD_NUMBER: builtins.int
     member: builtins.int
-    """Position of the member."""
+    """Position of the member; of a key holder its position among the plan's holders."""
     signature: builtins.bytes
     """Ed25519 signature over (confirm, plan hash, SHA-256(list)), 64 bytes."""
+    signing_public: builtins.bytes
+    """Key holders: their Ed25519 key, 32 bytes; its SHA-256 is their participant."""
     def __init__(
         self,
         *,
         member: builtins.int = ...,
         signature: builtins.bytes = ...,
+        signing_public: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["member", b"member", "signature", b"signature"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["member", b"member", "signature", b"signature", "signing_public", b"signing_public"]) -> None: ...
 
 Global___Confirmation: typing_extensions.TypeAlias = Confirmation
 
@@ -384,3 +428,71 @@ class Unmasking(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["shares", b"shares"]) -> None: ...
 
 Global___Unmasking: typing_extensions.TypeAlias = Unmasking
+
+@typing.final
+class DecryptionTask(google.protobuf.message.Message):
+    """What a key holder needs for DECRYPT: some of the sum's ciphertexts, and what shows that it may decrypt them."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MEMBERS_FIELD_NUMBER: builtins.int
+    CONFIRMATIONS_FIELD_NUMBER: builtins.int
+    MODE_FIELD_NUMBER: builtins.int
+    PART_FIELD_NUMBER: builtins.int
+    FIRST_FIELD_NUMBER: builtins.int
+    CIPHERTEXTS_FIELD_NUMBER: builtins.int
+    mode: builtins.int
+    """Mode of the obfuscators of the sum, 1 to 4."""
+    part: builtins.int
+    """Which of as many parts of the sum as there are holders, from 0."""
+    first: builtins.int
+    """Position in the sum of the first ciphertext of the part."""
+    ciphertexts: builtins.bytes
+    """Unit and shift of each ciphertext of the part, big-endian, each as long as n."""
+    @property
+    def members(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Positions of those that submitted, ascending."""
+
+    @property
+    def confirmations(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Confirmation]:
+        """Confirmations of this list by the plan's key holders, by ascending position."""
+
+    def __init__(
+        self,
+        *,
+        members: collections.abc.Iterable[builtins.int] | None = ...,
+        confirmations: collections.abc.Iterable[Global___Confirmation] | None = ...,
+        mode: builtins.int = ...,
+        part: builtins.int = ...,
+        first: builtins.int = ...,
+        ciphertexts: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ciphertexts", b"ciphertexts", "confirmations", b"confirmations", "first", b"first", "members", b"members", "mode", b"mode", "part", b"part"]) -> None: ...
+
+Global___DecryptionTask: typing_extensions.TypeAlias = DecryptionTask
+
+@typing.final
+class Decryption(google.protobuf.message.Message):
+    """DECRYPT: a part of the sum in clear.  Who may read: the COS."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PART_FIELD_NUMBER: builtins.int
+    PLAINTEXTS_FIELD_NUMBER: builtins.int
+    PROOF_FIELD_NUMBER: builtins.int
+    part: builtins.int
+    """Which part."""
+    plaintexts: builtins.bytes
+    """The plaintexts, tags included, big-endian, each as long as n."""
+    proof: builtins.bytes
+    """Proof that they are those of the ciphertexts, as long as n (docs/spec/encrypted.md)."""
+    def __init__(
+        self,
+        *,
+        part: builtins.int = ...,
+        plaintexts: builtins.bytes = ...,
+        proof: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["part", b"part", "plaintexts", b"plaintexts", "proof", b"proof"]) -> None: ...
+
+Global___Decryption: typing_extensions.TypeAlias = Decryption

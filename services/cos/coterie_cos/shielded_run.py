@@ -204,7 +204,7 @@ class ShieldedRun(SummingRun[Shielded]):
             layout.require_capacity(users)
         except ValueError as error:
             raise Failed(str(error)) from error
-        degree, threshold = self._half.plan_fields(len(members))
+        fields = self._half.plan_fields(len(members), layout)
         plan = SumPlan(
             run_id=self.plan.run_id,
             round=self.state.round,
@@ -213,10 +213,9 @@ class ShieldedRun(SummingRun[Shielded]):
             model_sha256=hashlib.sha256(self._model).digest(),
             layout_sha256=layout_hash(layout),
             members=tuple(members),
-            degree=degree,
-            threshold=threshold,
             min_sum=floor,
             pass_number=self.state.epoch,
+            **fields._asdict(),
         )
         return RoundState.begin(plan, layout, self._half, self._patience_s())
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from coterie.rounds import cos as machine
 from coterie.rounds.cos import Phase, RoundState
 from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import Failed, ServerHalf, Step, Total
+from coterie.secure_sum.protocol import Failed, Running, ServerHalf, Step, Total
 from coterie.secure_sum.steps import DECLINED, STEP_OF_KIND, TASK_STEP
 from coterie.store import cos as store
 from coterie.store.engine import Writer
@@ -220,9 +220,10 @@ class Sums:
         if Phase(row.phase).ended:
             self.skip(row.reason)
             return
-        running = np.frombuffer(row.running, "<u4").astype(np.uint32) if row.running is not None else None
+        plan = saved.plan
+        running = None if row.running is None else self._half.from_bytes(plan, layout, row.running)
         state = RoundState(
-            saved.plan,
+            plan,
             layout,
             self._half,
             patience_s,
@@ -296,6 +297,8 @@ class Sums:
         if current is None:
             raise AssertionError(f"{effect} belongs to a sum")
         match effect:
+            case machine.Ask():
+                self._touch()
             case machine.Unmask():
                 await self._unmask(current)
             case machine.Apply(total, users):
@@ -328,7 +331,7 @@ class Sums:
             state.step.value,
             state.phase.value,
             state.reason,
-            None if running is None else running.astype("<u4", copy=False).tobytes(),
+            None if running is None else self._half.to_bytes(running),
         )
         messages = {step.value: state.closed[step] for step in closed if step is not None}
         # The number of a round is taken for good when the round is opened.
@@ -354,15 +357,19 @@ class Sums:
         try:
             total = await asyncio.to_thread(self._unmasked, state, state.running)
         except Failed as failed:
-            current.wrong = failed.wrong
-            self._advance(current, machine.UnmaskFailed(str(failed)))
+            current.wrong += failed.wrong
+            self._say_wrong(current, failed.wrong)
+            self._advance(current, machine.UnmaskFailed(str(failed), time.monotonic(), failed.wrong))
             return
-        current.wrong = total.wrong
-        if total.wrong:
-            _log.warning("wrong shares", run=self._run_id, round=state.plan.round, members=total.wrong)
+        current.wrong += total.wrong
+        self._say_wrong(current, total.wrong)
         self._advance(current, machine.Unmasked(total.codes))
 
-    def _unmasked(self, state: RoundState, running: NDArray[np.uint32]) -> Total:
+    def _say_wrong(self, current: OpenSum, wrong: tuple[int, ...]) -> None:
+        if wrong:
+            _log.warning("wrong answers", run=self._run_id, round=current.state.plan.round, members=wrong)
+
+    def _unmasked(self, state: RoundState, running: Running) -> Total:
         with self._accounting.activity("unmask"):
             return self._half.unmask(state.plan, state.closed, running)
 

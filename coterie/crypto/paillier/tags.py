@@ -1,0 +1,97 @@
+"""Tags: what tells the holders of a key whose vectors, and of which sum, are in a ciphertext that they are to decrypt.
+
+Whoever has a public Paillier key can also add a constant, double a ciphertext or mix several, and a count that a
+server writes says nothing.  So the record of the key has the public half of a *set key*, whose secret half the
+holders have with the secret key, and every contributor puts a number above the slots of each ciphertext that only it
+and the holders can compute::
+
+    K_u     = HKDF-SHA256(X25519(u, set key), (set-tag, run, key id, id of u))
+    stream  = AES-256-CTR under HKDF-SHA256(K_u, (tag-stream, plan hash)), from a block of zeros
+    tag j   = bits 96 j to 96 j + 95 of it, big-endian
+
+The plan's hash has the run, the round, what is summed, the layout and the cohort.  A holder takes a ciphertext for the
+sum over a set only if its highest field is the sum of the tags of that set.
+
+What is assumed: X25519 is gap Diffie-Hellman, HKDF a random oracle on the shared secret, AES-256 a pseudorandom
+permutation.  That the X25519 key is the contributor's is what its bundle says; a holder of the set key can make the
+tags of everybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from coterie.crypto.explicit import encode
+from coterie.crypto.paillier.packing import TAG_BITS
+
+__all__ = ["contributor_key", "tag_sums", "tags"]
+
+_KEY_BYTES = 32
+_TAG_BYTES = TAG_BITS // 8
+
+
+def contributor_key(agreed: bytes, run: str, key_id: bytes, participant: bytes) -> bytes:
+    """Return a contributor's key of the tags, 32 bytes: a secret of it and of the holders.
+
+    Parameters
+    ----------
+    agreed : bytes
+        X25519 of the contributor's agreement key and the set key, 32 bytes.
+    run : str
+    key_id : bytes
+        Of the Paillier key, 32 bytes.
+    participant : bytes
+        Id of the contributor, 32 bytes.
+    """
+    return _derive(agreed, encode("set-tag", run, key_id, participant))
+
+
+def tags(key: bytes, plan_hash: bytes, count: int) -> list[int]:
+    """Return a contributor's tags for the ciphertexts of one sum.
+
+    Parameters
+    ----------
+    key : bytes
+        Of `contributor_key`.
+    plan_hash : bytes
+        Of the sum's plan, 32 bytes.
+    count : int
+        Ciphertexts.
+
+    Returns
+    -------
+    list of int
+        Below 2^96 each.
+    """
+    return tag_sums([key], plan_hash, 0, count)
+
+
+def tag_sums(keys: Iterable[bytes], plan_hash: bytes, first: int, count: int) -> list[int]:
+    """Return the sums of the tags of several contributors.
+
+    Parameters
+    ----------
+    keys : iterable of bytes
+        Each contributor's, of `contributor_key`; fewer than 2^32.
+    plan_hash : bytes
+        Of the sum's plan, 32 bytes.
+    first, count : int
+        Which ciphertexts.
+    """
+    end = first + count
+    words = np.zeros((count, _TAG_BYTES // 4), np.uint64)
+    info, zeros = encode("tag-stream", plan_hash), bytes(end * _TAG_BYTES)
+    for key in keys:
+        # A key for each plan, so the counter begins at zero for each.
+        cipher = Cipher(algorithms.AES(_derive(key, info)), modes.CTR(bytes(16))).encryptor()
+        words += np.frombuffer(cipher.update(zeros), ">u4").reshape(end, _TAG_BYTES // 4)[first:]
+    return [(high << 64) + (middle << 32) + low for high, middle, low in words.tolist()]
+
+
+def _derive(secret: bytes, info: bytes) -> bytes:
+    return HKDF(SHA256(), _KEY_BYTES, None, info).derive(secret)

@@ -1,0 +1,484 @@
+"""The encrypted sum: contributions under a Paillier key, added by a server that cannot read them.
+
+Members encrypt their codes, packed, and submit them; the server multiplies ciphertexts, and has one running product
+of each.  Those who hold the secret key, the *holders*, first sign which members are in the sum (CONFIRM), then
+decrypt it (DECRYPT), each a part of it.  What a holder checks first is in ``coterie.secure_sum.key_holder``.  A part
+whose holder is gone, or whose plaintexts are not those of the ciphertexts, is given to another holder.
+
+The server learns the sum, and of each contribution nothing, as long as it has no accomplice among the holders: a
+holder and the server together read everything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
+from gmpy2 import mpz
+from google.protobuf.message import DecodeError, Message
+from numpy.typing import NDArray
+
+from coterie.crypto.explicit import encode
+from coterie.crypto.identity import Identity, check_signature, participant_id
+from coterie.crypto.paillier import (
+    EncryptedVector,
+    Obfuscators,
+    Packing,
+    PublicKey,
+    RunningSum,
+    encrypt,
+    from_bytes,
+    to_bytes,
+)
+from coterie.crypto.paillier.proof import check
+from coterie.crypto.paillier.tags import contributor_key, tags
+from coterie.crypto.verification import Reason, VerificationError
+from coterie.errors import CryptoError
+from coterie.secure_sum.plan import Member, SumPlan
+from coterie.secure_sum.protocol import (
+    Closed,
+    Declined,
+    Failed,
+    Pieces,
+    PlanFields,
+    Step,
+    Total,
+    Vector,
+    bad_message,
+    users_of,
+)
+from coterie.secure_sum.statements import CONFIRM, list_hash
+from coterie.wire.layout import Layout
+from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.v1 import rounds_pb2 as wire
+
+__all__ = [
+    "EncryptedMember",
+    "EncryptedServer",
+    "Keyring",
+    "check_confirmation",
+    "packing_of",
+    "part_of",
+    "proof_context",
+]
+
+_MessageT = TypeVar("_MessageT", bound=Message)
+
+
+def packing_of(plan: SumPlan, public: PublicKey) -> Packing:
+    """Return how codes lie in plaintexts: room for every user of the cohort.
+
+    Raises
+    ------
+    CryptoError
+        When there is no room.
+    """
+    return Packing(public.bits, plan.code_bits, plan.users)
+
+
+def part_of(ciphertexts: int, part: int, parts: int) -> range:
+    """Return which ciphertexts are in one of as many parts as there are holders."""
+    return range(part * ciphertexts // parts, (part + 1) * ciphertexts // parts)
+
+
+def check_confirmation(plan: SumPlan, holder: int, confirmation: wire.Confirmation, agreed: bytes) -> None:
+    """Check a holder's signature of a list of submitters.
+
+    Parameters
+    ----------
+    plan : SumPlan
+    holder : int
+        Position among the plan's holders.
+    confirmation : Confirmation
+    agreed : bytes
+        Hash of the list.
+
+    Raises
+    ------
+    VerificationError
+        WRONG_KEY when the key is not that of the plan's holder, BAD_SIGNATURE when it did not sign this list.
+    """
+    signing = confirmation.signing_public
+    if participant_id(signing) != plan.holders[holder].participant:
+        raise VerificationError(
+            Reason.WRONG_KEY, f"the key of a confirmation is not that of key holder {holder}"
+        )
+    check_signature(
+        signing,
+        confirmation.signature,
+        encode(CONFIRM, plan.hash, agreed),
+        "a confirmation",
+        Reason.BAD_SIGNATURE,
+    )
+
+
+class Keyring:
+    """The keys under which sums of a run are encrypted: the present one, and those of sums in progress."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, PublicKey] = {}
+        self._current: tuple[PublicKey, tuple[Member, ...]] | None = None
+
+    def use(self, public: PublicKey, holders: Sequence[Member]) -> None:
+        """Encrypt sums under this key from now on; ``holders`` are those who are there to decrypt."""
+        self._known[public.key_id] = public
+        self._current = public, tuple(holders)
+
+    @property
+    def current(self) -> tuple[PublicKey, tuple[Member, ...]]:
+        """Key and holders of the next sum.
+
+        Raises
+        ------
+        Failed
+            When there is no key, or nobody to decrypt.
+        """
+        if self._current is None or not self._current[1]:
+            raise Failed("there is no key to encrypt under yet, or nobody is there who could decrypt")
+        return self._current
+
+    def of(self, plan: SumPlan) -> PublicKey:
+        """Return the key of a plan.
+
+        Raises
+        ------
+        Failed
+            When it is not known.
+        """
+        found = self._known.get(plan.key_id)
+        if found is None:
+            raise Failed(f"key {plan.key_id.hex()[:16]} of the plan is not known")
+        return found
+
+
+class EncryptedServer:
+    """The server's half.
+
+    Parameters
+    ----------
+    keys : Keyring, optional
+        Filled by the service, as keys come and go.
+    """
+
+    name = "encrypted"
+    steps: tuple[Step, ...] = (Step.SUBMIT, Step.CONFIRM, Step.DECRYPT)
+
+    def __init__(self, keys: Keyring | None = None) -> None:
+        self.keys = keys if keys is not None else Keyring()
+        self._summed: tuple[RunningSum, EncryptedVector] | None = None
+
+    def plan_fields(self, members: int, layout: Layout) -> PlanFields:
+        """Return key, bits and holders.
+
+        Raises
+        ------
+        Failed
+            When there is no key, or nobody to decrypt.
+        """
+        public, holders = self.keys.current
+        widest = max(segment.bits for segment in layout.segments)
+        return PlanFields(key_id=public.key_id, code_bits=widest, holders=holders)
+
+    # --- the sum -------------------------------------------------------------------------------------------------
+
+    def begin(self, plan: SumPlan, layout: Layout) -> RunningSum:
+        """Return a sum of nothing."""
+        public = self.keys.of(plan)
+        return RunningSum(public, packing_of(plan, public), layout.size)
+
+    def added(self, running: RunningSum, vector: Vector) -> RunningSum:
+        """Return a sum with one more contribution."""
+        return running.plus(vector.addend)
+
+    def to_bytes(self, running: RunningSum) -> bytes:
+        """Return the number of addends, 4 bytes big-endian, and the sum as a contribution travels."""
+        if not running.addends:
+            return b""
+        return running.addends.to_bytes(4) + to_bytes(running.total())
+
+    def from_bytes(self, plan: SumPlan, layout: Layout, stored: bytes) -> RunningSum:
+        """Return the sum."""
+        running = self.begin(plan, layout)
+        if stored:
+            addends = int.from_bytes(stored[:4])
+            public, packing, size = running.public, running.packing, running.count
+            running.add(from_bytes(stored[4:], public, packing, size, addends=addends))
+        return running
+
+    def _total(self, running: RunningSum) -> EncryptedVector:
+        """Return the sum in the form in which it is decrypted, made once."""
+        if self._summed is None or self._summed[0] is not running:
+            self._summed = running, running.total()
+        return self._summed[1]
+
+    # --- whom a step asks ------------------------------------------------------------------------------------------
+
+    def expected(self, plan: SumPlan, closed: Closed, step: Step) -> tuple[int, ...]:
+        """Return all members, then all holders; of these who confirmed decrypts, each a part at first."""
+        if step is Step.SUBMIT:
+            return tuple(range(len(plan.members)))
+        own = [plan.respondent(holder, holder) for holder in range(len(plan.holders))]
+        if step is Step.CONFIRM:
+            return tuple(own)
+        return tuple(sorted(self._first_choices(plan, closed)))
+
+    def _first_choices(self, plan: SumPlan, closed: Closed) -> list[int]:
+        present = self._confirmed(plan, closed)
+        return [plan.respondent(_from(part, plan, present), part) for part in range(len(plan.holders))]
+
+    def _confirmed(self, plan: SumPlan, closed: Closed) -> set[int]:
+        return {plan.asked_of(respondent)[0] for respondent in closed[Step.CONFIRM]}
+
+    def stand_ins(
+        self,
+        plan: SumPlan,
+        closed: Closed,
+        step: Step,
+        arrived: Collection[int],
+        asked: Collection[int],
+        gone: Collection[int],
+    ) -> tuple[int, ...]:
+        """Return for each part that nobody will decrypt the next holder that is there and has not been asked for it."""
+        if step is not Step.DECRYPT:
+            return ()
+        missing = {plan.asked_of(respondent)[0] for respondent in gone}
+        present = self._confirmed(plan, closed) - missing
+        done = {plan.asked_of(respondent)[1] for respondent in arrived}
+        found = []
+        for part in range(len(plan.holders)):
+            tried = {holder for holder, of in map(plan.asked_of, asked) if of == part}
+            if part in done or tried & present:
+                continue
+            if left := present - tried:
+                found.append(plan.respondent(_from(part, plan, left), part))
+        return tuple(found)
+
+    def enough(self, plan: SumPlan, closed: Closed, step: Step, arrived: Collection[int]) -> bool:
+        """Whether every part is decrypted."""
+        return step is Step.DECRYPT and not self._undone(plan, arrived)
+
+    def _undone(self, plan: SumPlan, arrived: Collection[int]) -> set[int]:
+        done = {plan.asked_of(respondent)[1] for respondent in arrived}
+        return set(range(len(plan.holders))) - done
+
+    def answers_as(self, plan: SumPlan, member: int, step: Step, message: bytes) -> int:
+        """Return as whom a holder, given by the number of its own task, decrypts: its message names the part."""
+        if step is not Step.DECRYPT or member < len(plan.members):
+            return member
+        part = _read(wire.Decryption, step, message).part
+        if part >= len(plan.holders):
+            raise bad_message(step, f"a part {part}", f"one of {len(plan.holders)} parts, from 0")
+        return plan.respondent(plan.asked_of(member)[0], part)
+
+    def shortfall(self, plan: SumPlan, closed: Closed, step: Step, arrived: Mapping[int, bytes]) -> str:
+        """Say when too few users submitted, no majority of holders confirmed, or a part is decrypted by nobody."""
+        if step is Step.SUBMIT:
+            users = users_of(plan, arrived)
+            return (
+                ""
+                if users >= plan.min_sum
+                else f"{users} users submitted, the plan's floor is {plan.min_sum}"
+            )
+        if step is Step.CONFIRM:
+            if 2 * len(arrived) > len(plan.holders):
+                return ""
+            return f"{len(arrived)} of {len(plan.holders)} key holders confirmed who submitted; it takes a majority"
+        undone = self._undone(plan, arrived)
+        return f"{len(undone)} of {len(plan.holders)} parts were decrypted by nobody" if undone else ""
+
+    # --- messages ----------------------------------------------------------------------------------------------------
+
+    def pieces(
+        self, plan: SumPlan, closed: Closed, step: Step, member: int, running: RunningSum | None = None
+    ) -> Pieces:
+        """Return what is needed for a step: the submitters, then a part of the sum with what shows its right."""
+        if step is Step.SUBMIT:
+            return Pieces()
+        submitters = sorted(closed[Step.SUBMIT])
+        if step is Step.CONFIRM:
+            return Pieces([wire.Submitters(members=submitters).SerializeToString()])
+        if running is None:
+            raise AssertionError("a sum is decrypted without a running sum")
+        total = self._total(running)
+        confirmations = [
+            wire.Confirmation.FromString(message) for _, message in sorted(closed[Step.CONFIRM].items())
+        ]
+        part = plan.asked_of(member)[1]
+        places = part_of(len(total.units), part, len(plan.holders))
+        size = total.public.modulus_bytes
+        task = wire.DecryptionTask(
+            members=submitters,
+            confirmations=confirmations,
+            mode=total.mode,
+            part=part,
+            first=places.start,
+            ciphertexts=b"".join(
+                number.to_bytes(size, "big")
+                for place in places
+                for number in (total.units[place], total.shifts[place])
+            ),
+        )
+        return Pieces(own=task.SerializeToString())
+
+    def vector(
+        self,
+        plan: SumPlan,
+        closed: Closed,
+        notes: Mapping[int, bytes],
+        member: int,
+        message: bytes,
+        layout: Layout,
+        sha256: bytes = b"",
+    ) -> Vector:
+        """Check a contribution as far as that goes without the secret key: every ciphertext is one, under the key."""
+        public = self.keys.of(plan)
+        content = _read(wire.SummedVector, Step.SUBMIT, message).ciphertexts
+        try:
+            users = plan.members[member].users
+            found = from_bytes(content, public, packing_of(plan, public), layout.size, addends=users)
+        except (VerificationError, CryptoError) as error:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                error.message,
+                field="ciphertexts",
+                expected="packed ciphertexts under the key of the plan",
+            ) from None
+        return Vector(found, sha256 or hashlib.sha256(message).digest())
+
+    def check(self, plan: SumPlan, closed: Closed, step: Step, member: int, message: bytes) -> None:
+        """Check a holder's confirmation, or the form of what it decrypted: whether that is right, `unmask` finds."""
+        if step is Step.CONFIRM:
+            confirmation = _read(wire.Confirmation, step, message)
+            holder = plan.asked_of(member)[0]
+            if confirmation.member != holder:
+                raise bad_message(step, f"a confirmation of key holder {confirmation.member}", f"of {holder}")
+            try:
+                check_confirmation(plan, holder, confirmation, list_hash(sorted(closed[Step.SUBMIT])))
+            except VerificationError as error:
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_BAD_SIGNATURE,
+                    error.message,
+                    field="signature",
+                    expected="the key holder's own, of the present list",
+                ) from None
+            return
+        if step is not Step.DECRYPT:
+            raise bad_message(step, "an encrypted sum has no such message", "SUBMIT, CONFIRM or DECRYPT")
+        decryption = _read(wire.Decryption, step, message)
+        size = self.keys.of(plan).modulus_bytes
+        if len(decryption.plaintexts) % size or len(decryption.proof) != size:
+            raise bad_message(step, "plaintexts or a proof of another length", f"{size} bytes each")
+
+    # --- the end ---------------------------------------------------------------------------------------------------
+
+    def unmask(self, plan: SumPlan, closed: Closed, running: RunningSum) -> Total:
+        """Return the sum, once every part is proved to be decrypted rightly.
+
+        Raises
+        ------
+        Failed
+            When a part is not; names who sent it.  Or when what is there is no sum of contributions.
+        """
+        total, public = self._total(running), self.keys.of(plan)
+        plaintexts: dict[int, list[mpz]] = {}
+        wrong = []
+        for respondent, message in sorted(closed[Step.DECRYPT].items()):
+            part = plan.asked_of(respondent)[1]
+            places = part_of(len(total.units), part, len(plan.holders))
+            decryption = wire.Decryption.FromString(message)
+            found = _numbers(decryption.plaintexts, public.modulus_bytes)
+            units, shifts = (numbers[places.start : places.stop] for numbers in (total.units, total.shifts))
+            try:
+                check(public, proof_context(plan, places.start), units, shifts, found, decryption.proof)
+            except VerificationError:
+                wrong.append(respondent)
+                continue
+            plaintexts.setdefault(part, found)
+        if len(plaintexts) < len(plan.holders):
+            raise Failed("what was decrypted is not what is in the sum", tuple(wrong))
+        ordered = [number for part in sorted(plaintexts) for number in plaintexts[part]]
+        try:
+            codes = total.packing.unpack(ordered, total.count, total.addends).codes
+        except VerificationError as error:
+            # A hostile contribution: no other holder would decrypt anything else.
+            raise Failed(error.message) from None
+        self._summed = None
+        return Total(codes.astype(np.uint32), tuple(wrong))
+
+
+class EncryptedMember:
+    """A member's half: it has no secret of its own in a round but what hides its plaintexts.
+
+    Parameters
+    ----------
+    plan : SumPlan
+        As this member was shown it.
+    index : int
+        Position of this member in the plan.
+    identity : Identity
+        Its keys: the tags come from its agreement key.
+    obfuscators : Obfuscators
+        Of the key that this member accepts; each is used once.
+    """
+
+    def __init__(self, plan: SumPlan, index: int, identity: Identity, obfuscators: Obfuscators) -> None:
+        self._plan = plan
+        self._index = index
+        self._identity = identity
+        self._obfuscators = obfuscators
+        self._gone = False
+
+    def answer(self, step: Step, briefing: bytes, codes: NDArray[np.uint32] | None = None) -> bytes:
+        """Return the contribution, encrypted.
+
+        Raises
+        ------
+        Declined
+            When the plan's key is not the one that this member accepts, or has no room for the cohort.
+        """
+        plan, public = self._plan, self._obfuscators.public
+        if step is not Step.SUBMIT or codes is None or self._gone:
+            raise Declined(f"a member of an encrypted sum has nothing to say to step {step.value}")
+        if plan.key_id != public.key_id:
+            raise Declined(
+                f"the plan's key is {plan.key_id.hex()[:16]}; accepted is {public.key_id.hex()[:16]}"
+            )
+        own = plan.members[self._index]
+        try:
+            packing = packing_of(plan, public)
+            agreed = self._identity.agree(public.set_public)
+            key = contributor_key(agreed, plan.run_id, public.key_id, own.participant)
+            count = packing.ciphertexts(codes.size)
+            found = encrypt(codes, tags(key, plan.hash, count), packing, self._obfuscators, addends=own.users)
+        except CryptoError as error:
+            raise Declined(error.message) from None
+        return wire.SummedVector(ciphertexts=to_bytes(found)).SerializeToString()
+
+    def forget(self) -> None:
+        """Answer nothing more."""
+        self._gone = True
+
+
+def proof_context(plan: SumPlan, first: int) -> bytes:
+    """Return what a proof of decryption is about beside numbers: plan, and position of the first ciphertext."""
+    return encode("decryption", plan.hash, first)
+
+
+def _from(part: int, plan: SumPlan, present: Collection[int]) -> int:
+    """Return the first of the holders present, beginning at a part's own."""
+    count = len(plan.holders)
+    return next(holder for n in range(count) if (holder := (part + n) % count) in present)
+
+
+def _numbers(content: bytes, size: int) -> list[mpz]:
+    return [mpz.from_bytes(content[start : start + size], "big") for start in range(0, len(content), size)]
+
+
+def _read(kind: type[_MessageT], step: Step, message: bytes) -> _MessageT:
+    try:
+        return kind.FromString(message)
+    except DecodeError:
+        name = kind.DESCRIPTOR.name
+        raise bad_message(step, f"the payload is no {name}", f"a serialised {name}") from None

@@ -1,0 +1,215 @@
+"""A key holder's half of an encrypted sum: what it makes sure of before it decrypts.
+
+Whoever has the public key can make ciphertexts of whatever it likes out of others, and the server adds.  A holder
+decrypts a part of a sum only when
+
+1. it has signed one list of submitters for this plan, each of them enrolled and not revoked, enough of them, and a
+   majority of the plan's holders signed the same list;
+2. in every ciphertext, the field above the slots is the sum of the tags of exactly these submitters for this plan
+   (``coterie.crypto.paillier.tags``).
+
+So there is one sum for each plan, over a set that most holders saw, and nothing else is decrypted: no single
+contribution, none twice, none with something added to its tag, none of another round or place.  Which list it signed
+is on disk before the signature leaves (``coterie.rounds.holder``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from gmpy2 import mpz
+from google.protobuf.message import DecodeError, Message
+
+from coterie.crypto.identity import Bundle, Identity
+from coterie.crypto.paillier import Mode, SecretKey
+from coterie.crypto.paillier.decryption import decrypt
+from coterie.crypto.paillier.proof import prove
+from coterie.crypto.paillier.tags import contributor_key, tag_sums
+from coterie.crypto.verification import VerificationError
+from coterie.errors import CryptoError
+from coterie.secure_sum.encrypted import check_confirmation, packing_of, proof_context
+from coterie.secure_sum.plan import SumPlan
+from coterie.secure_sum.protocol import Declined
+from coterie.secure_sum.statements import CONFIRM, ascending, list_hash
+from coterie.wire.v1 import rounds_pb2 as wire
+
+__all__ = ["HeldSecrets", "KeyHolder"]
+
+_MessageT = TypeVar("_MessageT", bound=Message)
+
+
+class HeldSecrets(Protocol):
+    """What a holder has."""
+
+    @property
+    def secret(self) -> SecretKey:
+        """The Paillier key."""
+        ...
+
+    def agree(self, public: bytes) -> bytes:
+        """Return X25519 of the set key and a public key, 32 bytes."""
+        ...
+
+
+class KeyHolder:
+    """One holder's half of one sum.
+
+    Parameters
+    ----------
+    plan : SumPlan
+        As this holder was shown it.
+    holder : int
+        Its position among the plan's holders.
+    identity : Identity
+        Signs for it.
+    held : HeldSecrets
+        Of the plan's key.
+    bundles : mapping of bytes to Bundle
+        Keys of those contributors that are enrolled and not revoked, by participant; verified.
+    known : dict of bytes to bytes, optional
+        Contributors' keys of the tags, by participant: kept from one sum to the next under the same key.
+
+    Raises
+    ------
+    Declined
+        When the plan names another key, or another holder in this position.
+    """
+
+    def __init__(
+        self,
+        plan: SumPlan,
+        holder: int,
+        identity: Identity,
+        held: HeldSecrets,
+        bundles: Mapping[bytes, Bundle],
+        known: dict[bytes, bytes] | None = None,
+    ) -> None:
+        if plan.key_id != held.secret.public.key_id:
+            raise Declined(f"the plan's key {plan.key_id.hex()[:16]} is not the one held")
+        if plan.holders[holder].participant != identity.participant_id:
+            raise Declined("the plan has another key holder in this position")
+        self._plan = plan
+        self._holder = holder
+        self._identity = identity
+        self._held = held
+        self._bundles = bundles
+        self._known = {} if known is None else known
+
+    def confirm(self, briefing: bytes) -> tuple[bytes, bytes]:
+        """Return the signature of a list of submitters, and the list's hash.
+
+        Parameters
+        ----------
+        briefing : bytes
+            ``Submitters``.
+
+        Raises
+        ------
+        Declined
+            When it is no list that can be.
+        """
+        members = tuple(_read(wire.Submitters, briefing).members)
+        agreed = self._require_set(members)
+        confirmation = wire.Confirmation(
+            member=self._holder,
+            signature=self._identity.sign(CONFIRM, self._plan.hash, agreed),
+            signing_public=self._identity.signing_public,
+        )
+        return confirmation.SerializeToString(), agreed
+
+    def decrypt(self, briefing: bytes, agreed: bytes) -> bytes:
+        """Return a part of the sum over the list that this holder signed.
+
+        Parameters
+        ----------
+        briefing : bytes
+            ``DecryptionTask``.
+        agreed : bytes
+            Hash of that list.
+
+        Raises
+        ------
+        Declined
+            When this holder signed another list, no majority signed it, or a ciphertext is not the sum over it.
+        """
+        task = _read(wire.DecryptionTask, briefing)
+        plan, secret = self._plan, self._held.secret
+        members = tuple(task.members)
+        if self._require_set(members) != agreed:
+            raise Declined("is asked to decrypt a sum over others than it confirmed")
+        self._require_majority(task.confirmations, agreed)
+        try:
+            packing = packing_of(plan, secret.public)
+            units, shifts = self._ciphertexts(task.ciphertexts)
+            plaintexts = decrypt(secret, units, shifts, Mode(task.mode))
+        except (CryptoError, VerificationError) as error:
+            raise Declined(error.message) from None
+        except ValueError:
+            raise Declined(f"is asked to decrypt ciphertexts of an unknown mode {task.mode}") from None
+        top = packing.slots * packing.slot_bits
+        keys = (self._tag_key(plan.members[member].participant) for member in members)
+        expected = tag_sums(keys, plan.hash, task.first, len(plaintexts))
+        if any(number >> top != tag for number, tag in zip(plaintexts, expected, strict=True)):
+            raise Declined("is asked to decrypt what is not the sum over those that it confirmed")
+        proof = prove(secret, proof_context(plan, task.first), units, shifts, plaintexts)
+        size = secret.public.modulus_bytes
+        return wire.Decryption(
+            part=task.part,
+            plaintexts=b"".join(number.to_bytes(size, "big") for number in plaintexts),
+            proof=proof,
+        ).SerializeToString()
+
+    def _require_set(self, members: Sequence[int]) -> bytes:
+        plan = self._plan
+        if not members or not ascending(members, len(plan.members)):
+            raise Declined("the list of submitters does not ascend within the cohort")
+        users = sum(plan.members[member].users for member in members)
+        if users < plan.min_sum:
+            raise Declined(f"{users} users submitted, the plan's floor is {plan.min_sum}")
+        strangers = sum(plan.members[member].participant not in self._bundles for member in members)
+        if strangers:
+            raise Declined(f"{strangers} of those that submitted are not enrolled, or revoked")
+        return list_hash(members)
+
+    def _require_majority(self, confirmations: Sequence[wire.Confirmation], agreed: bytes) -> None:
+        plan, signed = self._plan, set()
+        for confirmation in confirmations:
+            if confirmation.member >= len(plan.holders):
+                raise Declined("a confirmation is of nobody who holds the key")
+            try:
+                check_confirmation(plan, confirmation.member, confirmation, agreed)
+            except VerificationError as error:
+                raise Declined(error.message) from None
+            signed.add(confirmation.member)
+        if 2 * len(signed) <= len(plan.holders):
+            raise Declined(
+                f"{len(signed)} of {len(plan.holders)} key holders confirmed the list; it takes a majority"
+            )
+
+    def _ciphertexts(self, content: bytes) -> tuple[list[mpz], list[mpz]]:
+        public = self._held.secret.public
+        size = public.modulus_bytes
+        # There may be fewer ciphertexts than holders: then a part is empty.
+        if len(content) % (2 * size):
+            raise Declined("is asked to decrypt what are no whole ciphertexts")
+        numbers = [mpz.from_bytes(content[at : at + size], "big") for at in range(0, len(content), size)]
+        if not all(number < public.n for number in numbers):
+            raise Declined("is asked to decrypt ciphertexts that are out of range")
+        return numbers[::2], numbers[1::2]
+
+    def _tag_key(self, participant: bytes) -> bytes:
+        found = self._known.get(participant)
+        if found is None:
+            plan = self._plan
+            agreed = self._held.agree(self._bundles[participant].agreement_public)
+            found = contributor_key(agreed, plan.run_id, plan.key_id, participant)
+            self._known[participant] = found
+        return found
+
+
+def _read(kind: type[_MessageT], briefing: bytes) -> _MessageT:
+    try:
+        return kind.FromString(briefing)
+    except DecodeError:
+        raise Declined(f"was told what is no {kind.DESCRIPTOR.name}") from None

@@ -1,0 +1,59 @@
+"""Tags and proofs of the encrypted sum (docs/spec/encrypted-sum.md), with Python's own integers."""
+
+import hashlib
+import math
+
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from . import explicit
+from .primitives import Refused, hkdf, x25519
+
+TAG = 12
+
+
+def tags(secret, public, run, key_id, participant, plan_hash, count):
+    """Return a contributor's tags; ``secret`` and ``public`` are its own and the set key's, or the other way round."""
+    key = hkdf(x25519(secret, public), explicit.encode("set-tag", run, key_id, participant))
+    stream_key = hkdf(key, explicit.encode("tag-stream", plan_hash))
+    cipher = Cipher(algorithms.AES(stream_key), modes.CTR(bytes(16))).encryptor()
+    stream = cipher.update(bytes(TAG * count))
+    return [int.from_bytes(stream[TAG * j : TAG * j + TAG], "big") for j in range(count)]
+
+
+def context(plan_hash, first):
+    """Return what a proof is about beside numbers."""
+    return explicit.encode("decryption", plan_hash, first)
+
+
+def exponents(bits, key_id, about, units, shifts, plaintexts):
+    """Return e_j."""
+    size = bits // 8
+    claimed = hashlib.sha256()
+    for a, b, m in zip(units, shifts, plaintexts, strict=True):
+        claimed.update(a.to_bytes(size, "big") + b.to_bytes(size, "big") + m.to_bytes(size, "big"))
+    label = explicit.encode("decryption-proof", key_id, about, len(plaintexts), claimed.digest())
+    drawn = hashlib.shake_256(label).digest(16 * len(plaintexts))
+    return [int.from_bytes(drawn[16 * j : 16 * j + 16], "big") for j in range(len(plaintexts))]
+
+
+def product(units, e, modulus):
+    """Return the product of powers."""
+    found = 1
+    for a, exponent in zip(units, e, strict=True):
+        found = found * pow(a, exponent, modulus) % modulus
+    return found
+
+
+def prove(p, q, e, units):
+    """Return R."""
+    n = p * q
+    return pow(product(units, e, n), pow(n, -1, (p - 1) * (q - 1)), n)
+
+
+def check(n, e, units, shifts, plaintexts, root):
+    """Refuse plaintexts that are not those of the ciphertexts."""
+    if not (0 < root < n and math.gcd(root, n) == 1 and all(0 <= m < n for m in plaintexts)):
+        raise Refused("a proof or a plaintext out of range")
+    shift = sum(x * (b - m) for x, b, m in zip(e, shifts, plaintexts, strict=True))
+    if product(units, e, n * n) * (1 + shift * n) % (n * n) != pow(root, n, n * n):
+        raise Refused("plaintexts of other ciphertexts")
