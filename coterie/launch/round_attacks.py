@@ -30,7 +30,7 @@ from coterie.rounds.cos import Phase, RoundState
 from coterie.rounds.fedncf import FedNcfPlan
 from coterie.rounds.systems import server_half, server_side
 from coterie.rounds.training import Purpose
-from coterie.secure_sum.clear import codes_of
+from coterie.secure_sum.codes import codes_of
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Failed, Step
 from coterie.secure_sum.steps import STEP_OF_KIND
