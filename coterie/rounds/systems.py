@@ -16,7 +16,9 @@ from coterie.learning.fedncf import Private, initial_private
 from coterie.learning.mvmf import initial_factors
 from coterie.rounds.fedncf import FedNcfHost, FedNcfPlan, FedNcfServer
 from coterie.rounds.host_data import HostData
-from coterie.rounds.mvmf import MvmfHost, MvmfOwner, MvmfPlan, MvmfServer
+from coterie.rounds.mvmf import MvmfPlan, MvmfServer
+from coterie.rounds.mvmf_host import MvmfHost
+from coterie.rounds.mvmf_owner import MvmfOwner
 from coterie.rounds.system import HostSide, Keep, OwnerSide, ServerSide
 from coterie.secure_sum.clear import ClearMember, ClearServer
 from coterie.secure_sum.masked import MaskedServer

@@ -259,6 +259,23 @@ def test_the_threat_model_says_of_fedncf_what_differs_from_drift() -> None:
     assert rows("docs/threat-model.md", "datum") == expected
 
 
+def test_the_threat_model_says_of_fedmvmf_what_it_has_beside_fedncf() -> None:
+    expected = []
+    for kind, meaning in visibility.KINDS.items():
+        found = set()
+        for form, secure_sum in FEDNCF:
+            mine = visibility.matrix("fedmvmf", form, secure_sum)
+            same = FEDNCF[form, secure_sum]
+            if all(access(mine, role, kind) == access(same, role, kind) for role in visibility.ROLES):
+                continue
+            assert {access(mine, role, kind) for role in ("thirdparty", "operator")} == {"-"}, kind
+            found.add(tuple(access(mine, role, kind) for role in ("cos", "data-owner", "client")))
+        if found:
+            (cells,) = found
+            expected.append([f"`{kind}`", meaning, *cells])
+    assert sorted(rows("docs/threat-model.md", "known")) == sorted(expected)
+
+
 def test_the_threat_model_says_of_the_shielded_form_what_differs_from_the_published_one() -> None:
     published = visibility.matrix("drift", "published", "clear")
     shielded = [visibility.matrix("drift", "shielded", secure_sum) for secure_sum in ("clear", "masked")]

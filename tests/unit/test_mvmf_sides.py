@@ -1,4 +1,4 @@
-"""FedMVMF's sides, `coterie.rounds.mvmf`: what each hands over, trained in one process."""
+"""FedMVMF's sides of server, host and data owner: what each hands over, trained in one process."""
 
 import dataclasses
 import json
@@ -21,7 +21,9 @@ from coterie.learning.mvmf import PRESETS, MvmfSettings, from_attributes, initia
 from coterie.rounds import systems
 from coterie.rounds.host_data import HostData
 from coterie.rounds.measures import names_of
-from coterie.rounds.mvmf import FIGURES, MEASURES, MvmfHost, MvmfOwner, MvmfPlan, MvmfServer
+from coterie.rounds.mvmf import FIGURES, MEASURES, MvmfPlan, MvmfServer
+from coterie.rounds.mvmf_host import MvmfHost
+from coterie.rounds.mvmf_owner import MvmfOwner
 from coterie.rounds.system import Summed, User
 from coterie.rounds.training import Purpose
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan

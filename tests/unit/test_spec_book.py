@@ -8,9 +8,12 @@ from pathlib import Path
 
 from coterie.evaluation.leave_one_out import metric_names
 from coterie.learning.fedncf import AGGREGATIONS, TOUCHES, FedNcfSettings, layout
+from coterie.learning.mvmf import MvmfSettings
+from coterie.rounds.measures import names_of
+from coterie.rounds.mvmf import MEASURES, MvmfPlan
 from coterie.rounds.pace import pause_s
 from coterie.rounds.party import _MOST_REVEALS
-from coterie.rounds.training import _MOST_ABANDONED
+from coterie.rounds.training import _MOST_ABANDONED, Purpose
 from coterie.secure_sum.graph import graph_fields
 
 ROOT = Path(__file__).parents[2]
@@ -115,6 +118,26 @@ def test_the_book_has_the_segments_of_every_layout_of_fedncf() -> None:
             settings = replace(FedNcfSettings(), aggregation=aggregation, touch=touch, scaffold=True)
             found |= {segment.name for segment in layout(settings, 3).segments}
     assert listed == found
+
+
+def test_the_book_has_the_segments_of_every_layout_of_fedmvmf() -> None:
+    listed = [(row[0].strip("`"), row[2], row[4]) for row in rows("contributions.md", "part")]
+    plan = MvmfPlan(MvmfSettings(factors=7), ("age",))
+    axes = {3: "I", 7: "K", 1: "l"}
+    expected = []
+    for purpose in (Purpose.SUPPORTS, Purpose.TRAIN, Purpose.EVALUATE):
+        for one in plan.layout(purpose, 3).segments:
+            named = purpose is not Purpose.EVALUATE
+            shape = ", ".join(axes[n] if named else str(n) for n in one.shape)
+            bits = "`bits`" if purpose is Purpose.TRAIN else f"{one.bits}{'' if one.clip else ', whole'}"
+            expected.append((one.name, f"({shape})", bits))
+    assert listed == expected
+    content = (BOOK / "contributions.md").read_text(encoding="utf-8")
+    section = content[content.index("The ten, in order") :]
+    named = re.findall(r"`([a-z_]+(?:@10)?)`", section.partition("The last four")[0])
+    assert [name for name in named if name != "validation_"] == [
+        name for name in names_of(MEASURES) if not name.startswith("validation_")
+    ]
 
 
 def test_the_book_names_metrics_in_their_order() -> None:

@@ -1,0 +1,267 @@
+"""Who saw what of FedMVMF, on the bytes: ratings, attributes, features, contributions; in clear and under masks.
+
+The same federation is run twice.  What each host contributes is read off its own transcript of the run in clear, and is
+searched for under masks, too.
+"""
+
+import asyncio
+import dataclasses
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from coterie.data.attributes import AttributeTable
+from coterie.launch.feed import load, make_feed
+from coterie.privacy.canaries import CanaryKit
+from coterie.privacy.payloads import Assembly
+from coterie.privacy.transcript import decode, read_transcript
+from coterie.privacy.visibility import Audit, matrix, observed
+from coterie.rounds.mvmf import MvmfPlan
+from coterie.rounds.training import Purpose
+from coterie.wire.layout import Contribution
+from coterie.wire.tensor import from_wire
+from coterie.wire.v1.orchestrator_pb2 import ItemFactors, SubmitKind, SubmitRequest
+from coterie.wire.v1.rounds_pb2 import SummedVector
+
+from .planted import (
+    Held,
+    ask,
+    audit_everybody,
+    names_at,
+    plant_histories,
+    plant_identities,
+    plant_recommendations,
+    plant_secrets,
+    with_canaries,
+)
+
+USERS_AT = (12, 9, 9)
+COS, OWNER = "cos/cos", "data-owner/catalogue"
+PASSES = 2
+OF_A_HOST = {Purpose.TRAIN: "host_update", Purpose.EVALUATE: "metric_sum", Purpose.SUPPORTS: "host_items"}
+
+
+@dataclasses.dataclass
+class Audited(Held):
+    """A run whose private values are planted."""
+
+    secure_sum: str
+    sent: dict[str, list[tuple[int, int, bytes]]]
+    """What each party submitted: kind, number of the round, payload."""
+
+    @property
+    def purposes(self):
+        return {one["round"]: Purpose(one["purpose"]) for one in self.report["rounds"]}
+
+
+def told(rng, count, names):
+    """Return attributes whose values are recognised: nobody else's are the same."""
+    return AttributeTable(names, rng.normal(size=(count, len(names))).astype(np.float32))
+
+
+def submitted(running, party):
+    """Return what a party submitted, read off its own transcript."""
+    assembly, found = Assembly(), []
+    for entry in read_transcript(running.children[party].state / "transcript.bin"):
+        if (entry.rpc, entry.direction) != ("Submit", "sent"):
+            continue
+        message = decode(entry)
+        whole = assembly.add(entry, message, message.chunk) if message.HasField("chunk") else None
+        if whole is not None and isinstance(whole.first, SubmitRequest):
+            found.append((whole.first.kind, whole.first.round.round, bytes(whole.data)))
+    return found
+
+
+def run_to_the_end(small, federation, secure_sum):
+    settings = small(
+        system="fedmvmf",
+        secure_sum=secure_sum,
+        split={"kind": "random"},
+        data={"synthetic": {"users": sum(USERS_AT), "items": 40, "interactions": 500}},
+        mvmf={"factors": 4, "min_touch": 2},
+        rounds={"cohort": 20, "group": 20, "passes": PASSES, "evaluate_every": PASSES},
+        federation={"hosts": len(USERS_AT), "transcripts": True},
+    )
+    kit = CanaryKit(7)
+    feed = make_feed(settings, load(settings), 0)
+    feed = dataclasses.replace(feed, host=np.repeat(np.arange(len(USERS_AT)), USERS_AT))
+    feed = with_canaries(feed, kit)
+    rng = np.random.default_rng(3)
+    feed = dataclasses.replace(
+        feed,
+        attributes=told(rng, len(feed.dataset.users), ("taste", "age", "place")),
+        features=told(rng, len(feed.dataset.items), ("length", "year", "price")),
+    )
+    keys = {role: {"log_level": "debug"} for role in ("client", "cos", "data-owner", "thirdparty")}
+
+    async def to_the_end():
+        async with federation(settings, feed=feed, keys=keys) as running:
+            await running.start()
+            await running.ended()
+            hosts = running.parties("client")
+            recommended = {host: await ask(running, host, names_at(feed, host)[0]) for host in hosts}
+            pages = [(party, running.page(party)) for party in running.children]
+            report = await running.finish()
+            sent = {party: submitted(running, party) for party in (*hosts, OWNER)}
+            return Audited(running, kit, report, pages, recommended, secure_sum, sent)
+
+    held = asyncio.run(to_the_end())
+    assert held.running.ended_well()
+    assert held.report["abandoned"] == 0
+    return held
+
+
+@pytest.fixture(scope="module")
+def runs(small, federation):
+    made = {}
+
+    def make(secure_sum):
+        if secure_sum not in made:
+            made[secure_sum] = run_to_the_end(small, federation, secure_sum)
+        return made[secure_sum]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def audited(runs):
+    """Return a function that plants the private values of a run and audits everything that anybody held."""
+    made = {}
+
+    def make(secure_sum):
+        if secure_sum not in made:
+            held = runs(secure_sum)
+            for plant in (plant_histories, plant_recommendations, plant_identities, plant_secrets):
+                plant(held)
+            plant_known(held)
+            plant_learned(held)
+            plant_contributions(held, runs("clear"))
+            audit = Audit(held.kit, system="fedmvmf", form="hosts", secure_sum=secure_sum)
+            made[secure_sum] = held, audit_everybody(held, audit).result()
+        return made[secure_sum]
+
+    return make
+
+
+def plant_known(held):
+    """Attributes and features, as text in files and as numbers."""
+    feed = held.running.feed
+    for kind, table, holders in (
+        ("user_attributes", feed.attributes, [{f"client/host-{host}"} for host in feed.host]),
+        ("item_features", feed.features, [{OWNER}] * len(feed.dataset.items)),
+    ):
+        for row, who in zip(table.values, holders, strict=True):
+            held.kit.rows(kind, row, who)
+            held.kit.plant(kind, ",".join(f"{value:.9g}" for value in row.tolist()), who)
+
+
+def plant_learned(held):
+    """Users' own factors, the model, supports, and what the owner told of its items."""
+    for host in held.running.parties("client"):
+        paths = list((held.running.children[host].state / "private").glob("*factors.npy"))
+        assert paths
+        for path in paths:
+            held.kit.rows("private_state", np.load(path), {host})
+    newest = max((held.running.cos.state / "models" / "test").glob("version-*.safetensors"))
+    arrays = load_file(newest)
+    held.kit.rows("item_factor", arrays["model.items"])
+    held.kit.plant("item_support", arrays["supports"].astype("<u4").tobytes())
+    told = [payload for kind, _, payload in held.sent[OWNER] if kind == SubmitKind.SUBMIT_KIND_ITEM_FACTORS]
+    assert len(told) == PASSES
+    for payload in told:
+        pull = from_wire(ItemFactors.FromString(payload).pull, np.float32, (None, 4), field="pull")
+        held.kit.rows("item_pull", pull, {OWNER})
+
+
+def plant_contributions(held, clear):
+    """What each host contributes in clear, and under masks what really left."""
+    plan, n_items = MvmfPlan.from_json(held.running.plan().settings), len(held.running.feed.dataset.items)
+    assert held.purposes == clear.purposes
+    for host in held.running.parties("client"):
+        users = len(names_at(held.running.feed, host))
+        for kind, number, payload in clear.sent[host]:
+            assert kind == SubmitKind.SUBMIT_KIND_VECTOR
+            codes = np.frombuffer(SummedVector.FromString(payload).codes, "<u4").astype(np.uint32)
+            purpose = held.purposes[number]
+            if purpose is Purpose.TRAIN:
+                nothing = Contribution(plan.layout(purpose, n_items), users=users).codes()
+                assert held.kit.codes(OF_A_HOST[purpose], codes, nothing, {host})
+            else:
+                held.kit.plant(OF_A_HOST[purpose], codes.astype("<u4").tobytes(), {host})
+        if held.secure_sum == "masked":
+            for kind, _, payload in held.sent[host]:
+                if kind == SubmitKind.SUBMIT_KIND_VECTOR:
+                    held.kit.plant("masked_vector", SummedVector.FromString(payload).codes[:128], {host})
+
+
+BOTH = pytest.mark.parametrize("secure_sum", ["clear", "masked"])
+FROM_USERS = {
+    *OF_A_HOST.values(),
+    "user_attributes",
+    "private_state",
+    "history",
+    "interaction",
+    "user_name",
+    "recommendation",
+}
+
+
+@BOTH
+def test_nobody_holds_of_fedmvmf_what_it_may_not_see(audited, secure_sum):
+    held, result = audited(secure_sum)
+    assert result.violations == ()
+    seen = {
+        party: {name for name, how in kinds.items() if how == "seen"} for party, kinds in result.seen.items()
+    }
+    assert not seen["thirdparty/directory"] & {*FROM_USERS, "item_features", "item_pull", "item_factor"}
+    assert not seen[OWNER] & FROM_USERS
+    # The model that it fetched last is the one before the newest.
+    assert seen[OWNER] >= {"item_features", "item_pull"}
+    assert seen[COS] >= {"item_pull", "item_factor", "item_support"}
+    assert not seen[COS] & {"item_features", "user_attributes", "private_state", "interaction"}
+    assert seen[COS] & {*OF_A_HOST.values(), "masked_vector"} == (
+        set(OF_A_HOST.values()) if secure_sum == "clear" else {"masked_vector"}
+    )
+    for host in held.running.parties("client"):
+        assert seen[host] >= {"user_attributes", "interaction", "history", "private_state", "item_factor"}
+        assert not seen[host] & {"item_features", "item_pull"}
+
+
+def test_the_audit_finds_features_and_attributes_where_they_may_not_be(audited):
+    held, _ = audited("clear")
+    kit = CanaryKit(8)
+    feed = held.running.feed
+    # As if the host had the owner's features, and another host its users' attributes.
+    kit.rows("item_features", feed.attributes.values[0])
+    kit.rows("user_attributes", feed.attributes.values[0], {"client/host-1"})
+    text = ",".join(f"{value:.9g}" for value in feed.attributes.values[0].tolist())
+    kit.plant("item_features", text)
+    kit.plant("user_attributes", text, {"client/host-1"})
+    audit = Audit(kit, system="fedmvmf", form="hosts", secure_sum="clear")
+    audit.audit_tree("client/host-0", held.running.children["client/host-0"].folder)
+    found = {(one.party, one.kind) for one in audit.result().violations}
+    assert found == {("client/host-0", "item_features"), ("client/host-0", "user_attributes")}
+
+
+@BOTH
+def test_logs_and_metrics_pages_of_fedmvmf_hold_nothing_private(audited, secure_sum):
+    held, _ = audited(secure_sum)
+    private = {canary.kind for canary in held.kit.canaries} - {"participant_id", "item_support"}
+    for party, page in held.pages:
+        assert not private & held.kit.search(held.running.children[party].log.read_bytes()), party
+        assert held.kit.search(page.encode()) == set(), party
+
+
+@BOTH
+def test_the_kinds_read_off_the_messages_of_fedmvmf_are_declared(audited, secure_sum):
+    held, result = audited(secure_sum)
+    transcripts = {party: [child.state / "transcript.bin"] for party, child in held.running.children.items()}
+    declared, shown = matrix("fedmvmf", "hosts", secure_sum), observed(transcripts)
+    for party, kinds in shown.items():
+        for name, seen in kinds.items():
+            assert not seen or declared[party.partition("/")[0]][name].allowed, (party, name)
+    for name in (*OF_A_HOST.values(), "masked_vector", "item_pull"):
+        if name in result.seen[COS]:
+            assert shown[COS][name] == (result.seen[COS][name] == "seen"), name
+    assert shown[OWNER]["item_pull"]
