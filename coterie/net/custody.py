@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import structlog
 
@@ -31,7 +31,7 @@ from coterie.crypto.key_record import KeyRecord, check_epoch
 from coterie.crypto.keyfile import destroy_private_file, read_private_file, write_private_file
 from coterie.crypto.roster import PAILLIER
 from coterie.crypto.verification import Reason, VerificationError
-from coterie.errors import CertificateError, PeerError
+from coterie.errors import CertificateError, CryptoError, PeerError
 from coterie.net.channel import Channel
 from coterie.net.key_records import record_from_wire, record_to_wire, roster_to_wire
 from coterie.net.paillier_directory import PaillierDirectory
@@ -123,9 +123,10 @@ class Custody:
         return await self._reach(1)
 
     async def rotate(self) -> Holding:
-        """Hold a key of a higher epoch than any held so far; every holder is to be told to.
+        """Hold a key of a higher epoch than any held so far.
 
-        The old secrets stay until `destroy_below`.
+        The first holder publishes it at once, another one when the first has not within the usual time; all others
+        are to rotate too, or to `follow`.  The old secrets stay until `destroy_below`.
 
         Raises
         ------
@@ -133,6 +134,38 @@ class Custody:
             As `ensure`.
         """
         return await self._reach(self._highest() + 1)
+
+    async def follow(self, on_key: Callable[[Holding], None]) -> NoReturn:
+        """Hold the newest key for as long as the process runs: `ensure`, and again whenever that would change anything.
+
+        So it is enough that the first holder rotates, and a key of which a holder is revoked is replaced.  What goes
+        wrong is logged, and tried again.
+
+        Parameters
+        ----------
+        on_key : callable
+            Told each key that this holder has from now on.
+        """
+        told: bytes | None = None
+        while True:
+            try:
+                holding = await self.ensure()
+                if holding.record.key_id != told:
+                    told = holding.record.key_id
+                    on_key(holding)
+                await self._until_outdated(holding.record)
+            except (CertificateError, CryptoError, PeerError) as error:
+                _log.error("no paillier key", run=self._trust.run, reason=str(error))
+                await asyncio.sleep(self._pause_s)
+
+    async def _until_outdated(self, record: KeyRecord) -> None:
+        own = self._identity.participant_id
+        while not self._outdated(record):
+            newest, _ = await self._directory.envelope(
+                self._trust.run, own, held_epoch=record.epoch, hold_s=_LOOK_S
+            )
+            if newest is None or newest.epoch != record.epoch:
+                return
 
     def secrets(self, key_id: bytes) -> HeldKey:
         """Return the secrets of a key that is still held, by its id (32 bytes).

@@ -365,6 +365,35 @@ async def test_rotation_makes_the_next_epoch_and_contributors_hear_of_it(directo
     assert rows(directory, "SELECT DISTINCT epoch FROM paillier_envelopes WHERE run_id = ?", run) == [(2,)]
 
 
+async def test_holders_that_follow_join_a_rotation_and_replace_the_key_of_a_revoked_one(directory, holders):
+    three = await holders()
+    heard = [asyncio.Queue() for _ in three]
+    custodies = [one.start() for one in three]
+    following = [
+        asyncio.create_task(custody.follow(queue.put_nowait))
+        for custody, queue in zip(custodies, heard, strict=True)
+    ]
+
+    async def all_hear(*queues):
+        async with asyncio.timeout(LONG_S):
+            return [(await queue.get()).record for queue in queues]
+
+    assert {record.epoch for record in await all_hear(*heard)} == {1}
+    async with asyncio.timeout(LONG_S):
+        rotated = await custodies[0].rotate()
+    assert {record.key_id for record in await all_hear(*heard)} == {rotated.record.key_id}
+    assert rotated.record.epoch == 2
+    await revoke(directory, three, three[0])
+    replaced = await all_hear(*heard[1:])
+    assert {record.epoch for record in replaced} == {3}
+    assert replaced[0].holders == tuple(one.participant for one in three[1:])
+    assert all(queue.empty() for queue in heard)
+    for task in following:
+        task.cancel()
+    ended = await asyncio.gather(*following, return_exceptions=True)
+    assert [type(one) for one in ended] == [asyncio.CancelledError] * 3
+
+
 @pytest.mark.parametrize("who", [0, 2])
 async def test_when_a_holder_is_revoked_the_others_rotate_without_it(directory, holders, who):
     three = await holders()
