@@ -37,7 +37,16 @@ from coterie.errors import DataError
 from coterie.wire.layout import Layout
 from coterie.wire.v1.rounds_pb2 import SummedVector
 
-__all__ = ["Marginals", "Reconstruction", "Rules", "Seen", "noisy", "reconstruct", "seen_in_message"]
+__all__ = [
+    "Marginals",
+    "Reconstruction",
+    "Rules",
+    "Seen",
+    "noisy",
+    "reconstruct",
+    "seen_in_message",
+    "seen_in_sum",
+]
 
 Doubles = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -195,7 +204,34 @@ def seen_in_message(
         raise DataError("a contribution that is no SummedVector") from None
     if len(sent) != 4 * layout.size:
         raise DataError(f"a contribution of {len(sent)} bytes; expected {4 * layout.size} by the layout")
-    sums = layout.decode(np.frombuffer(sent, "<u4").astype(np.uint32), users)
+    codes = np.frombuffer(sent, "<u4").astype(np.uint32)
+    return seen_in_sum(codes, layout, item_factors, attribute_factors, users=users)
+
+
+def seen_in_sum(
+    codes: npt.NDArray[np.uint32],
+    layout: Layout,
+    item_factors: npt.NDArray[np.floating],
+    attribute_factors: npt.NDArray[np.floating],
+    *,
+    users: int,
+) -> Seen:
+    """Read a vector of codes: of one contribution, or of a sum that a round revealed.
+
+    Parameters
+    ----------
+    codes : ndarray of uint32, shape (layout.size,)
+    layout, item_factors, attribute_factors, users
+        As `seen_in_message`.
+
+    Raises
+    ------
+    ImpossibleSumError
+        When the bounds rule the sum out.
+    DataError
+        As `Seen`.
+    """
+    sums = layout.decode(codes, users)
     width = item_factors.shape[1]
     steps, bounds = [], []
     for name in ("items", "attributes"):
