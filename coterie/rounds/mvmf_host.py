@@ -248,7 +248,7 @@ def _users(plan: MvmfPlan, data: HostData) -> list[UserData]:
     beyond = own & ((data.rating < lowest) | (data.rating > highest))
     if beyond.any():
         raise DataError(
-            f"{np.count_nonzero(beyond)} ratings of this host are out of range; expected {lowest:g} to {highest:g}",
+            f"ratings of this host out of range: {np.count_nonzero(beyond)}; expected {lowest:g} to {highest:g}",
             hint="mvmf.lowest and mvmf.highest say what the range is",
         )
     train = np.flatnonzero(own & (data.part == TRAIN))

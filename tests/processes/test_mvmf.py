@@ -100,6 +100,54 @@ async def test_without_its_item_server_a_run_goes_on_says_so_and_takes_it_back(s
     assert any(one["silent_owners"] == ["catalogue"] for one in report["rounds"])
 
 
+def test_server_and_item_server_that_are_killed_and_started_again_come_to_the_same_numbers(small, federation):
+    # Factors of features that step, and do not follow from the model: the owner keeps them.
+    mvmf = {"factors": 4, "update": "sgd", "private_rate": 1e-3, "feature_rate": 1e-3}
+    settings = small(**{**MVMF, "mvmf": mvmf, "rounds": {**ROUNDS, "passes": 12, "evaluate_every": 12}})
+
+    def trained(version):
+        return lambda event: event.round.purpose == "train" and event.round.version >= version
+
+    async def disturbed():
+        async with federation(settings) as running:
+            await running.start()
+            await running.until(trained(2), "two rounds of training")
+            running.kill_and_restart("cos/cos")
+            await running.until(trained(4), "two more")
+            running.kill_and_restart(OWNER)
+            return running, await running.finish()
+
+    running, report = asyncio.run(disturbed())
+    alone = train_in_process(settings, running.feed, run_id="test", seed=0, see=lambda event: None)
+    assert report["phase"] == "done"
+    assert not any(one["silent_owners"] for one in report["rounds"])
+    assert report["chosen"] == alone.known["chosen"]
+
+
+def test_a_host_with_a_rating_out_of_range_says_so_and_ends(small, federation):
+    settings = small(**MVMF)
+    host = "client/host-1"
+
+    async def wrong():
+        async with federation(settings, hold=[host]) as running:
+            await running.start()
+            child = running.children[host]
+            path = child.folder / "histories.csv"
+            head, first, *rest = path.read_text().splitlines()
+            first = first.rpartition(",")[0] + ",9.5"
+            path.write_text("\n".join([head, first, *rest]) + "\n")
+            running.release(host)
+            await running.comes_true(
+                lambda: child.process is not None and child.process.poll() is not None, "the host has ended"
+            )
+            return child.process.poll(), child.log.read_text()
+
+    status, log = asyncio.run(wrong())
+    assert status != 0
+    assert "ratings of this host out of range: 1; expected 0.5 to 5" in log
+    assert "9.5" not in log
+
+
 def test_a_user_who_has_rated_nothing_is_recommended_what_its_attributes_say(small, tmp_path):
     settings = small(
         **{**MVMF, "split": {"kind": "cold-users"}, "federation": {"hosts": 2}},

@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from coterie_client.history import read_histories
 
+from coterie.config.load import load_service
 from coterie.config.run import RunSettings
-from coterie.config.services import ConsentSettings
+from coterie.config.services import ClientSettings, ConsentSettings
+from coterie.data.attributes import read_attributes
 from coterie.errors import ConfigError
 from coterie.launch.bootstrap import bootstrap, held_order
 from coterie.launch.feed import load, make_feed
 from coterie.launch.order import Order
 from coterie.rounds.fedncf import FedNcfPlan
+from coterie.rounds.mvmf import MvmfPlan
 from coterie.wire.v1.orchestrator_pb2 import RoundsPlan, RunPlan
 
 GIVEN: dict[str, Any] = {
@@ -123,3 +127,35 @@ def test_users_who_cannot_fill_a_cohort_are_refused_before_anything_is_written_f
     with pytest.raises(ConfigError, match="a cohort has 14 of 14 users"):
         bootstrap(RunSettings.model_validate(few), tmp_path, "a-run")
     assert not (tmp_path / "host-0").exists()
+
+
+def test_parties_of_fedmvmf_find_ratings_attributes_and_features_and_the_plan_names_them(
+    tmp_path: Path,
+) -> None:
+    given = {
+        "system": "fedmvmf",
+        "data": {"synthetic": {"users": 50, "items": 60, "interactions": 1000}},
+        "mvmf": {"item_servers": 2},
+        "reference": False,
+    }
+    settings = RunSettings.model_validate(given)
+    order = bootstrap(settings, tmp_path, "a-run")
+    feed = make_feed(settings, load(settings), 0)
+    held = held_order(tmp_path)
+    assert held is not None
+    request = held.request()
+    assert (request.expect_owners, request == order.request()) == (2, True)
+    assert MvmfPlan.from_json(request.plan.settings).attributes == feed.attribute_names
+    for host in ("host-0", "host-1"):
+        wanted = config(tmp_path / host)
+        names, _ = read_histories(tmp_path / host / wanted["histories"])
+        rows, table = read_attributes(tmp_path / host / wanted["attributes"], "user")
+        assert set(rows) == set(names)
+        assert table.names == feed.attribute_names
+        read = load_service("client", tmp_path / host / "config.toml", environ={}).settings
+        assert isinstance(read, ClientSettings)
+        assert read.attributes == tmp_path / host / "attributes.csv"
+    for position in range(2):
+        (owner,) = config(tmp_path / f"owner-{position}")["owners"]
+        rows, _ = read_attributes(tmp_path / f"owner-{position}" / owner["features"], "item")
+        assert len(rows) == 30

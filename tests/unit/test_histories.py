@@ -5,7 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from coterie_client.history import Catalogued, Histories, read_histories
+from coterie_client.host import best_unseen
+from coterie_client.service import _people
 
+from coterie.config.services import ClientSettings
 from coterie.errors import DataError
 from coterie.evaluation.holdout import TEST, TRAIN
 from coterie.evaluation.leave_one_out import RANKED
@@ -95,3 +98,23 @@ def test_a_row_out_of_range_is_refused_with_its_line(row: str, file: Path) -> No
         DataError, match="line 3: expected item, positive 0 or 1, time in seconds, part 0, 1, 2 or 3"
     ):
         read_histories(file)
+
+
+def test_users_of_whom_only_attributes_are_known_are_users_without_a_history(
+    file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "known.csv").write_text("user,age\nzoe,1\nben,2\n")
+    peer = {"address": "127.0.0.1:1", "name": "a"}
+    given = {"name": "h", "state": tmp_path, "listen": "127.0.0.1:0", "cos": peer, "thirdparty": peer}
+    both = {**given, "histories": file, "attributes": tmp_path / "known.csv"}
+    names, interactions = _people(ClientSettings.model_validate(both))
+    assert names == ["ann", "ben", "zoe"]
+    assert {one.user for one in interactions} == {1, 2}
+    alone = ClientSettings.model_validate({**given, "attributes": tmp_path / "known.csv"})
+    assert _people(alone) == (["zoe", "ben"], [])
+    assert _people(ClientSettings.model_validate(given)) == ([], [])
+
+
+def test_of_whom_nothing_is_known_nothing_is_recommended() -> None:
+    assert best_unseen(ITEMS, np.zeros(4, np.float32), set(), 2) == ([], [])
+    assert best_unseen(ITEMS, np.array([0, 1, 0, 1], np.float32), {1}, 2) == (["d", "a"], [1.0, 0.0])

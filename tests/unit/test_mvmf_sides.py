@@ -271,7 +271,7 @@ def test_answers_of_several_owners_are_added_and_an_absent_one_changes_only_its_
 
 @pytest.mark.parametrize("rating", [0.0, 5.5])
 def test_a_rating_out_of_range_is_refused(rating):
-    with pytest.raises(DataError, match=r"1 ratings of this host are out of range; expected 0.5 to 5"):
+    with pytest.raises(DataError, match=r"ratings of this host out of range: 1; expected 0.5 to 5"):
         host(data=held(rating=np.where(np.arange(len(DATA)) == 7, rating, DATA.rating)))
 
 

@@ -151,7 +151,12 @@ def read(kind: type[M], payload: bytes | None) -> M:
 def best_unseen(
     items: Sequence[str], scores: npt.NDArray[np.floating], seen: set[int], k: int
 ) -> tuple[list[str], list[float]]:
-    """Return keys and scores of the best items that are not seen; equal ones in the order of the catalogue."""
+    """Return keys and scores of the best items that are not seen; equal ones in the order of the catalogue.
+
+    Of scores that are all equal none is best: of such a user nothing is known, and nothing is recommended.
+    """
+    if len(scores) > 1 and (scores == scores[0]).all():
+        return [], []
     order = np.argsort(-scores, kind="stable")[: k + len(seen)]
     best = [int(item) for item in order if int(item) not in seen][:k]
     return [items[item] for item in best], [float(scores[item]) for item in best]
