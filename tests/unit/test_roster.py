@@ -1,6 +1,7 @@
 """Rosters: who may be sent secrets that clients share, as the operator's offline key says."""
 
 import hashlib
+import os
 from dataclasses import replace
 
 import pytest
@@ -134,7 +135,9 @@ def test_a_file_that_is_no_roster_or_was_edited_is_refused():
 
 def test_a_roster_file_is_public_and_read_back(tmp_path):
     path = tmp_path / "roster.txt"
+    before = os.umask(0o077)
     signed().save(path)
+    os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o644
     assert Roster.load(path) == signed()
     with pytest.raises(CertificateError, match="cannot read the roster"):
