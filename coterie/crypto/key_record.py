@@ -381,17 +381,6 @@ class KeyRecord:
         self.verify_statement(roster, roster_key, run=run, now=now, revoked=revoked, complete=complete)
         return self.key.public_key(terms)
 
-    def check_follows(self, seen: KeyRecord | None) -> None:
-        """Check that this record may come after one seen before: of a higher epoch, or the same key.
-
-        Raises
-        ------
-        VerificationError
-            OLD_EPOCH for a lower epoch, and for the same one with another key.
-        """
-        if seen is not None:
-            check_epoch(self.epoch, self.key_id, seen.epoch, seen.key_id)
-
     def _check_form(self) -> None:
         self.key.check_form()
         if not 1 <= self.epoch < 1 << 32:

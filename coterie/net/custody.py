@@ -48,6 +48,9 @@ _LOOK_S = 5.0
 """How long one call is held: afterwards revocations and the time are looked at again."""
 
 
+_LONGEST_PAUSE_S = 30.0
+
+
 class Holding(NamedTuple):
     """The key that a run has now, as one of its holders has it."""
 
@@ -147,16 +150,19 @@ class Custody:
             Told each key that this holder has from now on.
         """
         told: bytes | None = None
+        pause = self._pause_s
         while True:
             try:
                 holding = await self.ensure()
+                pause = self._pause_s
                 if holding.record.key_id != told:
                     told = holding.record.key_id
                     on_key(holding)
                 await self._until_outdated(holding.record)
             except (CertificateError, CryptoError, PeerError) as error:
                 _log.error("no paillier key", run=self._trust.run, reason=str(error))
-                await asyncio.sleep(self._pause_s)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     async def _until_outdated(self, record: KeyRecord) -> None:
         own = self._identity.participant_id

@@ -471,6 +471,7 @@ async def test_one_countersignature_too_few_is_refused(directory, holders):
     change(directory, "UPDATE paillier_keys SET needed = 0 WHERE run_id = ?", three[0].trust.run)
     keys = await contributor(directory, three[0].trust)
     assert await refused(keys.newest(timeout_s=0.5)) is Reason.NOT_COUNTERSIGNED
+    assert await refused(three[0].start(timeout_s=0.5).ensure()) is Reason.NOT_COUNTERSIGNED
 
 
 @pytest.mark.parametrize(

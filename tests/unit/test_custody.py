@@ -80,6 +80,11 @@ def test_an_envelope_of_which_a_bit_was_changed_does_not_open(at):
     assert refused(open_sealed, BERTA, record, bytes(sealed[:40]), TERMS) is Reason.MALFORMED
 
 
+def test_an_envelope_with_an_ephemeral_key_of_low_order_is_refused():
+    sealed = seal_for(bundle(BERTA), held(), record_of())
+    assert refused(open_sealed, BERTA, record_of(), bytes(32) + sealed[32:], TERMS) is Reason.MALFORMED
+
+
 def sealed_content(monkeypatch, record, content):
     """Seal any content, as a generator that lies can."""
     monkeypatch.setattr(HeldKey, "_sealable", lambda self: content)
