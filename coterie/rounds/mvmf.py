@@ -221,8 +221,11 @@ class MvmfServer:
         return {**model, "popularity": popularity.astype(np.float32)}
 
     def opened(self, arrays: Arrays) -> NDArray[np.bool_] | None:
-        """Return which items each group may train."""
-        opened: NDArray[np.bool_] = arrays["supports"] >= self.plan.min_touch
+        """Return which items each group may train.
+
+        What was closed to all groups at first stays closed when they are drawn anew: it is a new item for the run.
+        """
+        opened: NDArray[np.bool_] = (arrays["supports"] >= self.plan.min_touch) & (arrays["popularity"] > 0)
         return opened
 
     def measured(

@@ -18,7 +18,6 @@ from coterie.evaluation.rated import figures, figures_of
 from coterie.launch.feed import Feed
 from coterie.launch.in_process import train_plan
 from coterie.learning.mvmf import PRESETS, MvmfSettings, from_attributes, initial_factors
-from coterie.rounds import systems
 from coterie.rounds.host_data import HostData
 from coterie.rounds.measures import names_of
 from coterie.rounds.mvmf import FIGURES, MEASURES, MvmfPlan, MvmfServer
@@ -324,7 +323,19 @@ def test_drawn_items_stay_the_same_from_round_to_round_unless_asked_otherwise():
     assert again[0] != again[1]
 
 
-@pytest.fixture(autouse=True)
-def entered():
-    """The system as it is entered."""
-    assert "fedmvmf" in systems.SYSTEMS
+def test_what_was_closed_to_all_groups_at_first_stays_so_when_they_are_drawn_anew():
+    server = MvmfServer(dataclasses.replace(PLAN, min_touch=3), 3, 0, 2)
+    arrays = server.initial()
+
+    def asked(arrays, group, supports, pass_number):
+        sums = {"supports": np.array(supports, np.float64)}
+        return server.apply(arrays, Summed(Purpose.SUPPORTS, sums, 5, pass_number, group, np.ones(2), 10))
+
+    for group, supports in enumerate(([4, 2, 0], [1, 2, 0])):
+        arrays = asked(arrays, group, supports, 0)
+    assert server.opened(arrays).tolist() == [[True, False, False], [False, False, False]]
+    assert arrays["popularity"].tolist() == [4, 0, 0]
+    for group, supports in enumerate(([2, 4, 0], [3, 0, 0])):
+        arrays = asked(arrays, group, supports, 60)
+    assert server.opened(arrays).tolist() == [[False, False, False], [True, False, False]]
+    assert arrays["popularity"].tolist() == [4, 0, 0]
