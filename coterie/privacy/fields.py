@@ -42,7 +42,8 @@ PROTOCOL_MESSAGES: frozenset[str] = frozenset(
 
 _BY_MESSAGE: dict[str, dict[str, str]] = {
     # client.proto
-    "RecordInteractionRequest": {"user": "user_name", "item": "interaction", "positive": "interaction"},
+    "RecordInteractionRequest": {"user": "user_name"}
+    | dict.fromkeys(("item", "positive", "rating"), "interaction"),
     "RecordInteractionResponse": {"owners": "holding"},
     "UserRecommendRequest": {"user": "user_name", "k": "recommendation"},
     "UserRecommendResponse": {"items": "recommendation", "scores": "recommendation", "version": "protocol"},

@@ -36,6 +36,7 @@ __all__ = [
     "host_side",
     "member_half",
     "owner_side",
+    "ratings_of",
     "server_half",
     "server_side",
 ]
@@ -56,12 +57,15 @@ class Offered:
     owner : callable, optional
         ``(settings, items, features, seed) -> OwnerSide``; of systems that ask data owners in each round of training,
         whose server side is then a `ToldServerSide`.  See `owner_side`.
+    ratings : callable, optional
+        ``(settings) -> (lowest, highest)``; of systems that predict ratings.
     """
 
     server: Callable[[str, int, int, int], ServerSide]
     host: Callable[[str, HostData, NDArray[np.uint64], int, Keep], HostSide]
     sums: tuple[str, ...]
     owner: Callable[[str, NDArray[np.integer], AttributeTable, int], OwnerSide] | None = None
+    ratings: Callable[[str], tuple[float, float]] | None = None
 
 
 @dataclass(frozen=True)
@@ -114,9 +118,14 @@ def _fedmvmf_owner(
     return MvmfOwner(MvmfPlan.from_json(settings), items, features, seed)
 
 
+def _fedmvmf_ratings(settings: str) -> tuple[float, float]:
+    learning = MvmfPlan.from_json(settings).learning
+    return learning.lowest, learning.highest
+
+
 SYSTEMS: dict[str, Offered] = {
     "fedncf": Offered(_fedncf, _fedncf_host, ("clear", "masked")),
-    "fedmvmf": Offered(_fedmvmf, _fedmvmf_host, ("clear", "masked"), _fedmvmf_owner),
+    "fedmvmf": Offered(_fedmvmf, _fedmvmf_host, ("clear", "masked"), _fedmvmf_owner, _fedmvmf_ratings),
 }
 
 SUMS: dict[str, Callable[[bytes | None], ServerHalf]] = {
@@ -186,6 +195,18 @@ def host_side(
 def asks_owners(system: str) -> bool:
     """Whether a system asks data owners for something in each round of training."""
     return system in SYSTEMS and SYSTEMS[system].owner is not None
+
+
+def ratings_of(system: str, settings: str) -> tuple[float, float] | None:
+    """Return the lowest and the highest rating that a system learns from; None where it learns from none.
+
+    Raises
+    ------
+    ConfigError
+        When the settings are not the system's own.
+    """
+    offered = SYSTEMS.get(system)
+    return None if offered is None or offered.ratings is None else offered.ratings(settings)
 
 
 def owner_side(

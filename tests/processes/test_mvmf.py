@@ -1,8 +1,11 @@
 """FedMVMF over real processes: the numbers of the same run in one process, an item server that dies, new users."""
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 
+import grpc
 import numpy as np
 import pytest
 
@@ -12,6 +15,8 @@ from coterie.launch.feed import load, make_feed
 from coterie.launch.in_process import train_in_process
 from coterie.launch.local_run import LocalRun
 from coterie.rounds.systems import server_side
+from coterie.wire.v1.client_pb2 import RecordInteractionRequest
+from coterie.wire.v1.client_pb2_grpc import UserAgentStub
 
 ROUNDS = {"cohort": 20, "group": 60, "passes": 4, "evaluate_every": 2}
 MVMF = {
@@ -98,6 +103,38 @@ async def test_without_its_item_server_a_run_goes_on_says_so_and_takes_it_back(s
         report = await running.report()
     assert report["abandoned"] == 0
     assert any(one["silent_owners"] == ["catalogue"] for one in report["rounds"])
+
+
+async def test_a_rating_that_is_recorded_while_a_run_goes_on_is_kept_and_rounds_go_on(small, federation):
+    rounds = {**ROUNDS, "passes": 5000, "evaluate_every": 5000}
+    settings = small(**{**MVMF, "rounds": rounds, "mvmf": {"min_touch": 1}})
+
+    def trained(after):
+        return lambda event: event.number > after and event.round.purpose == "train"
+
+    async with federation(settings) as running:
+        await running.start()
+        await running.until(trained(0), "a round of training")
+        data, host = running.feed.hosted(0), "client/host-0"
+        unseen = int(np.setdiff1d(np.arange(80), data.item[data.user == 0])[0])
+        new = {"user": data.users[0], "item": data.items[unseen], "positive": True}
+        channel = running.channel(host)
+        try:
+            agent = channel.stub(UserAgentStub)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await agent.RecordInteraction(RecordInteractionRequest(**new, rating=9.5))
+            await agent.RecordInteraction(RecordInteractionRequest(**new, rating=4.5))
+        finally:
+            await channel.close()
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        seen = max(event.number for event in running.events)
+        await running.until(trained(seen), "the next round")
+        await running.until(trained(seen + 1), "another one")
+        report = await running.report()
+    assert report["abandoned"] == 0
+    with contextlib.closing(sqlite3.connect(running.children[host].state / "client.db")) as connection:
+        kept = connection.execute("SELECT item, rating FROM history ORDER BY row DESC LIMIT 1").fetchall()
+    assert kept == [(new["item"], 4.5)]
 
 
 def test_server_and_item_server_that_are_killed_and_started_again_come_to_the_same_numbers(small, federation):

@@ -66,11 +66,13 @@ async def test_nobody_takes_them_for_interactions(histories: Histories, catalogu
     assert [rows.rows.tolist() for _, rows in histories.waiting(OWNER)] == [[1], [3]]
 
 
-async def test_ratings_stand_beside_interactions_and_are_missing_where_there_is_none(
+async def test_the_last_rating_of_an_item_counts_and_it_is_missing_where_there_is_none(
     tmp_path: Path, catalogue: Catalogued
 ) -> None:
     path = tmp_path / "rated.csv"
-    path.write_text("user,item,positive,time,part,rating\nann,a,1,10,0,4.5\nann,b,1,11,2,\nben,c,0,5,0,0.5\n")
+    path.write_text(
+        "user,item,positive,time,part,rating\nann,a,1,10,0,1\nann,b,1,11,2,\nben,c,0,5,0,0.5\nann,a,1,12,0,4.5\n"
+    )
     writer = Writer(engine := open_sqlite(tmp_path / "rated.db", "client"))
     try:
         await Histories(engine, writer).take(*read_histories(path))

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63oterie/v1/client.proto\x12\ncoterie.v1\"H\n\x18RecordInteractionRequest\x12\x0c\n\x04user\x18\x01 \x01(\t\x12\x0c\n\x04item\x18\x02 \x01(\t\x12\x10\n\x08positive\x18\x03 \x01(\x08\"+\n\x19RecordInteractionResponse\x12\x0e\n\x06owners\x18\x01 \x01(\r\"/\n\x14UserRecommendRequest\x12\x0c\n\x04user\x18\x01 \x01(\t\x12\t\n\x01k\x18\x02 \x01(\r\"G\n\x15UserRecommendResponse\x12\r\n\x05items\x18\x01 \x03(\t\x12\x0e\n\x06scores\x18\x02 \x03(\x02\x12\x0f\n\x07version\x18\x03 \x01(\x04\"(\n\x18\x44isclosureReceiptRequest\x12\x0c\n\x04user\x18\x01 \x01(\t\"p\n\x19\x44isclosureReceiptResponse\x12+\n\x0b\x64isclosures\x18\x01 \x03(\x0b\x32\x16.coterie.v1.Disclosure\x12&\n\x08\x64\x65\x63lined\x18\x02 \x03(\x0b\x32\x14.coterie.v1.Declined\"\x82\x01\n\nDisclosure\x12\x11\n\trecipient\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x12\n\nprotection\x18\x03 \x01(\t\x12\r\n\x05\x63ount\x18\x04 \x01(\x04\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x12\x10\n\x08\x66irst_ms\x18\x06 \x01(\x03\x12\x0f\n\x07last_ms\x18\x07 \x01(\x03\"_\n\x08\x44\x65\x63lined\x12\x11\n\trecipient\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\x04\x12\x10\n\x08\x66irst_ms\x18\x04 \x01(\x03\x12\x0f\n\x07last_ms\x18\x05 \x01(\x03\x32\xa1\x02\n\tUserAgent\x12`\n\x11RecordInteraction\x12$.coterie.v1.RecordInteractionRequest\x1a%.coterie.v1.RecordInteractionResponse\x12P\n\tRecommend\x12 .coterie.v1.UserRecommendRequest\x1a!.coterie.v1.UserRecommendResponse\x12`\n\x11\x44isclosureReceipt\x12$.coterie.v1.DisclosureReceiptRequest\x1a%.coterie.v1.DisclosureReceiptResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63oterie/v1/client.proto\x12\ncoterie.v1\"h\n\x18RecordInteractionRequest\x12\x0c\n\x04user\x18\x01 \x01(\t\x12\x0c\n\x04item\x18\x02 \x01(\t\x12\x10\n\x08positive\x18\x03 \x01(\x08\x12\x13\n\x06rating\x18\x04 \x01(\x02H\x00\x88\x01\x01\x42\t\n\x07_rating\"+\n\x19RecordInteractionResponse\x12\x0e\n\x06owners\x18\x01 \x01(\r\"/\n\x14UserRecommendRequest\x12\x0c\n\x04user\x18\x01 \x01(\t\x12\t\n\x01k\x18\x02 \x01(\r\"G\n\x15UserRecommendResponse\x12\r\n\x05items\x18\x01 \x03(\t\x12\x0e\n\x06scores\x18\x02 \x03(\x02\x12\x0f\n\x07version\x18\x03 \x01(\x04\"(\n\x18\x44isclosureReceiptRequest\x12\x0c\n\x04user\x18\x01 \x01(\t\"p\n\x19\x44isclosureReceiptResponse\x12+\n\x0b\x64isclosures\x18\x01 \x03(\x0b\x32\x16.coterie.v1.Disclosure\x12&\n\x08\x64\x65\x63lined\x18\x02 \x03(\x0b\x32\x14.coterie.v1.Declined\"\x82\x01\n\nDisclosure\x12\x11\n\trecipient\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x12\n\nprotection\x18\x03 \x01(\t\x12\r\n\x05\x63ount\x18\x04 \x01(\x04\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x12\x10\n\x08\x66irst_ms\x18\x06 \x01(\x03\x12\x0f\n\x07last_ms\x18\x07 \x01(\x03\"_\n\x08\x44\x65\x63lined\x12\x11\n\trecipient\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\x04\x12\x10\n\x08\x66irst_ms\x18\x04 \x01(\x03\x12\x0f\n\x07last_ms\x18\x05 \x01(\x03\x32\xa1\x02\n\tUserAgent\x12`\n\x11RecordInteraction\x12$.coterie.v1.RecordInteractionRequest\x1a%.coterie.v1.RecordInteractionResponse\x12P\n\tRecommend\x12 .coterie.v1.UserRecommendRequest\x1a!.coterie.v1.UserRecommendResponse\x12`\n\x11\x44isclosureReceipt\x12$.coterie.v1.DisclosureReceiptRequest\x1a%.coterie.v1.DisclosureReceiptResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,21 +32,21 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'coterie.v1.client_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RECORDINTERACTIONREQUEST']._serialized_start=39
-  _globals['_RECORDINTERACTIONREQUEST']._serialized_end=111
-  _globals['_RECORDINTERACTIONRESPONSE']._serialized_start=113
-  _globals['_RECORDINTERACTIONRESPONSE']._serialized_end=156
-  _globals['_USERRECOMMENDREQUEST']._serialized_start=158
-  _globals['_USERRECOMMENDREQUEST']._serialized_end=205
-  _globals['_USERRECOMMENDRESPONSE']._serialized_start=207
-  _globals['_USERRECOMMENDRESPONSE']._serialized_end=278
-  _globals['_DISCLOSURERECEIPTREQUEST']._serialized_start=280
-  _globals['_DISCLOSURERECEIPTREQUEST']._serialized_end=320
-  _globals['_DISCLOSURERECEIPTRESPONSE']._serialized_start=322
-  _globals['_DISCLOSURERECEIPTRESPONSE']._serialized_end=434
-  _globals['_DISCLOSURE']._serialized_start=437
-  _globals['_DISCLOSURE']._serialized_end=567
-  _globals['_DECLINED']._serialized_start=569
-  _globals['_DECLINED']._serialized_end=664
-  _globals['_USERAGENT']._serialized_start=667
-  _globals['_USERAGENT']._serialized_end=956
+  _globals['_RECORDINTERACTIONREQUEST']._serialized_end=143
+  _globals['_RECORDINTERACTIONRESPONSE']._serialized_start=145
+  _globals['_RECORDINTERACTIONRESPONSE']._serialized_end=188
+  _globals['_USERRECOMMENDREQUEST']._serialized_start=190
+  _globals['_USERRECOMMENDREQUEST']._serialized_end=237
+  _globals['_USERRECOMMENDRESPONSE']._serialized_start=239
+  _globals['_USERRECOMMENDRESPONSE']._serialized_end=310
+  _globals['_DISCLOSURERECEIPTREQUEST']._serialized_start=312
+  _globals['_DISCLOSURERECEIPTREQUEST']._serialized_end=352
+  _globals['_DISCLOSURERECEIPTRESPONSE']._serialized_start=354
+  _globals['_DISCLOSURERECEIPTRESPONSE']._serialized_end=466
+  _globals['_DISCLOSURE']._serialized_start=469
+  _globals['_DISCLOSURE']._serialized_end=599
+  _globals['_DECLINED']._serialized_start=601
+  _globals['_DECLINED']._serialized_end=696
+  _globals['_USERAGENT']._serialized_start=699
+  _globals['_USERAGENT']._serialized_end=988
 # @@protoc_insertion_point(module_scope)

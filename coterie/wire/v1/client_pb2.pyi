@@ -27,20 +27,26 @@ class RecordInteractionRequest(google.protobuf.message.Message):
     USER_FIELD_NUMBER: builtins.int
     ITEM_FIELD_NUMBER: builtins.int
     POSITIVE_FIELD_NUMBER: builtins.int
+    RATING_FIELD_NUMBER: builtins.int
     user: builtins.str
     """The user's name on this host; it never leaves the host."""
     item: builtins.str
     """External key of the item."""
     positive: builtins.bool
     """Whether the user liked it."""
+    rating: builtins.float
+    """How the user rated it, in runs that predict ratings; within the range of the run's settings.  Who may read: the host."""
     def __init__(
         self,
         *,
         user: builtins.str = ...,
         item: builtins.str = ...,
         positive: builtins.bool = ...,
+        rating: builtins.float | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["item", b"item", "positive", b"positive", "user", b"user"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_rating", b"_rating", "rating", b"rating"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_rating", b"_rating", "item", b"item", "positive", b"positive", "rating", b"rating", "user", b"user"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_rating", b"_rating"]) -> typing.Literal["rating"] | None: ...
 
 Global___RecordInteractionRequest: typing_extensions.TypeAlias = RecordInteractionRequest
 

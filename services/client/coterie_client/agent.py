@@ -53,6 +53,8 @@ class Agent(UserAgentServicer):
         ``(user, k) -> (item keys, scores, version)``, without what the user has seen.
     recorded : callable
         Told after a new interaction is durable; returns how many owners hold the item.
+    ratings : callable
+        Returns the lowest and the highest rating that the run learns from; None where it learns from none.
     """
 
     def __init__(
@@ -61,11 +63,13 @@ class Agent(UserAgentServicer):
         engine: sa.Engine,
         recommend: Callable[[int, int], Awaitable[Recommended]],
         recorded: Callable[[str], int],
+        ratings: Callable[[], tuple[float, float] | None],
     ) -> None:
         self._histories = histories
         self._engine = engine
         self._recommend = recommend
         self._recorded = recorded
+        self._ratings = ratings
 
     def _user(self, name: str) -> int:
         try:
@@ -87,9 +91,21 @@ class Agent(UserAgentServicer):
             raise Refusal(
                 ErrorReason.ERROR_REASON_INVALID_FIELD, "no item", field="item", expected="an item's key"
             )
-        interaction = store.Interaction(user, request.item, request.positive, int(time.time()), TRAIN)
+        rating = self._rating(request.rating) if request.HasField("rating") else None
+        interaction = store.Interaction(user, request.item, request.positive, int(time.time()), TRAIN, rating)
         await self._histories.take([], [interaction])
         return wire.RecordInteractionResponse(owners=self._recorded(request.item))
+
+    def _rating(self, rating: float) -> float:
+        allowed = self._ratings()
+        if allowed is not None and allowed[0] <= rating <= allowed[1]:
+            return rating
+        raise Refusal(
+            ErrorReason.ERROR_REASON_INVALID_FIELD,
+            "a rating out of range, or in a run that learns from none",
+            field="rating",
+            expected="none" if allowed is None else f"{allowed[0]:g} to {allowed[1]:g}, or none",
+        )
 
     async def Recommend(  # noqa: N802
         self, request: wire.UserRecommendRequest, context: Any

@@ -283,7 +283,8 @@ class Histories:
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Return user (from 0), item, part and rating of rows with the catalogue's items.
 
-        Of equal interactions it is the first.  Behind them stand the rows of part ``RANKED``, which are none.
+        Of equal interactions it is the first, with the last rating that was given.  Behind them stand the rows of part
+        ``RANKED``, which are none.
 
         Returns
         -------
@@ -298,9 +299,16 @@ class Histories:
         _, first = np.unique(user[known] * len(catalogue.index) + item[known], return_index=True)
         ranked = np.flatnonzero((item >= 0) & (part == RANKED))
         chosen = np.concatenate([known[np.sort(first)], ranked])
-        ratings = (math.nan if one.rating is None else one.rating for one in self._interactions)
-        rating = np.fromiter(ratings, np.float32, len(self._interactions))
-        return user[chosen], item[chosen], part[chosen], rating[chosen]
+        return user[chosen], item[chosen], part[chosen], self._ratings()[chosen]
+
+    def _ratings(self) -> npt.NDArray[np.float32]:
+        """Return the rating of each row: where an item was rated again in the same part, the last one."""
+        last: dict[tuple[int, str, int], float] = {}
+        for one in self._interactions:
+            if one.rating is not None:
+                last[one.user, one.item, one.part] = one.rating
+        found = (last.get((one.user, one.item, one.part), math.nan) for one in self._interactions)
+        return np.fromiter(found, np.float32, len(self._interactions))
 
     def waiting(self, owner: bytes) -> list[tuple[int, Outbox]]:
         """Return the users that have something to send to an owner, in a fixed order."""

@@ -16,7 +16,7 @@ from coterie.net.enrolment import enrol, identities, saved_bundles
 from coterie.net.party import Member, Party
 from coterie.net.retry import Retry
 from coterie.net.revocation import RevocationWatch
-from coterie.rounds.systems import SYSTEMS
+from coterie.rounds.systems import SYSTEMS, ratings_of
 from coterie.store.client import Interaction
 from coterie.store.engine import Writer, open_sqlite
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -75,7 +75,7 @@ class ClientProcess:
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the user agent."""
-        agent = Agent(self._host.histories, self._host.engine, self._recommend, self._recorded)
+        agent = Agent(self._host.histories, self._host.engine, self._recommend, self._recorded, self._ratings)
         add_UserAgentServicer_to_server(agent, server)
 
     async def run(self) -> None:
@@ -124,6 +124,11 @@ class ClientProcess:
     def _recorded(self, item: str) -> int:
         # Before the host has joined, nobody can be named; what is recorded is sent with everything else.
         return 0 if self._way is None else self._way.recorded(item)
+
+    def _ratings(self) -> tuple[float, float] | None:
+        # Before the host has joined the plan is empty, and names no system.
+        plan = self._host.party.plan
+        return ratings_of(plan.system, plan.settings)
 
     async def _recommend(self, user: int, k: int) -> Recommended:
         if self._way is None:
