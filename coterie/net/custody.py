@@ -222,7 +222,9 @@ class Custody:
                 newest = 0 if record is None else record.epoch
                 await self._settle(newest)
                 problem = None
-                if record is not None and newest >= least and not self._outdated(record):
+                # Nobody is led back to an older key, and whoever published the newer one does so again.
+                wanted = max(least, self._highest())
+                if record is not None and newest >= wanted and not self._outdated(record):
                     try:
                         holding = await self._join(record, sealed, started)
                     except VerificationError as error:
@@ -237,7 +239,7 @@ class Custody:
                 else:
                     await self._succeed(newest, started)
                 if time.monotonic() - started >= self._timeout_s:
-                    raise problem or self._too_late(record, least)
+                    raise problem or self._too_late(record, wanted)
 
     def _check_eligible(self) -> None:
         trust, own = self._trust, self._identity.participant_id
@@ -279,18 +281,10 @@ class Custody:
     def _take(self, record: KeyRecord, sealed: bytes) -> HeldKey:
         """Return the secrets of a published key: those that are here, or those that were sealed."""
         self._trust.verify(record, complete=False)
-        highest = self._highest()
         if record.epoch in self._epochs():
             held = self._load(record.epoch)
             check_epoch(record.epoch, record.key_id, held.epoch, held.key_id)
             return held
-        if record.epoch < highest:
-            raise VerificationError(
-                Reason.OLD_EPOCH,
-                f"the newest key of the directory is of epoch {record.epoch}, "
-                f"and this holder has one of epoch {highest}",
-                hint="the third party may have been restored from a backup: `ensure` at every holder publishes again",
-            )
         if record.generator == self._identity.participant_id:
             raise CertificateError(
                 f"this holder made the key of epoch {record.epoch}, and its secret is not in {self._folder}",

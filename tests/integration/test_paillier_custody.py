@@ -522,13 +522,21 @@ async def test_a_lower_epoch_than_was_seen_is_refused_also_after_a_restart(direc
         await asyncio.gather(*(one.rotate() for one in custodies))
     assert (await keys.newest()).epoch == 2
     run = three[0].trust.run
-    change(directory, "DELETE FROM paillier_keys WHERE run_id = ? AND epoch = 2", run)
+    for table in ("keys", "envelopes", "countersignatures"):
+        change(directory, f"DELETE FROM paillier_{table} WHERE run_id = ? AND epoch = 2", run)
     assert await refused(keys.newest()) is Reason.OLD_EPOCH
     assert keys.public().key_id == custodies[0].current.record.key_id
     restarted = await contributor(directory, three[0].trust, seen, "restarted")
     assert await refused(restarted.newest()) is Reason.OLD_EPOCH
-    # Holders keep what they have, too.
-    assert await refused(three[1].start().rotate()) is Reason.OLD_EPOCH
+    # Holders are not led back either; the one that made the newer key publishes it again.
+    for one in three[1:]:
+        assert await refused(one.start().ensure()) is Reason.OLD_EPOCH
+        assert await refused(one.start().rotate()) is Reason.OLD_EPOCH
+    with pytest.raises(PeerError, match="epoch 2 is not complete"):
+        await three[0].start(timeout_s=0.5).ensure()
+    again = await together(*(one.start() for one in three))
+    assert [one.record for one in again] == [one.current.record for one in custodies]
+    assert (await restarted.newest()).epoch == 2
     with pytest.raises(CertificateError, match="run"):
         PublicKeys(directory.channel(three[0].enrolled), Trust("other", three[0].trust.roster, b""), seen)
 
