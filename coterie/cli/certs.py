@@ -64,7 +64,10 @@ def init(
 def token(
     state: Annotated[Path, typer.Option(metavar="FOLDER", help="State folder of the third party.")],
     role: Annotated[
-        str, typer.Option(metavar="ROLE", help="cos, data-owner, client, thirdparty or operator.")
+        str,
+        typer.Option(
+            metavar="ROLE", help="cos, data-owner, client, decrypting-client, thirdparty or operator."
+        ),
     ],
     name: Annotated[
         str, typer.Option(metavar="NAME", help="Name of the party, a DNS label; unique within its role.")

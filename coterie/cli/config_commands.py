@@ -26,7 +26,7 @@ def show(
         str | None,
         typer.Option(
             metavar="ROLE",
-            help="It configures a service: cos, data-owner, client or thirdparty; or an operator.",
+            help="It configures a service: cos, data-owner, client, decrypting-client or thirdparty; or an operator.",
         ),
     ] = None,
     run: Annotated[bool, typer.Option("--run", help="It configures a run (as without --role).")] = False,

@@ -26,7 +26,9 @@ def preflight(
     ],
     role: Annotated[
         str | None,
-        typer.Option(metavar="ROLE", help="Check a service: cos, data-owner, client or thirdparty."),
+        typer.Option(
+            metavar="ROLE", help="Check a service: cos, data-owner, client, decrypting-client or thirdparty."
+        ),
     ] = None,
     data: Annotated[
         Path | None, typer.Option("--data", metavar="PATH", help="A data set, as for `coterie run`.")

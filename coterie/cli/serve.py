@@ -20,7 +20,9 @@ _GROUP = "coterie.services"
 
 
 def serve(
-    role: Annotated[str, typer.Argument(metavar="ROLE", help="cos, data-owner, client or thirdparty.")],
+    role: Annotated[
+        str, typer.Argument(metavar="ROLE", help="cos, data-owner, client, decrypting-client or thirdparty.")
+    ],
     config: Annotated[
         Path | None,
         typer.Option(

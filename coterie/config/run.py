@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from coterie.config.base import Label, Model
+from coterie.config.encryption import EncryptionSettings
 from coterie.config.fedncf import FedNcfOptions, RoundsSettings
 from coterie.config.mvmf import MvmfOptions
 from coterie.evaluation.leave_one_out import metric_names
@@ -206,7 +207,7 @@ class RunSettings(Model):
 
     name: Label = Field("run", description="Name of the run; part of its id.")
     system: Literal["drift", "fedncf", "fedmvmf"] = Field("drift", description="Learning system.")
-    secure_sum: Literal["clear", "masked"] = Field(
+    secure_sum: Literal["clear", "masked", "encrypted"] = Field(
         "clear",
         description="How contributions are summed; `coterie systems` shows what goes with which system.",
     )
@@ -223,6 +224,10 @@ class RunSettings(Model):
     mvmf: MvmfOptions = Field(default_factory=lambda: MvmfOptions(), description="Settings of fedmvmf.")
     rounds: RoundsSettings = Field(
         default_factory=lambda: RoundsSettings(), description="Rounds, of systems that have any."
+    )
+    encryption: EncryptionSettings = Field(
+        default_factory=lambda: EncryptionSettings(),
+        description="The key of sums with secure_sum 'encrypted'.",
     )
     study: StudySettings = Field(default_factory=lambda: StudySettings(), description="Studies.")
     federation: FederationSettings = Field(
@@ -366,10 +371,10 @@ def _rounds_problems(settings: RunSettings, *, chosen_by: Sequence[str], wide: s
         found.append(
             f"rounds.choose_by {rounds.choose_by!r} is not measured; expected one of {', '.join(chosen_by)}"
         )
-    if settings.secure_sum == "masked" and federation.hosts == 1 and not rounds.party_per_user:
+    if settings.secure_sum != "clear" and federation.hosts == 1 and not rounds.party_per_user:
         found.append(
-            "secure_sum 'masked' with federation.hosts 1: the host is the only party, and a sum over one member "
-            "protects nothing; expected more hosts, or rounds.party_per_user true"
+            f"secure_sum {settings.secure_sum!r} with federation.hosts 1: the host is the only party, and a sum over "
+            "one member protects nothing; expected more hosts, or rounds.party_per_user true"
         )
     if not rounds.experiment and federation.hosts < rounds.min_cohort:
         found.append(

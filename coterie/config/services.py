@@ -8,13 +8,17 @@ from typing import Literal
 from pydantic import Field
 
 from coterie.config.base import Address, Label, Model, Peer, ServiceSettings
+from coterie.crypto.key_record import KeyTerms
 from coterie.rounds.consent import Consent
 
 __all__ = [
     "ClientSettings",
     "ConsentSettings",
+    "ContributorSettings",
     "CosSettings",
     "DataOwnerSettings",
+    "DecryptingClientSettings",
+    "KeySettings",
     "OwnerSettings",
     "ThirdPartySettings",
     "settings_model",
@@ -74,7 +78,7 @@ class ConsentSettings(Model):
     """What a client takes part in; it refuses a run or round outside it, and says why in its receipts."""
 
     systems: tuple[str, ...] = Field((), description="Learning systems that it accepts; any when empty.")
-    secure_sums: tuple[Literal["clear", "masked"], ...] = Field(
+    secure_sums: tuple[Literal["clear", "masked", "encrypted"], ...] = Field(
         (), description="How contributions may be summed; any way when empty."
     )
     min_cohort: int = Field(20, ge=1, description="Smallest cohort that it accepts.")
@@ -104,6 +108,37 @@ class ConsentSettings(Model):
         )
 
 
+class KeySettings(Model):
+    """What a party relies on about the key of encrypted sums."""
+
+    roster: Path = Field(
+        description="Who may hold the secret, signed by the operator (`coterie certs roster`)."
+    )
+    roster_key: Path = Field(
+        description="The operator's public key for rosters (`coterie certs roster-key`); from the operator, never from "
+        "a service."
+    )
+    bits: int = Field(3072, ge=1024, le=8192, multiple_of=16, description="Length of the key's modulus.")
+    comparison: bool = Field(
+        False,
+        description="Whether the run compares with a paper: only then the key may have fewer than 2048 bits.",
+    )
+
+    @property
+    def terms(self) -> KeyTerms:
+        """What is asked of the key."""
+        return KeyTerms(bits=self.bits, comparison=self.comparison)
+
+
+class ContributorSettings(KeySettings):
+    """The key under which a client encrypts, in runs with encrypted sums."""
+
+    obfuscators: Literal["public", "short"] = Field(
+        "public",
+        description="How values are hidden: by exponents of half the key's length, or of 512 bits, which assumes more.",
+    )
+
+
 class ClientSettings(ServiceSettings):
     """A client host: one device with one user, or many users for an experiment."""
 
@@ -130,9 +165,25 @@ class ClientSettings(ServiceSettings):
     consent: ConsentSettings = Field(
         default_factory=ConsentSettings, description="What this host takes part in."
     )
+    encryption: ContributorSettings | None = Field(
+        None,
+        description="The key of encrypted sums. Without it this host takes part in no run that encrypts.",
+    )
     per_user_metrics: bool = Field(
         False,
         description="Write each user's metrics to `metrics.csv` in the state folder; they never leave it.",
+    )
+
+
+class DecryptingClientSettings(ServiceSettings):
+    """A decrypting client: holds the key of encrypted sums with others, and decrypts a part of each sum."""
+
+    cos: Peer = Field(description="The orchestration server.")
+    thirdparty: Peer = Field(description="The key directory.")
+    run: Label = Field("run", description="Run to take part in.")
+    encryption: KeySettings = Field(description="The key.")
+    consent: ConsentSettings = Field(
+        default_factory=ConsentSettings, description="Which sums it helps to form."
     )
 
 
@@ -140,10 +191,11 @@ _MODELS: dict[str, type[ServiceSettings]] = {
     "cos": CosSettings,
     "data-owner": DataOwnerSettings,
     "client": ClientSettings,
+    "decrypting-client": DecryptingClientSettings,
     "thirdparty": ThirdPartySettings,
 }
 
-Role = Literal["cos", "data-owner", "client", "thirdparty"]
+Role = Literal["cos", "data-owner", "client", "decrypting-client", "thirdparty"]
 
 
 def settings_model(role: str) -> type[ServiceSettings]:

@@ -48,7 +48,7 @@ __all__ = [
     "validate_role",
 ]
 
-ROLES = ("cos", "data-owner", "client", "thirdparty", "operator")
+ROLES = ("cos", "data-owner", "client", "decrypting-client", "thirdparty", "operator")
 """What a certificate can make somebody; the authorisation table is written in these."""
 
 CERTIFICATE_DAYS = 30

@@ -13,6 +13,7 @@ from typing import Any
 
 from coterie.config.run import RunSettings
 from coterie.crypto.keyfile import write_private_file
+from coterie.crypto.roster import save_roster_key
 from coterie.errors import ConfigError, PreflightError
 from coterie.launch.authority import TOKENS, make_authority, make_token
 from coterie.launch.children import toml
@@ -21,7 +22,7 @@ from coterie.launch.feed import load, make_feed
 from coterie.launch.ncf_reference import reference_rows
 from coterie.launch.order import Order
 from coterie.launch.outcome import about
-from coterie.launch.parties import DIRECTORY, JOIN_S, Place, lay_out
+from coterie.launch.parties import DIRECTORY, JOIN_S, ROSTER_KEY, Place, lay_out
 
 __all__ = ["ENROL_PORT", "METRICS", "PORT", "bootstrap", "held_order"]
 
@@ -145,6 +146,8 @@ def _lay_out(settings: RunSettings, layout: _Layout, run_id: str) -> Order:
     if settings.system != "drift":
         require_cohorts(settings, sum(feed.users_of_hosts()))
     laid = lay_out(settings, feed, layout, run_id=run_id, seed=seed)
+    if laid.roster_key is not None:
+        save_roster_key(state / ROSTER_KEY, laid.roster_key)
     places = {thirdparty.folder.name, *(party.place.folder.name for party in laid.parties)}
     layout.require_known(places)
 

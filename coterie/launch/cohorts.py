@@ -21,6 +21,7 @@ from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan
 
 __all__ = ["fragile", "protection", "require_cohorts", "rounds_plan"]
 
+_FEWEST_HOLDERS = 3
 _FEWEST_BEHIND = 3
 """Users behind a row from which on none of them knows the others' part."""
 
@@ -112,6 +113,12 @@ def protection(settings: RunSettings, devices: Sequence[int]) -> dict[str, Any]:
         found["says"] = f"The server sees the contribution of each {each} in clear" + (
             "." if rounds.party_per_user else ", a sum over its users of the cohort."
         )
+    elif settings.secure_sum == "encrypted":
+        found["says"] = (
+            f"The server sees sums over whole cohorts, and no contribution of a single {each}, unless one of the "
+            f"{settings.encryption.holders} decrypting clients helps it: then they see everything."
+        )
+        found["warnings"] += _of_encryption(settings)
     else:
         found["says"] = f"The server sees sums over whole cohorts, and no contribution of a single {each}."
         found["devices"] = _devices(settings, devices)
@@ -196,9 +203,25 @@ def _warnings(settings: RunSettings) -> list[str]:
             "users. Fixed groups do not have this."
         )
     found += _of_fedncf(settings) if settings.system == "fedncf" else _of_fedmvmf(settings)
-    if settings.secure_sum == "masked" and rounds.experiment:
+    if settings.secure_sum != "clear" and rounds.experiment:
         found.append(
             "An experiment: floors count users, and a host of this machine stands for many people's devices."
+        )
+    return found
+
+
+def _of_encryption(settings: RunSettings) -> list[str]:
+    found, encryption = [], settings.encryption
+    if encryption.comparison:
+        found.append(
+            f"A key of {encryption.bits} bits for a comparison with a paper: fewer than 2048 bits protect nobody."
+        )
+    if encryption.obfuscators == "short":
+        found.append("An extra assumption: powers with exponents of 512 bits look like any others.")
+    if encryption.holders < _FEWEST_HOLDERS:
+        found.append(
+            f"{encryption.holders} decrypting clients: where one is lost, nothing is decrypted. Of {_FEWEST_HOLDERS} "
+            "one may be."
         )
     return found
 

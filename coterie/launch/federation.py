@@ -19,12 +19,22 @@ from typing import Any, Self
 
 from coterie.config.base import EnrolSettings, Peer, ServiceSettings
 from coterie.config.run import RunSettings
+from coterie.crypto.roster import save_roster_key
 from coterie.errors import RunError
 from coterie.launch.authority import TOKENS, make_authority, make_token
 from coterie.launch.children import Child, free_port
 from coterie.launch.feed import Feed
 from coterie.launch.operator import Operator
-from coterie.launch.parties import DIRECTORY, JOIN_S, Laid, Place, lay_out, run_plan, start_request
+from coterie.launch.parties import (
+    DIRECTORY,
+    JOIN_S,
+    ROSTER_KEY,
+    Laid,
+    Place,
+    lay_out,
+    run_plan,
+    start_request,
+)
 from coterie.wire.v1 import operator_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
@@ -141,6 +151,8 @@ class Federation:
         make_token(authority.state, "operator", "operator", 0, self._folder / "operator" / "token")
 
         laid = lay_out(self._settings, self._feed, self._place, run_id=self._run_id, seed=self._seed)
+        if laid.roster_key is not None:
+            save_roster_key(authority.state / ROSTER_KEY, laid.roster_key)
         for party in laid.parties:
             child = Child(party.role, party.name, party.place.folder)
             token = child.folder / "token"
@@ -219,7 +231,7 @@ class Federation:
         if self._operator is not None:
             await self._operator.close()
             self._operator = None
-        order = ("client", "data-owner", "cos", "thirdparty")
+        order = ("client", "data-owner", "decrypting-client", "cos", "thirdparty")
         for role in order:
             await asyncio.gather(*(child.stop() for child in self.children.values() if child.role == role))
 

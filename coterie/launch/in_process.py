@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from coterie.config.encryption import EncryptionSettings
 from coterie.config.run import RunSettings
 from coterie.crypto.beacon import BEACON_BYTES
-from coterie.crypto.identity import Identity, countersign
+from coterie.crypto.identity import Bundle, Identity, countersign
 from coterie.crypto.verified import Verified
 from coterie.data.keyed_order import key_hash
 from coterie.launch.feed import Feed
+from coterie.launch.local_key import LocalKey
 from coterie.launch.parties import run_plan
 from coterie.rounds.conductor import Conductor, Population, new_training
 from coterie.rounds.system import Arrays, HostSide, OwnerSide, ServerSide, Summed, ToldServerSide
@@ -34,10 +36,13 @@ from coterie.rounds.systems import (
 from coterie.rounds.training import Purpose, Training, step
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import MemberHalf
-from coterie.simulate.rounds import Outcome
+from coterie.simulate.rounds import Host, Outcome
 from coterie.simulate.training import LocalHost, Trained, train
 from coterie.wire.v1 import operator_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
+
+if TYPE_CHECKING:
+    from coterie.crypto.paillier import Obfuscators
 
 __all__ = ["InProcess", "train_in_process", "train_plan"]
 
@@ -100,11 +105,24 @@ def train_in_process(
     if not plan.rounds.beacon:
         # There is no third party in this process, and nobody who would have to believe that it drew the groups.
         plan.rounds.beacon = secrets.token_bytes(BEACON_BYTES)
-    return train_plan(plan, feed, hosts=settings.federation.hosts, see=see, on_evaluation=on_evaluation)
+    return train_plan(
+        plan,
+        feed,
+        hosts=settings.federation.hosts,
+        see=see,
+        on_evaluation=on_evaluation,
+        encryption=settings.encryption,
+    )
 
 
 def train_plan(
-    plan: RunPlan, feed: Feed, *, hosts: int, see: See, on_evaluation: Evaluated | None = None
+    plan: RunPlan,
+    feed: Feed,
+    *,
+    hosts: int,
+    see: See,
+    on_evaluation: Evaluated | None = None,
+    encryption: EncryptionSettings | None = None,
 ) -> InProcess:
     """Train by a plan, of whatever system `coterie.rounds.systems` offers.
 
@@ -116,6 +134,8 @@ def train_plan(
         Hosts over which the feed's users are spread.
     see, on_evaluation : callable
         As for `train_in_process`.
+    encryption : EncryptionSettings, optional
+        Of an encrypted sum; the usual ones when absent.
 
     Raises
     ------
@@ -136,6 +156,11 @@ def train_plan(
         local.append(LocalHost(f"client/host-{number}", people.enrolled(len(data.users)), side, people.half))
         sides.append(side)
     half = server_half(plan.secure_sum)
+    holders: Mapping[str, Host] = {}
+    if plan.secure_sum == "encrypted":
+        key = LocalKey(plan.run_id, encryption or EncryptionSettings(), people.bundles)
+        key.give(cast(Any, half))
+        people.obfuscators, holders = key.obfuscators, key.holders
 
     owners = _owners(plan, feed)
 
@@ -157,7 +182,7 @@ def train_plan(
         if on_evaluation is not None:
             on_evaluation(state, sides)
 
-    trained = train(plan, server, half, local, on_evaluation=evaluated, on_round=record.round_ended)
+    trained = train(plan, server, half, local, holders, evaluated, record.round_ended)
     return InProcess(record.known(trained.state), trained, sides)
 
 
@@ -205,6 +230,8 @@ class _People:
         self._now = int(time.time())
         self._verified = Verified()
         self._signers: dict[bytes, Signer] = {}
+        self.bundles: dict[bytes, Bundle] = {}
+        self.obfuscators: Obfuscators | None = None
 
     def enrolled(self, count: int) -> list[bytes]:
         """Return the ids of so many new participants."""
@@ -213,6 +240,7 @@ class _People:
             identity = Identity.generate()
             validity = (self._now - _VALID_S, self._now + _VALID_S)
             bundle = countersign(identity.bundle(1, validity), self._directory)
+            self.bundles[bundle.participant_id] = bundle
             signer = Signer(identity, bundle, self._public, self._now, self._verified)
             self._signers[bundle.participant_id] = signer
             found.append(bundle.participant_id)
@@ -220,7 +248,8 @@ class _People:
 
     def half(self, plan: SumPlan, member: int) -> MemberHalf:
         """Return a member's half of the secure sum."""
-        return member_half(plan, member, self._signers[plan.members[member].participant])
+        signer = self._signers[plan.members[member].participant]
+        return member_half(plan, member, replace(signer, obfuscators=self.obfuscators))
 
 
 class _Record:

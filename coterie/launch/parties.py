@@ -7,22 +7,27 @@ where each party's files go and how parties reach each other, which a `Layout` s
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coterie.config.run import RunSettings
+from coterie.crypto.roster import Roster, save_roster_key
 from coterie.launch.cohorts import rounds_plan
 from coterie.launch.feed import Feed
+from coterie.net.enrolment import identities
 from coterie.wire.v1 import operator_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
 __all__ = [
     "DIRECTORY",
     "JOIN_S",
+    "ROSTER_KEY",
     "Laid",
     "Layout",
     "PartyPlan",
@@ -34,6 +39,13 @@ __all__ = [
 
 DIRECTORY = "directory"
 """Name of the third party."""
+
+ROSTER_KEY = "roster.pub"
+"""Name of the file with the operator's public key for rosters."""
+
+_ROSTER_FILE = "roster.txt"
+_ROSTER_S = 365 * 24 * 3600
+_SKEW_S = 300
 
 JOIN_S = 60.0
 """How long a process tries to enrol, seconds: the third party may still be starting."""
@@ -99,6 +111,8 @@ class Laid:
 
     parties: tuple[PartyPlan, ...]
     users: int
+    roster_key: bytes | None = None
+    """The operator's public key for rosters, where sums are encrypted; the third party must know it."""
 
     @property
     def owners(self) -> int:
@@ -127,6 +141,9 @@ def lay_out(settings: RunSettings, feed: Feed, layout: Layout, *, run_id: str, s
     cos = layout("cos", "cos", 0)
     common = {"run": run_id, "cos": {"address": cos.address, "name": "cos"}}
     parties = [PartyPlan("cos", "cos", cos, 0), *_owners(settings, feed, layout, common)]
+    encryption = _Encryption(settings, layout, common, run_id) if settings.secure_sum == "encrypted" else None
+    if encryption is not None:
+        parties += encryption.parties
     total = 0
     for host in range(settings.federation.hosts):
         name = f"host-{host}"
@@ -140,9 +157,53 @@ def lay_out(settings: RunSettings, feed: Feed, layout: Layout, *, run_id: str, s
                 **_told(feed.write_attributes(host, place.folder / "attributes.csv"), "attributes"),
                 **_own_seed(settings, seed),
                 **_consent(settings),
+                **({} if encryption is None else encryption.of_a_host(place.folder)),
             }
             parties.append(PartyPlan("client", name, place, users, values))
-    return Laid(tuple(parties), total)
+    return Laid(tuple(parties), total, None if encryption is None else encryption.roster_key)
+
+
+class _Encryption:
+    """The decrypting clients of a run with encrypted sums, and the roster that names them.
+
+    The operator's key for rosters is drawn here, signs this one roster, and is forgotten.
+    """
+
+    def __init__(self, settings: RunSettings, layout: Layout, common: dict[str, Any], run_id: str) -> None:
+        encryption = settings.encryption
+        self._key = {"bits": encryption.bits, "comparison": encryption.comparison}
+        self._obfuscators = encryption.obfuscators
+        places = {f"key-{n}": layout("decrypting-client", f"key-{n}", n) for n in range(encryption.holders)}
+        members = [_own_id(place.folder / "state") for place in places.values()]
+        operator, now = Ed25519PrivateKey.generate(), int(time.time())
+        self.roster_key = operator.public_key().public_bytes_raw()
+        self._roster = Roster.sign(operator, members, now - _SKEW_S, now + _ROSTER_S, run=run_id)
+        self.parties = [
+            PartyPlan(
+                "decrypting-client",
+                name,
+                place,
+                1,
+                {**common, "encryption": self._trust(place.folder) | self._key, **_consent(settings)},
+            )
+            for name, place in places.items()
+        ]
+
+    def of_a_host(self, folder: Path) -> dict[str, Any]:
+        """Write what a host relies on, and return its configuration."""
+        return {"encryption": self._trust(folder) | self._key | {"obfuscators": self._obfuscators}}
+
+    def _trust(self, folder: Path) -> dict[str, Any]:
+        self._roster.save(folder / _ROSTER_FILE)
+        save_roster_key(folder / ROSTER_KEY, self.roster_key)
+        return {"roster": _ROSTER_FILE, "roster_key": ROSTER_KEY}
+
+
+def _own_id(state: Path) -> bytes:
+    """Draw the keys of a decrypting client before it starts, because the roster names it; return its id."""
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    (identity,) = identities(state, 1)
+    return identity.participant_id
 
 
 def _told(path: Path | None, key: str) -> dict[str, str]:

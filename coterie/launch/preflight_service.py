@@ -6,6 +6,7 @@ import csv
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
@@ -13,7 +14,15 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from coterie.config.base import ServiceSettings
-from coterie.config.services import ClientSettings, DataOwnerSettings, ThirdPartySettings
+from coterie.config.services import (
+    ClientSettings,
+    DataOwnerSettings,
+    DecryptingClientSettings,
+    KeySettings,
+    ThirdPartySettings,
+)
+from coterie.crypto.roster import PAILLIER, Roster, load_roster_key
+from coterie.errors import CoterieError
 from coterie.launch.finding import Finding, Status, passed
 from coterie.launch.preflight_trust import check_authority, check_certificate, check_peers
 from coterie.net.credentials import TlsFiles
@@ -49,7 +58,7 @@ async def check_service(role: str, settings: ServiceSettings, *, timeout_s: floa
     findings = [
         *_ports(settings),
         *_state(settings.state),
-        _store(role, settings.state),
+        *([_store(role, settings.state)] if role in _STORES else []),
         *_inputs(settings),
     ]
     if isinstance(settings, ThirdPartySettings):
@@ -203,6 +212,19 @@ def _inputs(settings: ServiceSettings) -> Iterator[Finding]:
                 yield _table(f"items of {owner.name}", owner.items, ("item",))
         case ClientSettings(histories=Path() as path):
             yield _table("histories", path, ("user", "item", "positive", "time", "part"))
+    match settings:
+        case ClientSettings(encryption=KeySettings() as key) | DecryptingClientSettings(encryption=key):
+            yield _roster(key, settings.run)
+
+
+def _roster(key: KeySettings, run: str) -> Finding:
+    fix = "get both files from the operator: `coterie certs roster`, `coterie certs roster-key`"
+    try:
+        roster = Roster.load(key.roster)
+        roster.verify(load_roster_key(key.roster_key), purpose=PAILLIER, run=run, now=int(time.time()))
+    except CoterieError as error:
+        return Finding("roster", "fail", error.message, error.hint or fix)
+    return passed("roster", f"{key.roster}, {len(roster.members)} may hold the key")
 
 
 def _table(check: str, path: Path, columns: Iterable[str]) -> Finding:

@@ -15,7 +15,13 @@ from cryptography.exceptions import InvalidSignature
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coterie.config.base import EnrolSettings, Peer, ServiceSettings
-from coterie.config.services import ClientSettings, CosSettings, DataOwnerSettings, ThirdPartySettings
+from coterie.config.services import (
+    ClientSettings,
+    CosSettings,
+    DataOwnerSettings,
+    DecryptingClientSettings,
+    ThirdPartySettings,
+)
 from coterie.crypto.authority import load_tls_key, logical_name, renewal_time, token_hash
 from coterie.crypto.keyfile import read_private_file
 from coterie.errors import CoterieError
@@ -168,12 +174,15 @@ def _token(role: str, settings: ServiceSettings, why: str) -> Iterator[Finding]:
         yield _validity("ca_file", authority, "copy ca.pem of the third party again")
 
 
+_Parties = DataOwnerSettings | ClientSettings | DecryptingClientSettings
+
+
 async def check_peers(settings: ServiceSettings, tls: TlsFiles, timeout_s: float) -> AsyncIterator[Finding]:
     """Check that the services it needs answer, and are who they should be; each within a time, seconds."""
     wanted: list[tuple[str, Peer]] = []
-    if isinstance(settings, CosSettings | DataOwnerSettings | ClientSettings):
+    if isinstance(settings, CosSettings | _Parties):
         wanted.append(("thirdparty", settings.thirdparty))
-    if isinstance(settings, DataOwnerSettings | ClientSettings):
+    if isinstance(settings, _Parties):
         wanted.append(("cos", settings.cos))
     for role, peer in wanted:
         yield await _peer(role, peer, tls, timeout_s)

@@ -365,6 +365,7 @@ def _add_reflection(server: grpc.aio.Server, role: str) -> None:
         ),
         "data-owner": (data_owner_pb2.DESCRIPTOR.services_by_name["DataOwner"],),
         "client": (client_pb2.DESCRIPTOR.services_by_name["UserAgent"],),
+        "decrypting-client": (),
         "thirdparty": (thirdparty_pb2.DESCRIPTOR.services_by_name["KeyDirectory"],),
     }
     names = [service.full_name for service in offered[role]]

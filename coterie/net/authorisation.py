@@ -4,13 +4,15 @@ from __future__ import annotations
 
 __all__ = ["ALLOWED", "may_call"]
 
-_EVERY_SERVICE = frozenset({"cos", "data-owner", "client", "thirdparty", "operator"})
+_EVERY_SERVICE = frozenset({"cos", "data-owner", "client", "decrypting-client", "thirdparty", "operator"})
+_PARTIES = frozenset({"client", "data-owner", "decrypting-client"})
+_HOLDERS = frozenset({"client", "decrypting-client"})
 
 ALLOWED: dict[str, frozenset[str]] = {
-    "/coterie.v1.Orchestrator/Register": frozenset({"client", "data-owner"}),
-    "/coterie.v1.Orchestrator/Poll": frozenset({"client", "data-owner"}),
-    "/coterie.v1.Orchestrator/Fetch": frozenset({"client", "data-owner"}),
-    "/coterie.v1.Orchestrator/Submit": frozenset({"client", "data-owner"}),
+    "/coterie.v1.Orchestrator/Register": _PARTIES,
+    "/coterie.v1.Orchestrator/Poll": _PARTIES,
+    "/coterie.v1.Orchestrator/Fetch": _PARTIES,
+    "/coterie.v1.Orchestrator/Submit": _PARTIES,
     "/coterie.v1.Orchestrator/Exchange": frozenset({"data-owner"}),
     "/coterie.v1.Orchestrator/Recommend": frozenset({"client"}),
     "/coterie.v1.Operator/StartRun": frozenset({"operator"}),
@@ -26,15 +28,15 @@ ALLOWED: dict[str, frozenset[str]] = {
     "/coterie.v1.UserAgent/RecordInteraction": frozenset({"operator"}),
     "/coterie.v1.UserAgent/Recommend": frozenset({"operator"}),
     "/coterie.v1.UserAgent/DisclosureReceipt": frozenset({"operator"}),
-    "/coterie.v1.KeyDirectory/Lookup": frozenset({"cos", "data-owner", "client"}),
+    "/coterie.v1.KeyDirectory/Lookup": _PARTIES | {"cos"},
     "/coterie.v1.KeyDirectory/Revoke": frozenset({"operator"}),
-    "/coterie.v1.KeyDirectory/Revocations": frozenset({"cos", "data-owner", "client"}),
-    "/coterie.v1.KeyDirectory/PublishBundles": frozenset({"data-owner", "client"}),
+    "/coterie.v1.KeyDirectory/Revocations": _PARTIES | {"cos"},
+    "/coterie.v1.KeyDirectory/PublishBundles": _PARTIES,
     "/coterie.v1.KeyDirectory/Beacon": frozenset({"cos"}),
-    "/coterie.v1.KeyDirectory/PublishPaillierKey": frozenset({"client"}),
-    "/coterie.v1.KeyDirectory/CountersignPaillierKey": frozenset({"client"}),
-    "/coterie.v1.KeyDirectory/PaillierPublicKey": frozenset({"cos", "data-owner", "client"}),
-    "/coterie.v1.KeyDirectory/PaillierEnvelope": frozenset({"client"}),
+    "/coterie.v1.KeyDirectory/PublishPaillierKey": _HOLDERS,
+    "/coterie.v1.KeyDirectory/CountersignPaillierKey": _HOLDERS,
+    "/coterie.v1.KeyDirectory/PaillierPublicKey": _PARTIES | {"cos"},
+    "/coterie.v1.KeyDirectory/PaillierEnvelope": _HOLDERS,
     "/grpc.health.v1.Health/Check": _EVERY_SERVICE,
     "/grpc.health.v1.Health/Watch": _EVERY_SERVICE,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": frozenset({"operator"}),

@@ -13,7 +13,7 @@ from coterie.privacy.fields import UNCLASSIFIED
 
 __all__ = ["DECLARED", "KINDS", "ROLES", "Access"]
 
-ROLES = ("cos", "data-owner", "client", "thirdparty", "operator")
+ROLES = ("cos", "data-owner", "client", "decrypting-client", "thirdparty", "operator")
 """Roles of parties, as in certificates."""
 
 KINDS: Mapping[str, str] = MappingProxyType(
@@ -116,6 +116,7 @@ def _nobody(why: str) -> _Row:
 
 
 _RUN_PARTIES = ("cos", "data-owner", "client")
+_REGISTERED = (*_RUN_PARTIES, "decrypting-client")
 
 _SHARED: Mapping[str, _Row] = {
     "user_name": (
@@ -152,7 +153,7 @@ _SHARED: Mapping[str, _Row] = {
     "participant_id": _everybody("a pseudonym that says nothing but which key it is (Lookup, Fetch)"),
     "slot": _everybody(
         "numbers participants within a run (Register, Fetch)",
-        _RUN_PARTIES,
+        _REGISTERED,
         otherwise="takes no part in runs: no RPC carries it here",
     ),
     "public_key": _everybody("public (Enrol, Lookup)"),
@@ -165,6 +166,9 @@ _SHARED: Mapping[str, _Row] = {
             "client": _own(
                 "its participants', or those that it sealed (PaillierEnvelope, PublishPaillierKey)"
             ),
+            "decrypting-client": _own(
+                "its own, or those that it sealed (PaillierEnvelope, PublishPaillierKey)"
+            ),
             "thirdparty": _any("it relays what only holders can open (PublishPaillierKey)"),
         },
         "goes through the third party to holders only (PaillierEnvelope)",
@@ -173,7 +177,7 @@ _SHARED: Mapping[str, _Row] = {
         {
             "thirdparty": _any("it exchanges tokens for certificates (Enrol)"),
             "operator": _any("it hands tokens out"),
-            **{role: _own("its own, used once (Enrol)") for role in _RUN_PARTIES},
+            **{role: _own("its own, used once (Enrol)") for role in _REGISTERED},
         },
         "",
     ),
@@ -182,13 +186,14 @@ _SHARED: Mapping[str, _Row] = {
             "cos": _any("it checks who speaks for a participant (Register)"),
             "client": _own("its participants sign it (Register)"),
             "data-owner": _own("its participants sign it (Register)"),
+            "decrypting-client": _own("it signs its own (Register)"),
         },
         "no RPC carries it here",
     ),
     "endpoint": _everybody("how services find and verify each other (Register, Fetch, Enrol)"),
     "plan": _everybody(
         "everybody in a run can verify its plan (Register, StartRun)",
-        (*_RUN_PARTIES, "operator"),
+        (*_REGISTERED, "operator"),
         otherwise="takes no part in runs: no RPC carries it here",
     ),
     "run_state": _everybody(
@@ -403,13 +408,14 @@ def _fedncf(form: str, secure_sum: str) -> dict[str, _Row]:
     ----------
     form : {"hosts", "users"}
         Whether a host is one member of a sum for all its users in the cohort, or every user is a member.
-    secure_sum : {"clear", "masked"}
+    secure_sum : {"clear", "masked", "encrypted"}
     """
     at_host = {"client": _own("computed at the user's own host")}
     added_up = {"client": _own("it adds up its own users")}
     clear, hosts = secure_sum == "clear", form == "hosts"
+    hidden = {"masked": "under masks", "encrypted": "encrypted"}.get(secure_sum, "")
     if not clear:
-        one = (at_host, "leaves its host only under masks, as part of a sum (Submit)")
+        one = (at_host, f"leaves its host only {hidden}, as part of a sum (Submit)")
     elif hosts:
         alone = _own(
             "of a user who is the only one of its host in the cohort: the host's sum is its own (Submit)"
@@ -426,13 +432,19 @@ def _fedncf(form: str, secure_sum: str) -> dict[str, _Row]:
             "goes to the COS only (Submit)",
         )
     else:
-        several = (added_up, "leaves the host only under masks (Submit)")
+        several = (added_up, f"leaves the host only {hidden} (Submit)")
+    no_masks = dict.fromkeys(
+        _MASKED_ONLY, _nobody(f"a sum {secure_sum if not clear else 'in clear'} has no masks")
+    )
     return {
         **_FEDNCF,
         **dict.fromkeys(_OF_ONE_USER, one),
         **dict.fromkeys(_OF_A_HOST, several),
-        **(dict.fromkeys(_MASKED_ONLY, _nobody("a sum in clear has no masks")) if clear else _MASKED),
-        **_NOT_ENCRYPTED,
+        **{
+            "clear": {**no_masks, **_NOT_ENCRYPTED},
+            "masked": {**_MASKED, **_NOT_ENCRYPTED},
+            "encrypted": {**no_masks, **_ENCRYPTED},
+        }[secure_sum],
     }
 
 
@@ -468,8 +480,61 @@ _FEDMVMF: Mapping[str, _Row] = {
 
 def _fedmvmf(form: str, secure_sum: str) -> dict[str, _Row]:
     """Return the rows of FedMVMF: those of FedNCF, and what attributes and features add."""
-    return {**_fedncf(form, secure_sum), **_FEDMVMF}
+    rows = {**_fedncf(form, secure_sum), **_FEDMVMF}
+    if secure_sum == "encrypted":
+        by_role, otherwise = rows["item_support"]
+        decrypts = {"decrypting-client": _ENCRYPTED["item_support"][0]["decrypting-client"]}
+        rows["item_support"] = ({**by_role, **decrypts}, otherwise)
+    return rows
 
+
+_ENCRYPTED: Mapping[str, _Row] = {
+    "encrypted_vector": (
+        {
+            "client": _own("it encrypts its own (Submit)"),
+            "cos": _any("it multiplies them: so their contents are added (Submit)"),
+        },
+        "goes to the COS only (Submit)",
+    ),
+    "encrypted_sum": (
+        {
+            "cos": _any("what it has made of the contributions (Fetch)"),
+            "decrypting-client": _any(
+                "a part, to decrypt once a majority of them has seen whose sum it is (Fetch)"
+            ),
+        },
+        "goes to decrypting clients only (Fetch)",
+    ),
+    "round_key": (
+        {
+            "cos": _any("signatures of decrypting clients, passed on between them (Submit, Fetch)"),
+            "decrypting-client": _any("they check each other's signatures of the list of submitters (Fetch)"),
+        },
+        "goes to decrypting clients only, through the COS",
+    ),
+    "round_sum": (
+        {
+            "cos": _any("what a round is for: it changes the model, and metrics become means (Submit)"),
+            "decrypting-client": _any("the parts that it decrypts (Submit)"),
+        },
+        "goes no further; two versions of the model show what it changed (Fetch)",
+    ),
+    "item_support": (
+        {
+            "cos": _any("each group's once, to find the items that are open to it; touch = once (Submit)"),
+            "decrypting-client": _any("the parts of each group's sum that it decrypts (Submit)"),
+        },
+        "only the list of open items goes further (Fetch)",
+    ),
+    "cohort": (
+        {
+            "cos": _any("it draws the cohorts, and hears who contributes (Submit)"),
+            "client": _any("members check who is in their sum before they take part (Fetch)"),
+            "decrypting-client": _any("it checks who is in the sum that it decrypts (Fetch)"),
+        },
+        "is told to hosts of users and decrypting clients only (Fetch)",
+    ),
+}
 
 _MASKED: Mapping[str, _Row] = {
     "masked_vector": (
@@ -629,7 +694,7 @@ DECLARED: Mapping[tuple[str, str, str], Mapping[str, _Row]] = {
         (system, form, secure_sum): rows(form, secure_sum)
         for system, rows in (("fedncf", _fedncf), ("fedmvmf", _fedmvmf))
         for form in ("hosts", "users")
-        for secure_sum in ("clear", "masked")
+        for secure_sum in ("clear", "masked", "encrypted")
     },
 }
 """Rows by system, form and secure sum, as in the run plan; the form of systems with rounds says who is a member."""

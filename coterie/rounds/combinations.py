@@ -12,6 +12,7 @@ _DRIFT = "drift"
 _PROTECTS = {
     "clear": "the server sees the contribution of each party; a host adds up its users before",
     "masked": "the server sees sums over whole cohorts, and no contribution of a single party",
+    "encrypted": "the same, by those who hold the key: the server and one of them together see everything",
 }
 
 
@@ -51,6 +52,8 @@ _OF_DRIFT = {
         True,
         "users keep their rows; the server sees sums of at least three owners over a window, and of no single one",
     ),
+    ("published", "encrypted"): (False, "a sum needs rounds, and the published form has none"),
+    ("shielded", "encrypted"): (False, "windows are summed in clear or masked"),
 }
 
 

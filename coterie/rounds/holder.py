@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.rounds.party import Decline, Effect, Journal, Keep, Send, SitOut, counted_reveal
+from coterie.rounds.party import Decline, Effect, Journal, Keep, Send, SitOut
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined, Step
 
@@ -121,7 +121,6 @@ class HolderRound:
                 self.journal,
                 joined=self.plan.round,
                 contribution=self.plan.hash + agreed,
-                reveals=counted_reveal(self.plan, self.journal),
             )
             effects.append(Keep(self.journal))
         self._answers[Step.CONFIRM, briefing] = message

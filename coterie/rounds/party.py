@@ -51,8 +51,8 @@ class Journal:
         Hash of that round's plan, 32 bytes, and behind it what it submitted under this plan, until the round is
         closed; empty when it has not.
     reveals : tuple of str
-        Sums that it helped to reveal (by its answer to UNMASK, its encrypted contribution, or its confirmation as a
-        key holder), the last ones last: purpose and hash of the model, one entry for each time.
+        Sums that it helped to reveal, by its answer to UNMASK or its encrypted contribution, the last ones last:
+        purpose and hash of the model, one entry for each time.
     """
 
     joined: int = 0

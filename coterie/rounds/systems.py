@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +27,9 @@ from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.masked_member import MaskedMember
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import MemberHalf, ServerHalf
+
+if TYPE_CHECKING:
+    from coterie.crypto.paillier import Obfuscators
 
 __all__ = [
     "MEMBERS",
@@ -83,6 +88,8 @@ class Signer:
         Unix seconds.
     verified : Verified
         Memory of signatures, shared by the members of one host.
+    obfuscators : Obfuscators, optional
+        Of the key that it accepts: what it encrypts with.  An encrypted sum needs them.
     """
 
     identity: Identity
@@ -90,6 +97,7 @@ class Signer:
     directory_key: bytes
     now: int
     verified: Verified
+    obfuscators: Obfuscators | None = None
 
 
 def _fedncf(settings: str, n_items: int, seed: int, groups: int) -> ServerSide:
@@ -124,13 +132,16 @@ def _fedmvmf_ratings(settings: str) -> tuple[float, float]:
 
 
 SYSTEMS: dict[str, Offered] = {
-    "fedncf": Offered(_fedncf, _fedncf_host, ("clear", "masked")),
-    "fedmvmf": Offered(_fedmvmf, _fedmvmf_host, ("clear", "masked"), _fedmvmf_owner, _fedmvmf_ratings),
+    "fedncf": Offered(_fedncf, _fedncf_host, ("clear", "masked", "encrypted")),
+    "fedmvmf": Offered(
+        _fedmvmf, _fedmvmf_host, ("clear", "masked", "encrypted"), _fedmvmf_owner, _fedmvmf_ratings
+    ),
 }
 
 SUMS: dict[str, Callable[[bytes | None], ServerHalf]] = {
     "clear": lambda _directory_key: ClearServer(),
     "masked": lambda directory_key: MaskedServer(directory_key=directory_key),
+    "encrypted": lambda _directory_key: _encrypted_server(),
 }
 
 
@@ -145,7 +156,31 @@ MEMBERS: dict[str, Callable[[SumPlan, int, Signer], MemberHalf]] = {
         signer.now,
         signer.verified,
     ),
+    "encrypted": lambda plan, index, signer: _encrypted_member(plan, index, signer),
 }
+
+
+def _encrypted_server() -> ServerHalf:
+    half: ServerHalf = _encrypted_sum().EncryptedServer()
+    return half
+
+
+def _encrypted_member(plan: SumPlan, index: int, signer: Signer) -> MemberHalf:
+    if signer.obfuscators is None:
+        raise ConfigError("a member of an encrypted sum was given no key to encrypt with")
+    half: MemberHalf = _encrypted_sum().EncryptedMember(plan, index, signer.identity, signer.obfuscators)
+    return half
+
+
+def _encrypted_sum() -> ModuleType:
+    """Return ``coterie.secure_sum.encrypted``, which nobody else needs."""
+    try:
+        from coterie.secure_sum import encrypted
+    except ImportError as error:
+        raise ConfigError(
+            "secure_sum 'encrypted' needs gmpy2", hint="install it with: pip install 'coterie[paillier]'"
+        ) from error
+    return encrypted
 
 
 def _offered(system: str) -> Offered:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +19,13 @@ from coterie.rounds.system import Arrays, HostSide, ServerSide, User
 from coterie.rounds.training import Abandoned, Phase, Summed, Training, begin_round, step
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Failed, MemberHalf, ServerHalf
-from coterie.simulate.rounds import Members, Outcome, run_round
+from coterie.simulate.rounds import Host, Members, Outcome, run_round
 from coterie.wire.layout import ImpossibleSumError
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
 __all__ = ["LocalHost", "Trained", "train"]
+
+_NOBODY: Mapping[str, Host] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ def train(
     side: Callable[[int], ServerSide],
     half: ServerHalf,
     hosts: Sequence[LocalHost],
+    holders: Mapping[str, Host] = _NOBODY,
     on_evaluation: Callable[[Training, Arrays], None] | None = None,
     on_round: Callable[[Training, Outcome], None] | None = None,
 ) -> Trained:
@@ -107,6 +111,8 @@ def train(
     half : ServerHalf
         The secure sum.
     hosts : sequence of LocalHost
+    holders : mapping of str to Host, optional
+        Of an encrypted sum, the key holders' connections by device.
     on_evaluation : callable, optional
         Called after each evaluation, while the hosts' private state is that of the version measured.
     on_round : callable, optional
@@ -137,7 +143,7 @@ def train(
     while not state.phase.ended:
         state = begin_round(state)
         evaluations = len(state.evaluations)
-        state, arrays, outcome = _round(conductor, state, arrays, workers)
+        state, arrays, outcome = _round(conductor, state, arrays, workers, holders)
         if on_round is not None:
             on_round(state, outcome)
         if len(state.evaluations) > evaluations:
@@ -151,7 +157,11 @@ def train(
 
 
 def _round(
-    conductor: Conductor, state: Training, arrays: Arrays, workers: Mapping[str, _Host]
+    conductor: Conductor,
+    state: Training,
+    arrays: Arrays,
+    workers: Mapping[str, _Host],
+    holders: Mapping[str, Host],
 ) -> tuple[Training, Arrays, Outcome]:
     model = conductor.side.model(arrays)
     opened = conductor.side.opened(arrays)
@@ -172,7 +182,7 @@ def _round(
             return str(error)
         return ""
 
-    hosts = {device: worker.members for device, worker in workers.items()}
+    hosts = {**{device: worker.members for device, worker in workers.items()}, **holders}
     outcome = run_round(opening.plan, opening.layout, conductor.half, hosts, apply)
     event = (
         Summed(measured, conductor.side.figures) if outcome.total is not None else Abandoned(outcome.reason)

@@ -1,7 +1,7 @@
-"""Who saw what of FedMVMF, on the bytes: ratings, attributes, features, contributions; in clear and under masks.
+"""Who saw what of FedMVMF, on the bytes: ratings, attributes, features, contributions; by each of the sums.
 
-The same federation is run twice.  What each host contributes is read off its own transcript of the run in clear, and is
-searched for under masks, too.
+The same federation is run for each.  What each host contributes is read off its own transcript of the run in clear, and
+is searched for under masks and under encryption, too.
 """
 
 import asyncio
@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from coterie.crypto.custody import HeldKey
+from coterie.crypto.paillier.format import HEADER_BYTES
 from coterie.data.attributes import AttributeTable
 from coterie.launch.feed import load, make_feed
 from coterie.privacy.canaries import CanaryKit
@@ -82,6 +84,7 @@ def run_to_the_end(small, federation, secure_sum):
         mvmf={"factors": 4, "min_touch": 2},
         rounds={"cohort": 20, "group": 20, "passes": PASSES, "evaluate_every": PASSES},
         federation={"hosts": len(USERS_AT), "transcripts": True},
+        encryption={"bits": 1024, "comparison": True},
     )
     kit = CanaryKit(7)
     feed = make_feed(settings, load(settings), 0)
@@ -93,7 +96,8 @@ def run_to_the_end(small, federation, secure_sum):
         attributes=told(rng, len(feed.dataset.users), ("taste", "age", "place")),
         features=told(rng, len(feed.dataset.items), ("length", "year", "price")),
     )
-    keys = {role: {"log_level": "debug"} for role in ("client", "cos", "data-owner", "thirdparty")}
+    roles = ("client", "cos", "data-owner", "thirdparty", "decrypting-client")
+    keys = {role: {"log_level": "debug"} for role in roles}
 
     async def to_the_end():
         async with federation(settings, feed=feed, keys=keys) as running:
@@ -137,6 +141,7 @@ def audited(runs):
             plant_known(held)
             plant_learned(held)
             plant_contributions(held, runs("clear"))
+            plant_paillier_keys(held)
             audit = Audit(held.kit, system="fedmvmf", form="hosts", secure_sum=secure_sum)
             made[secure_sum] = held, audit_everybody(held, audit).result()
         return made[secure_sum]
@@ -189,13 +194,25 @@ def plant_contributions(held, clear):
                 assert held.kit.codes(OF_A_HOST[purpose], codes, nothing, {host})
             else:
                 held.kit.plant(OF_A_HOST[purpose], codes.astype("<u4").tobytes(), {host})
-        if held.secure_sum == "masked":
-            for kind, _, payload in held.sent[host]:
-                if kind == SubmitKind.SUBMIT_KIND_VECTOR:
-                    held.kit.plant("masked_vector", SummedVector.FromString(payload).codes[:128], {host})
+        for kind, _, payload in held.sent[host] if held.secure_sum in HIDDEN else ():
+            if kind == SubmitKind.SUBMIT_KIND_VECTOR:
+                vector = SummedVector.FromString(payload)
+                hidden = vector.codes[:128] or vector.ciphertexts[HEADER_BYTES : HEADER_BYTES + 128]
+                held.kit.plant(HIDDEN[held.secure_sum], hidden, {host})
 
 
-BOTH = pytest.mark.parametrize("secure_sum", ["clear", "masked"])
+def plant_paillier_keys(held):
+    """The secret of the Paillier key, which every decrypting client has, and the set key's."""
+    parties = held.running.parties("decrypting-client")
+    for party in parties:
+        for path in (held.running.children[party].state / "keys").glob("*.key"):
+            key = HeldKey.load(path, held.running.settings.encryption.terms)
+            for factor in key.secret.factors:
+                held.kit.plant("secret_key", int(factor.prime).to_bytes(64), parties)
+
+
+HIDDEN = {"masked": "masked_vector", "encrypted": "encrypted_vector"}
+EACH = pytest.mark.parametrize("secure_sum", ["clear", "masked", "encrypted"])
 FROM_USERS = {
     *OF_A_HOST.values(),
     "user_attributes",
@@ -207,7 +224,7 @@ FROM_USERS = {
 }
 
 
-@BOTH
+@EACH
 def test_nobody_holds_of_fedmvmf_what_it_may_not_see(audited, secure_sum):
     held, result = audited(secure_sum)
     assert result.violations == ()
@@ -220,9 +237,12 @@ def test_nobody_holds_of_fedmvmf_what_it_may_not_see(audited, secure_sum):
     assert seen[OWNER] >= {"item_features", "item_pull"}
     assert seen[COS] >= {"item_pull", "item_factor", "item_support"}
     assert not seen[COS] & {"item_features", "user_attributes", "private_state", "interaction"}
-    assert seen[COS] & {*OF_A_HOST.values(), "masked_vector"} == (
-        set(OF_A_HOST.values()) if secure_sum == "clear" else {"masked_vector"}
+    assert seen[COS] & {*OF_A_HOST.values(), *HIDDEN.values()} == (
+        set(OF_A_HOST.values()) if secure_sum == "clear" else {HIDDEN[secure_sum]}
     )
+    for party in held.running.parties("decrypting-client"):
+        assert not seen[party] & {*FROM_USERS, *HIDDEN.values(), "item_features", "item_pull", "item_factor"}
+        assert "secret_key" in seen[party]
     for host in held.running.parties("client"):
         assert seen[host] >= {"user_attributes", "interaction", "history", "private_state", "item_factor"}
         assert not seen[host] & {"item_features", "item_pull"}
@@ -244,7 +264,7 @@ def test_the_audit_finds_features_and_attributes_where_they_may_not_be(audited):
     assert found == {("client/host-0", "item_features"), ("client/host-0", "user_attributes")}
 
 
-@BOTH
+@EACH
 def test_logs_and_metrics_pages_of_fedmvmf_hold_nothing_private(audited, secure_sum):
     held, _ = audited(secure_sum)
     private = {canary.kind for canary in held.kit.canaries} - {"participant_id", "item_support"}
@@ -253,7 +273,7 @@ def test_logs_and_metrics_pages_of_fedmvmf_hold_nothing_private(audited, secure_
         assert held.kit.search(page.encode()) == set(), party
 
 
-@BOTH
+@EACH
 def test_the_kinds_read_off_the_messages_of_fedmvmf_are_declared(audited, secure_sum):
     held, result = audited(secure_sum)
     transcripts = {party: [child.state / "transcript.bin"] for party, child in held.running.children.items()}
@@ -261,7 +281,10 @@ def test_the_kinds_read_off_the_messages_of_fedmvmf_are_declared(audited, secure
     for party, kinds in shown.items():
         for name, seen in kinds.items():
             assert not seen or declared[party.partition("/")[0]][name].allowed, (party, name)
-    for name in (*OF_A_HOST.values(), "masked_vector", "item_pull"):
+    for name in (*OF_A_HOST.values(), *HIDDEN.values(), "item_pull"):
         if name in result.seen[COS]:
             assert shown[COS][name] == (result.seen[COS][name] == "seen"), name
     assert shown[OWNER]["item_pull"]
+    for party in held.running.parties("decrypting-client"):
+        assert shown[party]["encrypted_sum"]
+        assert shown[party]["round_sum"]

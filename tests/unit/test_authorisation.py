@@ -17,6 +17,7 @@ CALLERS = {
     "coterie.v1.Orchestrator": {
         "client": {"Register", "Poll", "Fetch", "Submit", "Recommend"},
         "data-owner": {"Register", "Poll", "Fetch", "Submit", "Exchange"},
+        "decrypting-client": {"Register", "Poll", "Fetch", "Submit"},
     },
     "coterie.v1.Operator": {
         "operator": {"StartRun", "StopRun", "ListRuns", "GetRun", "WatchRun", "GetReport"}
@@ -31,6 +32,8 @@ CALLERS = {
         "client": {"Lookup", "Revocations", "PublishBundles", "PaillierPublicKey"}
         | {"PublishPaillierKey", "CountersignPaillierKey", "PaillierEnvelope"},
         "data-owner": {"Lookup", "Revocations", "PublishBundles", "PaillierPublicKey"},
+        "decrypting-client": {"Lookup", "Revocations", "PublishBundles", "PaillierPublicKey"}
+        | {"PublishPaillierKey", "CountersignPaillierKey", "PaillierEnvelope"},
         "cos": {"Lookup", "Revocations", "Beacon", "PaillierPublicKey"},
         "operator": {"Revoke"},
     },

@@ -229,7 +229,9 @@ def access(declared: dict[str, dict[str, visibility.Access]], role: str, kind: s
 
 def test_the_threat_model_says_what_the_code_declares() -> None:
     declared = visibility.matrix("drift", "published", "clear")
-    cells = {kind: [access(declared, role, kind) for role in visibility.ROLES] for kind in visibility.KINDS}
+    # DRIFT has no decrypting clients.
+    roles = [role for role in visibility.ROLES if role != "decrypting-client"]
+    cells = {kind: [access(declared, role, kind) for role in roles] for kind in visibility.KINDS}
     expected = [
         [f"`{kind}`", meaning, *cells[kind]]
         for kind, meaning in visibility.KINDS.items()
@@ -257,6 +259,22 @@ def test_the_threat_model_says_of_fedncf_what_differs_from_drift() -> None:
         assert set(cells["operator"]) == ({"yes"} if kind == "recommendation" else {"-"}), kind
         expected.append([f"`{kind}`", meaning, users_clear, hosts_clear, hosts_masked, owner, client])
     assert rows("docs/threat-model.md", "datum") == expected
+
+
+def test_the_threat_model_says_of_encrypted_sums_what_decrypting_clients_see() -> None:
+    shown = ("cos", "client", "decrypting-client", "thirdparty", "operator")
+    for form in ("hosts", "users"):
+        declared = visibility.matrix("fedncf", form, "encrypted")
+        expected = [
+            [f"`{kind}`", meaning, *(access(declared, role, kind) for role in shown)]
+            for kind, meaning in visibility.KINDS.items()
+            if declared["decrypting-client"][kind].allowed or kind.startswith("encrypted")
+        ]
+        assert rows("docs/threat-model.md", "encrypted") == expected
+    of_mvmf = visibility.matrix("fedmvmf", "hosts", "encrypted")
+    assert {kind for kind, one in of_mvmf["decrypting-client"].items() if one.allowed} == {
+        kind for kind, one in declared["decrypting-client"].items() if one.allowed
+    }
 
 
 def test_the_threat_model_says_of_fedmvmf_what_it_has_beside_fedncf() -> None:

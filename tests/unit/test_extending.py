@@ -146,8 +146,13 @@ def test_every_system_and_sum_is_in_the_matrix() -> None:
 
 def test_what_does_not_go_together_says_why() -> None:
     refused = [one for one in combinations() if not one.allowed]
-    assert [(one.system, one.secure_sum) for one in refused] == [("drift", "masked")]
-    assert "needs rounds" in refused[0].why
+    assert [(one.system, one.form, one.secure_sum) for one in refused] == [
+        ("drift", "published", "masked"),
+        ("drift", "published", "encrypted"),
+        ("drift", "shielded", "encrypted"),
+    ]
+    assert all("needs rounds" in one.why for one in refused[:2])
+    assert "in clear or masked" in refused[2].why
     assert "no such system" in combination("sfpl", "clear").why
     assert "no such sum" in combination("fedncf", "shouted").why
 

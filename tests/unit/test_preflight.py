@@ -9,6 +9,7 @@ import shutil
 import socket
 import sqlite3
 import sys
+import time
 from collections import namedtuple
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Any
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
@@ -29,10 +31,13 @@ from coterie.config.services import (
     ClientSettings,
     CosSettings,
     DataOwnerSettings,
+    DecryptingClientSettings,
+    KeySettings,
     OwnerSettings,
     ThirdPartySettings,
 )
 from coterie.crypto.authority import Authority, make_csr, new_tls_key, save_tls_key
+from coterie.crypto.roster import Roster, save_roster_key
 from coterie.launch import preflight
 from coterie.launch.authority import make_authority, make_token
 from coterie.launch.finding import Finding
@@ -315,6 +320,33 @@ def test_histories_must_have_every_column(federation: Federation, tmp_path: Path
     )
     short = found(check("client", settings), "histories")
     assert (short.status, "positive, part" in short.problem) == ("fail", True)
+
+
+def test_a_decrypting_client_needs_a_roster_that_holds(federation: Federation, tmp_path: Path) -> None:
+    operator = Ed25519PrivateKey.generate()
+    names = {"roster": tmp_path / "roster.txt", "roster_key": tmp_path / "roster.pub"}
+    peer = Peer(address="127.0.0.1:1", name="any")
+    settings = DecryptingClientSettings(
+        name="key-0",
+        state=federation.state("key-0"),
+        listen=f"{HOST}:0",
+        cos=peer,
+        thirdparty=peer,
+        run="here",
+        encryption=KeySettings(**names),
+    )
+
+    def roster() -> Finding:
+        return found(check("decrypting-client", settings), "roster")
+
+    assert roster().status == "fail"
+    now = int(time.time())
+    for run, status in (("elsewhere", "fail"), ("here", "ok")):
+        Roster.sign(operator, [bytes(32)], now - 1, now + 60, run=run).save(names["roster"])
+        save_roster_key(names["roster_key"], operator.public_key().public_bytes_raw())
+        assert roster().status == status, roster()
+    save_roster_key(names["roster_key"], Ed25519PrivateKey.generate().public_key().public_bytes_raw())
+    assert roster().status == "fail"
 
 
 # --- Certificate and token ---------------------------------------------------------------------------------------
@@ -611,7 +643,7 @@ def test_services_that_are_not_installed_are_named(tmp_path: Path, monkeypatch: 
     )
     missing = found(check_run(tmp_path), "services")
     assert missing.status == "fail"
-    assert "data-owner, thirdparty" in missing.problem
+    assert "data-owner, decrypting-client, thirdparty" in missing.problem
 
 
 @pytest.mark.parametrize(

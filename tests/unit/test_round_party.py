@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 
 from coterie.rounds.party import Decline, Journal, Keep, MemberRound, Send, SitOut, Train
+from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.plan import Member, SumPlan
 from coterie.secure_sum.protocol import Declined, Step
 
 CODES = np.arange(4, dtype=np.uint32)
+
+STEPS = MaskedServer.steps
 
 
 class Half:
@@ -55,7 +58,7 @@ def member(journal: Journal | None = None, **fields) -> MemberRound:
 def through(one: MemberRound, upto: Step = Step.UNMASK) -> list:
     """Take a member through all steps before one and return all effects."""
     effects = []
-    for step in Step:
+    for step in STEPS:
         if step is upto:
             return effects
         effects += one.asked(step, b"b")
@@ -88,11 +91,11 @@ def test_joining_forgets_the_contribution_of_an_older_round_and_keeps_the_reveal
 def test_every_step_is_answered_in_order():
     one = member()
     effects = [*through(one), *one.asked(Step.UNMASK, b"b")]
-    assert [effect.step for effect in effects if isinstance(effect, Send)] == list(Step)
+    assert [effect.step for effect in effects if isinstance(effect, Send)] == list(STEPS)
     assert Half.made == 1
 
 
-@pytest.mark.parametrize("step", [step for step in Step if step is not Step.SUBMIT])
+@pytest.mark.parametrize("step", [step for step in STEPS if step is not Step.SUBMIT])
 def test_the_same_question_gets_the_same_bytes_and_keeps_nothing(step):
     one = member()
     through(one, step)
@@ -140,7 +143,7 @@ def test_a_member_that_cannot_train_sits_out_and_forgets_its_secrets():
     assert one.asked(Step.SUBMIT, b"b") == [Decline()]
 
 
-@pytest.mark.parametrize("step", [step for step in Step if step is not Step.SUBMIT])
+@pytest.mark.parametrize("step", [step for step in STEPS if step is not Step.SUBMIT])
 def test_a_member_that_declines_says_why_once_and_takes_no_further_part(step):
     one = member()
     through(one, step)

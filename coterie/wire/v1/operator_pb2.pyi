@@ -538,7 +538,7 @@ class PartyEvent(google.protobuf.message.Message):
     party: builtins.str
     """Role and name from the certificate, "data-owner/drama" or "client/host-0"."""
     change: builtins.str
-    """"joined", "left", "lost" or "returned"."""
+    """"joined", "left", "lost", "returned", or "lied": its key holder decrypted wrongly, and another one did it."""
     def __init__(
         self,
         *,

@@ -34,6 +34,8 @@ class _ParticipantKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper
     """A person."""
     PARTICIPANT_KIND_DATA_OWNER: _ParticipantKind.ValueType  # 2
     """An organisation that holds items."""
+    PARTICIPANT_KIND_KEY_HOLDER: _ParticipantKind.ValueType  # 3
+    """A decrypting client, which holds the key of encrypted sums with others."""
 
 class ParticipantKind(_ParticipantKind, metaclass=_ParticipantKindEnumTypeWrapper):
     """What a participant is."""
@@ -44,6 +46,8 @@ PARTICIPANT_KIND_USER: ParticipantKind.ValueType  # 1
 """A person."""
 PARTICIPANT_KIND_DATA_OWNER: ParticipantKind.ValueType  # 2
 """An organisation that holds items."""
+PARTICIPANT_KIND_KEY_HOLDER: ParticipantKind.ValueType  # 3
+"""A decrypting client, which holds the key of encrypted sums with others."""
 Global___ParticipantKind: typing_extensions.TypeAlias = ParticipantKind
 
 class _RegisterIntent:
@@ -223,7 +227,7 @@ class _FetchKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     FETCH_KIND_ROSTER: _FetchKind.ValueType  # 4
     """Participant ids by slot, 32 bytes each; zeros for slots that are no users.  Who may read: data owners."""
     FETCH_KIND_SUM_PLAN: _FetchKind.ValueType  # 5
-    """The SumPlan of the round `version`.  Who may read: hosts with users; owners that may join a window."""
+    """The SumPlan of the round `version`.  Who may read: hosts with users; owners that may join a window; key holders."""
     FETCH_KIND_BRIEFINGS: _FetchKind.ValueType  # 6
     """Briefings of the step `step` of round `version`, for the caller's members.  Who may read: each member its own."""
     FETCH_KIND_PLACES: _FetchKind.ValueType  # 7
@@ -245,7 +249,7 @@ FETCH_KIND_CATALOGUE: FetchKind.ValueType  # 3
 FETCH_KIND_ROSTER: FetchKind.ValueType  # 4
 """Participant ids by slot, 32 bytes each; zeros for slots that are no users.  Who may read: data owners."""
 FETCH_KIND_SUM_PLAN: FetchKind.ValueType  # 5
-"""The SumPlan of the round `version`.  Who may read: hosts with users; owners that may join a window."""
+"""The SumPlan of the round `version`.  Who may read: hosts with users; owners that may join a window; key holders."""
 FETCH_KIND_BRIEFINGS: FetchKind.ValueType  # 6
 """Briefings of the step `step` of round `version`, for the caller's members.  Who may read: each member its own."""
 FETCH_KIND_PLACES: FetchKind.ValueType  # 7
@@ -284,10 +288,10 @@ class _SubmitKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     """Members: nothing.  The members whose slots it covers, one or several, take no further part in the round; nobody
     waits for them.  It gives no reason.
     """
-    SUBMIT_KIND_DECRYPTION: _SubmitKind.ValueType  # 12
-    """Key holders: a Decryption."""
     SUBMIT_KIND_ITEM_FACTORS: _SubmitKind.ValueType  # 11
     """Owners: an ItemFactors, of one owner."""
+    SUBMIT_KIND_DECRYPTION: _SubmitKind.ValueType  # 12
+    """Key holders: a Decryption."""
 
 class SubmitKind(_SubmitKind, metaclass=_SubmitKindEnumTypeWrapper):
     """What a submitted item is."""
@@ -316,10 +320,10 @@ SUBMIT_KIND_DECLINED: SubmitKind.ValueType  # 10
 """Members: nothing.  The members whose slots it covers, one or several, take no further part in the round; nobody
 waits for them.  It gives no reason.
 """
-SUBMIT_KIND_DECRYPTION: SubmitKind.ValueType  # 12
-"""Key holders: a Decryption."""
 SUBMIT_KIND_ITEM_FACTORS: SubmitKind.ValueType  # 11
 """Owners: an ItemFactors, of one owner."""
+SUBMIT_KIND_DECRYPTION: SubmitKind.ValueType  # 12
+"""Key holders: a Decryption."""
 Global___SubmitKind: typing_extensions.TypeAlias = SubmitKind
 
 @typing.final
@@ -335,7 +339,7 @@ class Participant(google.protobuf.message.Message):
     ADDRESS_FIELD_NUMBER: builtins.int
     TLS_NAME_FIELD_NUMBER: builtins.int
     kind: Global___ParticipantKind.ValueType
-    """User or data owner; must fit the role of the connection."""
+    """User, data owner or key holder; must fit the role of the connection."""
     name: builtins.str
     """Data owners only: logical name, a DNS label.  Users have no name here."""
     address: builtins.str

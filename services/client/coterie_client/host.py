@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -19,6 +19,7 @@ from coterie.crypto.identity import Bundle, Identity
 from coterie.data.attributes import AttributeTable
 from coterie.errors import PeerError
 from coterie.launch.process import Runtime
+from coterie.net.channel import Channel
 from coterie.net.party import Party
 from coterie.rounds.consent import Consent
 from coterie.store import client as store
@@ -52,6 +53,10 @@ class Host:
     directory_key: bytes
     told: tuple[Mapping[str, int], AttributeTable] | None = None
     """What is known of users: row by name, and the rows; None where nothing is."""
+    thirdparty: Channel | None = None
+    """To the key directory; only where keys are fetched."""
+    revoked: Callable[[], Collection[bytes]] = frozenset
+    """Gives the ids of all revoked participants, as known now."""
 
     @property
     def consent(self) -> Consent:

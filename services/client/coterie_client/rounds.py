@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import structlog
@@ -36,9 +37,13 @@ from coterie.wire.tensor import from_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1 import rounds_pb2
 from coterie.wire.v1.common_pb2 import RoundRef
+from coterie_client.encryption import Encryption
 from coterie_client.host import Host, Recommended, best_unseen, now_ms, read
 from coterie_client.journals import Journals
 from coterie_client.learner import Learner, Model, StaleError
+
+if TYPE_CHECKING:
+    from coterie.crypto.paillier import Obfuscators
 
 __all__ = ["CONTRIBUTIONS", "Rounds"]
 
@@ -65,6 +70,9 @@ _ACTIVITIES = {
     Step.CONFIRM: "signatures",
     Step.UNMASK: "shares",
 }
+
+_HIDING = {"masked": "masks", "encrypted": "encryption"}
+"""What is done to contributions before they leave, by secure sum."""
 
 _TRAIN = Purpose.TRAIN.value
 
@@ -127,6 +135,7 @@ class Rounds:
         self._journals = Journals(host.engine, host.writer, state / "contributions.bin", self._plan.run_id)
         self._learner = Learner(host, self._journals)
         self._verified = Verified()
+        self._encryption = Encryption(host) if self._plan.secure_sum == "encrypted" else None
         self._membership: Membership | None = None
         self._open: tuple[Sequence[wire.Task], float] = ((), 0.0)
         self._news = asyncio.Event()
@@ -149,7 +158,7 @@ class Rounds:
             fetches.FETCH_KIND_SUM_PLAN,
             fetches.FETCH_KIND_MODEL,
             *([fetches.FETCH_KIND_OPEN_ITEMS] if self._asks_supports else []),
-            *([fetches.FETCH_KIND_BRIEFINGS] if self._plan.secure_sum != "clear" else []),
+            *([fetches.FETCH_KIND_BRIEFINGS] if self._plan.secure_sum == "masked" else []),
         ]
         self._party.carries = True
         running.create_task(self._work())
@@ -267,8 +276,9 @@ class Rounds:
         covered = self._membership.covered(plan)
         current = _Round(plan.round, plan, covered)
         today = self._today()
+        obfuscators = None if self._encryption is None else await self._encryption.for_plan(plan)
         for member, users in covered.items():
-            self._admit(current, plan, member, users, today)
+            self._admit(current, plan, member, users, today, obfuscators)
         purpose = Purpose(plan.purpose)
         current.side = await self._learner.side()
         if layout_hash(current.side.layout(purpose)) != plan.layout_sha256:
@@ -279,7 +289,13 @@ class Rounds:
         return current
 
     def _admit(
-        self, current: _Round, plan: SumPlan, member: int, users: Sequence[User], today: Mapping[int, int]
+        self,
+        current: _Round,
+        plan: SumPlan,
+        member: int,
+        users: Sequence[User],
+        today: Mapping[int, int],
+        obfuscators: Obfuscators | None,
     ) -> None:
         """Let a member take part, unless the consent of its users is against it."""
         participant = plan.members[member].participant
@@ -294,6 +310,7 @@ class Rounds:
             self._host.directory_key,
             int(time.time()),
             self._verified,
+            obfuscators,
         )
         one = MemberRound(plan, journal, partial(member_half, plan, member, signer))
         if one.reason:
@@ -359,7 +376,7 @@ class Rounds:
             await self._train(current, training)
 
     async def _briefings(self, current: _Round, step: Step) -> dict[int, bytes]:
-        if self._plan.secure_sum == "clear" or step is Step.ADVERTISE:
+        if self._plan.secure_sum != "masked" or step is Step.ADVERTISE:
             return {}
         return await self._party.briefings(current.number, TASK_STEP[step])
 
@@ -420,7 +437,7 @@ class Rounds:
                 _log.error("the local step failed", round=current.number, error=type(error).__name__)
                 reason = f"the local step failed: {type(error).__name__}"
                 break
-            with activity("masks" if self._plan.secure_sum == "masked" else "rounds"):
+            with activity(_HIDING.get(self._plan.secure_sum, "rounds")):
                 effects = current.rounds[member].trained(codes)
             if current.plan.purpose == _TRAIN:
                 rows = self._learner.rows([user.index for user in current.covered[member]])

@@ -47,8 +47,9 @@ class ClientProcess:
         writer = Writer(engine)
         runtime.holds("store")
         bundles = saved_bundles(settings.state)
+        thirdparty = runtime.connect(settings.thirdparty, "thirdparty")
         self._revocations = RevocationWatch(
-            runtime.connect(settings.thirdparty, "thirdparty"),
+            thirdparty,
             runtime.guard,
             lambda current: runtime.holds("directory", current),
         )
@@ -70,6 +71,8 @@ class ClientProcess:
             writer,
             (settings.state / "directory.key").read_bytes(),
             _told(settings),
+            thirdparty,
+            lambda: self._revocations.participants,
         )
         self._way: TakingPart | None = None
 

@@ -143,6 +143,7 @@ class Orchestrator(OrchestratorServicer):
         kinds = {
             "client": wire.ParticipantKind.PARTICIPANT_KIND_USER,
             "data-owner": wire.ParticipantKind.PARTICIPANT_KIND_DATA_OWNER,
+            "decrypting-client": wire.ParticipantKind.PARTICIPANT_KIND_KEY_HOLDER,
         }
         if message.kind != kinds[peer.role]:
             raise Refusal(
@@ -205,7 +206,7 @@ class Orchestrator(OrchestratorServicer):
                 expected="keys of items that data owners hold",
             )
         registry = run.registry
-        slots = registry.add(party, roll.participants, roll.owners)
+        slots = registry.add(party, roll.participants, roll.owners, roll.holders)
         catalogue_changed = False
         new: list[tuple[list[str], int]] = []
         holdings: list[tuple[int, bytes]] = []

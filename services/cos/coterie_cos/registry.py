@@ -47,6 +47,8 @@ class Roll:
         self.participants: list[bytes] = []
         self.owners: dict[int, Participant] = {}
         """Messages of data owners, by position."""
+        self.holders = False
+        """Whether they are key holders."""
         self.joining = False
         """Whether all have been checked, and are being registered."""
         self._file = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 - closed with the roll
@@ -55,6 +57,7 @@ class Roll:
         """Append a participant."""
         if message.kind == ParticipantKind.PARTICIPANT_KIND_DATA_OWNER:
             self.owners[len(self.participants)] = message
+        self.holders |= message.kind == ParticipantKind.PARTICIPANT_KIND_KEY_HOLDER
         self.participants.append(participant)
         packed = message.SerializeToString()
         self._file.write(_LENGTH.pack(len(packed)) + packed)
@@ -85,11 +88,18 @@ class Registered:
     participant: bytes
     party: str
     owner: Participant | None
+    is_holder: bool = False
+    """Whether it is a key holder."""
 
     @property
     def is_owner(self) -> bool:
         """Whether it is a data owner."""
         return self.owner is not None
+
+    @property
+    def is_user(self) -> bool:
+        """Whether it is a person."""
+        return self.owner is None and not self.is_holder
 
 
 class Registry:
@@ -105,6 +115,7 @@ class Registry:
         self._by_party: dict[str, list[int]] = {}
         self.owners: list[int] = []
         """Slots of data owners, ascending."""
+        self._holders = 0
         self.items: list[str] = []
         self._item_index: dict[str, int] = {}
         self.held: dict[int, npt.NDArray[np.uint32]] = {}
@@ -121,7 +132,8 @@ class Registry:
         ):
             message = Participant.FromString(row.message)
             is_owner = message.kind == ParticipantKind.PARTICIPANT_KIND_DATA_OWNER
-            self._append(row.participant, row.party, message if is_owner else None)
+            is_holder = message.kind == ParticipantKind.PARTICIPANT_KIND_KEY_HOLDER
+            self._append(row.participant, row.party, message if is_owner else None, is_holder)
         for row in connection.execute(
             sa.select(store.items.c.key)
             .where(store.items.c.run_id == self._run_id)
@@ -135,7 +147,13 @@ class Registry:
             self.hold(row.slot, np.frombuffer(row.items, "<u4"))
         self.catalogue_version = catalogue_version
 
-    def add(self, party: str, participants: Sequence[bytes], owners: Mapping[int, Participant]) -> list[int]:
+    def add(
+        self,
+        party: str,
+        participants: Sequence[bytes],
+        owners: Mapping[int, Participant],
+        holders: bool = False,
+    ) -> list[int]:
         """Register participants of a party.
 
         Parameters
@@ -145,6 +163,8 @@ class Registry:
             Their ids.
         owners : mapping of int to Participant
             Messages of those that are data owners, by position.
+        holders : bool
+            Whether they are key holders.
 
         Returns
         -------
@@ -169,15 +189,22 @@ class Registry:
         for position, participant in enumerate(participants):
             slot = self._slots.get(participant)
             if slot is None:
-                slot = self._append(participant, party, owners.get(position))
+                slot = self._append(participant, party, owners.get(position), holders)
             elif position in owners:
                 self.by_slot[slot].owner = owners[position]
             slots.append(slot)
         return slots
 
-    def _append(self, participant: bytes, party: str, owner: Participant | None) -> int:
+    def slot_of(self, participant: bytes) -> int | None:
+        """Return the slot of a participant; None for one that is not registered."""
+        return self._slots.get(participant)
+
+    def _append(
+        self, participant: bytes, party: str, owner: Participant | None, is_holder: bool = False
+    ) -> int:
         slot = self._slots[participant] = len(self.by_slot)
-        self.by_slot.append(Registered(participant, sys.intern(party), owner))
+        self.by_slot.append(Registered(participant, sys.intern(party), owner, is_holder))
+        self._holders += is_holder
         self._by_party.setdefault(party, []).append(slot)
         if owner is not None:
             self.owners.append(slot)
@@ -277,7 +304,7 @@ class Registry:
 
     def users(self) -> int:
         """Return how many users are registered."""
-        return len(self.by_slot) - len(self.owners)
+        return len(self.by_slot) - len(self.owners) - self._holders
 
     def catalogue(self, present: Mapping[int, bool]) -> Catalogue:
         """Return the item -> owners table over the owners that are present."""
@@ -310,6 +337,6 @@ class Registry:
         """Return the participant ids of users by slot, uint8 (slots, 32); zeros where the slot is no user."""
         table = np.zeros((len(self.by_slot), _ID_BYTES), np.uint8)
         for slot, one in enumerate(self.by_slot):
-            if not one.is_owner:
+            if one.is_user:
                 table[slot] = np.frombuffer(one.participant, np.uint8)
         return table

@@ -13,11 +13,13 @@ import sqlalchemy as sa
 import structlog
 from numpy.typing import NDArray
 
+from coterie.crypto.key_record import KeyRecord
 from coterie.rounds import training
 from coterie.rounds.conductor import Conductor, Population, model_to_bytes, new_training
 from coterie.rounds.system import Arrays, ServerSide, ToldServerSide
 from coterie.rounds.systems import asks_owners, server_side
 from coterie.rounds.training import Purpose, Training
+from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Failed
 from coterie.store import cos as store
 from coterie.wire.layout import ImpossibleSumError
@@ -26,12 +28,16 @@ from coterie.wire.tensor import to_wire
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie_cos.item_servers import ItemServers
+from coterie_cos.key_holders import KeyHolders
 from coterie_cos.summing import SummingRun, Surroundings
-from coterie_cos.sums import OpenSum
+from coterie_cos.sums import OpenSum, SavedRound
 
 __all__ = ["RoundsRun"]
 
 _log = structlog.get_logger("coterie.cos")
+
+_IN_ROUNDS = ("client", "decrypting-client")
+"""Roles that take part in rounds."""
 
 _PURPOSES = {
     Purpose.SUPPORTS: operator.RunPhase.RUN_PHASE_SUPPORTS,
@@ -63,6 +69,14 @@ class RoundsRun(SummingRun[Training]):
             ItemServers(plan.run_id, self.registry, self.present) if asks_owners(plan.system) else None
         )
         self._silent: list[str] = []
+        encrypted = plan.secure_sum == "encrypted"
+        self._key_holders = (
+            KeyHolders(cast(Any, self._half), self.registry, self.present, self.revoked)
+            if encrypted
+            else None
+        )
+        # What was in progress before a restart, until its key is known again.
+        self._deferred: SavedRound | None = None
 
     def _side(self, n_items: int, groups: int) -> ServerSide:
         return server_side(self.plan.system, self.plan.settings, n_items, self.plan.seed, groups)
@@ -87,10 +101,42 @@ class RoundsRun(SummingRun[Training]):
         saved = self._sums.saved(connection)
         if saved is None:
             self.proceed()
+        elif self._key_holders is None:
+            self._resume(saved)
         else:
-            layout, slots = conductor.side.layout(self.state.purpose), self._slots(conductor)
-            self._ask_owners()
-            self._sums.resume(saved, layout, slots, self._step_s)
+            self._deferred = saved
+
+    def _resume(self, saved: SavedRound) -> None:
+        conductor = self._conduct()
+        layout, slots = conductor.side.layout(self.state.purpose), self._slots(conductor, saved.plan)
+        self._ask_owners()
+        self._sums.resume(saved, layout, slots, self._step_s)
+
+    # --- the key of an encrypted sum ---------------------------------------------------------------------------
+
+    @property
+    def key_epoch(self) -> int | None:
+        """Epoch of the key that is known; None where sums are not encrypted."""
+        return None if self._key_holders is None else self._key_holders.epoch
+
+    async def new_key(self, record: KeyRecord) -> None:
+        """Encrypt the next sums under another key.
+
+        Raises
+        ------
+        CryptoError
+            When it is no key that can be.
+        """
+        if self._key_holders is None:
+            raise AssertionError("a key for a run that does not encrypt")
+        self._key_holders.take(record)
+        deferred, self._deferred = self._deferred, None
+        if deferred is not None and self._key_holders.knows(deferred.plan):
+            self._resume(deferred)
+        elif deferred is not None:
+            self._sums.skip("the key was replaced while the server was away")
+        else:
+            await self._gathered()
 
     def _conduct(self) -> Conductor:
         """Return the conductor; the population is fixed."""
@@ -119,13 +165,14 @@ class RoundsRun(SummingRun[Training]):
         users = [
             slot
             for slot, one in enumerate(self.registry.by_slot)
-            if not one.is_owner and not self.revoked(one.participant)
+            if one.is_user and not self.revoked(one.participant)
         ]
         present = [slot for slot in users if self.present(self.registry.by_slot[slot].party)]
         if (
             self.state.phase is not training.Phase.GATHER
             or self.owners_alive() < max(self.request.expect_owners, 1)
             or len(present) < max(self.request.expect_users, 1)
+            or (self._key_holders is not None and not self._key_holders.complete)
         ):
             return
         order = sorted(present, key=lambda slot: (self.registry.by_slot[slot].party, slot))
@@ -145,9 +192,11 @@ class RoundsRun(SummingRun[Training]):
 
     def proceed(self) -> None:
         """Open the next round; one that cannot be opened is abandoned."""
-        if self.waits:
+        if self.waits or self._deferred is not None:
             return
         conductor = self._conduct()
+        if self._key_holders is not None:
+            self._key_holders.choose()
         self.state = training.begin_round(self.state)
         try:
             opening = conductor.open(self.state, hashlib.sha256(self._model).digest(), self._step_s)
@@ -155,7 +204,7 @@ class RoundsRun(SummingRun[Training]):
             self._sums.skip(str(failed))
             return
         self._ask_owners()
-        self._sums.open(opening, self._slots(conductor), self.present)
+        self._sums.open(opening, self._slots(conductor, opening.plan), self.present)
 
     def _ask_owners(self) -> None:
         """Let data owners tell of their items in a round of training, where the system asks them."""
@@ -172,9 +221,10 @@ class RoundsRun(SummingRun[Training]):
         told, self._silent = await self._item_servers.answers(factors)
         return side.told(self._arrays, told)
 
-    def _slots(self, conductor: Conductor) -> dict[int, list[int]]:
+    def _slots(self, conductor: Conductor, plan: SumPlan) -> dict[int, list[int]]:
         covered = conductor.members(conductor.cohort(self.state))
-        return {member: [self.state.users[p] for p in positions] for member, positions in covered.items()}
+        found = {member: [self.state.users[p] for p in positions] for member, positions in covered.items()}
+        return found if self._key_holders is None else found | self._key_holders.slots(plan)
 
     async def summed(self, current: OpenSum, total: NDArray[np.uint32], users: int) -> str:
         """Apply a sum: the next version, the metrics in it, or nothing but a group's items."""
@@ -321,15 +371,16 @@ class RoundsRun(SummingRun[Training]):
                 return self.state.version, self._opened
             case wire.FetchKind.FETCH_KIND_PLACES if role == "client" and self._conductor is not None:
                 return 0, self._places(party).SerializeToString(deterministic=True)
-            case wire.FetchKind.FETCH_KIND_SUM_PLAN if role == "client":
+            case wire.FetchKind.FETCH_KIND_SUM_PLAN if role in _IN_ROUNDS:
                 return self._sums.plan(request.version)
-            case wire.FetchKind.FETCH_KIND_BRIEFINGS if role == "client":
+            case wire.FetchKind.FETCH_KIND_BRIEFINGS if role in _IN_ROUNDS:
                 return request.version, self._sums.briefings(party, request)
         raise Refusal(
             ErrorReason.ERROR_REASON_INVALID_FIELD,
             "nothing of this kind for this caller, or not yet",
             field="kind",
-            expected="MODEL, OPEN_ITEMS or CATALOGUE; SUM_PLAN, BRIEFINGS or PLACES for client hosts",
+            expected="MODEL, OPEN_ITEMS or CATALOGUE; SUM_PLAN, BRIEFINGS or PLACES for client hosts; SUM_PLAN or "
+            "BRIEFINGS for decrypting clients",
         )
 
     def _model_of(self, version: int) -> tuple[int, bytes]:
@@ -383,6 +434,7 @@ class RoundsRun(SummingRun[Training]):
                 await self.stop(
                     f"gather took too long; {owners} of {self.request.expect_owners} data owners and "
                     f"{users} of {self.request.expect_users} users came"
+                    + ("" if self._key_holders is None else f"; {self._key_holders.says}")
                 )
         else:
             self._sums.tick()

@@ -277,7 +277,8 @@ class Run(abc.ABC):
     def hosts_alive(self) -> int:
         """Return how many client hosts are present."""
         return sum(
-            not presence.lost and len(self._owners(party)) < len(self.registry.slots_of(party))
+            not presence.lost
+            and any(self.registry.by_slot[slot].is_user for slot in self.registry.slots_of(party)[:1])
             for party, presence in self._parties.items()
         )
 

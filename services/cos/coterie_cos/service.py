@@ -7,16 +7,18 @@ from typing import Any
 
 import grpc
 import sqlalchemy as sa
+import structlog
 
 from coterie.config.services import CosSettings
 from coterie.crypto.authority import validate_name
 from coterie.crypto.beacon import BEACON_BYTES, Beacon
-from coterie.errors import CertificateError, ConfigError, PeerError, StoreError
+from coterie.errors import CertificateError, ConfigError, CryptoError, PeerError, StoreError
 from coterie.launch.process import Runtime
 from coterie.net.completion import completed
 from coterie.net.credentials import TlsFiles
 from coterie.net.directory import Directory
 from coterie.net.enrolment import enrol
+from coterie.net.paillier_directory import HOLD_S, PaillierDirectory
 from coterie.net.revocation import RevocationWatch
 from coterie.rounds.plan import plan_hash
 from coterie.rounds.policy import LEAST_REDRAW
@@ -40,6 +42,8 @@ from coterie_cos.summing import Surroundings
 
 __all__ = ["SERVICE"]
 
+_log = structlog.get_logger("coterie.cos")
+
 _TICK_S = 0.5
 
 _STORE_CACHE_KIB = 256
@@ -60,6 +64,7 @@ class CosProcess:
         self._directory_key = (settings.state / "directory.key").read_bytes()
         thirdparty = runtime.connect(settings.thirdparty, "thirdparty")
         self._directory = Directory(thirdparty, self._directory_key)
+        self._paillier = PaillierDirectory(thirdparty)
         self._revocations = RevocationWatch(
             thirdparty,
             runtime.guard,
@@ -162,19 +167,39 @@ class CosProcess:
         add_OperatorServicer_to_server(self._operator, server)
 
     async def run(self) -> None:
-        """Watch the clock and the revocation list."""
+        """Watch the clock, the revocation list, and the keys of runs that encrypt."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._revocations.run())
-            tasks.create_task(self._tick())
+            tasks.create_task(self._tick(tasks))
 
-    async def _tick(self) -> None:
+    async def _tick(self, tasks: asyncio.TaskGroup) -> None:
+        watched: set[str] = set()
         while True:
             for run in list(self._runs.values()):
                 await run.tick()
+                if (
+                    isinstance(run, RoundsRun)
+                    and run.key_epoch is not None
+                    and run.plan.run_id not in watched
+                ):
+                    watched.add(run.plan.run_id)
+                    tasks.create_task(self._watch_key(run))
             if self._writer.failed:
                 # Memory may be ahead of the store now; a restart takes up what is durable.
                 raise StoreError("the store cannot be written", hint="free space on its volume, then restart")
             await asyncio.sleep(_TICK_S)
+
+    async def _watch_key(self, run: RoundsRun) -> None:
+        """Tell a run of its newest key, for as long as it goes on."""
+        while not run.over:
+            try:
+                held = run.key_epoch or 0
+                record = await self._paillier.public_key(run.plan.run_id, held_epoch=held, hold_s=HOLD_S)
+                if record is not None and record.epoch > held:
+                    await run.new_key(record)
+            except (PeerError, CryptoError) as error:
+                _log.warning("no new paillier key", run=run.plan.run_id, error=error.message)
+                await asyncio.sleep(1.0)
 
     async def close(self) -> None:
         """Close the store."""

@@ -240,7 +240,7 @@ class ShieldedRun(SummingRun[Shielded]):
 
     def _users_of(self, party: str) -> list[int]:
         by_slot = self.registry.by_slot
-        return [slot for slot in self.registry.slots_of(party) if not by_slot[slot].is_owner]
+        return [slot for slot in self.registry.slots_of(party) if by_slot[slot].is_user]
 
     def _slots(self, plan: SumPlan) -> dict[int, list[int]]:
         """Return the slots that each member covers."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -145,6 +145,11 @@ class SummingRun(Run, SumOwner, Generic[S]):
     def in_progress(self, current: OpenSum) -> bool:
         """Whether a sum was not stopped meanwhile."""
         return current is self._sums.current
+
+    async def lied(self, parties: Sequence[str]) -> None:
+        """Name parties that said something wrong, in an event."""
+        for party in parties:
+            await self.emit(operator.WatchRunResponse(party=operator.PartyEvent(party=party, change="lied")))
 
     async def stopped_by_fault(self) -> bool:
         """End the run when a sum met a fault of this service; return whether it did."""

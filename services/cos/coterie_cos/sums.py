@@ -61,10 +61,14 @@ class OpenSum:
 
     def __post_init__(self) -> None:
         # By its lowest slot: a host may cover very many.
+        plan = self.state.plan
         self.member_of = {min(own): member for member, own in self.slots.items()}
-        self.by_party: dict[str, list[int]] = {}
-        for member, one in enumerate(self.state.plan.members):
-            self.by_party.setdefault(one.device, []).append(member)
+        # A key holder is asked under several numbers, and known by that of its own part.
+        for holder in range(len(plan.holders)):
+            number = plan.respondent(holder, holder)
+            if number in self.slots:
+                self.member_of[self.slots[number][0]] = number
+        self.by_party = plan.by_device
 
     def mark(self) -> None:
         """Note when a phase begins."""
@@ -114,6 +118,10 @@ class SumOwner(Protocol):
 
     async def abandoned(self, reason: str) -> None:
         """Take note that the sum is not formed, and forget it, in one transaction."""
+        ...
+
+    async def lied(self, parties: Sequence[str]) -> None:
+        """Take note of parties whose key holders said that something else was in the sum."""
         ...
 
     def proceed(self) -> None:
@@ -358,16 +366,20 @@ class Sums:
             total = await asyncio.to_thread(self._unmasked, state, state.running)
         except Failed as failed:
             current.wrong += failed.wrong
-            self._say_wrong(current, failed.wrong)
+            await self._say_wrong(current, failed.wrong)
             self._advance(current, machine.UnmaskFailed(str(failed), time.monotonic(), failed.wrong))
             return
         current.wrong += total.wrong
-        self._say_wrong(current, total.wrong)
+        await self._say_wrong(current, total.wrong)
         self._advance(current, machine.Unmasked(total.codes))
 
-    def _say_wrong(self, current: OpenSum, wrong: tuple[int, ...]) -> None:
+    async def _say_wrong(self, current: OpenSum, wrong: tuple[int, ...]) -> None:
+        plan = current.state.plan
         if wrong:
-            _log.warning("wrong answers", run=self._run_id, round=current.state.plan.round, members=wrong)
+            _log.warning("wrong answers", run=self._run_id, round=plan.round, members=wrong)
+        await self._owner.lied(
+            sorted({plan.device_of(number) for number in wrong if number >= len(plan.members)})
+        )
 
     def _unmasked(self, state: RoundState, running: Running) -> Total:
         with self._accounting.activity("unmask"):
@@ -385,7 +397,10 @@ class Sums:
             return []
         asked = set(state.asked)
         slots = [
-            slot for member in current.by_party[party] if member in asked for slot in current.slots[member]
+            slot
+            for member in current.by_party[party]
+            if member in asked
+            for slot in current.slots.get(member, ())
         ]
         if not slots:
             return []
@@ -394,7 +409,7 @@ class Sums:
                 kind=wire.TaskKind.TASK_KIND_ROUND,
                 round=RoundRef(run_id=self._run_id, round=state.plan.round),
                 version=version,
-                slots=ranges(sorted(slots)),
+                slots=ranges(sorted(set(slots))),
                 step=TASK_STEP[state.step],
                 best=best,
             )
@@ -479,7 +494,7 @@ class Sums:
                 ErrorReason.ERROR_REASON_INVALID_FIELD,
                 "no such kind of item in a run with rounds",
                 field="kind",
-                expected="ADVERT, SHARES, VECTOR, CONFIRMATION, UNMASKING or DECLINED",
+                expected="ADVERT, SHARES, VECTOR, CONFIRMATION, UNMASKING, DECRYPTION or DECLINED",
             )
         current = self._open(head.round.round)
         try:
@@ -491,7 +506,8 @@ class Sums:
                     field="slots",
                     expected="all the slots that one member covers",
                 )
-            self._advance(current, machine.Arrived(member, step, payload, time.monotonic(), head.sha256))
+            number = self._half.answers_as(current.state.plan, member, step, payload)
+            self._advance(current, machine.Arrived(number, step, payload, time.monotonic(), head.sha256))
         except Refusal:
             current.refused += 1
             raise
@@ -549,7 +565,8 @@ class Sums:
             users=plan.users,
             members=len(plan.members),
             summed=users,
-            dropped=len(plan.members) - len(current.state.arrived),
+            dropped=len(plan.members)
+            - len(current.state.submitters if plan.holders else current.state.arrived),
             refused=current.refused,
             reason=reason,
             phases=list(seconds),

@@ -1,0 +1,90 @@
+"""The key under which a host's members encrypt: fetched, checked against the operator's roster, never an older one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from coterie.crypto.roster import Roster, load_roster_key
+from coterie.crypto.verification import VerificationError
+from coterie.errors import ConfigError, PeerError
+from coterie.net.public_keys import PublicKeys, Trust
+from coterie.rounds.encryption import obfuscators
+from coterie.secure_sum.plan import SumPlan
+from coterie.secure_sum.protocol import Declined
+from coterie_client.host import Host
+
+if TYPE_CHECKING:
+    from coterie.crypto.paillier import Obfuscators
+
+__all__ = ["Encryption"]
+
+_log = structlog.get_logger("coterie.client")
+
+_FIRST_S = 60.0
+"""How long a run's first key is waited for."""
+_NEWER_S = 5.0
+"""How long a newer key is waited for when a plan names one that is not known here."""
+
+
+class Encryption:
+    """Of a host in one run.
+
+    Parameters
+    ----------
+    host : Host
+
+    Raises
+    ------
+    ConfigError
+        The host's configuration says nothing about keys.
+    """
+
+    def __init__(self, host: Host) -> None:
+        settings = host.settings.encryption
+        if settings is None or host.thirdparty is None:
+            raise ConfigError(
+                "this run encrypts its sums, and the host's configuration has no [encryption]",
+                hint="name the operator's roster and roster_key there",
+            )
+        self._way = settings.obfuscators
+        trust = Trust(
+            host.settings.run,
+            Roster.load(settings.roster),
+            load_roster_key(settings.roster_key),
+            settings.terms,
+            host.revoked,
+        )
+        self._keys = PublicKeys(host.thirdparty, trust, host.settings.state / "paillier.json")
+        # Made for a key once: the tables behind it take seconds.
+        self._made: tuple[bytes, Obfuscators] | None = None
+
+    async def for_plan(self, plan: SumPlan) -> Obfuscators:
+        """Return what the members of a plan encrypt with.
+
+        Raises
+        ------
+        Declined
+            When the plan's key is not the one that may be used now, or others than its holders would decrypt.
+        """
+        try:
+            record = self._keys.record
+            if record is None:
+                record = await self._keys.newest(_FIRST_S)
+            if record.key_id != plan.key_id:
+                record = await self._keys.newer(_NEWER_S) or record
+            public = self._keys.public()
+        except (PeerError, VerificationError) as error:
+            raise Declined(f"there is no key to encrypt under: {error.message}") from None
+        if record.key_id != plan.key_id:
+            raise Declined(
+                f"the plan's key is {plan.key_id.hex()[:16]}; accepted is {record.key_id.hex()[:16]}"
+            )
+        if not {holder.participant for holder in plan.holders} <= set(record.holders):
+            raise Declined("the plan lets somebody decrypt who does not hold its key")
+        if self._made is None or self._made[0] != record.key_id:
+            _log.info("making tables for a paillier key", key=record.key_id.hex()[:16])
+            self._made = record.key_id, await asyncio.to_thread(obfuscators, public, self._way)
+        return self._made[1]

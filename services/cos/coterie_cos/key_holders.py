@@ -1,0 +1,111 @@
+"""The key under which a run's sums are encrypted, and which of its holders are there to decrypt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import structlog
+
+from coterie.crypto.key_record import KeyRecord, KeyTerms
+from coterie.secure_sum.plan import Member, SumPlan
+from coterie_cos.registry import Registry
+
+if TYPE_CHECKING:
+    from coterie.crypto.paillier import PublicKey
+    from coterie.secure_sum.encrypted import EncryptedServer
+
+__all__ = ["KeyHolders"]
+
+_log = structlog.get_logger("coterie.cos")
+
+
+class KeyHolders:
+    """Of one run.
+
+    The server takes the key as the third party has it: who relies on it, contributors and holders, check it
+    themselves against the operator's roster, and take part under no other one.
+
+    Parameters
+    ----------
+    half : EncryptedServer
+        Is told the key.
+    registry : Registry
+    present, revoked : callable
+        Whether a party was heard lately; whether a participant is revoked.
+    """
+
+    def __init__(
+        self,
+        half: EncryptedServer,
+        registry: Registry,
+        present: Callable[[str], bool],
+        revoked: Callable[[bytes], bool],
+    ) -> None:
+        self._half = half
+        self._registry = registry
+        self._present = present
+        self._revoked = revoked
+        self._key: tuple[KeyRecord, PublicKey] | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the key; 0 before there is one."""
+        return 0 if self._key is None else self._key[0].epoch
+
+    def take(self, record: KeyRecord) -> None:
+        """Encrypt sums under this key from now on.
+
+        Raises
+        ------
+        CryptoError
+            When it is no key that can be.
+        """
+        key = record.key
+        public = key.public_key(KeyTerms(bits=key.bits, subgroup=bool(key.base), comparison=True))
+        self._key = record, public
+        _log.info("paillier key", run=record.run, epoch=record.epoch, key=record.key_id.hex()[:16])
+        self.choose()
+
+    @property
+    def complete(self) -> bool:
+        """Whether there is a key and all of its holders are there."""
+        return self._key is not None and len(self._there()) == len(self._key[0].holders)
+
+    @property
+    def says(self) -> str:
+        """How far it is, in words."""
+        if self._key is None:
+            return "its decrypting clients have no key yet"
+        return f"{len(self._there())} of {len(self._key[0].holders)} decrypting clients came"
+
+    def choose(self) -> None:
+        """Let those decrypt the next sum who are there now."""
+        if self._key is not None:
+            self._half.keys.use(self._key[1], self._there())
+
+    def knows(self, plan: SumPlan) -> bool:
+        """Whether the key is the one of a plan."""
+        return self._key is not None and self._key[0].key_id == plan.key_id
+
+    def slots(self, plan: SumPlan) -> dict[int, list[int]]:
+        """Return the slot of each holder of a plan, by each number under which it is asked."""
+        found = {}
+        for holder, one in enumerate(plan.holders):
+            slot = self._registry.slot_of(one.participant)
+            if slot is not None:
+                found.update({n: [slot] for n in plan.numbers_of(plan.respondent(holder, holder))})
+        return found
+
+    def _there(self) -> list[Member]:
+        if self._key is None:
+            return []
+        found = []
+        for participant in self._key[0].holders:
+            slot = self._registry.slot_of(participant)
+            if slot is None or self._revoked(participant):
+                continue
+            party = self._registry.by_slot[slot].party
+            if self._present(party):
+                found.append(Member(participant, party))
+        return found

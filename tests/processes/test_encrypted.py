@@ -1,0 +1,126 @@
+"""Encrypted sums over real processes: the numbers of sums in clear, decrypting clients that die, a server that does."""
+
+import asyncio
+import json
+
+import pytest
+
+from coterie.crypto.custody import HeldKey
+from coterie.launch.feed import load, make_feed
+from coterie.launch.in_process import train_in_process
+
+# Short keys, drawn quickly.  What long ones take, the benchmarks show.
+KEY = {"bits": 1024, "comparison": True}
+HOLDERS = [f"decrypting-client/key-{n}" for n in range(3)]
+ROUNDS = {"cohort": 20, "group": 20, "passes": 2, "evaluate_every": 1}
+BASE = {
+    "secure_sum": "encrypted",
+    "encryption": KEY,
+    "data": {"synthetic": {"users": 40, "items": 60, "interactions": 900}},
+    "rounds": ROUNDS,
+    "federation": {"hosts": 3},
+}
+KINDS = {
+    "fedncf, hosts": {"system": "fedncf", "split": {"kind": "leave-last-out"}},
+    "fedncf, users": {
+        "system": "fedncf",
+        "split": {"kind": "leave-last-out"},
+        "rounds": {**ROUNDS, "party_per_user": True, "passes": 1},
+        "encryption": {**KEY, "obfuscators": "short"},
+    },
+    "fedmvmf, hosts": {"system": "fedmvmf", "split": {"kind": "random"}},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_encrypted_sum_changes_no_number(small, federation, kind):
+    settings = small(**{**BASE, **KINDS[kind]})
+
+    async def to_the_end():
+        async with federation(settings) as running:
+            await running.start()
+            return await running.finish()
+
+    report = asyncio.run(to_the_end())
+    assert report["phase"] == "done"
+    clear = settings.model_copy(update={"secure_sum": "clear"})
+    feed = make_feed(clear, load(clear), 0)
+    alone = train_in_process(clear, feed, run_id="test", seed=0, see=lambda event: None)
+    assert [one["metrics"] for one in report["history"]] == [one["metrics"] for one in alone.known["history"]]
+    assert report["chosen"] == alone.known["chosen"]
+    assert all(one["reason"] == "" and one["liars"] == 0 for one in report["rounds"])
+    assert {"submit", "confirm", "decrypt"} <= set(report["rounds"][-1]["seconds"])
+
+
+def lasting(small, **changes):
+    """Return settings of a run with more passes than anybody waits for."""
+    rounds = {**ROUNDS, "passes": 5000, "evaluate_every": 5000}
+    return small(**{**BASE, **KINDS["fedncf, hosts"], "rounds": rounds, **changes})
+
+
+async def a_round(running, what, **expected):
+    """Wait for a round of training that ends like this, of those still to come."""
+    seen = max((event.number for event in running.events), default=0)
+
+    def wanted(event):
+        one = event.round
+        found = {key: getattr(one, key) for key in expected}
+        return event.number > seen and one.purpose == "train" and found == expected
+
+    await running.until(wanted, what)
+
+
+async def test_a_decrypting_client_that_dies_is_done_without_and_without_a_majority_nothing_is_decrypted(
+    small, federation
+):
+    settings = lasting(small, federation={"hosts": 3, "party_timeout_s": 3.0})
+    async with federation(settings) as running:
+        await running.start()
+        await a_round(running, "a round", reason="")
+        running.children[HOLDERS[1]].kill()
+        await a_round(running, "a round while nobody knows that it is gone", reason="")
+        await running.change(HOLDERS[1], "lost")
+        await a_round(running, "a round of the others", reason="")
+        running.children[HOLDERS[1]].start()
+        await running.change(HOLDERS[1], "returned")
+        await a_round(running, "a round of all of them", reason="")
+
+        for party in HOLDERS:
+            running.children[party].kill()
+        report = await running.finish()
+
+    assert report["phase"] == "failed"
+    assert "rounds in a row were abandoned" in report["reason"]
+    reasons = {one["reason"] for one in report["rounds"] if one["reason"]}
+    assert any("key holders confirmed" in one or "who could decrypt" in one for one in reasons), reasons
+    formed = [one["version"] for one in report["rounds"] if one["purpose"] == "train" and not one["reason"]]
+    assert report["version"] == formed[-1] == len(formed)
+
+
+async def test_a_server_that_dies_goes_on_under_the_same_key(small, federation):
+    settings = lasting(small)
+    async with federation(settings) as running:
+        await running.start()
+        await a_round(running, "a round", reason="")
+        before = (await running.run_state()).version
+        running.cos.kill()
+        running.cos.start()
+        await a_round(running, "a round after the restart", reason="")
+        state = await running.run_state()
+        assert state.version > before
+        folders = {party: running.children[party].state for party in HOLDERS}
+        await running.stop()
+    held = [
+        HeldKey.load(path, settings.encryption.terms)
+        for folder in folders.values()
+        for path in (folder / "keys").glob("*.key")
+    ]
+    assert len(held) == 3
+    assert len({one.key_id for one in held}) == 1
+    journals = [json.loads((folder / "journal.json").read_text()) for folder in folders.values()]
+    assert all(one["joined"] > 0 and len(one["confirmed"]) == 128 for one in journals)
+
+
+def test_a_short_key_is_refused_outside_comparisons(small):
+    with pytest.raises(ValueError, match="keys of fewer than 2048 bits are for comparisons"):
+        small(**{**BASE, **KINDS["fedncf, hosts"], "encryption": {"bits": 1024, "comparison": False}})
