@@ -20,6 +20,10 @@ SECURITY: Mapping[str, str] = {
     "shares": "masked sums",
     "masks": "masked sums",
     "unmask": "masked sums",
+    "encryption": "encrypted sums",
+    "decryption": "encrypted sums",
+    "decryption proofs": "encrypted sums",
+    "sums of ciphertexts": "encrypted sums",
 }
 """Activities that exist only to protect data, and what each is counted under.
 
@@ -50,6 +54,16 @@ class Accounting:
     def started(self) -> None:
         """Mark the end of process start: imports, stores, certificates."""
         self._start = time.process_time()
+
+    @contextmanager
+    def process_activity(self, name: str) -> Iterator[None]:
+        """Count the CPU time of the whole process during a block that has threads of its own, and nothing beside it."""
+        before = time.process_time()
+        try:
+            yield
+        finally:
+            self._seconds[name] += time.process_time() - before
+            self._counts[name] += 1
 
     @contextmanager
     def activity(self, name: str, count: int = 1) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,12 @@ from coterie_cos.registry import ranges
 __all__ = ["OpenSum", "SumOwner", "Sums"]
 
 _log = structlog.get_logger("coterie.cos")
+
+_ADDING = {"encrypted": "sums of ciphertexts"}
+"""What each contribution takes the server, by secure sum, where that is much."""
+
+_OPENING = {"encrypted": "decryption proofs"}
+"""What the end of a sum takes the server, by secure sum."""
 
 _BRIEFINGS_BYTES = 1 << 18
 """Briefings sent at once, bytes: members beyond are asked for in another call.  They are copied several times on their
@@ -374,15 +381,16 @@ class Sums:
         self._advance(current, machine.Unmasked(total.codes))
 
     async def _say_wrong(self, current: OpenSum, wrong: tuple[int, ...]) -> None:
+        if not wrong:
+            return
         plan = current.state.plan
-        if wrong:
-            _log.warning("wrong answers", run=self._run_id, round=plan.round, members=wrong)
-        await self._owner.lied(
-            sorted({plan.device_of(number) for number in wrong if number >= len(plan.members)})
-        )
+        _log.warning("wrong answers", run=self._run_id, round=plan.round, members=wrong)
+        parties = {plan.device_of(number) for number in wrong if number >= len(plan.members)}
+        if parties:
+            await self._owner.lied(sorted(parties))
 
     def _unmasked(self, state: RoundState, running: Running) -> Total:
-        with self._accounting.activity("unmask"):
+        with self._accounting.activity(_OPENING.get(state.plan.secure_sum, "unmask")):
             return self._half.unmask(state.plan, state.closed, running)
 
     # --- what members ask --------------------------------------------------------------------------------------
@@ -507,7 +515,10 @@ class Sums:
                     expected="all the slots that one member covers",
                 )
             number = self._half.answers_as(current.state.plan, member, step, payload)
-            self._advance(current, machine.Arrived(number, step, payload, time.monotonic(), head.sha256))
+            arrived = machine.Arrived(number, step, payload, time.monotonic(), head.sha256)
+            adding = step is Step.SUBMIT and current.state.plan.secure_sum in _ADDING
+            with self._accounting.activity(_ADDING["encrypted"]) if adding else contextlib.nullcontext():
+                self._advance(current, arrived)
         except Refusal:
             current.refused += 1
             raise

@@ -149,7 +149,7 @@ class Decryption:
             # A task that was on its way before an answer was taken asks for it once more.
             if current.taken.get((respondent, step), -1.0) >= asked_at:
                 continue
-            with self._accounting.activity(_ACTIVITIES.get(step, "rounds")):
+            with self._accounting.process_activity(_ACTIVITIES.get(step, "rounds")):
                 effects = await asyncio.to_thread(current.machine.asked, step, briefing)
             if not await self._carry_out(current, step, effects):
                 return
