@@ -41,6 +41,10 @@ class EncryptionSettings(Model):
         description="Decrypting clients: they hold the secret key together, and decrypt a part of each sum each.",
     )
 
+    rotate_every: int = Field(
+        0, ge=0, description="Rounds after which decrypting clients make another key; 0 for never."
+    )
+
     @model_validator(mode="after")
     def _long_enough(self) -> Self:
         if self.bits < _LEAST_BITS and not self.comparison:

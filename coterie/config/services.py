@@ -182,6 +182,12 @@ class DecryptingClientSettings(ServiceSettings):
     thirdparty: Peer = Field(description="The key directory.")
     run: Label = Field("run", description="Run to take part in.")
     encryption: KeySettings = Field(description="The key.")
+    rotate_every: int = Field(
+        0,
+        ge=0,
+        description="Rounds after which another key is made; 0 for never. It is the first holder on the roster that "
+        "begins, and the others follow.",
+    )
     consent: ConsentSettings = Field(
         default_factory=ConsentSettings, description="Which sums it helps to form."
     )

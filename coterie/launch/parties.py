@@ -184,7 +184,12 @@ class _Encryption:
                 name,
                 place,
                 1,
-                {**common, "encryption": self._trust(place.folder) | self._key, **_consent(settings)},
+                {
+                    **common,
+                    "encryption": self._trust(place.folder) | self._key,
+                    "rotate_every": encryption.rotate_every,
+                    **_consent(settings),
+                },
             )
             for name, place in places.items()
         ]

@@ -121,6 +121,23 @@ async def test_a_server_that_dies_goes_on_under_the_same_key(small, federation):
     assert all(one["joined"] > 0 and len(one["confirmed"]) == 128 for one in journals)
 
 
+async def test_another_key_is_made_after_so_many_rounds_and_the_old_one_goes(small, federation):
+    settings = lasting(small, encryption={**KEY, "rotate_every": 4})
+    async with federation(settings) as running:
+        await running.start()
+        seen = set()
+        while len(seen) < 3:
+            await a_round(running, "a round", reason="")
+            seen |= {path.name for path in (running.children[HOLDERS[0]].state / "keys").glob("*.key")}
+        await a_round(running, "a round under the last of them", reason="")
+        await running.stop()
+        left = [list((running.children[party].state / "keys").glob("*.key")) for party in HOLDERS]
+    # The newest one, and perhaps the one after it, which no round has used yet.
+    assert all(1 <= len(paths) <= 2 for paths in left), left
+    reasons = [event.round.reason for event in running.events if event.HasField("round")]
+    assert not any(reasons), reasons
+
+
 def test_a_short_key_is_refused_outside_comparisons(small):
     with pytest.raises(ValueError, match="keys of fewer than 2048 bits are for comparisons"):
         small(**{**BASE, **KINDS["fedncf, hosts"], "encryption": {"bits": 1024, "comparison": False}})

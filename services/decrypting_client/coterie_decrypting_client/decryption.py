@@ -72,6 +72,8 @@ class Decryption:
         File that keeps what it confirmed last.
     accounting : Accounting
         Where CPU time is counted.
+    serving : callable, optional
+        Is told of each plan in which this holder takes part.
 
     Raises
     ------
@@ -88,6 +90,7 @@ class Decryption:
         consent: Consent,
         journal: Path,
         accounting: Accounting,
+        serving: Callable[[SumPlan], None] = lambda plan: None,
     ) -> None:
         self._party = party
         self._identity = identity
@@ -97,6 +100,7 @@ class Decryption:
         self._path = journal
         self._journal = _read_journal(journal)
         self._accounting = accounting
+        self._serving = serving
         self._tasks: tuple[Sequence[wire.Task], float] = ((), 0.0)
         self._news = asyncio.Event()
         self._over = False
@@ -187,6 +191,7 @@ class Decryption:
         found = HolderRound(plan, self._journal, half)
         if found.reason:
             raise Declined(found.reason)
+        self._serving(plan)
         return found
 
     async def _carry_out(self, current: _Open, step: Step, effects: Sequence[Effect]) -> bool:

@@ -21,6 +21,7 @@ from coterie.net.retry import Retry
 from coterie.net.revocation import RevocationWatch
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie_decrypting_client.decryption import Decryption
+from coterie_decrypting_client.rotation import Rotation
 
 __all__ = ["SERVICE"]
 
@@ -55,6 +56,10 @@ class DecryptingProcess:
             lambda: self._revocations.participants,
         )
         self._custody = Custody(thirdparty, self._identity, trust, settings.state / "keys", directory.bundles)
+        own = self._identity.participant_id
+        self._rotation = Rotation(
+            self._custody, settings.rotate_every, lambda: trust.eligible()[:1] == (own,)
+        )
         self._party = Party(
             runtime.connect(settings.cos, "cos"),
             settings.run,
@@ -70,6 +75,7 @@ class DecryptingProcess:
             settings.consent.consent(1),
             settings.state / "journal.json",
             runtime.accounting,
+            self._rotation.serving,
         )
 
     def add_to(self, server: grpc.aio.Server) -> None:

@@ -1,0 +1,60 @@
+"""When a run's key is replaced: after so many rounds, and the old secrets go once nobody needs them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from coterie.errors import CoterieError
+from coterie.net.custody import Custody
+from coterie.secure_sum.plan import SumPlan
+
+__all__ = ["Rotation"]
+
+_log = structlog.get_logger("coterie.decrypting_client")
+
+
+class Rotation:
+    """Of one holder.
+
+    Parameters
+    ----------
+    custody : Custody
+    every : int
+        Rounds under one key; 0 for any number.
+    begins : callable
+        Whether this holder is the one that begins, as things stand.
+    """
+
+    def __init__(self, custody: Custody, every: int, begins: Callable[[], bool]) -> None:
+        self._custody = custody
+        self._every = every
+        self._begins = begins
+        # The key of the rounds seen last, and the first of these.
+        self._since: tuple[bytes, int] = (b"", 0)
+        self._rotating: asyncio.Task[None] | None = None
+
+    def serving(self, plan: SumPlan) -> None:
+        """Take note of a round; replace the key when it has served for long enough."""
+        if plan.key_id != self._since[0]:
+            self._since = plan.key_id, plan.round
+            current = self._custody.current
+            if current is not None and current.record.key_id == plan.key_id:
+                # Rounds follow each other: those under the keys before are over.
+                for epoch in self._custody.destroy_below(current.record.epoch):
+                    _log.info("an old key is destroyed", epoch=epoch)
+        served = plan.round - self._since[1] + 1
+        if self._every and served >= self._every and self._rotating is None and self._begins():
+            self._rotating = asyncio.create_task(self._rotate())
+
+    async def _rotate(self) -> None:
+        try:
+            holding = await self._custody.rotate()
+            _log.info("another key", epoch=holding.record.epoch)
+        except CoterieError as error:
+            # It is tried again with the next round.
+            _log.warning("no other key", error=error.message)
+        finally:
+            self._rotating = None
