@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench import federation, local_step, masked, paillier, rounds, scale, sealed, submit
+from bench import encrypted, federation, local_step, masked, paillier, rounds, scale, sealed, submit
 from bench.rows import Row, machine
 from coterie.telemetry.logs import configure
 
@@ -26,10 +26,11 @@ SUITES: dict[str, Callable[[Path | None], Iterator[Row]]] = {
     "round": rounds.rows,
     "round.empty": lambda _: rounds.empty_rows(),
     "submit": lambda _: submit.rows(),
+    "encrypted": encrypted.rows,
     "scale": lambda _: scale.rows(),
 }
 
-ON_REQUEST = frozenset({"scale"})
+ON_REQUEST = frozenset({"encrypted", "scale"})
 """Measured only when they are named."""
 
 
