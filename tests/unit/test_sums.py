@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -286,3 +287,45 @@ def test_saved_messages_are_read_back_however_many_there_are(tmp_path: Path) -> 
     assert again == (row, messages)
     assert again is not None
     assert all(in_the_file(one) for one in again[1].values())
+
+
+def test_progress_counts_key_holders_in_the_steps_that_ask_them_though_there_are_more_than_members(
+    tmp_path: Path,
+) -> None:
+    one: Round = Round.__new__(Round)
+    one.folder, one.owner, one.writer = tmp_path, Owner(), Writer(open_sqlite(tmp_path / "cos.db", "cos"))
+    one.server, _ = halves("encrypted")
+    members, holders = (
+        tuple(Member(identity(n).participant_id, f"{kind}/{n}", 20) for n in range(first, first + count))
+        for kind, first, count in (("client", 0, 2), ("decrypting-client", 2, 3))
+    )
+    plan = SumPlan(
+        "run",
+        1,
+        "train",
+        "encrypted",
+        bytes(32),
+        layout_hash(LAYOUT),
+        members,
+        holders=holders,
+        key_id=bytes(32),
+    )
+    own = [plan.respondent(n, n) for n in range(3)]
+    opening = RoundState.begin(plan, LAYOUT, one.server(), 60.0)
+    sums = one.made()
+
+    def counted(step: Step, **keys: object) -> tuple[int, int, int]:
+        sums.current = OpenSum(replace(opening, step=step, **keys), {})  # type: ignore[arg-type]
+        found = sums.progress()
+        assert found is not None
+        return found.members, found.answered, found.dropped
+
+    assert counted(Step.SUBMIT, expected=frozenset({0, 1}), arrived={1: b""}) == (2, 1, 0)
+    assert counted(Step.CONFIRM, expected=frozenset(own), arrived={own[0]: b""}) == (3, 1, 0)
+    assert counted(Step.CONFIRM, expected=frozenset(own), lost=frozenset(own[2:])) == (3, 0, 1)
+    # The first holder has decrypted its own part, and is asked for that of the third one, which is gone.
+    asked = frozenset([*own, plan.respondent(0, 2)])
+    done = {own[0]: b"", own[1]: b""}
+    gone = frozenset(plan.numbers_of(own[2]))
+    assert counted(Step.DECRYPT, expected=asked, arrived=done, lost=gone) == (3, 2, 1)
+    one.writer.close()

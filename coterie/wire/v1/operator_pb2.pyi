@@ -619,11 +619,11 @@ class RoundProgress(google.protobuf.message.Message):
     phase: builtins.str
     """The phase it is in: a step, "unmask" or "apply"."""
     members: builtins.int
-    """Members of the cohort."""
+    """Members of the cohort; the key holders of its sum, in the steps that ask these."""
     answered: builtins.int
-    """Members that the phase has heard."""
+    """Those of them that the phase has heard."""
     dropped: builtins.int
-    """Members that are not expected any more."""
+    """Those of them that are not expected any more."""
     passes: builtins.int
     """Passes over all users that are complete."""
     of_passes: builtins.int

@@ -592,16 +592,21 @@ class Sums:
         current = self.current
         if current is None:
             return None
-        state = current.state
+        state, plan = current.state, current.state.plan
+        # After the first step of an encrypted sum it is key holders that are asked, each under several numbers.
+        holding = bool(plan.holders) and state.step is not Step.SUBMIT
+        asked = len(plan.holders) if holding else len(plan.members)
+        heard, awaited = (
+            {plan.asked_of(number)[0] for number in numbers} if holding else set(numbers)
+            for numbers in (state.arrived, state.expected.difference(state.lost, state.declined))
+        )
         return operator.RoundProgress(
-            round=state.plan.round,
-            purpose=state.plan.purpose,
+            round=plan.round,
+            purpose=plan.purpose,
             phase=current.phase,
-            members=len(state.plan.members),
-            answered=len(state.arrived),
-            dropped=len(state.plan.members)
-            - len(state.expected)
-            + len(state.expected.intersection(state.lost | state.declined).difference(state.arrived)),
+            members=asked,
+            answered=len(heard),
+            dropped=asked - len(heard | awaited),
         )
 
 
