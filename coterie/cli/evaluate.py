@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluate", "tune"]
 
-_TableOption = Annotated[str, typer.Option("--table", metavar="NAME", help="Which table: drift or fedncf.")]
+_TableOption = Annotated[
+    str, typer.Option("--table", metavar="NAME", help="Which table: drift, fedncf or privmvmf.")
+]
 _FileArgument = Annotated[
     Path | None,
     typer.Argument(

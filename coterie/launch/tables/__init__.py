@@ -7,12 +7,13 @@ trials; trivial rows stand beside.
 from coterie.errors import ConfigError, nearest
 from coterie.launch.tables.drift import DRIFT
 from coterie.launch.tables.fedncf import FEDNCF
+from coterie.launch.tables.privmvmf import PRIVMVMF
 from coterie.launch.tables.table import Table, chosen_rows, evaluate, stem
 from coterie.launch.tables.tuning import Trials, tune
 
 __all__ = ["TABLES", "Table", "Trials", "chosen_rows", "evaluate", "find", "stem", "tune"]
 
-TABLES = {table.name: table for table in (DRIFT, FEDNCF)}
+TABLES = {table.name: table for table in (DRIFT, FEDNCF, PRIVMVMF)}
 """Every table, by name."""
 
 

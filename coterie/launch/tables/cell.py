@@ -201,7 +201,10 @@ def _key(row: Row, options: Options, settings: RunSettings, split: str, seed: in
     about = {
         "row": row.name,
         "options": dict(options),
-        "settings": settings.model_dump(mode="json", exclude={"output", "name", "seeds"}),
+        # What is as usual is left out: a key that a later release adds makes no cell another one.
+        "settings": settings.model_dump(
+            mode="json", exclude={"output", "name", "seeds"}, exclude_defaults=True
+        ),
         "split": split,
         "seed": seed,
         "version": importlib.metadata.version("coterie"),

@@ -14,15 +14,18 @@ from coterie.config.run import RunSettings
 from coterie.data import Dataset
 from coterie.errors import ConfigError, DataError, nearest
 from coterie.evaluation.paired import Difference, paired_difference
-from coterie.launch.feed import load, make_feed
+from coterie.launch.feed import Feed, load, make_feed
 from coterie.launch.outcome import about, surroundings
 from coterie.launch.tables.cell import Also, Cell, train_cell
-from coterie.launch.tables.row import Options, Row, enumerated
+from coterie.launch.tables.row import Options, Row, enumerated, with_options
 from coterie.launch.tables.tuning import Trials
 
 __all__ = ["Block", "Results", "Section", "Table", "chosen_rows", "evaluate", "stem"]
 
 Say = Callable[[str], None]
+
+_SPLIT = "split."
+"""How options begin by which a row divides the data in a way of its own."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +241,16 @@ def evaluate(
     settings = table.prepare(settings, dataset)
     rows = chosen_rows(table, names, dataset.name)
     folder = out / stem(table, settings, dataset)
-    feeds = {seed: make_feed(settings, dataset, seed) for seed in seeds}
+    feeds: dict[tuple[str, int], Feed] = {}
+
+    def feed_of(options: Options, seed: int) -> Feed:
+        """Return the data as a row divides it: most do as the table says."""
+        own = {name: value for name, value in options.items() if name.startswith(_SPLIT)}
+        key = json.dumps(own, sort_keys=True), seed
+        if key not in feeds:
+            feeds[key] = make_feed(with_options(settings, own), dataset, seed)
+        return feeds[key]
+
     also = table.also(settings, dataset)
     if trials is not None:
         _refuse_other_trials(trials, table, dataset)
@@ -250,7 +262,7 @@ def evaluate(
                 row,
                 options,
                 settings,
-                feeds[seed],
+                feed_of(options, seed),
                 seed,
                 tuned=tuned,
                 best_by=table.headline,
