@@ -349,8 +349,6 @@ def _fedmvmf_problems(settings: RunSettings) -> list[str]:
             f"split.kind {settings.split.kind!r}: fedmvmf orders several held-out ratings of each user; expected "
             "'random', 'temporal', 'cold-users' or 'cold-items'"
         )
-    if settings.federation.attacks:
-        found.append("federation.attacks: there is no attack on fedmvmf yet")
     return found + _rounds_problems(
         settings,
         # The highest counts, and a good RMSE is low.

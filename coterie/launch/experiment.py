@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from coterie.config.run import FederationSettings, RunSettings
 from coterie.errors import ConfigError, RunError
 from coterie.evaluation.holdout import TRAIN
-from coterie.launch import round_attacks
+from coterie.launch import mvmf_attacks, round_attacks
 from coterie.launch.cohorts import fragile, protection, require_cohorts
 from coterie.launch.federation import Federation
 from coterie.launch.feed import Feed, load, make_feed
@@ -249,6 +249,12 @@ def _attack(
         return dict(windows.report(transcripts, truth, plan))
     if settings.system == "drift":
         return dict(attacks.report(transcripts, truth, plan))
+    if settings.system == "fedmvmf":
+        told = np.full((truth.n_users, len(feed.attribute_names)), np.nan)
+        if feed.attributes is not None:
+            told[user_slot[user_slot >= 0]] = feed.attributes.values[user_slot >= 0]
+        rated = mvmf_attacks.RatedTruth(truth, data.rating[train][known], told)
+        return mvmf_attacks.report(transcripts, rated, plan)
     return round_attacks.report(transcripts, truth, plan)
 
 

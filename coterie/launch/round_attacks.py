@@ -1,48 +1,26 @@
-"""The attacks on a run in rounds: the server's transcript is replayed, and its sums are attacked.
-
-The replay takes what the orchestration server received, in order, through the same machine that the server ran.  So
-the attacker has each contribution in clear as it came, and of masked ones exactly the sums that were revealed.
-"""
+"""The attacks on a run of FedNCF: the server's transcript is replayed, and its sums are attacked."""
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from coterie.errors import StoreError
+from coterie.launch.replay import Received, Replay
 from coterie.learning.ncf import Architecture, gradients
 from coterie.privacy.attacks import cluster, differencing, disaggregate, inversion
 from coterie.privacy.attacks.rounds import RoundView, view_of_sum
 from coterie.privacy.attacks.scoring import Truth
-from coterie.privacy.payloads import Assembly
-from coterie.privacy.transcript import Entry, decode, message_class, read_transcript
-from coterie.rounds import cos as machine
-from coterie.rounds.cos import Phase, RoundState
 from coterie.rounds.fedncf import FedNcfPlan
-from coterie.rounds.systems import server_half, server_side
+from coterie.rounds.systems import server_side
 from coterie.rounds.training import Purpose
-from coterie.secure_sum.codes import codes_of
-from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import Failed, Step
-from coterie.secure_sum.steps import STEP_OF_KIND
-from coterie.wire.layout import Layout
-from coterie.wire.refusal import Refusal
-from coterie.wire.v1 import rounds_pb2
-from coterie.wire.v1.orchestrator_pb2 import FetchResponse, RunPlan, SubmitRequest
+from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
 __all__ = ["report", "views"]
-
-_LATER = 1e9
-"""A time at which every step has taken too long."""
 
 
 def report(transcripts: Sequence[Path], truth: Truth, plan: RunPlan) -> dict[str, dict[str, Any]]:
@@ -88,40 +66,13 @@ def views(transcripts: Sequence[Path], plan: RunPlan, n_items: int) -> Iterator[
         yield _view(received, settings)
 
 
-@dataclass(frozen=True, eq=False)
-class _Received:
-    """One vector that the server learned: whose it is, and in which round."""
-
-    plan: SumPlan
-    layout: Layout
-    slots: tuple[int, ...]
-    codes: NDArray[np.uint32]
-    version: int
-
-
 def _received(
     transcripts: Sequence[Path], plan: RunPlan, settings: FedNcfPlan, n_items: int
-) -> Iterator[_Received]:
-    """Yield the vectors of all rounds but evaluations, oldest round first."""
-    rounds = _rounds(itertools.chain.from_iterable(map(read_transcript, transcripts)))
-    versions: dict[bytes, int] = {}
-    for number in sorted(rounds):
-        one = rounds[number]
-        if one.plan is None or one.plan.purpose == Purpose.EVALUATE.value:
-            continue
-        version = versions.setdefault(one.plan.model_sha256, len(versions))
-        layout = settings.layout(Purpose(one.plan.purpose), n_items)
-        if plan.secure_sum == "clear":
-            for slots, codes in one.contributions(layout.size):
-                yield _Received(one.plan, layout, slots, codes, version)
-            continue
-        state = RoundState.begin(one.plan, layout, server_half(plan.secure_sum), 1.0)
-        revealed = one.revealed(state)
-        if revealed is not None:
-            yield _Received(one.plan, layout, *revealed, version)
+) -> Iterator[Received]:
+    return Replay(transcripts, plan).received(lambda purpose: settings.layout(purpose, n_items))
 
 
-def _view(received: _Received, settings: FedNcfPlan) -> RoundView:
+def _view(received: Received, settings: FedNcfPlan) -> RoundView:
     width = settings.learning.architecture.gmf_width
     return view_of_sum(
         received.layout,
@@ -135,7 +86,7 @@ def _view(received: _Received, settings: FedNcfPlan) -> RoundView:
 
 
 def _updates(
-    begun: Iterable[_Received], plan: RunPlan, settings: FedNcfPlan, n_items: int
+    begun: Iterable[Received], plan: RunPlan, settings: FedNcfPlan, n_items: int
 ) -> Iterator[inversion.SentUpdate]:
     """Yield the updates of version 0, with which the run began, if each is one step on one batch.
 
@@ -191,115 +142,3 @@ def _gradient(
         return found.rows[0].T.astype(np.float64), found.network[0].astype(np.float64)
 
     return gradient
-
-
-@dataclass
-class _Round:
-    """What the server received in a round, in order, and the plan that it sent."""
-
-    plan: SumPlan | None = None
-    messages: list[tuple[Step, tuple[int, ...], bytes]] = field(default_factory=list)
-
-    def contributions(self, size: int) -> Iterator[tuple[tuple[int, ...], NDArray[np.uint32]]]:
-        """Yield each contribution in clear with its slots; the first where one was repeated."""
-        seen: set[tuple[int, ...]] = set()
-        for step, slots, message in self.messages:
-            if step is Step.SUBMIT and slots and slots not in seen:
-                try:
-                    _, codes = codes_of(message, size)
-                except Refusal:
-                    continue
-                seen.add(slots)
-                yield slots, codes
-
-    def revealed(self, state: RoundState) -> tuple[tuple[int, ...], NDArray[np.uint32]] | None:
-        """Return whose contributions the revealed sum covers, and the sum; None when none was revealed."""
-        members: dict[tuple[int, ...], int] = {}
-        state, _ = machine.advance(state, machine.Opened(0.0))
-        for step, slots, message in self.messages:
-            member = members.get(slots, _advertised(message) if step is Step.ADVERTISE else None)
-            if member is None:
-                continue
-            arrived = state
-            try:
-                while arrived.phase is Phase.COLLECT and _before(arrived, step):
-                    # The server's clock closed the step; what was missing then stayed away.
-                    arrived, _ = machine.advance(arrived, machine.Tick(_LATER))
-                state, _ = machine.advance(arrived, machine.Arrived(member, step, message, 0.0))
-            except Refusal:
-                # Refused by the server as well, and no sign that it had closed anything.
-                continue
-            members[slots] = member
-        if state.phase is Phase.COLLECT and state.step is Step.UNMASK:
-            state, _ = machine.advance(state, machine.Tick(_LATER))
-        if state.phase is not Phase.UNMASK or state.running is None:
-            return None
-        try:
-            total = state.half.unmask(state.plan, state.closed, state.running)
-        except Failed:
-            return None
-        covered = {member: slots for slots, member in members.items()}
-        return tuple(slot for one in state.submitters for slot in covered[one]), total.codes
-
-
-def _advertised(message: bytes) -> int | None:
-    """Return the member for which an advertisement speaks; None when it cannot be read."""
-    try:
-        return rounds_pb2.Advert.FromString(message).member
-    except DecodeError:
-        return None
-
-
-def _before(state: RoundState, step: Step) -> bool:
-    steps = state.half.steps
-    return steps.index(state.step) < steps.index(step)
-
-
-def _rounds(entries: Iterable[Entry]) -> Mapping[int, _Round]:
-    """Return what the entries of a transcript hold, round by round."""
-    rounds: dict[int, _Round] = defaultdict(_Round)
-    submitting = Assembly()
-    for entry in entries:
-        if message_class(entry) not in (SubmitRequest, FetchResponse):
-            continue
-        try:
-            message = decode(entry)
-        except StoreError:
-            continue
-        if isinstance(message, FetchResponse):
-            _take_plan(rounds, message)
-        elif isinstance(message, SubmitRequest):
-            _take_message(rounds, submitting, entry, message)
-    return rounds
-
-
-def _take_message(
-    rounds: dict[int, _Round], submitting: Assembly, entry: Entry, message: SubmitRequest
-) -> None:
-    """Note a member's message once it is whole."""
-    try:
-        whole = submitting.add(entry, message, message.chunk)
-    except DecodeError:
-        return
-    if whole is None or not isinstance(whole.first, SubmitRequest):
-        return
-    head = whole.first
-    step = STEP_OF_KIND.get(head.kind)
-    if step is not None:
-        slots = tuple(slot for one in head.slots for slot in range(one.first, one.first + one.count))
-        rounds[head.round.round].messages.append((step, slots, bytes(whole.data)))
-
-
-def _take_plan(rounds: dict[int, _Round], message: FetchResponse) -> None:
-    """Note a plan that the server sent; plans are of one chunk unless the cohort is very large."""
-    if not message.HasField("chunk") or message.chunk.offset or not message.chunk.last:
-        return
-    data = message.chunk.data
-    try:
-        plan = rounds_pb2.SumPlan.FromString(data)
-        # Many bytes parse as many messages: a plan has no field that it does not know.
-        plan.DiscardUnknownFields()
-        if plan.ByteSize() == len(data):
-            rounds[plan.round].plan = SumPlan.from_wire(plan)
-    except (DecodeError, Refusal):
-        return

@@ -124,14 +124,24 @@ def _attack_facts(report: Report) -> list[tuple[str, str]]:
     found = []
     for name, row in section(report, "attacks").items():
         known = section({"of": row}, "of")
+        words = []
         auc = finite(known.get("auc_with_popularity", known.get("auc")))
-        if auc is None:
-            continue
-        alone = finite(known.get("popularity_auc"))
-        beside = f" (popularity alone {measure(alone)})" if alone is not None else ""
+        if auc is not None:
+            alone = finite(known.get("popularity_auc"))
+            beside = f" (popularity alone {measure(alone)})" if alone is not None else ""
+            words.append(f"AUC {measure(auc)}{beside}")
         flags = finite(known.get("flag_accuracy"))
-        signs = f", {percent(flags)} of the signs right" if flags is not None else ""
-        found.append((f"Attack, {name.replace('_', ' ')}", f"AUC {measure(auc)}{beside}{signs}"))
+        if flags is not None:
+            words.append(f"{percent(flags)} of the signs right")
+        for figure, of in (("rated", "ratings"), ("attributes", "attributes")):
+            right, guessed = finite(known.get(figure)), finite(known.get(f"{figure}_guess"))
+            if right is not None and guessed is not None:
+                words.append(f"{percent(right)} of the {of} right (guessed {percent(guessed)})")
+        named = finite(known.get("found"))
+        if named is not None:
+            words.append(f"{percent(named)} of the ratings in sums read off")
+        if words:
+            found.append((f"Attack, {name.replace('_', ' ')}", ", ".join(words)))
     return found
 
 

@@ -60,6 +60,20 @@ def test_the_facts_take_one_line_each() -> None:
     assert "Duration: 3 min 27 s" in lines
 
 
+def test_an_attack_on_ratings_has_its_accuracy_beside_the_guess() -> None:
+    report = SAMPLE()
+    report["attacks"] = {
+        "reconstruction": {"auc": 1.0, "popularity_auc": 0.68, "rated": 0.99, "rated_guess": 0.5},
+        "profiles": {"found": 0.25, "right": 1.0},
+        "differencing": {"auc": None},
+    }
+    lines = [line for line in printed(report, width=120).splitlines() if line.startswith("Attack")]
+    assert lines == [
+        "Attack, reconstruction: AUC 1.0000 (popularity alone 0.6800), 99.0% of the ratings right (guessed 50.0%)",
+        "Attack, profiles: 25.0% of the ratings in sums read off",
+    ]
+
+
 def test_brackets_in_a_name_are_no_markup() -> None:
     report = SAMPLE()
     report["dataset"]["name"] = "[red]set[/red]"

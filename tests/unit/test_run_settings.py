@@ -188,7 +188,6 @@ def test_the_plan_of_fedmvmf_names_attributes_and_whether_new_items_alone_are_ra
         ({"secure_sum": "masked", "federation": {"hosts": 1}}, "a sum over one member protects nothing"),
         ({"mvmf": {"lowest": 5, "highest": 1}}, "expected the lowest rating, then the highest"),
         ({"mvmf": {"bits": 27}, "rounds": {"cohorts": "groups"}}, "room for sums over 32 users"),
-        ({"federation": {"attacks": True}}, "there is no attack on fedmvmf yet"),
     ],
 )
 def test_what_does_not_go_with_fedmvmf_is_refused_with_the_reason(given: dict[str, Any], words: str) -> None:

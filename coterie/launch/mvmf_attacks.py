@@ -1,0 +1,223 @@
+"""The attacks on a run of FedMVMF: what its server received of users, or of sums over them, and the models it sent.
+
+Where a contribution covers one user, the user is reconstructed from it.  Where the server has only sums, over the users
+of a host or of a cohort, the same attack is put to the sum as if it were of one user, each of its users being taken for
+the result, and the sum is taken apart into profiles.  ``docs/systems/mvmf-attacks.md`` has what the attacks do.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.errors import DataError
+from coterie.launch.replay import Received, Replay
+from coterie.privacy.attacks import differencing, disaggregate, intersect, profiles
+from coterie.privacy.attacks.reconstruction import Marginals, Reconstruction, Seen, reconstruct, seen_in_sum
+from coterie.privacy.attacks.reconstruction_accuracy import Held
+from coterie.privacy.attacks.reconstruction_accuracy import report as accuracy
+from coterie.privacy.attacks.rounds import RoundView, view_of_sum
+from coterie.privacy.attacks.scoring import Truth, mean_auc
+from coterie.rounds.mvmf import MvmfPlan
+from coterie.rounds.training import Purpose
+from coterie.wire.layout import ImpossibleSumError
+from coterie.wire.v1.orchestrator_pb2 import RunPlan
+
+__all__ = ["RatedTruth", "report"]
+
+_USERS = 100
+"""Users who are attacked one by one, spread over all."""
+
+_SUMS = 8
+"""Sums that are attacked, the last ones over different users."""
+
+_ROUNDS = 5
+"""Rounds of a user that are intersected."""
+
+
+@dataclass(frozen=True, eq=False)
+class RatedTruth:
+    """What the users of a run really have, in training.
+
+    Attributes
+    ----------
+    pairs : Truth
+        Who rated what.
+    ratings : ndarray, shape (p,)
+        Of the same pairs.
+    attributes : ndarray, shape (n_users, l)
+        By slot, NaN where missing.
+
+    Raises
+    ------
+    DataError
+        Arrays that do not fit each other.
+    """
+
+    pairs: Truth
+    ratings: NDArray[np.floating]
+    attributes: NDArray[np.floating]
+
+    def __post_init__(self) -> None:
+        if len(self.ratings) != len(self.pairs.users) or len(self.attributes) != self.pairs.n_users:
+            raise DataError(
+                f"{len(self.ratings)} ratings of {len(self.pairs.users)} pairs, attributes of "
+                f"{len(self.attributes)} of {self.pairs.n_users} users; expected as many"
+            )
+
+    def held(self, slot: int) -> Held:
+        """Return what one user has."""
+        ratings = np.zeros(self.pairs.n_items)
+        own = self.pairs.users == slot
+        ratings[self.pairs.items[own]] = self.ratings[own]
+        return Held(ratings, self.attributes[slot])
+
+    def marginals(self) -> Marginals:
+        """Return what is public: ratings and attributes counted over all users."""
+        users = self.attributes[np.unique(self.pairs.users)]
+        stars = np.unique(self.ratings).tolist()
+        return Marginals.of(self.pairs.items, self.ratings, users, stars, self.pairs.n_items)
+
+
+def report(transcripts: Sequence[Path], truth: RatedTruth, plan: RunPlan) -> dict[str, dict[str, Any]]:
+    """Attack the server's transcript of a run of FedMVMF.
+
+    Returns
+    -------
+    dict
+        ``reconstruction``: figures of `coterie.privacy.attacks.reconstruction_accuracy`, with ``auc``,
+        ``auc_with_popularity`` and ``popularity_auc`` of which items were rated, and ``sums``, how many of how many
+        users at least (``smallest_sum``) it was read from.  ``intersection`` where contributions cover one user,
+        ``profiles`` where they cover several.  ``disaggregate`` and ``differencing`` as for FedNCF.
+    """
+    settings = MvmfPlan.from_json(plan.settings)
+    pairs = truth.pairs
+    replay = Replay(transcripts, plan, models=True)
+    views: list[RoundView] = []
+    alone: dict[int, list[Seen]] = defaultdict(list)
+    sums: dict[tuple[int, ...], Seen] = {}
+    watched = set(_spread(np.unique(pairs.users), _USERS))
+    for one in replay.received(lambda purpose: settings.layout(purpose, pairs.n_items)):
+        if not one.slots or max(one.slots) >= pairs.n_users:
+            continue
+        single = len(one.slots) == 1
+        training = one.plan.purpose == Purpose.TRAIN.value
+        if not training or not single:
+            try:
+                views.append(view_of_sum(one.layout, one.codes, one.slots, one.version, touched="supports"))
+            except ImpossibleSumError:
+                continue
+        if not training or (single and one.slots[0] not in watched):
+            continue
+        seen = _seen(one, replay.model(one.plan))
+        if seen is None:
+            continue
+        if single:
+            kept = alone[one.slots[0]]
+            kept[:] = [*kept[-(_ROUNDS - 1) :], seen]
+        else:
+            sums.pop(one.slots, None)
+            sums[one.slots] = seen
+            if len(sums) > _SUMS:
+                del sums[next(iter(sums))]
+    learning, marginals = settings.learning, truth.marginals()
+    taken: dict[int, Reconstruction] = {}
+    for users, seen in sums.items():
+        # By the last of the sums that cover a user.
+        taken.update(dict.fromkeys(users, reconstruct(seen, learning, marginals)))
+    for user, rounds in alone.items():
+        # With SGD a factor steps from one contribution to the next; with SemiALS each stands by itself.
+        if learning.update == "sgd" and len(rounds) > 1:
+            taken[user] = reconstruct(rounds[-2], learning, marginals, second=rounds[-1])
+        else:
+            taken[user] = reconstruct(rounds[-1], learning, marginals)
+    sizes = [*map(len, sums), *([1] * len(alone))]
+    found = {"reconstruction": _reconstruction(taken, truth, marginals, sizes)}
+    if alone:
+        found["intersection"] = _intersection(alone, truth)
+    if sums:
+        found["profiles"] = _profiles(sums, truth, settings, marginals)
+    found["disaggregate"] = dict(disaggregate.report(views, pairs))
+    found["differencing"] = dict(differencing.report(views, pairs))
+    return found
+
+
+def _spread(users: NDArray[np.integer], most: int) -> list[int]:
+    chosen = np.unique(np.linspace(0, len(users) - 1, min(most, len(users))).astype(np.intp))
+    return [int(user) for user in users[chosen]]
+
+
+def _seen(one: Received, model: Mapping[str, NDArray[np.float32]] | None) -> Seen | None:
+    """Return a contribution beside the version that its members were sent; None without that."""
+    if model is None:
+        return None
+    items = model["items"]
+    attributes = model.get("attributes", np.zeros((0, items.shape[1]), np.float32))
+    try:
+        return seen_in_sum(one.codes, one.layout, items, attributes, users=len(one.slots))
+    except (ImpossibleSumError, DataError):
+        # What is no sum, or of another catalogue, the server did not take either.
+        return None
+
+
+def _reconstruction(
+    taken: Mapping[int, Reconstruction], truth: RatedTruth, marginals: Marginals, sizes: Sequence[int]
+) -> dict[str, Any]:
+    slots = sorted(taken)
+    figures: dict[str, Any] = dict(
+        accuracy([taken[slot] for slot in slots], [truth.held(slot) for slot in slots], marginals)
+    )
+    popularity = truth.pairs.popularity()
+    between = popularity / (2 * max(float(popularity.max(initial=0)), 1.0))
+    areas = []
+    for slot in slots:
+        # Log-odds may be infinite: by their order, popularity between equals.
+        order = np.unique(taken[slot].rated, return_inverse=True)[1]
+        areas.append(mean_auc(order + between, (truth.held(slot).ratings > 0)[None])[0])
+    known = [area for area in areas if area is not None]
+    return {
+        "auc": figures.pop("existence_auc"),
+        "auc_with_popularity": float(np.mean(known)) if known else None,
+        "popularity_auc": figures.pop("popularity_auc"),
+        "sums": len(sizes),
+        "smallest_sum": min(sizes, default=None),
+        **figures,
+    }
+
+
+def _intersection(alone: Mapping[int, Sequence[Seen]], truth: RatedTruth) -> dict[str, Any]:
+    """Report the items that users touched in as many rounds as all of them were seen in."""
+    users = sorted(alone)
+    rounds = min(len(alone[user]) for user in users)
+    rated = np.stack([truth.held(user).ratings > 0 for user in users])
+    touched = [np.stack([alone[user][-at].touched for user in users]) for at in range(rounds, 0, -1)]
+    return dict(intersect.report(touched, rated, truth.pairs.popularity())[-1])
+
+
+def _profiles(
+    sums: Mapping[tuple[int, ...], Seen], truth: RatedTruth, settings: MvmfPlan, marginals: Marginals
+) -> dict[str, Any]:
+    """Report what each sum falls into, in the mean over sums."""
+    found = []
+    for users, seen in sums.items():
+        named = profiles.profiles(seen, settings.learning, marginals, users=len(users))
+        found.append(profiles.report(named, np.stack([truth.held(user).ratings for user in users])))
+
+    def mean(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return float(np.mean(known)) if known else None
+
+    return {
+        "sums": len(found),
+        "smallest_sum": min(one["users"] for one in found),
+        "profiles": mean([one["profiles"] for one in found]),
+        "right": mean([one["right"] for one in found]),
+        "found": mean([one["found"] for one in found]),
+        "exposed": mean([one["exposed"] for one in found]),
+    }
