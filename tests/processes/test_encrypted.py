@@ -2,12 +2,16 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
 from coterie.crypto.custody import HeldKey
 from coterie.launch.feed import load, make_feed
 from coterie.launch.in_process import train_in_process
+from coterie.net.enrolment import identities
+from coterie.wire.v1.thirdparty_pb2 import RevokeRequest
+from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryStub
 
 # Short keys, drawn quickly.  What long ones take, the benchmarks show.
 KEY = {"bits": 1024, "comparison": True}
@@ -136,6 +140,46 @@ async def test_another_key_is_made_after_so_many_rounds_and_the_old_one_goes(sma
     assert all(1 <= len(paths) <= 2 for paths in left), left
     reasons = [event.round.reason for event in running.events if event.HasField("round")]
     assert not any(reasons), reasons
+
+
+async def revoke(running, participant):
+    """Revoke a participant, as the operator does."""
+    channel = running.channel("thirdparty/directory")
+    try:
+        stub: Any = channel.stub(KeyDirectoryStub)
+        await stub.Revoke(RevokeRequest(participants=[participant]))
+    finally:
+        await channel.close()
+
+
+@pytest.mark.parametrize("which", [0, 2])
+async def test_a_holder_that_is_revoked_takes_no_part_any_more_and_the_run_goes_on_under_another_key(
+    small, federation, which
+):
+    settings = lasting(small)
+    async with federation(settings) as running:
+        await running.start()
+        await a_round(running, "a round", reason="")
+        gone, staying = HOLDERS[which], [party for n, party in enumerate(HOLDERS) if n != which]
+        (revoked,) = identities(running.children[gone].state, 1)
+        await revoke(running, revoked.participant_id)
+        folders = {party: running.children[party].state / "keys" for party in HOLDERS}
+
+        def another():
+            return all(
+                any(path.stem.endswith(".2") for path in folders[one].glob("*.key")) for one in staying
+            )
+
+        await running.comes_true(another, "the others hold another key")
+        await a_round(running, "a round that may still be under the old one", reason="")
+        for _ in range(2):
+            await a_round(running, "a round under the new one", reason="", liars=0)
+        await running.stop()
+    assert not list(folders[gone].glob("*.2.key"))
+    for party in staying:
+        (kept,) = folders[party].glob("*.key")
+        held = HeldKey.load(kept, settings.encryption.terms)
+        assert held.epoch == 2
 
 
 def test_a_short_key_is_refused_outside_comparisons(small):
