@@ -244,6 +244,7 @@ class _Round:
         clock = itertools.count(_LATER, 2.0)
         speaks = _numbers(plan, slot_of)
         covered: dict[int, tuple[int, ...]] = {}
+        heard: set[tuple[Step, int]] = set()
         try:
             state, _ = machine.advance(RoundState.begin(plan, layout, half, 1.0), machine.Opened(0.0))
         except Failed:
@@ -257,11 +258,14 @@ class _Round:
             try:
                 member = half.answers_as(plan, member, step, message)
                 arrived = _at(state, step, clock)
-                after = _after(arrived, machine.Arrived(member, step, message, 0.0), clock)
+                said = machine.Arrived(member, step, message, 0.0)
+                # What was found wrong is not taken a second time.
+                after = _after(arrived, said, None if (step, member) in heard else clock)
             except Refusal:
                 # Refused by the server as well, and no sign that it had closed anything.
                 continue
             state = after
+            heard.add((step, member))
             if member < len(plan.members):
                 covered[member] = slots
             state, total = _unmasked(state, clock)
@@ -283,21 +287,25 @@ def _at(state: RoundState, step: Step, clock: Iterator[float]) -> RoundState:
     return state
 
 
-def _after(state: RoundState, arrived: machine.Arrived, clock: Iterator[float]) -> RoundState:
-    """Return the state after a message.
+def _after(state: RoundState, arrived: machine.Arrived, clock: Iterator[float] | None) -> RoundState:
+    """Return the state after a message, for which time may have to pass.
 
     Raises
     ------
     Refusal
         When the server cannot have taken it.
     """
-    try:
-        return machine.advance(state, arrived)[0]
-    except Refusal:
-        if state.step is not Step.DECRYPT or arrived.step is not Step.DECRYPT:
-            raise
-    # Somebody was asked in the place of a holder that was gone.
-    return machine.advance(machine.advance(state, machine.Tick(next(clock)))[0], arrived)[0]
+    while True:
+        try:
+            return machine.advance(state, arrived)[0]
+        except Refusal:
+            if clock is None or not state.step is arrived.step is Step.DECRYPT:
+                raise
+            # Others were asked in the place of holders that were gone, as long as there were any.
+            later, _ = machine.advance(state, machine.Tick(next(clock)))
+            if later.phase is not Phase.COLLECT or later.expected == state.expected:
+                raise
+            state = later
 
 
 def _unmasked(state: RoundState, clock: Iterator[float]) -> tuple[RoundState, NDArray[np.uint32] | None]:
