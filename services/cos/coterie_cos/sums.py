@@ -43,6 +43,9 @@ _ADDING = {"encrypted": "sums of ciphertexts"}
 _OPENING = {"encrypted": "decryption proofs"}
 """What the end of a sum takes the server, by secure sum."""
 
+_FORMING = {"masked": "unmask sum", "encrypted": "verify decryption"}
+"""The phase in which a sum is formed, by secure sum."""
+
 _BRIEFINGS_BYTES = 1 << 18
 """Briefings sent at once, bytes: members beyond are asked for in another call.  They are copied several times on their
 way to the network."""
@@ -85,9 +88,13 @@ class OpenSum:
 
     @property
     def phase(self) -> str:
-        """Name of the phase: a step, ``unmask`` or ``apply``."""
+        """Name of the phase: a step, how the sum is formed, or that it is applied."""
         state = self.state
-        return state.step.value if state.phase is Phase.COLLECT else f"{state.phase.value} sum"
+        if state.phase is Phase.COLLECT:
+            return state.step.value
+        if state.phase is Phase.UNMASK:
+            return _FORMING.get(state.plan.secure_sum, "form sum")
+        return f"{state.phase.value} sum"
 
     def seconds(self) -> dict[str, float]:
         """Return how long each phase took."""
