@@ -264,6 +264,9 @@ def _attacks(report: Report) -> Table | None:
         if difference is not None:
             more = difference > _POPULARITY_TOLERANCE
             reading = "more than popularity" if more else "no more than popularity"
+        named = finite(row.get("found"))
+        if named is not None:
+            reading = f"{percent(named)} of the ratings in sums" if named else "no rating"
         return [
             name.replace("_", " "),
             _auc(alone),

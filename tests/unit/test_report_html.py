@@ -175,6 +175,14 @@ def test_an_attack_counts_only_beyond_the_popularity_only_attacker(page: Page) -
     assert f"{MINUS}0.001" in cells
 
 
+def test_an_attack_without_a_ranking_says_how_many_ratings_it_read_off() -> None:
+    report = SAMPLE()
+    report["attacks"] = {"profiles": {"sums": 1, "found": 0.25}, "other profiles": {"sums": 1, "found": 0.0}}
+    cells = Page(render(report)).inside("td")
+    assert cells.count("25.0% of the ratings in sums") == 1
+    assert cells.count("no rating") == 1
+
+
 def test_markup_in_any_name_or_value_stays_text() -> None:
     hostile = "<script>alert(1)</script>"
     report = SAMPLE()
