@@ -48,9 +48,14 @@ def bootstrap(
         output.say(f"{into} holds the run {order.run_id} already; nothing is changed")
     else:
         order = steps.bootstrap(settings, into, new_run_id(settings.name), addresses=addresses)
+        holders = (
+            f", {settings.encryption.holders} decrypting clients"
+            if settings.secure_sum == "encrypted"
+            else ""
+        )
         output.say(
             f"run {order.run_id}: {order.owners} data owners, {settings.federation.hosts} client hosts with "
-            f"{order.users} users; one folder for each below {into}"
+            f"{order.users} users{holders}; one folder for each below {into}"
         )
     output.finish({"run_id": order.run_id, "folder": into, "owners": order.owners, "users": order.users})
 

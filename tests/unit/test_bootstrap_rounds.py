@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from coterie_client.history import read_histories
 
 from coterie.config.load import load_service
 from coterie.config.run import RunSettings
-from coterie.config.services import ClientSettings, ConsentSettings
+from coterie.config.services import ClientSettings, ConsentSettings, DecryptingClientSettings
+from coterie.crypto.identity import load_many
+from coterie.crypto.roster import PAILLIER, Roster, load_roster_key
 from coterie.data.attributes import read_attributes
 from coterie.errors import ConfigError
 from coterie.launch.bootstrap import bootstrap, held_order
@@ -159,3 +162,53 @@ def test_parties_of_fedmvmf_find_ratings_attributes_and_features_and_the_plan_na
         (owner,) = config(tmp_path / f"owner-{position}")["owners"]
         rows, _ = read_attributes(tmp_path / f"owner-{position}" / owner["features"], "item")
         assert len(rows) == 30
+
+
+def test_decrypting_clients_find_what_the_roster_names_and_everybody_relies_on_the_same_roster(
+    tmp_path: Path,
+) -> None:
+    given = {
+        "system": "fedmvmf",
+        "secure_sum": "encrypted",
+        "data": {"synthetic": {"users": 50, "items": 60, "interactions": 1000}},
+        "reference": False,
+        "encryption": {"bits": 2048, "holders": 2},
+        "rounds": {"min_cohort": 15, "min_sum": 12},
+    }
+    settings = RunSettings.model_validate(given)
+
+    def lay_out() -> tuple[bytes, ...]:
+        bootstrap(settings, tmp_path, "a-run")
+        rosters = {(tmp_path / who / "roster.txt").read_bytes() for who in (*holders, "host-0", "host-1")}
+        keys = {path.read_bytes() for path in tmp_path.rglob("roster.pub")}
+        assert (len(rosters), len(keys)) == (1, 1)
+        roster = Roster.load(tmp_path / "key-0" / "roster.txt")
+        key = load_roster_key(tmp_path / "thirdparty" / "state" / "roster.pub")
+        roster.verify(key, purpose=PAILLIER, run="a-run", now=int(time.time()))
+        return roster.members
+
+    holders = ("key-0", "key-1")
+    members = lay_out()
+    drawn = [load_many(tmp_path / who / "state" / "identities.key") for who in holders]
+    assert sorted(one.participant_id for (one,) in drawn) == list(members)
+    for who in holders:
+        folder = tmp_path / who
+        state = folder / "state"
+        assert [path.stat().st_mode & 0o777 for path in (folder, state)] == [0o700, 0o700]
+        assert (state / "identities.key").stat().st_mode & 0o777 == 0o600
+        assert {path.name for path in folder.iterdir()} == {
+            *("ca.pem", "config.toml", "roster.pub", "roster.txt", "state", "token")
+        }
+        read = load_service("decrypting-client", folder / "config.toml", environ={}).settings
+        assert isinstance(read, DecryptingClientSettings)
+        assert (read.encryption.roster, read.encryption.bits) == (folder / "roster.txt", 2048)
+        assert read.consent.secure_sums == ("encrypted",)
+        assert read.consent.min_sum == 12
+    host = load_service("client", tmp_path / "host-1" / "config.toml", environ={}).settings
+    assert isinstance(host, ClientSettings)
+    assert host.encryption is not None
+    assert host.encryption.roster_key == tmp_path / "host-1" / "roster.pub"
+
+    # A bootstrap that was interrupted is run again: it names who was there already.
+    (tmp_path / "operator" / "order.json").unlink()
+    assert lay_out() == members

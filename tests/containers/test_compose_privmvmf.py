@@ -1,0 +1,110 @@
+"""The compose files bring PrivMVMF up; decrypting clients die, and the numbers are those of sums in clear."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from coterie.config.load import load
+from coterie.config.run import RunSettings
+from coterie.launch.feed import load as load_dataset
+from coterie.launch.feed import make_feed
+from coterie.launch.in_process import train_in_process
+
+from .stack import HOSTS, Stack
+
+pytestmark = pytest.mark.containers
+
+HOLDERS = ("key-0", "key-1", "key-2")
+SETTINGS = {
+    # A short key is drawn and used quickly.  What long ones take, the benchmarks show.
+    "COTERIE_ENCRYPTION__BITS": "1024",
+    "COTERIE_ENCRYPTION__COMPARISON": "true",
+    "COTERIE_REFERENCE": "false",
+    "COTERIE_ROUNDS__PASSES": "60",
+    "COTERIE_ROUNDS__EVALUATE_EVERY": "1",
+    "COTERIE_FEDERATION__PARTY_TIMEOUT_S": "10",
+}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A training in which decrypting clients died, as it ended."""
+
+    stack: Stack
+    running_at_second_death: bool
+    report: dict
+    folders: dict[str, Path]
+
+
+@pytest.fixture(scope="module")
+def trained(engine, images, tmp_path_factory):
+    """Train; crash one decrypting client, wait until it is back, kill another for good; wait for the end."""
+    stack = Stack(engine, {**images, **SETTINGS}, "docker-compose.privmvmf.yml")
+    into = tmp_path_factory.mktemp("parties")
+    try:
+        stack.compose("up", "--detach", "operator")
+        stack.until(lambda: "pass 2/" in stack.logs("operator"), "the second pass ends")
+        stack.crash("key-1")
+        # Not until it is probed again: the run does not wait for that.
+        stack.until(
+            lambda: stack.logs("key-1").count('"joined"') == 2, "key-1 is started again and takes part"
+        )
+        # For the engine this is a wish, and it does not start it again.
+        stack.container("key-2").kill()
+        running = stack.state("operator")["Running"]
+        stack.until(lambda: not stack.state("operator")["Running"], "the run ends")
+        assert stack.state("operator")["ExitCode"] == 0, stack.logs("operator")
+        report = stack.copy("operator", "/report", into)
+        folders = {party: stack.copy(party, "/party", into / party) for party in (*HOLDERS, *HOSTS, "cos")}
+        yield Trained(stack, running, json.loads((report / "report.json").read_text()), folders)
+    finally:
+        stack.compose("down", "--volumes", "--remove-orphans", "--timeout", "10")
+
+
+def test_an_encrypted_run_goes_on_when_a_decrypting_client_crashes_and_when_another_is_gone(trained):
+    report = trained.report
+    assert (report["system"], report["secure_sum"], report["form"]) == ("fedmvmf", "encrypted", "hosts")
+    assert trained.running_at_second_death
+    assert not trained.stack.state("key-2")["Running"]
+    said = trained.stack.logs("operator")
+    assert "decrypting-client/key-1 returned" in said
+    assert "decrypting-client/key-2 lost" in said
+    assert report["abandoned"] == 0
+    assert trained.stack.container("key-1").attrs["RestartCount"] == 1
+
+
+def test_the_numbers_are_those_of_sums_in_clear_in_one_process(images, trained):
+    run = Path(__file__).parents[2] / "examples/privmvmf.toml"
+    settings = load(
+        RunSettings,
+        run,
+        sets=["secure_sum=clear", "federation.hosts=2"],
+        environ={
+            key: value for key, value in {**images, **SETTINGS}.items() if "__" in key or "REFERENCE" in key
+        },
+    ).settings
+    feed = make_feed(settings, load_dataset(settings), 0)
+    alone = train_in_process(settings, feed, run_id="test", seed=0, see=lambda event: None)
+    history, wanted = trained.report["history"], alone.known["history"]
+    assert [one["epoch"] for one in history] == [one["epoch"] for one in wanted]
+    counted = [one["metrics"] for one in history]
+    assert counted == [pytest.approx(one["metrics"], rel=1e-6) for one in wanted]
+    assert trained.report["chosen"] == alone.known["chosen"]
+    assert counted[-1]["rmse"] < counted[0]["rmse"]
+
+
+def test_every_decrypting_client_holds_the_key_and_nobody_else_does(trained):
+    held = {party: sorted(folder.rglob("keys/*.key")) for party, folder in trained.folders.items()}
+    assert {party for party, found in held.items() if found} == set(HOLDERS)
+    for party in HOLDERS:
+        secrets = [*held[party], trained.folders[party] / "state/identities.key"]
+        assert {path.stat().st_mode & 0o777 for path in secrets} == {0o600}
+    # A folder's own mode is not copied.
+    assert trained.stack.execute("key-0", "stat", "-c", "%a", "/party/state") == (0, "700\n")
+
+
+def test_an_owner_that_has_nothing_to_do_ends_at_once_and_the_item_server_stays(trained):
+    assert [trained.stack.state(f"owner-{n}")["Running"] for n in range(3)] == [True, False, False]
+    assert [trained.stack.state(f"owner-{n}")["ExitCode"] for n in (1, 2)] == [0, 0]
