@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from coterie.secure_sum.key_holder import KeyHolder
 
 __all__ = [
+    "FIRST_HOLDER",
     "HOLDERS",
     "LAYOUT",
     "SUMS",
@@ -46,7 +47,7 @@ SUMS = ("clear", "masked", "encrypted")
 HOLDERS = 3
 """Key holders of an encrypted sum."""
 
-_FIRST_HOLDER = 1_000_000
+FIRST_HOLDER = 1_000_000
 """Number of the first holder's identity; members have the lower ones."""
 
 _KEY_BITS = 1024
@@ -161,7 +162,7 @@ def _encrypted() -> tuple[Callable[[], ServerHalf], Callable[[SumPlan, int], Mem
     keys = Keyring()
     keys.use(
         held.secret.public,
-        [Member(identity(_FIRST_HOLDER + n).participant_id, f"k{n}") for n in range(HOLDERS)],
+        [Member(identity(FIRST_HOLDER + n).participant_id, f"k{n}") for n in range(HOLDERS)],
     )
 
     def member(plan: SumPlan, number: int) -> MemberHalf:
@@ -175,7 +176,7 @@ def key_holder(plan: SumPlan, holder: int) -> KeyHolder:
     from coterie.secure_sum.key_holder import KeyHolder
 
     bundles = {_bundle(n).participant_id: _bundle(n) for n in range(len(plan.members))}
-    return KeyHolder(plan, holder, identity(_FIRST_HOLDER + holder), held_by_all(), bundles)
+    return KeyHolder(plan, holder, identity(FIRST_HOLDER + holder), held_by_all(), bundles)
 
 
 def opened(running: Running) -> NDArray[np.uint32]:

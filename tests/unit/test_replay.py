@@ -19,8 +19,7 @@ from coterie.secure_sum.protocol import Step
 from coterie.secure_sum.steps import KIND_OF
 from coterie.simulate.intruder import false
 from coterie.simulate.rounds import Holder, Members, run_round
-from coterie.simulate.sums import _FIRST_HOLDER as FIRST_HOLDER
-from coterie.simulate.sums import halves, held_by_all, identity, key_holder
+from coterie.simulate.sums import FIRST_HOLDER, halves, held_by_all, identity, key_holder
 from coterie.wire.layout import Layout, Segment
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.thirdparty_pb2 import PaillierKey, PaillierPublicKeyResponse, PaillierRecord
