@@ -1,7 +1,25 @@
 """What holds for every test."""
 
+import functools
+
+import pytest
+import structlog
 from hypothesis import settings
 
 # How long one example takes says more about the machine's load than about the code.
 settings.register_profile("steady", settings.default, deadline=None)
 settings.load_profile("steady")
+
+
+@pytest.fixture(autouse=True)
+def logs_of_its_own(monkeypatch):
+    """Let no test's configuration of logs, nor loggers made under it, outlive it: `capture_logs` would see nothing."""
+    configure = structlog.configure
+
+    @functools.wraps(configure)
+    def keeping_none(**given):
+        configure(**{**given, "cache_logger_on_first_use": False})
+
+    monkeypatch.setattr(structlog, "configure", keeping_none)
+    yield
+    structlog.reset_defaults()
