@@ -1,8 +1,7 @@
 """A party's members in the sums of a run: what the COS asks of them, answered by the machine of `coterie.rounds.party`.
 
 Each participant of the party that takes part in a sum has a `Seat`, which says what it contributes, checks the plan and
-keeps the journal.  Tasks are level-triggered: what was missed is asked again, and a sum with a higher number means that
-those below are over.
+keeps the journal.
 """
 
 from __future__ import annotations
@@ -16,22 +15,18 @@ from typing import Protocol
 
 import numpy as np
 import structlog
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from coterie.crypto.identity import Bundle, Identity
 from coterie.crypto.verified import Verified
-from coterie.errors import PeerError
 from coterie.net.party import Item, Party
+from coterie.net.sum_tasks import SumTasks
 from coterie.rounds.party import Decline, Effect, Journal, Keep, MemberRound, Send, SitOut, Train
 from coterie.rounds.systems import Signer, member_half
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined, Step
-from coterie.secure_sum.steps import DECLINED, KIND_OF, STEP_IN_TASK, TASK_STEP
-from coterie.wire.refusal import reason_name
+from coterie.secure_sum.steps import DECLINED, KIND_OF, TASK_STEP
 from coterie.wire.v1 import orchestrator_pb2 as wire
-from coterie.wire.v1 import rounds_pb2
-from coterie.wire.v1.common_pb2 import RoundRef
 
 __all__ = ["Seat", "SumMembers", "Trained"]
 
@@ -99,7 +94,7 @@ class _Open:
     """When the COS answered last to slots that decline."""
 
 
-class SumMembers:
+class SumMembers(SumTasks):
     """The members of one party.
 
     Parameters
@@ -114,48 +109,21 @@ class SumMembers:
     """
 
     def __init__(self, party: Party, device: str, seats: Sequence[Seat], directory_key: bytes) -> None:
-        self._party = party
+        super().__init__(party)
         self._device = device
         self._seats = seats
         self._directory_key = directory_key
         self._verified = Verified()
-        self._tasks: tuple[Sequence[wire.Task], float] = ((), 0.0)
-        self._news = asyncio.Event()
-        self._over = False
         self._open: _Open | None = None
         self._number = 0
 
-    def told(self, tasks: Sequence[wire.Task]) -> None:
-        """Take note of the tasks that are open now."""
-        self._tasks = tasks, self._party.asked_at
-        self._news.set()
-
-    def finish(self) -> None:
-        """Take part in nothing more."""
-        self._over = True
-        self._news.set()
-
     async def run(self) -> None:
         """Answer what is asked until `finish`."""
-        self._party.attach = [wire.FetchKind.FETCH_KIND_SUM_PLAN, wire.FetchKind.FETCH_KIND_BRIEFINGS]
-        while not self._over:
-            await self._news.wait()
-            self._news.clear()
-            tasks, asked_at = self._tasks
-            for task in tasks:
-                if task.kind != wire.TaskKind.TASK_KIND_ROUND or self._over:
-                    continue
-                try:
-                    await self._asked(task, asked_at)
-                except PeerError as error:
-                    # It is asked again for as long as it is open.
-                    _log.info("a step is not answered", round=task.round.round, error=error.message)
+        await super().run()
         await self._leave()
 
-    async def _asked(self, task: wire.Task, asked_at: float) -> None:
-        number, step = task.round.round, STEP_IN_TASK.get(task.step)
-        if step is None:
-            raise PeerError("the COS asks for an unknown step of a sum", hint="is it of another release?")
+    async def _asked(self, task: wire.Task, step: Step, asked_at: float) -> None:
+        number = task.round.round
         if number < self._number:
             return
         if number > self._number:
@@ -182,7 +150,7 @@ class SumMembers:
         passive = slots.intersection(self._party.slots) - active
         if passive and current.declined_at < asked_at:
             # So that nobody waits for them.
-            await self._submit(current, step, [Item(DECLINED, sorted(passive), b"")])
+            await self._submit(current.plan.round, step, [Item(DECLINED, sorted(passive), b"")])
             current.declined_at = time.monotonic()
 
     async def _leave(self) -> None:
@@ -195,10 +163,7 @@ class SumMembers:
                     await current.seats[member].keep(effect.journal)
 
     async def _begin(self, number: int) -> _Open:
-        _, payload = await self._party.fetch(wire.FetchKind.FETCH_KIND_SUM_PLAN, version=number)
-        plan = SumPlan.from_wire(_read(payload))
-        if plan.round != number:
-            raise PeerError(f"the COS sent the plan of sum {plan.round}, asked was for {number}")
+        plan = await self._plan(number)
         current = _Open(plan)
         by_participant = {seat.identity.participant_id: seat for seat in self._seats}
         for member, one in enumerate(plan.members):
@@ -237,23 +202,10 @@ class SumMembers:
                 await current.seats[member].left(current.plan, effect.step, len(effect.message))
         if not items:
             return
-        await self._submit(current, step, [item for _, item in items])
+        await self._submit(current.plan.round, step, [item for _, item in items])
         now = time.monotonic()
         for member, _ in items:
             current.taken[member, step] = now
-
-    async def _submit(self, current: _Open, step: Step, items: Sequence[Item]) -> None:
-        refused = await self._party.submit_many(
-            RoundRef(run_id=self._party.plan.run_id, round=current.plan.round), items
-        )
-        for one_refused in refused:
-            _log.warning(
-                "the COS refused a message",
-                round=current.plan.round,
-                step=step.value,
-                reason=reason_name(one_refused.reason),
-                message=one_refused.message,
-            )
 
     async def _carry_out(self, current: _Open, member: int, effects: Sequence[Effect]) -> list[Send]:
         """Carry out a member's effects in order; return what is to be sent."""
@@ -299,10 +251,3 @@ class SumMembers:
         if self._party.plan.secure_sum == "clear" or step is Step.ADVERTISE:
             return {}
         return await self._party.briefings(self._number, TASK_STEP[step])
-
-
-def _read(payload: bytes | None) -> rounds_pb2.SumPlan:
-    try:
-        return rounds_pb2.SumPlan.FromString(payload or b"")
-    except DecodeError as error:
-        raise PeerError("the COS sent what is no SumPlan") from error

@@ -1,7 +1,6 @@
 """What a decrypting client does when it is asked: sign who submitted, decrypt a part of a sum.
 
-Tasks are level-triggered: what was missed is asked again, and a round with a higher number means that those below are
-over.  What decides is in ``coterie.secure_sum.key_holder``; what it signed is on disk before it leaves.
+What decides is in ``coterie.secure_sum.key_holder``; what it signed is on disk before it leaves.
 """
 
 from __future__ import annotations
@@ -14,25 +13,22 @@ from functools import partial
 from pathlib import Path
 
 import structlog
-from google.protobuf.message import DecodeError
 
 from coterie.crypto.custody import HeldKey
 from coterie.crypto.identity import Bundle, Identity
 from coterie.crypto.keyfile import read_private_file, write_private_file
-from coterie.errors import CertificateError, CoterieError, PeerError
+from coterie.errors import CertificateError, CoterieError
 from coterie.net.party import Item, Party
+from coterie.net.sum_tasks import SumTasks
 from coterie.rounds.consent import Consent
 from coterie.rounds.holder import HolderRound
 from coterie.rounds.party import Decline, Effect, Journal, Keep, Send, SitOut
 from coterie.secure_sum.key_holder import KeyHolder
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined, Step
-from coterie.secure_sum.steps import DECLINED, KIND_OF, STEP_IN_TASK, TASK_STEP
+from coterie.secure_sum.steps import DECLINED, KIND_OF, TASK_STEP
 from coterie.telemetry.accounting import Accounting
-from coterie.wire.refusal import reason_name
 from coterie.wire.v1 import orchestrator_pb2 as wire
-from coterie.wire.v1 import rounds_pb2
-from coterie.wire.v1.common_pb2 import RoundRef
 
 __all__ = ["Decryption"]
 
@@ -55,7 +51,7 @@ class _Open:
         self.declined_at = -1.0
 
 
-class Decryption:
+class Decryption(SumTasks):
     """One key holder in the sums of a run.
 
     Parameters
@@ -92,7 +88,7 @@ class Decryption:
         accounting: Accounting,
         serving: Callable[[SumPlan], None] = lambda plan: None,
     ) -> None:
-        self._party = party
+        super().__init__(party)
         self._identity = identity
         self._secrets = secrets
         self._bundles = bundles
@@ -101,43 +97,12 @@ class Decryption:
         self._journal = _read_journal(journal)
         self._accounting = accounting
         self._serving = serving
-        self._tasks: tuple[Sequence[wire.Task], float] = ((), 0.0)
-        self._news = asyncio.Event()
-        self._over = False
         self._open: _Open | None = None
         # Contributors' keys of their tags, of one Paillier key.
         self._tag_keys: tuple[bytes, dict[bytes, bytes]] = (b"", {})
 
-    def told(self, tasks: Sequence[wire.Task]) -> None:
-        """Take note of the tasks that are open now."""
-        self._tasks = tasks, self._party.asked_at
-        self._news.set()
-
-    def finish(self) -> None:
-        """Take part in nothing more."""
-        self._over = True
-        self._news.set()
-
-    async def run(self) -> None:
-        """Answer what is asked until `finish`."""
-        self._party.attach = [wire.FetchKind.FETCH_KIND_SUM_PLAN, wire.FetchKind.FETCH_KIND_BRIEFINGS]
-        while not self._over:
-            await self._news.wait()
-            self._news.clear()
-            tasks, asked_at = self._tasks
-            for task in tasks:
-                if task.kind != wire.TaskKind.TASK_KIND_ROUND or self._over:
-                    continue
-                try:
-                    await self._asked(task, asked_at)
-                except PeerError as error:
-                    # It is asked again for as long as it is open.
-                    _log.info("a step is not answered", round=task.round.round, error=error.message)
-
-    async def _asked(self, task: wire.Task, asked_at: float) -> None:
-        number, step = task.round.round, STEP_IN_TASK.get(task.step)
-        if step is None:
-            raise PeerError("the COS asks for an unknown step of a sum", hint="is it of another release?")
+    async def _asked(self, task: wire.Task, step: Step, asked_at: float) -> None:
+        number = task.round.round
         if self._open is None or number > self._open.plan.round:
             self._open = await self._begin(number)
         current = self._open
@@ -145,7 +110,7 @@ class Decryption:
             return
         if current.machine is None or current.machine.reason:
             if current.declined_at < asked_at:
-                await self._submit(current, step, [Item(DECLINED, self._party.slots, b"")])
+                await self._submit(current.plan.round, step, [Item(DECLINED, self._party.slots, b"")])
                 current.declined_at = time.monotonic()
             return
         briefings = await self._party.briefings(number, TASK_STEP[step])
@@ -160,10 +125,7 @@ class Decryption:
             current.taken[respondent, step] = time.monotonic()
 
     async def _begin(self, number: int) -> _Open:
-        _, payload = await self._party.fetch(wire.FetchKind.FETCH_KIND_SUM_PLAN, version=number)
-        plan = SumPlan.from_wire(_read(payload))
-        if plan.round != number:
-            raise PeerError(f"the COS sent the plan of sum {plan.round}, asked was for {number}")
+        plan = await self._plan(number)
         own = self._identity.participant_id
         position = next((n for n, one in enumerate(plan.holders) if one.participant == own), -1)
         current = _Open(plan, position)
@@ -211,28 +173,8 @@ class Decryption:
                     current.declined_at = time.monotonic()
                 case _:
                     raise AssertionError(f"a key holder has no effect {effect}")
-        await self._submit(current, step, items)
+        await self._submit(current.plan.round, step, items)
         return True
-
-    async def _submit(self, current: _Open, step: Step, items: Sequence[Item]) -> None:
-        if not items:
-            return
-        reference = RoundRef(run_id=self._party.plan.run_id, round=current.plan.round)
-        for refused in await self._party.submit_many(reference, items):
-            _log.warning(
-                "the COS refused a message",
-                round=current.plan.round,
-                step=step.value,
-                reason=reason_name(refused.reason),
-                message=refused.message,
-            )
-
-
-def _read(payload: bytes | None) -> rounds_pb2.SumPlan:
-    try:
-        return rounds_pb2.SumPlan.FromString(payload or b"")
-    except DecodeError as error:
-        raise PeerError("the COS sent what is no SumPlan") from error
 
 
 def _read_journal(path: Path) -> Journal:
