@@ -69,7 +69,7 @@ class Decryption(SumTasks):
     accounting : Accounting
         Where CPU time is counted.
     serving : callable, optional
-        Is told of each plan in which this holder takes part.
+        Is told of each plan in which this holder takes part, and what it holds of the key.
 
     Raises
     ------
@@ -86,7 +86,7 @@ class Decryption(SumTasks):
         consent: Consent,
         journal: Path,
         accounting: Accounting,
-        serving: Callable[[SumPlan], None] = lambda plan: None,
+        serving: Callable[[SumPlan, HeldKey], None] = lambda plan, held: None,
     ) -> None:
         super().__init__(party)
         self._identity = identity
@@ -153,7 +153,7 @@ class Decryption(SumTasks):
         found = HolderRound(plan, self._journal, half)
         if found.reason:
             raise Declined(found.reason)
-        self._serving(plan)
+        self._serving(plan, held)
         return found
 
     async def _carry_out(self, current: _Open, step: Step, effects: Sequence[Effect]) -> bool:

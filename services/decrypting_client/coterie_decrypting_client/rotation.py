@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import structlog
 
+from coterie.crypto.custody import HeldKey
 from coterie.errors import CoterieError
 from coterie.net.custody import Custody
 from coterie.secure_sum.plan import SumPlan
@@ -34,20 +35,29 @@ class Rotation:
         self._begins = begins
         # The key of the rounds seen last, and the first of these.
         self._since: tuple[bytes, int] = (b"", 0)
+        # Epoch of its key, and below which epoch nothing is held any more.
+        self._serves = self._cleared = 0
         self._rotating: asyncio.Task[None] | None = None
 
-    def serving(self, plan: SumPlan) -> None:
-        """Take note of a round; replace the key when it has served for long enough."""
+    def serving(self, plan: SumPlan, held: HeldKey) -> None:
+        """Take note of a round and of what is held of its key; replace that key when it has served for long enough."""
         if plan.key_id != self._since[0]:
             self._since = plan.key_id, plan.round
-            current = self._custody.current
-            if current is not None and current.record.key_id == plan.key_id:
-                # Rounds follow each other: those under the keys before are over.
-                for epoch in self._custody.destroy_below(current.record.epoch):
-                    _log.info("an old key is destroyed", epoch=epoch)
+        self._serves = held.epoch
+        self.clear()
         served = plan.round - self._since[1] + 1
         if self._every and served >= self._every and self._rotating is None and self._begins():
             self._rotating = asyncio.create_task(self._rotate())
+
+    def clear(self) -> None:
+        """Destroy what no round needs any more; to be called when this holder knows of another complete key, too."""
+        current = self._custody.current
+        # Rounds follow each other: those under the keys before are over.
+        over = min(self._serves, current.record.epoch) if current is not None else 0
+        if over > self._cleared:
+            for epoch in self._custody.destroy_below(over):
+                _log.info("an old key is destroyed", epoch=epoch)
+            self._cleared = over
 
     async def _rotate(self) -> None:
         try:

@@ -90,7 +90,7 @@ class DecryptingProcess:
     async def _take_part(self, running: asyncio.TaskGroup) -> None:
         await self._custody.ensure()
         self._runtime.holds("key")
-        following = running.create_task(self._custody.follow(lambda holding: None))
+        following = running.create_task(self._custody.follow(lambda holding: self._rotation.clear()))
         kind = wire.ParticipantKind.PARTICIPANT_KIND_KEY_HOLDER
         await self._party.wait_and_register([Member(self._identity, self._bundle, kind)])
         objections = self._settings.consent.consent(1).objections(self._party.plan)
