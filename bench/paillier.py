@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+from gmpy2 import mpz
 
-from bench.rows import Row, cpu_seconds, lower
+from bench.rows import Row, cpu_seconds, in_turn, lower
 from coterie.crypto.paillier import (
     TAG_BITS,
     EncryptedVector,
@@ -25,9 +26,11 @@ from coterie.crypto.paillier import (
     RunningSum,
     SecretKey,
     decrypt_vector,
+    decryption,
     encrypt,
     from_bytes,
     generate,
+    proof,
     to_bytes,
 )
 from coterie.crypto.paillier.stock import to_stock, to_stock_public, to_stock_secret
@@ -69,6 +72,7 @@ def rows() -> Iterator[Row]:
         yield _aggregate(key, vectors, suffix)
         yield _decrypt("decrypt", key, vectors[0], suffix)
         yield _decrypt("decrypt.subgroup", subgroup, update.encrypted(of_subgroup), suffix)
+        yield from _prove(key, vectors[0], suffix)
 
 
 class _Update:
@@ -135,6 +139,25 @@ def _decrypt(name: str, key: SecretKey, vector: EncryptedVector, suffix: str) ->
         len(numbers),
         f"wall {wall:.2f} s, two threads",
     )
+
+
+def _prove(key: SecretKey, vector: EncryptedVector, suffix: str) -> Iterator[Row]:
+    """Time the proof of a decryption, and its check, against the decryption."""
+    units, shifts = vector.units, vector.shifts
+
+    def decrypt() -> list[mpz]:
+        return decryption.decrypt(key, units, shifts, vector.mode)
+
+    plaintexts = decrypt()
+    shown = proof.prove(key, b"bench", units, shifts, plaintexts)
+    work: dict[str, Callable[[], object]] = {
+        "prove": lambda: proof.prove(key, b"bench", units, shifts, plaintexts),
+        "verify": lambda: proof.check(key.public, b"bench", units, shifts, plaintexts, shown),
+    }
+    for name, one in work.items():
+        own, whole = in_turn(one, decrypt, _ROUNDS)
+        note = f"{own / whole:.1%} of the decryption; target 20%, or 5x"
+        yield lower(f"paillier.{name}{suffix}", own, whole, "s", note)
 
 
 def _row(
