@@ -7,8 +7,6 @@ protects the sum.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.errors import ConfigError
 from coterie.evaluation.leave_one_out import LeaveOneOut, metric_names
 from coterie.learning.fedncf import (
     FedNcfSettings,
@@ -34,6 +31,7 @@ from coterie.learning.ncf import Architecture
 from coterie.learning.optimisers import ServerOptimiser
 from coterie.rounds.gathering import gathered
 from coterie.rounds.measures import add_measures, measure_segments, measured_in
+from coterie.rounds.plan_settings import settings_from_json, settings_to_json
 from coterie.rounds.system import Arrays, Summed, User
 from coterie.rounds.training import Purpose, means
 from coterie.secure_sum.plan import SumPlan
@@ -63,8 +61,7 @@ class FedNcfPlan:
 
     def to_json(self) -> str:
         """Return the settings as the contract's ``RunPlan.settings``."""
-        plain = {"learning": dataclasses.asdict(self.learning), "min_touch": self.min_touch}
-        return json.dumps(plain, sort_keys=True, separators=(",", ":"))
+        return settings_to_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> FedNcfPlan:
@@ -75,19 +72,16 @@ class FedNcfPlan:
         ConfigError
             When they are malformed, name something unknown, or a value is out of its range.
         """
-        try:
-            plain: dict[str, Any] = json.loads(text)
-            learning = dict(plain.pop("learning"))
-            architecture = dict(learning.pop("architecture"))
-            architecture["layers"] = tuple(architecture["layers"])
-            server = ServerOptimiser(**learning.pop("server"))
-            settings = FedNcfSettings(architecture=Architecture(**architecture), server=server, **learning)
-            return cls(settings, **plain)
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise ConfigError(
-                f"the settings of the plan are not those of FedNCF: {error}",
-                hint="the peers may be of another release",
-            ) from error
+        return settings_from_json(text, "FedNCF", cls._of)
+
+    @classmethod
+    def _of(cls, plain: dict[str, Any]) -> FedNcfPlan:
+        learning = dict(plain.pop("learning"))
+        architecture = dict(learning.pop("architecture"))
+        architecture["layers"] = tuple(architecture["layers"])
+        server = ServerOptimiser(**learning.pop("server"))
+        settings = FedNcfSettings(architecture=Architecture(**architecture), server=server, **learning)
+        return cls(settings, **plain)
 
     @property
     def supports(self) -> bool:

@@ -11,8 +11,6 @@ contributes nothing and is served by its attributes (15).
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +23,7 @@ from coterie.evaluation.rated import figures_of
 from coterie.learning.mvmf import MvmfSettings, apply, initial, initial_server_state, layout
 from coterie.learning.optimisers import ServerOptimiser
 from coterie.rounds.measures import LARGEST, Measure, measure_segments, measured_in, names_of
+from coterie.rounds.plan_settings import settings_from_json, settings_to_json
 from coterie.rounds.system import Arrays, Summed
 from coterie.rounds.training import Purpose
 from coterie.wire.layout import Layout, Segment
@@ -82,7 +81,7 @@ class MvmfPlan:
 
     def to_json(self) -> str:
         """Return the settings as the contract's ``RunPlan.settings``."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"))
+        return settings_to_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> MvmfPlan:
@@ -93,17 +92,14 @@ class MvmfPlan:
         ConfigError
             When they are malformed, name something unknown, or a value is out of its range.
         """
-        try:
-            plain: dict[str, Any] = json.loads(text)
-            learning = dict(plain.pop("learning"))
-            server = ServerOptimiser(**learning.pop("server"))
-            names = tuple(str(name) for name in plain.pop("attributes"))
-            return cls(MvmfSettings(server=server, **learning), names, **plain)
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise ConfigError(
-                f"the settings of the plan are not those of FedMVMF: {error}",
-                hint="the peers may be of another release",
-            ) from error
+        return settings_from_json(text, "FedMVMF", cls._of)
+
+    @classmethod
+    def _of(cls, plain: dict[str, Any]) -> MvmfPlan:
+        learning = dict(plain.pop("learning"))
+        server = ServerOptimiser(**learning.pop("server"))
+        names = tuple(str(name) for name in plain.pop("attributes"))
+        return cls(MvmfSettings(server=server, **learning), names, **plain)
 
     def layout(self, purpose: Purpose, n_items: int) -> Layout:
         """Return what a contribution of a purpose looks like."""

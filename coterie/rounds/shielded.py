@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from coterie.errors import ConfigError
 from coterie.evaluation.holdout import ranked_names
 from coterie.rounds.asynchronous import Catalogued, OwnerJoined, PartyLost, PartySeen, Stopped, UsersJoined
+from coterie.rounds.plan_settings import settings_from_json, settings_to_json
 from coterie.wire.layout import Contribution, Layout, Segment
 
 __all__ = [
@@ -100,7 +101,7 @@ class ShieldedPlan:
 
     def to_json(self) -> str:
         """Return the settings as the contract's ``RunPlan.settings``."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"))
+        return settings_to_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> ShieldedPlan:
@@ -111,13 +112,7 @@ class ShieldedPlan:
         ConfigError
             When they are malformed, name something unknown, or a value is out of its range.
         """
-        try:
-            return cls(**json.loads(text))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"the settings of the plan are not those of DRIFT's shielded form: {error}",
-                hint="the peers may be of another release",
-            ) from error
+        return settings_from_json(text, "DRIFT's shielded form", lambda plain: cls(**plain))
 
 
 # --- what is summed ----------------------------------------------------------------------------------------------
