@@ -127,6 +127,18 @@ class KeyFields(NamedTuple):
         if not 0 <= self.created < 1 << 63:
             raise _malformed(f"created at {self.created}, expected Unix seconds")
 
+    def as_stated(self) -> PublicKey:
+        """Return the key, whatever its size and kind: for whoever encrypts nothing of its own under it.
+
+        Raises
+        ------
+        VerificationError
+            MALFORMED.
+        CryptoError
+            It is no key that can be.
+        """
+        return self.public_key(KeyTerms(bits=self.bits, subgroup=bool(self.base), comparison=True))
+
     def public_key(self, terms: KeyTerms) -> PublicKey:
         """Return the key, checked as far as that goes without its secret.
 

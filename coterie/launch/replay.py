@@ -19,7 +19,6 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from coterie.crypto.identity import participant_id
-from coterie.crypto.key_record import KeyTerms
 from coterie.errors import StoreError
 from coterie.net.key_records import record_from_wire
 from coterie.privacy.payloads import Assembly
@@ -147,9 +146,7 @@ class Replay:
 
             if isinstance(half, EncryptedServer):
                 for message in self._keys.values():
-                    key = record_from_wire(message).key
-                    terms = KeyTerms(bits=key.bits, subgroup=bool(key.base), comparison=True)
-                    half.keys.use(key.public_key(terms), ())
+                    half.keys.use(record_from_wire(message).key.as_stated(), ())
         return half
 
     # --- reading -----------------------------------------------------------------------------------------------------

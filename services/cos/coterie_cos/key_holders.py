@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from coterie.crypto.key_record import KeyRecord, KeyTerms
+from coterie.crypto.key_record import KeyRecord
 from coterie.secure_sum.plan import Member, SumPlan
 from coterie_cos.registry import Registry
 
@@ -61,9 +61,7 @@ class KeyHolders:
         CryptoError
             When it is no key that can be.
         """
-        key = record.key
-        public = key.public_key(KeyTerms(bits=key.bits, subgroup=bool(key.base), comparison=True))
-        self._key = record, public
+        self._key = record, record.key.as_stated()
         _log.info("paillier key", run=record.run, epoch=record.epoch, key=record.key_id.hex()[:16])
         self.choose()
 
