@@ -22,8 +22,8 @@ from coterie.launch.feed import load, make_feed
 
 __all__ = ["rows"]
 
-_ROUNDS = 3
-"""Rounds of training that are measured, after one in which tables are made."""
+_ROUNDS = int(os.environ.get("COTERIE_BENCH_ROUNDS", "3"))
+"""Rounds of training that are measured, after one in which tables are made; with 0 that one is."""
 
 _CPU = ("local step", "encryption", "sums of ciphertexts", "decryption", "decryption proofs")
 
@@ -79,7 +79,8 @@ async def _measure(settings: RunSettings) -> _Measured:
         for name, seconds in account["cpu_seconds"]["activities"].items():
             activities[name] = activities.get(name, 0.0) + seconds
     phases = {
-        name: statistics.median(one["seconds"][name] for one in rounds[1:]) for name in rounds[-1]["seconds"]
+        name: statistics.median(one["seconds"][name] for one in rounds[1:] or rounds)
+        for name in rounds[-1]["seconds"]
     }
     return _Measured(
         phases,
@@ -107,7 +108,14 @@ def rows(data: Path | None) -> Iterator[Row]:
     """Measure FedNeuMF with 20 participants, and FedMVMF with as many as ``COTERIE_BENCH_MEMBERS`` says (100)."""
     data = data_set(data)
     where = "synthetic data" if data is None else data.name
-    neumf = _settings(data, "fedncf", 20, fedncf={"model": "neumf", "touch": "exact"})
+    published = data is not None and (data / "ncf-split").is_dir()
+    neumf = _settings(
+        data,
+        "fedncf",
+        20,
+        fedncf={"model": "neumf", "touch": "exact"},
+        split={"kind": "published" if published else "leave-last-out"},
+    )
     yield _row(
         "encrypted.fedncf.neumf.round",
         asyncio.run(_measure(neumf)),

@@ -45,6 +45,7 @@ from coterie.crypto.paillier.keys import Factor
 from coterie.crypto.paillier.proof import prove
 from coterie.crypto.paillier.tags import contributor_key, tag_sums, tags
 from coterie.crypto.roster import Roster
+from coterie.crypto.sealed_model import agreement, open_model, seal_model
 from coterie.rounds import policy
 from coterie.rounds.conductor import model_to_bytes
 from coterie.rounds.plan import plan_hash
@@ -977,6 +978,32 @@ def custody() -> Json:
     }
 
 
+def shared_key() -> Json:
+    """Seal a version of a model for the holders of a key, and compare what two of them made."""
+    standard = paillier_key("standard")
+    set_secret = X25519PrivateKey.from_private_bytes(secret("set secret"))
+    fields = standard.public.n, set_secret.public_key().public_bytes_raw(), _PAILLIER_BITS, NOW, RUN
+    held = HeldKey(2, SecretKey(PublicKey(*fields, comparison=True), *standard.factors), set_secret)
+    round_, content = 7, b"arrays of version 4"
+    with mock.patch("os.urandom", lambda size: secret("nonce")[:size]):
+        sealed = seal_model(held, RUN, round_, content)
+    if open_model(held, RUN, round_, sealed) != content:
+        raise AssertionError("a holder opens what was sealed for all of them")
+    plan_hash, parts = secret("plan of a sum"), [secret(f"part {n}") for n in range(3)]
+    return {
+        "key": _paillier_key(held.secret),
+        "epoch": held.epoch,
+        "set_secret": secret("set secret").hex(),
+        "round": round_,
+        "nonce": secret("nonce")[:12].hex(),
+        "arrays": content.hex(),
+        "sealed": sealed.hex(),
+        "plan_hash": plan_hash.hex(),
+        "parts": [one.hex() for one in parts],
+        "agreement": agreement(held, plan_hash, *parts).hex(),
+    }
+
+
 FILES: dict[str, Callable[[], Json]] = {
     "explicit-bytes": explicit_bytes,
     "identities": identities,
@@ -994,6 +1021,7 @@ FILES: dict[str, Callable[[], Json]] = {
     "tags": tags_of_contributors,
     "decryption": decryption,
     "custody": custody,
+    "shared-key": shared_key,
     "sealed-records": sealed_batch,
     "round-of-four": lambda: masked_round("four", 4),
     "round-of-ten": lambda: masked_round("ten", 10, lost=(7,), relay=damaged_share),

@@ -38,11 +38,12 @@ class EncryptionSettings(Model):
         3,
         ge=1,
         le=32,
-        description="Decrypting clients: they hold the secret key together, and decrypt a part of each sum each.",
+        description="Decrypting clients: they hold the secret key together, and decrypt a part of each sum each. With "
+        "secure_sum 'shared-key' client hosts hold it, and there are none.",
     )
 
     rotate_every: int = Field(
-        0, ge=0, description="Rounds after which decrypting clients make another key; 0 for never."
+        0, ge=0, description="Rounds after which those who hold the key make another one; 0 for never."
     )
 
     @model_validator(mode="after")

@@ -207,7 +207,7 @@ class RunSettings(Model):
 
     name: Label = Field("run", description="Name of the run; part of its id.")
     system: Literal["drift", "fedncf", "fedmvmf"] = Field("drift", description="Learning system.")
-    secure_sum: Literal["clear", "masked", "encrypted"] = Field(
+    secure_sum: Literal["clear", "masked", "encrypted", "shared-key"] = Field(
         "clear",
         description="How contributions are summed; `coterie systems` shows what goes with which system.",
     )
@@ -227,7 +227,7 @@ class RunSettings(Model):
     )
     encryption: EncryptionSettings = Field(
         default_factory=lambda: EncryptionSettings(),
-        description="The key of sums with secure_sum 'encrypted'.",
+        description="The key of sums with secure_sum 'encrypted' or 'shared-key'.",
     )
     study: StudySettings = Field(default_factory=lambda: StudySettings(), description="Studies.")
     federation: FederationSettings = Field(
@@ -357,6 +357,10 @@ def _fedmvmf_problems(settings: RunSettings) -> list[str]:
     )
 
 
+_AGREEING = 2
+"""Hosts that apply each sum where participants share the key (``coterie.secure_sum.shared_key``, which needs gmpy2)."""
+
+
 def _rounds_problems(settings: RunSettings, *, chosen_by: Sequence[str], wide: str) -> list[str]:
     """Return what is wrong of a system with rounds; ``wide`` names what makes its codes so."""
     found = []
@@ -373,6 +377,11 @@ def _rounds_problems(settings: RunSettings, *, chosen_by: Sequence[str], wide: s
         found.append(
             f"secure_sum {settings.secure_sum!r} with federation.hosts 1: the host is the only party, and a sum over "
             "one member protects nothing; expected more hosts, or rounds.party_per_user true"
+        )
+    if settings.secure_sum == "shared-key" and federation.hosts < _AGREEING:
+        found.append(
+            f"secure_sum 'shared-key' with federation.hosts {federation.hosts}: {_AGREEING} hosts have to come to the "
+            "same model; expected more hosts"
         )
     if not rounds.experiment and federation.hosts < rounds.min_cohort:
         found.append(

@@ -78,7 +78,7 @@ class ConsentSettings(Model):
     """What a client takes part in; it refuses a run or round outside it, and says why in its receipts."""
 
     systems: tuple[str, ...] = Field((), description="Learning systems that it accepts; any when empty.")
-    secure_sums: tuple[Literal["clear", "masked", "encrypted"], ...] = Field(
+    secure_sums: tuple[Literal["clear", "masked", "encrypted", "shared-key"], ...] = Field(
         (), description="How contributions may be summed; any way when empty."
     )
     min_cohort: int = Field(20, ge=1, description="Smallest cohort that it accepts.")
@@ -131,12 +131,19 @@ class KeySettings(Model):
 
 
 class ContributorSettings(KeySettings):
-    """The key under which a client encrypts, in runs with encrypted sums."""
+    """The key under which a client encrypts, in runs with encrypted sums; it may hold it, too."""
 
     obfuscators: Literal["public", "short"] = Field(
         "public",
-        description="How values are hidden: by exponents of half the key's length, or of 512 bits, which assumes more.",
+        description="How values are hidden: by exponents of half the key's length, or of 512 bits, which assumes more. "
+        "Who holds the key itself needs neither.",
     )
+    holds_key: bool = Field(
+        False,
+        description="Whether this host holds the key, as one of those that the roster names: in runs whose "
+        "participants share it.",
+    )
+    rotate_every: int = Field(0, ge=0, description="As of decrypting clients; with holds_key.")
 
 
 class ClientSettings(ServiceSettings):

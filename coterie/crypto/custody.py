@@ -130,6 +130,19 @@ class HeldKey:
         """
         return _agree(self._set_secret, public)
 
+    def derived(self, purpose: str) -> bytes:
+        """Return 32 bytes for one purpose that every holder derives and nobody else can.
+
+        HKDF-SHA256 of both secrets, with the explicit bytes (purpose, run, key id, epoch) as ``info``.
+
+        Parameters
+        ----------
+        purpose : str
+            What they are for; each has its own.
+        """
+        info = encode(purpose, self.public.run, self.key_id, self.epoch)
+        return HKDF(SHA256(), _KEY, salt=None, info=info).derive(self._sealable())
+
     def save(self, path: Path) -> None:
         """Write the secrets to one file of mode 0600.
 

@@ -119,6 +119,12 @@ def protection(settings: RunSettings, devices: Sequence[int]) -> dict[str, Any]:
             f"{settings.encryption.holders} decrypting clients helps it: then they see everything."
         )
         found["warnings"] += _of_encryption(settings)
+    elif settings.secure_sum == "shared-key":
+        found["says"] = (
+            f"The server sees sums of metrics over whole cohorts, no contribution of a single {each} and no model, "
+            "unless one of the hosts, which share the key, helps it: then they see everything."
+        )
+        found["warnings"] += _of_encryption(settings)
     else:
         found["says"] = f"The server sees sums over whole cohorts, and no contribution of a single {each}."
         found["devices"] = _devices(settings, devices)

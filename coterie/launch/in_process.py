@@ -20,11 +20,12 @@ from coterie.crypto.identity import Bundle, Identity, countersign
 from coterie.crypto.verified import Verified
 from coterie.data.keyed_order import key_hash
 from coterie.launch.feed import Feed
-from coterie.launch.local_key import LocalKey
+from coterie.launch.local_key import LocalKey, SharedLocalKey
 from coterie.launch.parties import run_plan
 from coterie.rounds.conductor import Conductor, Population, new_training
 from coterie.rounds.system import Arrays, HostSide, OwnerSide, ServerSide, Summed, ToldServerSide
 from coterie.rounds.systems import (
+    KEYED,
     Signer,
     asks_owners,
     host_side,
@@ -157,8 +158,13 @@ def train_plan(
         sides.append(side)
     half = server_half(plan.secure_sum)
     holders: Mapping[str, Host] = {}
-    if plan.secure_sum == "encrypted":
-        key = LocalKey(plan.run_id, encryption or EncryptionSettings(), people.bundles)
+    shared: SharedLocalKey | None = None
+    if plan.secure_sum in KEYED:
+        terms = encryption or EncryptionSettings()
+        devices = [one.device for one in local]
+        if plan.secure_sum == "shared-key":
+            shared = SharedLocalKey(plan, terms, people.bundles, devices, len(feed.dataset.items))
+        key = shared or LocalKey(plan.run_id, terms, people.bundles)
         key.give(cast(Any, half))
         people.obfuscators, holders = key.obfuscators, key.holders
 
@@ -182,7 +188,7 @@ def train_plan(
         if on_evaluation is not None:
             on_evaluation(state, sides)
 
-    trained = train(plan, server, half, local, holders, evaluated, record.round_ended)
+    trained = train(plan, server, half, local, holders, shared, evaluated, record.round_ended)
     return InProcess(record.known(trained.state), trained, sides)
 
 

@@ -20,7 +20,7 @@ from coterie.config.run import RunSettings
 from coterie.crypto.roster import Roster, save_roster_key
 from coterie.launch.cohorts import rounds_plan
 from coterie.launch.feed import Feed
-from coterie.net.enrolment import identities
+from coterie.net.enrolment import HOLDER, identities
 from coterie.wire.v1 import operator_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
@@ -141,72 +141,101 @@ def lay_out(settings: RunSettings, feed: Feed, layout: Layout, *, run_id: str, s
     cos = layout("cos", "cos", 0)
     common = {"run": run_id, "cos": {"address": cos.address, "name": "cos"}}
     parties = [PartyPlan("cos", "cos", cos, 0), *_owners(settings, feed, layout, common)]
-    encryption = _Encryption(settings, layout, common, run_id) if settings.secure_sum == "encrypted" else None
+    hosts = []
+    for host in range(settings.federation.hosts):
+        place = layout("client", f"host-{host}", host)
+        if users := feed.write_histories(host, place.folder / "histories.csv"):
+            hosts.append((host, place, users))
+    encryption = _encryption(settings, layout, common, run_id, [place for _, place, _ in hosts])
     if encryption is not None:
         parties += encryption.parties
-    total = 0
-    for host in range(settings.federation.hosts):
-        name = f"host-{host}"
-        place = layout("client", name, host)
-        users = feed.write_histories(host, place.folder / "histories.csv")
-        if users:
-            total += users
-            values = {
-                **common,
-                "histories": "histories.csv",
-                **_told(feed.write_attributes(host, place.folder / "attributes.csv"), "attributes"),
-                **_own_seed(settings, seed),
-                **_consent(settings),
-                **({} if encryption is None else encryption.of_a_host(place.folder)),
-            }
-            parties.append(PartyPlan("client", name, place, users, values))
-    return Laid(tuple(parties), total, None if encryption is None else encryption.roster_key)
+    for host, place, users in hosts:
+        values = {
+            **common,
+            "histories": "histories.csv",
+            **_told(feed.write_attributes(host, place.folder / "attributes.csv"), "attributes"),
+            **_own_seed(settings, seed),
+            **_consent(settings),
+            **({} if encryption is None else encryption.of_a_host(place.folder)),
+        }
+        participants = users + (encryption is not None and encryption.shared)
+        parties.append(PartyPlan("client", f"host-{host}", place, participants, values))
+    return Laid(
+        tuple(parties),
+        sum(users for _, _, users in hosts),
+        None if encryption is None else encryption.roster_key,
+    )
+
+
+def _encryption(
+    settings: RunSettings, layout: Layout, common: dict[str, Any], run_id: str, hosts: Sequence[Place]
+) -> _Encryption | None:
+    """Return how sums are encrypted; None where they are not."""
+    if settings.secure_sum == "shared-key":
+        return _Encryption(settings, [place.folder / "state" / HOLDER for place in hosts], run_id)
+    if settings.secure_sum != "encrypted":
+        return None
+    count = settings.encryption.holders
+    places = {f"key-{n}": layout("decrypting-client", f"key-{n}", n) for n in range(count)}
+    found = _Encryption(settings, [place.folder / "state" for place in places.values()], run_id)
+    for name, place in places.items():
+        values = {
+            **common,
+            "encryption": found.trust(place.folder),
+            "rotate_every": settings.encryption.rotate_every,
+            **_consent(settings),
+        }
+        found.parties.append(PartyPlan("decrypting-client", name, place, 1, values))
+    return found
 
 
 class _Encryption:
-    """The decrypting clients of a run with encrypted sums, and the roster that names them.
+    """Who holds the key of a run, and the roster that names them: decrypting clients, or the hosts themselves.
 
     The operator's key for rosters is drawn here, signs this one roster, and is forgotten.
+
+    Parameters
+    ----------
+    settings : RunSettings
+    holders : sequence of Path
+        Folders of the holders' identities.
+    run_id : str
     """
 
-    def __init__(self, settings: RunSettings, layout: Layout, common: dict[str, Any], run_id: str) -> None:
+    def __init__(self, settings: RunSettings, holders: Sequence[Path], run_id: str) -> None:
         encryption = settings.encryption
         self._key = {"bits": encryption.bits, "comparison": encryption.comparison}
         self._obfuscators = encryption.obfuscators
-        places = {f"key-{n}": layout("decrypting-client", f"key-{n}", n) for n in range(encryption.holders)}
-        members = [_own_id(place.folder / "state") for place in places.values()]
+        self._rotate_every = encryption.rotate_every
+        self.shared = settings.secure_sum == "shared-key"
+        """Whether hosts hold the key."""
+        members = [_own_id(folder) for folder in holders]
         operator, now = Ed25519PrivateKey.generate(), int(time.time())
         self.roster_key = operator.public_key().public_bytes_raw()
         self._roster = Roster.sign(operator, members, now - _SKEW_S, now + _ROSTER_S, run=run_id)
-        self.parties = [
-            PartyPlan(
-                "decrypting-client",
-                name,
-                place,
-                1,
-                {
-                    **common,
-                    "encryption": self._trust(place.folder) | self._key,
-                    "rotate_every": encryption.rotate_every,
-                    **_consent(settings),
-                },
-            )
-            for name, place in places.items()
-        ]
+        self.parties: list[PartyPlan] = []
+        """The decrypting clients."""
 
     def of_a_host(self, folder: Path) -> dict[str, Any]:
         """Write what a host relies on, and return its configuration."""
-        return {"encryption": self._trust(folder) | self._key | {"obfuscators": self._obfuscators}}
+        own = (
+            {"holds_key": True, "rotate_every": self._rotate_every}
+            if self.shared
+            else {"obfuscators": self._obfuscators}
+        )
+        return {"encryption": self.trust(folder) | own}
 
-    def _trust(self, folder: Path) -> dict[str, Any]:
+    def trust(self, folder: Path) -> dict[str, Any]:
+        """Write what a party relies on about the key, and return how it is configured."""
         self._roster.save(folder / _ROSTER_FILE)
         save_roster_key(folder / ROSTER_KEY, self.roster_key)
-        return {"roster": _ROSTER_FILE, "roster_key": ROSTER_KEY}
+        return {"roster": _ROSTER_FILE, "roster_key": ROSTER_KEY} | self._key
 
 
 def _own_id(state: Path) -> bytes:
-    """Draw the keys of a decrypting client before it starts, because the roster names it; return its id."""
-    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    """Draw the keys of a key holder before it starts, because the roster names it; return its id."""
+    for folder in (state.parent, state):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     (identity,) = identities(state, 1)
     return identity.participant_id
 

@@ -39,7 +39,7 @@ from coterie.wire.v1.thirdparty_pb2_grpc import EnrolmentStub
 if TYPE_CHECKING:
     from coterie.wire.v1.thirdparty_pb2_grpc import EnrolmentAsyncStub
 
-__all__ = ["BUNDLE_DAYS", "Enrolling", "EnrolmentPoint", "enrol", "identities", "saved_bundles"]
+__all__ = ["BUNDLE_DAYS", "HOLDER", "Enrolling", "EnrolmentPoint", "enrol", "identities", "saved_bundles"]
 
 _log = structlog.get_logger("coterie.enrolment")
 
@@ -93,6 +93,10 @@ class Enrolling(Protocol):
     @property
     def enrol(self) -> EnrolmentPoint | None:
         """How to enrol."""
+
+
+HOLDER = "holder"
+"""Folder of a client host's state with its identity and its secrets as a key holder."""
 
 
 def identities(state: Path, count: int) -> list[Identity]:

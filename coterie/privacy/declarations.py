@@ -47,6 +47,8 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "masked_vector": "a contribution under masks",
         "encrypted_vector": "a contribution under the key of an encrypted sum",
         "encrypted_sum": "a sum of contributions under that key, or a part of it",
+        "sealed_model": "a version of the model, sealed for the participants, which share the key",
+        "cohort_metric": "metrics summed over a cohort, as those tell them who opened its sum",
         "round_key": "a member's public keys, commitments and signatures of one round",
         "sealed_share": "shares of a member's secrets of one round, sealed for one neighbour",
         "revealed_share": "a share of one of a member's two secrets of a round",
@@ -213,6 +215,8 @@ _ROUNDS_ONLY = (
     "masked_vector",
     "encrypted_vector",
     "encrypted_sum",
+    "sealed_model",
+    "cohort_metric",
     "round_key",
     "sealed_share",
     "revealed_share",
@@ -345,6 +349,10 @@ _DRIFT_ONLY = (
 
 _MASKED_ONLY = ("masked_vector", "round_key", "sealed_share", "revealed_share")
 
+_NOT_SHARED: Mapping[str, _Row] = dict.fromkeys(
+    ("sealed_model", "cohort_metric"), _nobody("participants share no key here: the server has the model")
+)
+
 _NOT_ENCRYPTED: Mapping[str, _Row] = dict.fromkeys(
     ("encrypted_vector", "encrypted_sum"), _nobody("nothing is summed under a key here")
 )
@@ -352,6 +360,7 @@ _NOT_ENCRYPTED: Mapping[str, _Row] = dict.fromkeys(
 _FEDNCF: Mapping[str, _Row] = {
     **_SHARED,
     **_NO_SIDE_INFORMATION,
+    **_NOT_SHARED,
     **dict.fromkeys(
         (*_DRIFT_ONLY, *_SHIELDED_ONLY), _nobody("owners learn nothing from users here: no RPC carries it")
     ),
@@ -408,12 +417,14 @@ def _fedncf(form: str, secure_sum: str) -> dict[str, _Row]:
     ----------
     form : {"hosts", "users"}
         Whether a host is one member of a sum for all its users in the cohort, or every user is a member.
-    secure_sum : {"clear", "masked", "encrypted"}
+    secure_sum : {"clear", "masked", "encrypted", "shared-key"}
     """
     at_host = {"client": _own("computed at the user's own host")}
     added_up = {"client": _own("it adds up its own users")}
     clear, hosts = secure_sum == "clear", form == "hosts"
-    hidden = {"masked": "under masks", "encrypted": "encrypted"}.get(secure_sum, "")
+    hidden = {"masked": "under masks", "encrypted": "encrypted", "shared-key": "encrypted"}.get(
+        secure_sum, ""
+    )
     if not clear:
         one = (at_host, f"leaves its host only {hidden}, as part of a sum (Submit)")
     elif hosts:
@@ -444,6 +455,7 @@ def _fedncf(form: str, secure_sum: str) -> dict[str, _Row]:
             "clear": {**no_masks, **_NOT_ENCRYPTED},
             "masked": {**_MASKED, **_NOT_ENCRYPTED},
             "encrypted": {**no_masks, **_ENCRYPTED},
+            "shared-key": {**no_masks, **_SHARED_KEY},
         }[secure_sum],
     }
 
@@ -533,6 +545,58 @@ _ENCRYPTED: Mapping[str, _Row] = {
             "decrypting-client": _any("it checks who is in the sum that it decrypts (Fetch)"),
         },
         "is told to hosts of users and decrypting clients only (Fetch)",
+    ),
+}
+
+_SHARED_KEY: Mapping[str, _Row] = {
+    "encrypted_vector": _ENCRYPTED["encrypted_vector"],
+    "encrypted_sum": (
+        {
+            "cos": _any("what it has made of the contributions (Fetch)"),
+            "client": _any("to apply it, once a majority of them has seen whose sum it is (Fetch)"),
+        },
+        "goes to those hosts only that hold the key (Fetch)",
+    ),
+    "sealed_model": (
+        {
+            "client": _any("they open it, and seal the next version (Fetch, Submit)"),
+            "cos": _any("it keeps what it cannot open, and hands it out (Submit, Fetch)"),
+            "data-owner": _any("they may fetch what they cannot open (Fetch)"),
+        },
+        "goes to parties of the run only",
+    ),
+    "cohort_metric": (
+        {
+            "client": _any("those who apply a sum add up what it says of metrics (Submit)"),
+            "cos": _any("of rounds of training, over whole cohorts (Submit)"),
+        },
+        "goes no further",
+    ),
+    "round_key": (
+        {
+            "cos": _any("signatures of those who hold the key, passed on between them (Submit, Fetch)"),
+            "client": _any("they check each other's signatures of the list of submitters (Fetch)"),
+        },
+        "goes to hosts only, through the COS",
+    ),
+    "round_sum": (
+        {
+            "client": _any("those who hold the key open it to change the model (Fetch)"),
+            "cos": _own("of an evaluation: metrics and nothing else (Submit)"),
+        },
+        "goes no further: those who open it seal what they make of it",
+    ),
+    "item_support": (
+        {"client": _any("each group's once, to find the items that are open to it; touch = once (Fetch)")},
+        "is in the model's versions only, which participants open",
+    ),
+    "open_items": (
+        {"client": _any("in the model's versions, which they open (Fetch)")},
+        "follows from the model's versions, which participants open",
+    ),
+    "item_factor": (
+        {"client": _any("the shared model, once it is opened (Fetch)")},
+        "the server keeps and hands out versions that it cannot open (Submit, Fetch)",
     ),
 }
 
@@ -692,9 +756,12 @@ DECLARED: Mapping[tuple[str, str, str], Mapping[str, _Row]] = {
     ("drift", "shielded", "masked"): _drift_shielded("masked"),
     **{
         (system, form, secure_sum): rows(form, secure_sum)
-        for system, rows in (("fedncf", _fedncf), ("fedmvmf", _fedmvmf))
+        for system, rows, sums in (
+            ("fedncf", _fedncf, ("clear", "masked", "encrypted", "shared-key")),
+            ("fedmvmf", _fedmvmf, ("clear", "masked", "encrypted")),
+        )
         for form in ("hosts", "users")
-        for secure_sum in ("clear", "masked", "encrypted")
+        for secure_sum in sums
     },
 }
 """Rows by system, form and secure sum, as in the run plan; the form of systems with rounds says who is a member."""

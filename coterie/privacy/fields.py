@@ -191,6 +191,16 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     "DecryptionTask": {"members": "cohort", "ciphertexts": "encrypted_sum"}
     | dict.fromkeys(("mode", "part", "first"), "protocol"),
     "Decryption": {"part": "protocol", "plaintexts": "round_sum", "proof": "protocol"},
+    "SealedModel": {"key_id": "protocol", "round": "protocol", "sealed": "sealed_model"},
+    "ApplyTask": {
+        "members": "cohort",
+        "ciphertexts": "encrypted_sum",
+        "model": "sealed_model",
+        "shares": "cohort",
+    }
+    | dict.fromkeys(("mode", "items", "population"), "protocol"),
+    "AppliedSum": {"model": "sealed_model", "agreement": "round_key"},
+    "CohortMetric": dict.fromkeys(("name", "total", "count"), "cohort_metric"),
     # thirdparty.proto
     "EnrolRequest": {
         "token": "enrolment_token",

@@ -33,10 +33,13 @@ from coterie.wire.v1.orchestrator_pb2 import (
 from coterie.wire.v1.rounds_pb2 import (
     Advert,
     Adverts,
+    AppliedSum,
+    ApplyTask,
     Confirmation,
     Confirmations,
     Decryption,
     DecryptionTask,
+    SealedModel,
     ShareInbox,
     Shares,
     Submitters,
@@ -87,7 +90,7 @@ _IN_CLEAR: Mapping[str, Mapping[bool, frozenset[str]]] = {
 _SUMS = {"train": "round_sum", "evaluate": "round_sum", "supports": "item_support", "window": "round_sum"}
 """What whoever forms a sum learns, by its purpose."""
 
-_PARTICIPANT_BYTES = 32
+_PARTICIPANT_BYTES = _KEY_ID_BYTES = 32
 _SIGNATURE_BYTES = 64
 _SEALED_BYTES = 81
 
@@ -195,8 +198,9 @@ class Payloads:
             return
         kind, of_round = whole.first.kind, (whole.first.round.run_id, whole.first.round.round)
         if kind in _STEPS:
-            self._kinds.update(kinds_in(_present(_strictly(_STEPS[kind], bytes(whole.data)))))
-            if kind in _REVEALING:
+            told = _present(_step(kind, bytes(whole.data)))
+            self._kinds.update(kinds_in(told))
+            if kind in _REVEALING and not isinstance(told, AppliedSum):
                 self._revealed.add(of_round)
         elif kind == SubmitKind.SUBMIT_KIND_VECTOR:
             vector = _present(_strictly(SummedVector, bytes(whole.data)))
@@ -289,6 +293,14 @@ def _strictly(cls: type[M], payload: bytes) -> M | None:
     return message if message.ByteSize() == len(payload) else None
 
 
+def _step(kind: SubmitKind.ValueType, payload: bytes) -> Message | None:
+    """Return the message of a step; what a key holder sends to DECRYPT may be a sealed model."""
+    applied = _strictly(AppliedSum, payload) if kind == SubmitKind.SUBMIT_KIND_DECRYPTION else None
+    if applied is not None and applied.model and applied.agreement:
+        return applied
+    return _strictly(_STEPS[kind], payload)
+
+
 def _array(payload: bytes, dtype: DType.ValueType, axes: int = 2) -> Tensor | None:
     tensor = _strictly(Tensor, payload)
     return tensor if tensor is not None and _is_array(tensor, dtype, axes) else None
@@ -301,6 +313,9 @@ def _is_array(tensor: Tensor, dtype: DType.ValueType, axes: int) -> bool:
 
 
 def _model(payload: bytes) -> Message | None:
+    sealed = _strictly(SealedModel, payload)
+    if sealed is not None and sealed.round and len(sealed.key_id) == _KEY_ID_BYTES:
+        return sealed
     model = _strictly(Model, payload)
     if model is None or not all(each.name and each.tensor.data for each in model.tensors):
         return _array(payload, DType.DTYPE_FLOAT32)
@@ -341,6 +356,9 @@ def _briefing(payload: bytes) -> Message | None:
     inbox = _strictly(ShareInbox, payload)
     if inbox is not None and all(len(each.sealed) == _SEALED_BYTES for each in inbox.shares):
         return inbox
+    applying = _strictly(ApplyTask, payload)
+    if applying is not None and applying.items and applying.ciphertexts:
+        return applying
     task = _strictly(DecryptionTask, payload)
     if task is not None and task.mode and task.members:
         return task

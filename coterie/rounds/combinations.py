@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coterie.rounds.systems import SUMS, SYSTEMS
+from coterie.rounds.systems import KEYED, SUMS, SYSTEMS
 
 __all__ = ["Combination", "combination", "combinations"]
 
@@ -13,6 +13,8 @@ _PROTECTS = {
     "clear": "the server sees the contribution of each party; a host adds up its users before",
     "masked": "the server sees sums over whole cohorts, and no contribution of a single party",
     "encrypted": "the same, by those who hold the key: the server and one of them together see everything",
+    "shared-key": "participants hold the key: the server sees sums of metrics and neither contributions nor the model; "
+    "it and one participant together see everything",
 }
 
 
@@ -53,7 +55,8 @@ _OF_DRIFT = {
         "users keep their rows; the server sees sums of at least three owners over a window, and of no single one",
     ),
     ("published", "encrypted"): (False, "a sum needs rounds, and the published form has none"),
-    ("shielded", "encrypted"): (False, "windows are summed in clear or masked"),
+    ("published", "shared-key"): (False, "a sum needs rounds, and the published form has none"),
+    **{("shielded", under): (False, "windows are summed in clear or masked") for under in KEYED},
 }
 
 

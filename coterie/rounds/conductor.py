@@ -18,7 +18,15 @@ from coterie.secure_sum.protocol import Failed, ServerHalf
 from coterie.wire.tensor import from_wire, to_wire
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, Model, NamedTensor, RoundsPlan, RunPlan
 
-__all__ = ["Conductor", "Population", "cohort_rule", "model_from_bytes", "model_to_bytes", "new_training"]
+__all__ = [
+    "Conductor",
+    "Population",
+    "applied",
+    "cohort_rule",
+    "model_from_bytes",
+    "model_to_bytes",
+    "new_training",
+]
 
 _KINDS: dict[CohortKind.ValueType, policy.Cohorts] = {
     CohortKind.COHORT_KIND_GROUPS: "groups",
@@ -67,6 +75,51 @@ def new_training(plan: RunPlan, *, supports: bool) -> Training:
         supports=supports,
         redraw=rounds.redraw,
     )
+
+
+def applied(
+    side: ServerSide,
+    arrays: Arrays,
+    total: NDArray[np.uint32],
+    *,
+    purpose: Purpose,
+    users: int,
+    cohort: int,
+    shares: NDArray[np.float64],
+    pass_number: int,
+    part: int,
+    population: int,
+) -> tuple[Arrays, dict[str, tuple[float, float]]]:
+    """Return the arrays after a sum, and the metrics in it: sum and count by name.
+
+    Parameters
+    ----------
+    side : ServerSide
+    arrays : dict
+    total : ndarray of uint32, shape (layout size,)
+    purpose, pass_number, part
+        Of the sum.
+    users, cohort, population : int
+        Users that it covers, of the cohort, of the run.
+    shares : ndarray of float64, shape (groups,)
+        Which share of each group is in the cohort.
+
+    Raises
+    ------
+    ImpossibleSumError
+        When the sum is beyond its bounds.
+    """
+    sums = side.layout(purpose).decode(total, users)
+    summed = Summed(
+        purpose=purpose,
+        sums=sums,
+        users=users,
+        pass_number=pass_number,
+        part=part,
+        shares=shares * (users / cohort),
+        population=population,
+    )
+    return side.apply(arrays, summed), side.measured(purpose, sums)
 
 
 @dataclass(frozen=True)
@@ -211,17 +264,22 @@ class Conductor:
         ImpossibleSumError
             When the sum is beyond its bounds.
         """
-        sums = self.side.layout(state.purpose).decode(total, users)
-        cohort = self.cohort(state)
-        sizes = np.array([len(group) for group in self.groups(state.pass_number)])
-        shares = np.bincount(self.group_of(state.pass_number)[cohort], minlength=len(sizes)) / sizes
-        summed = Summed(
+        return applied(
+            self.side,
+            arrays,
+            total,
             purpose=state.purpose,
-            sums=sums,
             users=users,
+            cohort=len(self.cohort(state)),
+            shares=self.shares(state),
             pass_number=state.pass_number,
             part=state.part,
-            shares=shares * (users / len(cohort)),
             population=len(self.population),
         )
-        return self.side.apply(arrays, summed), self.side.measured(state.purpose, sums)
+
+    def shares(self, state: Training) -> NDArray[np.float64]:
+        """Return which share of each group is in the cohort of the next sum, float64 (groups,)."""
+        sizes = np.array([len(group) for group in self.groups(state.pass_number)])
+        members = self.group_of(state.pass_number)[self.cohort(state)]
+        found: NDArray[np.float64] = np.bincount(members, minlength=len(sizes)) / sizes
+        return found

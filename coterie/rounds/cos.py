@@ -19,11 +19,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-import numpy as np
-from numpy.typing import NDArray
-
 from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import Closed, Pieces, Running, ServerHalf, Step
+from coterie.secure_sum.protocol import Closed, Formed, Pieces, Running, ServerHalf, Step
 from coterie.wire.layout import Layout
 from coterie.wire.refusal import ErrorReason, Refusal
 
@@ -242,9 +239,9 @@ class Tick:
 
 @dataclass(frozen=True)
 class Unmasked:
-    """The sum of the submitters' codes is known."""
+    """The sum of the submitters' codes is known, or what key holders made of it."""
 
-    total: NDArray[np.uint32]
+    total: Formed
 
 
 @dataclass(frozen=True)
@@ -283,14 +280,14 @@ class Ask:
 
 @dataclass(frozen=True)
 class Unmask:
-    """Compute the sum; answer with Unmasked or UnmaskFailed."""
+    """Compute the sum, or find what was made of it; answer with Unmasked or UnmaskFailed."""
 
 
 @dataclass(frozen=True)
 class Apply:
     """Change the model by this sum, the version and the round's end in one transaction; answer with Applied."""
 
-    total: NDArray[np.uint32]
+    total: Formed
     users: int
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Literal
 from coterie.errors import ConfigError
 
 if TYPE_CHECKING:
-    from coterie.crypto.paillier import Obfuscators, PublicKey
+    from coterie.crypto.paillier import Obfuscators, PublicKey, SecretKey
 
-__all__ = ["OBFUSCATORS", "Way", "obfuscators"]
+__all__ = ["OBFUSCATORS", "Way", "holder_obfuscators", "obfuscators"]
 
 Way = Literal["public", "short"]
 """How obfuscators are drawn by who has no secret key."""
@@ -31,3 +31,10 @@ def obfuscators(public: PublicKey, way: Way = "public") -> Obfuscators:
     if way not in modes:
         raise ConfigError(f"no obfuscators {way!r}; there are {', '.join(modes)}")
     return PublicObfuscators(public, modes[way])
+
+
+def holder_obfuscators(secret: SecretKey) -> Obfuscators:
+    """Return what draws obfuscators for who holds the key, mode A; takes seconds at 3,072 bits, as the others."""
+    from coterie.crypto.paillier import HolderObfuscators
+
+    return HolderObfuscators(secret)

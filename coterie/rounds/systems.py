@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from coterie.crypto.paillier import Obfuscators
 
 __all__ = [
+    "KEYED",
     "MEMBERS",
     "SUMS",
     "SYSTEMS",
@@ -132,7 +134,7 @@ def _fedmvmf_ratings(settings: str) -> tuple[float, float]:
 
 
 SYSTEMS: dict[str, Offered] = {
-    "fedncf": Offered(_fedncf, _fedncf_host, ("clear", "masked", "encrypted")),
+    "fedncf": Offered(_fedncf, _fedncf_host, ("clear", "masked", "encrypted", "shared-key")),
     "fedmvmf": Offered(
         _fedmvmf, _fedmvmf_host, ("clear", "masked", "encrypted"), _fedmvmf_owner, _fedmvmf_ratings
     ),
@@ -141,9 +143,12 @@ SYSTEMS: dict[str, Offered] = {
 SUMS: dict[str, Callable[[bytes | None], ServerHalf]] = {
     "clear": lambda _directory_key: ClearServer(),
     "masked": lambda directory_key: MaskedServer(directory_key=directory_key),
-    "encrypted": lambda _directory_key: _encrypted_server(),
+    "encrypted": lambda _directory_key: _encrypted_server("encrypted", "EncryptedServer"),
+    "shared-key": lambda _directory_key: _encrypted_server("shared_key", "SharedKeyServer"),
 }
 
+KEYED = ("encrypted", "shared-key")
+"""The sums under a key that some hold: decrypting clients, or participants."""
 
 MEMBERS: dict[str, Callable[[SumPlan, int, Signer], MemberHalf]] = {
     "clear": lambda _plan, _index, _signer: ClearMember(),
@@ -156,31 +161,33 @@ MEMBERS: dict[str, Callable[[SumPlan, int, Signer], MemberHalf]] = {
         signer.now,
         signer.verified,
     ),
-    "encrypted": lambda plan, index, signer: _encrypted_member(plan, index, signer),
+    **dict.fromkeys(KEYED, lambda plan, index, signer: _encrypted_member(plan, index, signer)),
 }
 
 
-def _encrypted_server() -> ServerHalf:
-    half: ServerHalf = _encrypted_sum().EncryptedServer()
+def _encrypted_server(module: str, name: str) -> ServerHalf:
+    half: ServerHalf = getattr(_paillier(module), name)()
     return half
 
 
 def _encrypted_member(plan: SumPlan, index: int, signer: Signer) -> MemberHalf:
     if signer.obfuscators is None:
         raise ConfigError("a member of an encrypted sum was given no key to encrypt with")
-    half: MemberHalf = _encrypted_sum().EncryptedMember(plan, index, signer.identity, signer.obfuscators)
+    half: MemberHalf = _paillier("encrypted").EncryptedMember(
+        plan, index, signer.identity, signer.obfuscators
+    )
     return half
 
 
-def _encrypted_sum() -> ModuleType:
-    """Return ``coterie.secure_sum.encrypted``, which nobody else needs."""
+def _paillier(module: str) -> ModuleType:
+    """Return a module of ``coterie.secure_sum`` that nobody needs who has no sum under a key."""
     try:
-        from coterie.secure_sum import encrypted
+        return importlib.import_module(f"coterie.secure_sum.{module}")
     except ImportError as error:
         raise ConfigError(
-            "secure_sum 'encrypted' needs gmpy2", hint="install it with: pip install 'coterie[paillier]'"
+            "sums under a key (secure_sum 'encrypted' and 'shared-key') need gmpy2",
+            hint="install it with: pip install 'coterie[paillier]'",
         ) from error
-    return encrypted
 
 
 def _offered(system: str) -> Offered:

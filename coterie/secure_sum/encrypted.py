@@ -62,6 +62,7 @@ __all__ = [
     "packing_of",
     "part_of",
     "proof_context",
+    "read_message",
 ]
 
 _MessageT = TypeVar("_MessageT", bound=Message)
@@ -267,7 +268,7 @@ class EncryptedServer:
         """Return as whom a holder, given by the number of its own task, decrypts: its message names the part."""
         if step is not Step.DECRYPT or member < len(plan.members):
             return member
-        part = _read(wire.Decryption, step, message).part
+        part = read_message(wire.Decryption, step, message).part
         if part >= len(plan.holders):
             raise bad_message(step, f"a part {part}", f"one of {len(plan.holders)} parts, from 0")
         return plan.respondent(plan.asked_of(member)[0], part)
@@ -334,7 +335,7 @@ class EncryptedServer:
     ) -> Vector:
         """Check a contribution as far as that goes without the secret key: every ciphertext is one, under the key."""
         public = self.keys.of(plan)
-        content = _read(wire.SummedVector, Step.SUBMIT, message).ciphertexts
+        content = read_message(wire.SummedVector, Step.SUBMIT, message).ciphertexts
         try:
             users = plan.members[member].users
             found = from_bytes(content, public, packing_of(plan, public), layout.size, addends=users)
@@ -350,7 +351,7 @@ class EncryptedServer:
     def check(self, plan: SumPlan, closed: Closed, step: Step, member: int, message: bytes) -> None:
         """Check a holder's confirmation, or the form of what it decrypted: whether that is right, `unmask` finds."""
         if step is Step.CONFIRM:
-            confirmation = _read(wire.Confirmation, step, message)
+            confirmation = read_message(wire.Confirmation, step, message)
             holder = plan.asked_of(member)[0]
             if confirmation.member != holder:
                 raise bad_message(step, f"a confirmation of key holder {confirmation.member}", f"of {holder}")
@@ -366,7 +367,7 @@ class EncryptedServer:
             return
         if step is not Step.DECRYPT:
             raise bad_message(step, "an encrypted sum has no such message", "SUBMIT, CONFIRM or DECRYPT")
-        decryption = _read(wire.Decryption, step, message)
+        decryption = read_message(wire.Decryption, step, message)
         size = self.keys.of(plan).modulus_bytes
         if len(decryption.plaintexts) % size or len(decryption.proof) != size:
             raise bad_message(step, "plaintexts or a proof of another length", f"{size} bytes each")
@@ -476,7 +477,14 @@ def _numbers(content: bytes, size: int) -> list[mpz]:
     return [mpz.from_bytes(content[start : start + size], "big") for start in range(0, len(content), size)]
 
 
-def _read(kind: type[_MessageT], step: Step, message: bytes) -> _MessageT:
+def read_message(kind: type[_MessageT], step: Step, message: bytes) -> _MessageT:
+    """Return the message of a step.
+
+    Raises
+    ------
+    Refusal
+        When it is none.
+    """
     try:
         return kind.FromString(message)
     except DecodeError:

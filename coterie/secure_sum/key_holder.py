@@ -34,7 +34,7 @@ from coterie.secure_sum.protocol import Declined
 from coterie.secure_sum.statements import CONFIRM, ascending, list_hash
 from coterie.wire.v1 import rounds_pb2 as wire
 
-__all__ = ["HeldSecrets", "KeyHolder"]
+__all__ = ["HeldSecrets", "KeyHolder", "read_briefing"]
 
 _MessageT = TypeVar("_MessageT", bound=Message)
 
@@ -109,7 +109,7 @@ class KeyHolder:
         Declined
             When it is no list that can be.
         """
-        members = tuple(_read(wire.Submitters, briefing).members)
+        members = tuple(read_briefing(wire.Submitters, briefing).members)
         agreed = self._require_set(members)
         confirmation = wire.Confirmation(
             member=self._holder,
@@ -133,7 +133,27 @@ class KeyHolder:
         Declined
             When this holder signed another list, no majority signed it, or a ciphertext is not the sum over it.
         """
-        task = _read(wire.DecryptionTask, briefing)
+        task = read_briefing(wire.DecryptionTask, briefing)
+        units, shifts, plaintexts = self._decrypted(task, agreed, task.first)
+        secret = self._held.secret
+        proof = prove(secret, proof_context(self._plan, task.first), units, shifts, plaintexts)
+        size = secret.public.modulus_bytes
+        return wire.Decryption(
+            part=task.part,
+            plaintexts=b"".join(number.to_bytes(size, "big") for number in plaintexts),
+            proof=proof,
+        ).SerializeToString()
+
+    def _decrypted(
+        self, task: wire.DecryptionTask | wire.ApplyTask, agreed: bytes, first: int
+    ) -> tuple[list[mpz], list[mpz], list[mpz]]:
+        """Return units, shifts and plaintexts of ciphertexts from one position on, once all that is made sure of.
+
+        Raises
+        ------
+        Declined
+            When it is not.
+        """
         plan, secret = self._plan, self._held.secret
         members = tuple(task.members)
         if self._require_set(members) != agreed:
@@ -149,16 +169,10 @@ class KeyHolder:
             raise Declined(f"is asked to decrypt ciphertexts of an unknown mode {task.mode}") from None
         top = packing.slots * packing.slot_bits
         keys = (self._tag_key(plan.members[member].participant) for member in members)
-        expected = tag_sums(keys, plan.hash, task.first, len(plaintexts))
+        expected = tag_sums(keys, plan.hash, first, len(plaintexts))
         if any(number >> top != tag for number, tag in zip(plaintexts, expected, strict=True)):
             raise Declined("is asked to decrypt what is not the sum over those that it confirmed")
-        proof = prove(secret, proof_context(plan, task.first), units, shifts, plaintexts)
-        size = secret.public.modulus_bytes
-        return wire.Decryption(
-            part=task.part,
-            plaintexts=b"".join(number.to_bytes(size, "big") for number in plaintexts),
-            proof=proof,
-        ).SerializeToString()
+        return units, shifts, plaintexts
 
     def _require_set(self, members: Sequence[int]) -> bytes:
         plan = self._plan
@@ -208,7 +222,14 @@ class KeyHolder:
         return found
 
 
-def _read(kind: type[_MessageT], briefing: bytes) -> _MessageT:
+def read_briefing(kind: type[_MessageT], briefing: bytes) -> _MessageT:
+    """Return what a holder is told.
+
+    Raises
+    ------
+    Declined
+        When it is no such message.
+    """
     try:
         return kind.FromString(briefing)
     except DecodeError:

@@ -19,9 +19,11 @@ from coterie.wire.layout import Layout
 from coterie.wire.refusal import ErrorReason, Refusal
 
 __all__ = [
+    "Applied",
     "Closed",
     "Declined",
     "Failed",
+    "Formed",
     "InParts",
     "MemberHalf",
     "Pieces",
@@ -107,19 +109,46 @@ class Vector(NamedTuple):
     note: bytes
 
 
+class Applied(NamedTuple):
+    """What key holders made of a sum that the server does not see.
+
+    Parameters
+    ----------
+    model : bytes
+        The next version of the model, sealed: a ``SealedModel``.
+    measured : mapping of str to (float, float)
+        Sum and number of users by metric.
+    """
+
+    model: bytes
+    measured: Mapping[str, tuple[float, float]]
+
+
+Formed = NDArray[np.uint32] | Applied
+"""A sum of codes modulo 2^32, shape (layout size,), or what others made of it."""
+
+
 class Total(NamedTuple):
     """What comes out of a sum.
 
     Parameters
     ----------
     codes : ndarray of uint32, shape (layout size,)
-        Sum of the submitters' codes modulo 2^32.
+        Sum of the submitters' codes modulo 2^32; empty where others made something of it.
     wrong : tuple of int
         Members whose answers were found wrong on the way, ascending; the sum is right in spite of them.
+    applied : Applied, optional
+        What others made of it.
     """
 
     codes: NDArray[np.uint32]
     wrong: tuple[int, ...] = ()
+    applied: Applied | None = None
+
+    @property
+    def formed(self) -> Formed:
+        """The sum, or what was made of it."""
+        return self.codes if self.applied is None else self.applied
 
 
 class PlanFields(NamedTuple):

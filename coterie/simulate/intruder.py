@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -82,8 +83,16 @@ def _other(step: Step, message: bytes) -> bytes:
     return vector.SerializeToString()
 
 
-def false(message: bytes) -> bytes:
-    """Return what a key holder decrypted with other numbers in it; a part without any has another proof."""
+def false(message: bytes, who: int = 0) -> bytes:
+    """Return what a key holder decrypted with other numbers in it; a part without any has another proof.
+
+    Of a model that it made, another one: of each holder its own, as they do not lie together.
+    """
+    applied = wire.AppliedSum.FromString(message)
+    if applied.agreement:
+        applied.model = applied.model[:-1] + bytes([applied.model[-1] ^ 1])
+        applied.agreement = hashlib.sha256(applied.agreement + who.to_bytes(4)).digest()
+        return applied.SerializeToString()
     decryption = wire.Decryption.FromString(message)
     name = "plaintexts" if decryption.plaintexts else "proof"
     content = bytearray(getattr(decryption, name))

@@ -32,7 +32,7 @@ from coterie.rounds.holder import Half, HolderRound
 from coterie.rounds.party import Decline, Journal, Keep, MemberRound, Send, SitOut, Train
 from coterie.rounds.party import Effect as MemberEffect
 from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import Failed, MemberHalf, ServerHalf, Step
+from coterie.secure_sum.protocol import Failed, Formed, MemberHalf, ServerHalf, Step
 from coterie.wire.layout import Layout
 from coterie.wire.refusal import Refusal
 
@@ -86,7 +86,7 @@ class Outcome:
         Members whose answers were found wrong when the sum was unmasked.
     """
 
-    total: NDArray[np.uint32] | None
+    total: Formed | None
     users: int = 0
     submitters: tuple[int, ...] = ()
     reason: str = ""
@@ -99,7 +99,7 @@ def run_round(
     layout: Layout,
     half: ServerHalf,
     hosts: Mapping[str, Host],
-    apply: Callable[[NDArray[np.uint32], int], str] | None = None,
+    apply: Callable[[Formed, int], str] | None = None,
 ) -> Outcome:
     """Take one round through all its steps.
 
@@ -122,7 +122,7 @@ def run_round(
     """
     refused: list[tuple[int, Refusal]] = []
     wrong: tuple[int, ...] = ()
-    total: NDArray[np.uint32] | None = None
+    total: Formed | None = None
     event: Event = Opened(0.0)
     state, effects = advance(RoundState.begin(plan, layout, half, _STEP_S), event)
     now = 0.0
@@ -157,10 +157,10 @@ def _carry_out(
     state: RoundState,
     effects: Sequence[Effect],
     now: float,
-    apply: Callable[[NDArray[np.uint32], int], str] | None,
+    apply: Callable[[Formed, int], str] | None,
     wrong: tuple[int, ...],
-    total: NDArray[np.uint32] | None,
-) -> tuple[Event, tuple[int, ...], NDArray[np.uint32] | None]:
+    total: Formed | None,
+) -> tuple[Event, tuple[int, ...], Formed | None]:
     match effects[-1]:
         case Unmask():
             if state.running is None:
@@ -169,9 +169,9 @@ def _carry_out(
                 found = state.half.unmask(state.plan, state.closed, state.running)
             except Failed as failed:
                 return UnmaskFailed(str(failed), now, failed.wrong), (*wrong, *failed.wrong), None
-            return Unmasked(found.codes), (*wrong, *found.wrong), None
-        case Apply(codes, users):
-            return Applied(apply(codes, users) if apply is not None else ""), wrong, codes
+            return Unmasked(found.formed), (*wrong, *found.wrong), None
+        case Apply(formed, users):
+            return Applied(apply(formed, users) if apply is not None else ""), wrong, formed
         case other:
             raise AssertionError(f"a round cannot go on after {other}")
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from coterie.secure_sum.plan import Member
 from coterie.simulate.faults import Drawn, Fault, Faults, Replayed
-from coterie.simulate.sums import halves, identity, layout_of
+from coterie.simulate.sums import KEYED, halves, identity, layout_of
 from coterie.simulate.watch import Watch
 from coterie.simulate.world import Machines, World
 
@@ -28,7 +28,7 @@ class Scenario:
     seed : int
         Of the vectors, and of the faults when they are drawn.
     secure_sum : str
-        ``"clear"``, ``"masked"`` or ``"encrypted"``.
+        One of ``coterie.simulate.sums.SUMS``.
     hosts : tuple of tuple of int
         For each host, how many users each of its members covers.
     rounds : int
@@ -83,7 +83,7 @@ class Scenario:
             "intruder": rate(0.5),
             "deceit": rate(0.1) if self.secure_sum != "clear" and rng.random() < 0.3 else 0.0,
         }
-        if self.secure_sum == "encrypted":
+        if self.secure_sum in KEYED:
             rates["decrypt"] = rate(0.3)
         return Drawn(rng, rates)
 

@@ -12,20 +12,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from numpy.typing import NDArray
 
 from coterie.crypto.identity import Bundle, Identity, countersign
+from coterie.crypto.key_record import KeyTerms
 from coterie.crypto.verified import Verified
 from coterie.secure_sum.clear import ClearMember, ClearServer
 from coterie.secure_sum.graph import GraphFields
 from coterie.secure_sum.masked import MaskedMember, MaskedServer
 from coterie.secure_sum.plan import Member, SumPlan
-from coterie.secure_sum.protocol import Failed, MemberHalf, Running, ServerHalf
+from coterie.secure_sum.protocol import Applied, Failed, Formed, MemberHalf, Running, ServerHalf
 from coterie.wire.layout import Layout, Segment
+from coterie.wire.v1 import rounds_pb2 as wire
 
 if TYPE_CHECKING:
-    from coterie.crypto.paillier import HolderObfuscators, SecretKey
+    from coterie.crypto.custody import HeldKey
+    from coterie.crypto.paillier import HolderObfuscators
     from coterie.secure_sum.key_holder import KeyHolder
 
 __all__ = [
@@ -41,8 +43,11 @@ __all__ = [
     "opened",
 ]
 
-SUMS = ("clear", "masked", "encrypted")
+SUMS = ("clear", "masked", "encrypted", "shared-key")
 """The sums that there are schedules of."""
+
+KEYED = ("encrypted", "shared-key")
+"""Those of them that are under a key."""
 
 HOLDERS = 3
 """Key holders of an encrypted sum."""
@@ -71,7 +76,7 @@ _NOW = 1_000_000
 
 def layout_of(secure_sum: str) -> Layout:
     """Return the layout of the contributions of schedules of a sum."""
-    return _WIDE if secure_sum == "encrypted" else LAYOUT
+    return _WIDE if secure_sum in KEYED else LAYOUT
 
 
 @cache
@@ -112,8 +117,8 @@ def halves(secure_sum: str) -> tuple[Callable[[], ServerHalf], Callable[[SumPlan
     """
     if secure_sum == "clear":
         return ClearServer, lambda plan, member: ClearMember()
-    if secure_sum == "encrypted":
-        return _encrypted()
+    if secure_sum in KEYED:
+        return _encrypted(secure_sum)
     if secure_sum != "masked":
         raise ValueError(f"no secure sum {secure_sum!r}; there are {', '.join(SUMS)}")
     directory_key = _directory().public_key().public_bytes_raw()
@@ -133,50 +138,70 @@ def halves(secure_sum: str) -> tuple[Callable[[], ServerHalf], Callable[[SumPlan
 # --- encrypted -------------------------------------------------------------------------------------------------------
 
 
-class _Held:
-    """What every simulated holder has."""
+@cache
+def held_by_all() -> HeldKey:
+    """Return the secrets of every simulated key holder."""
+    from coterie.crypto.custody import HeldKey
 
-    def __init__(self) -> None:
-        from coterie.crypto.paillier import HolderObfuscators, generate
-
-        self._set_key = X25519PrivateKey.generate()
-        set_public = self._set_key.public_key().public_bytes_raw()
-        self.secret: SecretKey = generate("simulated", set_public, bits=_KEY_BITS, comparison=True)
-        self.obfuscators: HolderObfuscators = HolderObfuscators(self.secret)
-
-    def agree(self, public: bytes) -> bytes:
-        """Return X25519 of the set key and a public key."""
-        return self._set_key.exchange(X25519PublicKey.from_public_bytes(public))
+    return HeldKey.generate("simulated", 1, KeyTerms(bits=_KEY_BITS, comparison=True))
 
 
 @cache
-def held_by_all() -> _Held:
-    """Return the secrets of every simulated key holder."""
-    return _Held()
+def obfuscators() -> HolderObfuscators:
+    """Return what every simulated member encrypts with."""
+    from coterie.crypto.paillier import HolderObfuscators
+
+    return HolderObfuscators(held_by_all().secret)
 
 
-def _encrypted() -> tuple[Callable[[], ServerHalf], Callable[[SumPlan, int], MemberHalf]]:
+def _encrypted(secure_sum: str) -> tuple[Callable[[], ServerHalf], Callable[[SumPlan, int], MemberHalf]]:
     from coterie.secure_sum.encrypted import EncryptedMember, EncryptedServer, Keyring
+    from coterie.secure_sum.shared_key import SharedKeyServer, Subject
 
-    held = held_by_all()
     keys = Keyring()
     keys.use(
-        held.secret.public,
+        held_by_all().public,
         [Member(identity(FIRST_HOLDER + n).participant_id, f"k{n}") for n in range(HOLDERS)],
     )
 
-    def member(plan: SumPlan, number: int) -> MemberHalf:
-        return EncryptedMember(plan, number, identity(number), held.obfuscators)
+    def server() -> ServerHalf:
+        if secure_sum == "encrypted":
+            return EncryptedServer(keys)
+        found = SharedKeyServer(keys)
+        found.subject = Subject(b"a version", 1, 1, (1.0,))
+        return found
 
-    return lambda: EncryptedServer(keys), member
+    def member(plan: SumPlan, number: int) -> MemberHalf:
+        return EncryptedMember(plan, number, identity(number), obfuscators())
+
+    return server, member
 
 
 def key_holder(plan: SumPlan, holder: int) -> KeyHolder:
     """Return the half of a key holder of a plan."""
     from coterie.secure_sum.key_holder import KeyHolder
+    from coterie.secure_sum.shared_key import SharedKeyHolder
 
     bundles = {_bundle(n).participant_id: _bundle(n) for n in range(len(plan.members))}
-    return KeyHolder(plan, holder, identity(FIRST_HOLDER + holder), held_by_all(), bundles)
+    own = plan, holder, identity(FIRST_HOLDER + holder), held_by_all(), bundles
+    return SharedKeyHolder(*own, apply=_apply) if plan.secure_sum == "shared-key" else KeyHolder(*own)
+
+
+def _apply(plan: SumPlan, task: wire.ApplyTask, codes: NDArray[np.uint32], users: int) -> wire.AppliedSum:
+    """Return a sum in the place of a model that it changes, for the watch to see."""
+    from coterie.crypto.sealed_model import agreement
+
+    model = wire.SealedModel(key_id=plan.key_id, round=plan.round, sealed=codes.tobytes())
+    return wire.AppliedSum(
+        model=model.SerializeToString(), agreement=agreement(held_by_all(), plan.hash, codes.tobytes())
+    )
+
+
+def codes_in(formed: Formed, size: int) -> NDArray[np.uint32]:
+    """Return a sum of so many values, or the one that simulated holders put in the place of a model."""
+    if not isinstance(formed, Applied):
+        return formed
+    return np.frombuffer(wire.SealedModel.FromString(formed.model).sealed, np.uint32)[:size]
 
 
 def opened(running: Running) -> NDArray[np.uint32]:

@@ -9,21 +9,23 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coterie.errors import RunError
-from coterie.rounds.conductor import Conductor, Population, model_to_bytes, new_training
+from coterie.rounds.conductor import Conductor, Population, new_training
+from coterie.rounds.model_state import ModelState, OpenModel, SealedVersions
 from coterie.rounds.system import Arrays, HostSide, ServerSide, User
 from coterie.rounds.training import Abandoned, Phase, Summed, Training, begin_round, step
 from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import Failed, MemberHalf, ServerHalf
+from coterie.secure_sum.protocol import Failed, Formed, MemberHalf, ServerHalf
 from coterie.simulate.rounds import Host, Members, Outcome, run_round
 from coterie.wire.layout import ImpossibleSumError
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
-__all__ = ["LocalHost", "Trained", "train"]
+__all__ = ["LocalHost", "Shared", "Trained", "train"]
 
 _NOBODY: Mapping[str, Host] = MappingProxyType({})
 
@@ -69,6 +71,18 @@ class Trained:
     best: Arrays
 
 
+class Shared(Protocol):
+    """The key that participants share, in this process."""
+
+    def tell(self, half: ServerHalf, conductor: Conductor, state: Training, model: bytes) -> None:
+        """Say to a server's half what the next sum changes."""
+        ...
+
+    def opened(self, model: bytes, conductor: Conductor) -> Arrays:
+        """Return what a server would keep of a version, a ``SealedModel``."""
+        ...
+
+
 class _Host:
     """Members of one host, their users named by the run's population."""
 
@@ -98,6 +112,7 @@ def train(
     half: ServerHalf,
     hosts: Sequence[LocalHost],
     holders: Mapping[str, Host] = _NOBODY,
+    shared: Shared | None = None,
     on_evaluation: Callable[[Training, Arrays], None] | None = None,
     on_round: Callable[[Training, Outcome], None] | None = None,
 ) -> Trained:
@@ -113,6 +128,8 @@ def train(
     hosts : sequence of LocalHost
     holders : mapping of str to Host, optional
         Of an encrypted sum, the key holders' connections by device.
+    shared : Shared, optional
+        Where participants share the key: then the server keeps sealed versions.
     on_evaluation : callable, optional
         Called after each evaluation, while the hosts' private state is that of the version measured.
     on_round : callable, optional
@@ -137,13 +154,18 @@ def train(
         workers[host.device] = _Host(host, first, conductor)
         first += len(host.participants)
 
+    kept: ModelState = OpenModel(conductor) if shared is None else SealedVersions(conductor)
+    held = kept.initial()
     arrays = best = server.initial()
     state = new_training(plan, supports=server.asks_supports)
     state = step(state, conductor.started(range(len(population))))
     while not state.phase.ended:
         state = begin_round(state)
         evaluations = len(state.evaluations)
-        state, arrays, outcome = _round(conductor, state, arrays, workers, holders)
+        if shared is not None:
+            shared.tell(half, conductor, state, kept.model(held))
+        state, held, outcome = _round(conductor, kept, state, held, arrays, workers, holders)
+        arrays = held if shared is None else shared.opened(kept.model(held), conductor)
         if on_round is not None:
             on_round(state, outcome)
         if len(state.evaluations) > evaluations:
@@ -158,7 +180,9 @@ def train(
 
 def _round(
     conductor: Conductor,
+    kept: ModelState,
     state: Training,
+    held: Arrays,
     arrays: Arrays,
     workers: Mapping[str, _Host],
     holders: Mapping[str, Host],
@@ -169,15 +193,15 @@ def _round(
     for worker in workers.values():
         worker.model, worker.opened, worker.covered = model, opened, covered
     try:
-        opening = conductor.open(state, hashlib.sha256(model_to_bytes(model)).digest(), 1.0)
+        opening = conductor.open(state, hashlib.sha256(kept.model(held)).digest(), 1.0)
     except Failed as failed:
-        return step(state, Abandoned(str(failed))), arrays, Outcome(None, reason=str(failed))
+        return step(state, Abandoned(str(failed))), held, Outcome(None, reason=str(failed))
     measured: dict[str, tuple[float, float]] = {}
 
-    def apply(total: NDArray[np.uint32], users: int) -> str:
-        nonlocal arrays, measured
+    def apply(formed: Formed, users: int) -> str:
+        nonlocal held, measured
         try:
-            arrays, measured = conductor.apply(state, arrays, total, users)
+            held, measured = kept.applied(state, held, formed, users)
         except ImpossibleSumError as error:
             return str(error)
         return ""
@@ -187,4 +211,4 @@ def _round(
     event = (
         Summed(measured, conductor.side.figures) if outcome.total is not None else Abandoned(outcome.reason)
     )
-    return step(state, event), arrays, outcome
+    return step(state, event), held, outcome

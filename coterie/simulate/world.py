@@ -25,7 +25,7 @@ from coterie.simulate.clock import Clock
 from coterie.simulate.durable import HostDisk, ServerDisk
 from coterie.simulate.faults import Faults
 from coterie.simulate.intruder import Submission, false, forged, intrusion
-from coterie.simulate.sums import key_holder
+from coterie.simulate.sums import codes_in, key_holder
 from coterie.simulate.watch import Violation, Watch
 from coterie.wire.layout import ImpossibleSumError, Layout
 from coterie.wire.refusal import Refusal
@@ -321,7 +321,8 @@ class _Server:
             case cos.Unmask():
                 self._later(_WORK_S, self._unmask)
             case cos.Apply(total, users):
-                self._later(_WORK_S, lambda: self._apply(total, users))
+                codes = codes_in(total, world.layout.size)
+                self._later(_WORK_S, lambda: self._apply(codes, users))
             case cos.End():
                 row = self._abandoned_in_a_row + 1 if state.phase is Phase.ABANDONED else 0
                 self._abandoned_in_a_row = row
@@ -336,7 +337,7 @@ class _Server:
         except Failed as failed:
             self._do(cos.UnmaskFailed(str(failed), self._world.clock.now, failed.wrong))
         else:
-            self._do(cos.Unmasked(total.codes))
+            self._do(cos.Unmasked(total.formed))
 
     def _apply(self, total: NDArray[np.uint32], users: int) -> None:
         world, state = self._world, self._state
@@ -510,7 +511,7 @@ class _Host:
         """Return what a key holder says was in a part of the sum; one that lies says the same again."""
         if (number, member) not in self._said:
             fault = self._world.faults.at(f"decrypt {self._name}")
-            self._said[number, member] = message if fault is None else false(message)
+            self._said[number, member] = message if fault is None else false(message, member)
         return self._said[number, member]
 
     def _train(self, one: MemberRound | HolderRound, member: int) -> None:

@@ -11,10 +11,12 @@ import pytest
 
 from coterie.simulate.faults import CHOICES, Drawn, Fault, Replayed
 from coterie.simulate.schedule import Found, Scenario, find, run
-from coterie.simulate.sums import SUMS, halves, layout_of
+from coterie.simulate.sums import KEYED, SUMS, halves, layout_of
 from coterie.simulate.world import PATIENCE_S, World
 
-CLEAR, MASKED, ENCRYPTED, PART = 1600, 400, 200, 100
+CLEAR, MASKED, ENCRYPTED, SHARED, PART = 1600, 400, 200, 100, 100
+FEW = {"clear": 60, "masked": 15, "encrypted": 10, "shared-key": 10}
+SOME = {"clear": 300, "masked": 60, "encrypted": 80, "shared-key": 80}
 CORPUS = sorted((Path(__file__).parent / "found").glob("*.json"))
 
 
@@ -24,7 +26,12 @@ def parts(secure_sum: str, count: int):
 
 @pytest.mark.parametrize(
     ("secure_sum", "first"),
-    [*parts("clear", CLEAR), *parts("masked", MASKED), *parts("encrypted", ENCRYPTED)],
+    [
+        *parts("clear", CLEAR),
+        *parts("masked", MASKED),
+        *parts("encrypted", ENCRYPTED),
+        *parts("shared-key", SHARED),
+    ],
 )
 def test_whatever_goes_wrong_every_round_is_right_or_abandoned_with_a_reason(secure_sum, first):
     for seed in range(first, first + PART):
@@ -48,7 +55,7 @@ def test_without_faults_every_round_is_applied_over_everybody(seed, secure_sum):
     assert watch.abandoned == {}
 
 
-@pytest.mark.parametrize(("secure_sum", "count"), [("clear", 60), ("masked", 15), ("encrypted", 10)])
+@pytest.mark.parametrize(("secure_sum", "count"), FEW.items())
 def test_a_server_that_dies_again_and_again_loses_no_round_and_nobody(secure_sum, count):
     crashes = 0
     for seed in range(count):
@@ -61,7 +68,7 @@ def test_a_server_that_dies_again_and_again_loses_no_round_and_nobody(secure_sum
     assert crashes > 4 * count
 
 
-@pytest.mark.parametrize(("secure_sum", "count"), [("clear", 60), ("masked", 15), ("encrypted", 10)])
+@pytest.mark.parametrize(("secure_sum", "count"), FEW.items())
 def test_messages_lost_or_repeated_now_and_then_lose_no_round_and_nobody(secure_sum, count):
     for seed in range(count):
         scenario = Scenario.drawn(seed, secure_sum)
@@ -119,7 +126,7 @@ def test_the_next_round_waits_longer_after_each_that_was_abandoned():
     assert 6 < duration(scenario, Replayed(failing)) - duration(scenario, Replayed(())) < 7
 
 
-@pytest.mark.parametrize(("secure_sum", "count"), [("clear", 300), ("masked", 60), ("encrypted", 80)])
+@pytest.mark.parametrize(("secure_sum", "count"), SOME.items())
 def test_schedules_reach_what_they_are_for(secure_sum, count):
     faults, refused, abandoned, partly = Counter(), Counter(), Counter(), 0
     for seed in range(count):
@@ -131,7 +138,7 @@ def test_schedules_reach_what_they_are_for(secure_sum, count):
         abandoned.update(reason.partition(":")[0] for reason in watch.abandoned.values())
         partly += sum(len(members) < sum(map(len, scenario.hosts)) for members in watch.applied.values())
     kinds = set(CHOICES) - ({"deceit"} if secure_sum == "clear" else set())
-    kinds -= set() if secure_sum == "encrypted" else {"decrypt"}
+    kinds -= set() if secure_sum in KEYED else {"decrypt"}
     assert set(faults) == {(kind, what) for kind in kinds for what in CHOICES[kind]}
     assert set(refused) >= {"conflict", "garbage", "long", "short", "bound", "wrong step", "stranger"}
     steps = {
@@ -139,6 +146,7 @@ def test_schedules_reach_what_they_are_for(secure_sum, count):
         "masked": {"share", "submit", "confirm", "unmask"},
         # No majority to confirm is rarer than what this many schedules meet.
         "encrypted": {"submit", "decrypt"},
+        "shared-key": {"submit", "decrypt"},
     }[secure_sum]
     assert steps <= set(abandoned), "rounds are broken off at each step"
     assert partly > 0, "and completed without some members"

@@ -19,7 +19,7 @@ from coterie.secure_sum.protocol import Declined, Failed, Step
 from coterie.secure_sum.statements import list_hash
 from coterie.simulate.intruder import false
 from coterie.simulate.rounds import Holder, Members, run_round
-from coterie.simulate.sums import HOLDERS, halves, held_by_all, identity, key_holder
+from coterie.simulate.sums import HOLDERS, halves, held_by_all, identity, key_holder, obfuscators
 from coterie.wire.layout import Layout, Segment
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
@@ -236,7 +236,7 @@ def test_more_users_than_the_guard_of_a_slot_has_room_for_are_refused():
         plan, code_bits=31, members=(dataclasses.replace(plan.members[0], users=1 << 26),)
     )
     with pytest.raises(Declined, match="do not fit"):
-        EncryptedMember(crowded, 0, identity(0), held_by_all().obfuscators).answer(
+        EncryptedMember(crowded, 0, identity(0), obfuscators()).answer(
             Step.SUBMIT, b"", np.ones(LAYOUT.size, np.uint32)
         )
     vector = from_bytes(

@@ -149,10 +149,14 @@ def test_what_does_not_go_together_says_why() -> None:
     assert [(one.system, one.form, one.secure_sum) for one in refused] == [
         ("drift", "published", "masked"),
         ("drift", "published", "encrypted"),
+        ("drift", "published", "shared-key"),
         ("drift", "shielded", "encrypted"),
+        ("drift", "shielded", "shared-key"),
+        ("fedmvmf", "", "shared-key"),
     ]
-    assert all("needs rounds" in one.why for one in refused[:2])
-    assert "in clear or masked" in refused[2].why
+    assert all("needs rounds" in one.why for one in refused[:3])
+    assert all("in clear or masked" in one.why for one in refused[3:5])
+    assert "entered for clear, masked, encrypted only" in refused[5].why
     assert "no such system" in combination("sfpl", "clear").why
     assert "no such sum" in combination("fedncf", "shouted").why
 

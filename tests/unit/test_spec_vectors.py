@@ -24,6 +24,7 @@ from ..reference import (
     quantiser,
     sealed,
     shamir,
+    shared_key,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -427,6 +428,21 @@ def test_the_record_of_a_key_is_signed_and_its_secret_sealed_alike():
             custody.opened(record, damaged, envelope["holder"], opener["agreement_secret"])
     with pytest.raises(primitives.Refused):
         custody.opened({**record, "epoch": 3}, sealed, envelope["holder"], opener["agreement_secret"])
+
+
+def test_versions_are_sealed_and_compared_alike_by_those_who_share_a_key():
+    given = vectors("shared-key")
+    key = bytes.fromhex(given["key"]["key_id"])
+    secrets = bytes.fromhex(given["set_secret"]) + bytes.fromhex(given["key"]["secret"])
+    about = (secrets, given["key"]["run_id"], key, given["epoch"])
+    sealed, arrays = bytes.fromhex(given["sealed"]), bytes.fromhex(given["arrays"])
+    assert shared_key.seal(*about, given["round"], bytes.fromhex(given["nonce"]), arrays) == sealed
+    assert shared_key.opened(*about, given["round"], sealed) == arrays
+    for round_, damaged in ((given["round"] + 1, sealed), (given["round"], sealed[:-1])):
+        with pytest.raises(primitives.Refused):
+            shared_key.opened(*about, round_, damaged)
+    parts = [bytes.fromhex(one) for one in given["parts"]]
+    assert shared_key.agreement(*about, bytes.fromhex(given["plan_hash"]), *parts).hex() == given["agreement"]
 
 
 def test_payloads_are_made_alike():

@@ -496,3 +496,139 @@ class Decryption(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["part", b"part", "plaintexts", b"plaintexts", "proof", b"proof"]) -> None: ...
 
 Global___Decryption: typing_extensions.TypeAlias = Decryption
+
+@typing.final
+class SealedModel(google.protobuf.message.Message):
+    """A version of the model in a run whose participants share the key: the server keeps it and cannot open it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_ID_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
+    SEALED_FIELD_NUMBER: builtins.int
+    key_id: builtins.bytes
+    """Id of the key whose holders can open it, 32 bytes; empty of the version that a run begins with, which follows from
+    the run's plan.
+    """
+    round: builtins.int
+    """The round whose sum made it."""
+    sealed: builtins.bytes
+    """Nonce (12 bytes), then AES-256-GCM of the server's arrays as a safetensors file (docs/spec/shared-key.md)."""
+    def __init__(
+        self,
+        *,
+        key_id: builtins.bytes = ...,
+        round: builtins.int = ...,
+        sealed: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["key_id", b"key_id", "round", b"round", "sealed", b"sealed"]) -> None: ...
+
+Global___SealedModel: typing_extensions.TypeAlias = SealedModel
+
+@typing.final
+class ApplyTask(google.protobuf.message.Message):
+    """What a key holder needs for DECRYPT in such a run, unless the sum only measures: the sum, what shows that it may
+    decrypt it, and what it changes.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MEMBERS_FIELD_NUMBER: builtins.int
+    CONFIRMATIONS_FIELD_NUMBER: builtins.int
+    MODE_FIELD_NUMBER: builtins.int
+    CIPHERTEXTS_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    ITEMS_FIELD_NUMBER: builtins.int
+    SHARES_FIELD_NUMBER: builtins.int
+    POPULATION_FIELD_NUMBER: builtins.int
+    mode: builtins.int
+    """Mode of the obfuscators of the sum, 1 to 4."""
+    ciphertexts: builtins.bytes
+    """Unit and shift of each ciphertext of the sum, big-endian, each as long as n."""
+    model: builtins.bytes
+    """The model that the plan names, a SealedModel."""
+    items: builtins.int
+    """Items of the catalogue."""
+    population: builtins.int
+    """Users of the run."""
+    @property
+    def members(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Positions of those that submitted, ascending."""
+
+    @property
+    def confirmations(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Confirmation]:
+        """Confirmations of this list by the plan's key holders, by ascending position."""
+
+    @property
+    def shares(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """Which share of each group's users is in the cohort."""
+
+    def __init__(
+        self,
+        *,
+        members: collections.abc.Iterable[builtins.int] | None = ...,
+        confirmations: collections.abc.Iterable[Global___Confirmation] | None = ...,
+        mode: builtins.int = ...,
+        ciphertexts: builtins.bytes = ...,
+        model: builtins.bytes = ...,
+        items: builtins.int = ...,
+        shares: collections.abc.Iterable[builtins.float] | None = ...,
+        population: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ciphertexts", b"ciphertexts", "confirmations", b"confirmations", "items", b"items", "members", b"members", "mode", b"mode", "model", b"model", "population", b"population", "shares", b"shares"]) -> None: ...
+
+Global___ApplyTask: typing_extensions.TypeAlias = ApplyTask
+
+@typing.final
+class AppliedSum(google.protobuf.message.Message):
+    """DECRYPT of such a sum: the next model.  Who may read: the COS, which passes the model on to those who can open it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    MEASURED_FIELD_NUMBER: builtins.int
+    AGREEMENT_FIELD_NUMBER: builtins.int
+    model: builtins.bytes
+    """The next version, a SealedModel."""
+    agreement: builtins.bytes
+    """32 bytes: equal exactly if another holder came to the same model and metrics from the same task."""
+    @property
+    def measured(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___CohortMetric]:
+        """What the sum tells of the version that its members trained on."""
+
+    def __init__(
+        self,
+        *,
+        model: builtins.bytes = ...,
+        measured: collections.abc.Iterable[Global___CohortMetric] | None = ...,
+        agreement: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agreement", b"agreement", "measured", b"measured", "model", b"model"]) -> None: ...
+
+Global___AppliedSum: typing_extensions.TypeAlias = AppliedSum
+
+@typing.final
+class CohortMetric(google.protobuf.message.Message):
+    """A metric summed over the users of a cohort."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    TOTAL_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Name of the metric."""
+    total: builtins.float
+    """Sum over the users that have it."""
+    count: builtins.float
+    """How many have it."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        total: builtins.float = ...,
+        count: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["count", b"count", "name", b"name", "total", b"total"]) -> None: ...
+
+Global___CohortMetric: typing_extensions.TypeAlias = CohortMetric

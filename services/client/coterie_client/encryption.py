@@ -9,15 +9,16 @@ import structlog
 
 from coterie.crypto.roster import Roster, load_roster_key
 from coterie.crypto.verification import VerificationError
-from coterie.errors import ConfigError, PeerError
+from coterie.errors import CertificateError, ConfigError, PeerError
 from coterie.net.public_keys import PublicKeys, Trust
-from coterie.rounds.encryption import obfuscators
+from coterie.rounds.encryption import holder_obfuscators, obfuscators
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined
 from coterie_client.host import Host
 
 if TYPE_CHECKING:
-    from coterie.crypto.paillier import Obfuscators
+    from coterie.crypto.paillier import Obfuscators, SecretKey
+    from coterie.net.custody import Custody
 
 __all__ = ["Encryption"]
 
@@ -50,6 +51,7 @@ class Encryption:
                 hint="name the operator's roster and roster_key there",
             )
         self._way = settings.obfuscators
+        self._custody = host.custody
         trust = Trust(
             host.settings.run,
             Roster.load(settings.roster),
@@ -86,5 +88,16 @@ class Encryption:
             raise Declined("the plan lets somebody decrypt who does not hold its key")
         if self._made is None or self._made[0] != record.key_id:
             _log.info("making tables for a paillier key", key=record.key_id.hex()[:16])
-            self._made = record.key_id, await asyncio.to_thread(obfuscators, public, self._way)
+            if self._custody is None:
+                made = await asyncio.to_thread(obfuscators, public, self._way)
+            else:
+                made = await asyncio.to_thread(holder_obfuscators, self._held(record.key_id, self._custody))
+            self._made = record.key_id, made
         return self._made[1]
+
+    @staticmethod
+    def _held(key_id: bytes, custody: Custody) -> SecretKey:
+        try:
+            return custody.secrets(key_id).secret
+        except (CertificateError, VerificationError) as error:
+            raise Declined(f"this host does not hold the plan's key: {error.message}") from None

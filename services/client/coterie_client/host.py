@@ -7,7 +7,7 @@ import csv
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,9 @@ from coterie.store import client as store
 from coterie.store.engine import Writer
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie_client.history import Catalogued, Histories
+
+if TYPE_CHECKING:
+    from coterie.net.custody import Custody
 
 __all__ = ["Host", "Recommended", "TakingPart", "best_unseen", "catalogued", "now_ms", "read"]
 
@@ -57,6 +60,8 @@ class Host:
     """To the key directory; only where keys are fetched."""
     revoked: Callable[[], Collection[bytes]] = frozenset
     """Gives the ids of all revoked participants, as known now."""
+    custody: Custody | None = None
+    """Of the run's key, where the host holds it with others."""
 
     @property
     def consent(self) -> Consent:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import structlog
@@ -31,6 +32,9 @@ from coterie_client.host import Host, catalogued, read
 from coterie_client.journals import Journals
 from coterie_client.private import PrivateFiles
 
+if TYPE_CHECKING:
+    from coterie.rounds.shared_model import SharedModels
+
 __all__ = ["Learner", "Model", "StaleError", "user_keys"]
 
 _log = structlog.get_logger("coterie.rounds")
@@ -53,11 +57,14 @@ class Model:
     sha256 : bytes
         Of its payload.
     arrays : dict of str to ndarray of float32
+    opened : ndarray of bool, shape (groups, items), optional
+        Which items each group may train, where that is in the version.
     """
 
     version: int
     sha256: bytes
     arrays: dict[str, NDArray[np.float32]]
+    opened: NDArray[np.bool_] | None = None
 
 
 def user_keys(state: Path, names: Sequence[str], seed: int | None) -> NDArray[np.uint64]:
@@ -114,6 +121,11 @@ class Learner:
         self._newest: Model | None = None
         self._opened_sha256 = b""
         self._opened: NDArray[np.bool_] | None = None
+        self._shared: SharedModels | None = None
+        if host.custody is not None:
+            from coterie.rounds.shared_model import SharedModels
+
+            self._shared = SharedModels(self._plan, host.custody.secrets)
         self.catalogue: Catalogued | None = None
         """As it was when the population was fixed."""
         self.items: list[str] = []
@@ -178,6 +190,8 @@ class Learner:
             When what the COS sends does not have the hash that the round's plan names.
         StaleError
             When the COS has gone on to another version.
+        VerificationError
+            When a sealed version does not open.
         """
         held = self._model if self._model and self._model.sha256 == sha256 else self._newest
         if held is None or held.sha256 != sha256:
@@ -205,19 +219,28 @@ class Learner:
                 raise PeerError("the COS says that an unknown model is current")
             return held
 
-        def decode(payload: bytes) -> Model:
-            return Model(found, hashlib.sha256(payload).digest(), model_from_bytes(payload))
+        await self.side()
+        return await asyncio.to_thread(self._decode, found, payload)
 
-        return await asyncio.to_thread(decode, payload)
+    def _decode(self, version: int, payload: bytes) -> Model:
+        digest = hashlib.sha256(payload).digest()
+        if self._shared is None:
+            return Model(version, digest, model_from_bytes(payload))
+        # Of the first version, which is not sealed, no group has a list yet.
+        arrays = self._shared.opened(payload, len(self.items), 1)
+        side = self._shared.side(len(self.items), 1)
+        return Model(version, digest, side.model(arrays), side.opened(arrays))
 
-    async def opened(self) -> NDArray[np.bool_]:
-        """Return which items each group may train, bool (groups, I).
+    async def opened(self, model: Model) -> NDArray[np.bool_]:
+        """Return which items each group may train, bool (groups, I), by the model's version or the COS's list.
 
         Raises
         ------
         Declined
             When the COS has no such list: without it, nobody trains a system that opens items group by group.
         """
+        if model.opened is not None:
+            return model.opened
         _, payload = await self._host.party.fetch(
             wire.FetchKind.FETCH_KIND_OPEN_ITEMS, held_sha256=self._opened_sha256
         )

@@ -19,13 +19,14 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from coterie.crypto.verification import VerificationError
 from coterie.crypto.verified import Verified
 from coterie.errors import PeerError
 from coterie.net.party import Item
 from coterie.rounds.membership import Membership
 from coterie.rounds.party import Decline, Effect, Journal, Keep, MemberRound, Send, SitOut, Train
 from coterie.rounds.system import HostSide, User
-from coterie.rounds.systems import Signer, member_half, server_side
+from coterie.rounds.systems import KEYED, Signer, member_half, server_side
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import SumPlan, layout_hash
 from coterie.secure_sum.protocol import Declined, Step
@@ -71,7 +72,7 @@ _ACTIVITIES = {
     Step.UNMASK: "shares",
 }
 
-_HIDING = {"masked": "masks", "encrypted": "encryption"}
+_HIDING = {"masked": "masks", "encrypted": "encryption", "shared-key": "encryption"}
 """What is done to contributions before they leave, by secure sum."""
 
 _TRAIN = Purpose.TRAIN.value
@@ -135,7 +136,7 @@ class Rounds:
         self._journals = Journals(host.engine, host.writer, state / "contributions.bin", self._plan.run_id)
         self._learner = Learner(host, self._journals)
         self._verified = Verified()
-        self._encryption = Encryption(host) if self._plan.secure_sum == "encrypted" else None
+        self._encryption = Encryption(host) if self._plan.secure_sum in KEYED else None
         self._membership: Membership | None = None
         self._open: tuple[Sequence[wire.Task], float] = ((), 0.0)
         self._news = asyncio.Event()
@@ -283,9 +284,12 @@ class Rounds:
         current.side = await self._learner.side()
         if layout_hash(current.side.layout(purpose)) != plan.layout_sha256:
             raise Declined("the layout of the sum is not the one that this host computes")
-        current.model = await self._learner.model(version, plan.model_sha256)
+        try:
+            current.model = await self._learner.model(version, plan.model_sha256)
+        except VerificationError as error:
+            raise Declined(f"the model of the plan does not open: {error.message}") from None
         if purpose is Purpose.TRAIN and self._asks_supports:
-            current.opened = await self._learner.opened()
+            current.opened = await self._learner.opened(current.model)
         return current
 
     def _admit(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import structlog
@@ -12,7 +13,8 @@ from coterie.config.services import ClientSettings
 from coterie.data.attributes import AttributeTable, read_attributes
 from coterie.launch.process import Runtime
 from coterie.net.credentials import TlsFiles
-from coterie.net.enrolment import enrol, identities, saved_bundles
+from coterie.net.directory import Directory
+from coterie.net.enrolment import HOLDER, enrol, identities, saved_bundles
 from coterie.net.party import Member, Party
 from coterie.net.retry import Retry
 from coterie.net.revocation import RevocationWatch
@@ -28,6 +30,9 @@ from coterie_client.history import Histories, read_histories
 from coterie_client.host import Host, Recommended, TakingPart
 from coterie_client.rounds import Rounds
 from coterie_client.shielded import ShieldedDrift
+
+if TYPE_CHECKING:
+    from coterie.net.key_holding import KeyHolding
 
 __all__ = ["SERVICE"]
 
@@ -48,18 +53,31 @@ class ClientProcess:
         runtime.holds("store")
         bundles = saved_bundles(settings.state)
         thirdparty = runtime.connect(settings.thirdparty, "thirdparty")
+        cos = runtime.connect(settings.cos, "cos")
+        directory_key = (settings.state / "directory.key").read_bytes()
+        directory = Directory(thirdparty, directory_key)
         self._revocations = RevocationWatch(
             thirdparty,
             runtime.guard,
             lambda current: runtime.holds("directory", current),
+            on_revoked=directory.exclude,
         )
-        party = Party(
-            runtime.connect(settings.cos, "cos"),
-            settings.run,
-            runtime.tls.identity().fingerprint,
-            Retry(limit_s=_RETRY_S),
-            lambda reached: runtime.holds("run", reached),
-        )
+
+        def party_of(on_reach: Callable[[bool], None] | None) -> Party:
+            return Party(
+                cos, settings.run, runtime.tls.identity().fingerprint, Retry(limit_s=_RETRY_S), on_reach
+            )
+
+        party = party_of(lambda reached: runtime.holds("run", reached))
+        self._holding: KeyHolding | None = None
+        if _holds_key(settings):
+            from coterie_client.shared import key_holding
+
+            # Enrolled after the users.
+            bundles, own = bundles[:-1], bundles[-1]
+            self._holding = key_holding(
+                settings, runtime, party_of(None), thirdparty, own, directory.bundles, self._revoked
+            )
         self._host = Host(
             settings,
             runtime,
@@ -69,12 +87,16 @@ class ClientProcess:
             Histories(engine, writer),
             engine,
             writer,
-            (settings.state / "directory.key").read_bytes(),
+            directory_key,
             _told(settings),
             thirdparty,
-            lambda: self._revocations.participants,
+            self._revoked,
+            None if self._holding is None else self._holding.custody,
         )
         self._way: TakingPart | None = None
+
+    def _revoked(self) -> Collection[bytes]:
+        return self._revocations.participants
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the user agent."""
@@ -86,6 +108,8 @@ class ClientProcess:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._revocations.run())
             tasks.create_task(self._runtime.watch_store(self._host.writer))
+            if self._holding is not None:
+                tasks.create_task(self._holding.run(tasks, lambda part: None))
             tasks.create_task(self._take_part(tasks))
 
     async def _take_part(self, running: asyncio.TaskGroup) -> None:
@@ -150,6 +174,11 @@ class ClientProcess:
         self._host.engine.dispose()
 
 
+def _holds_key(settings: ClientSettings) -> bool:
+    """Whether the host is a holder of the run's key, beside its users."""
+    return settings.encryption is not None and settings.encryption.holds_key
+
+
 def _way(host: Host) -> TakingPart:
     """Return how a host takes part in the run whose plan it was given."""
     plan = host.party.plan
@@ -175,7 +204,8 @@ class _Client:
 
     async def enrol(self, settings: ClientSettings, tls: TlsFiles) -> None:
         users = len(_people(settings)[0]) or 1
-        await enrol(self.role, settings, tls, identities(settings.state, users))
+        holder = identities(settings.state / HOLDER, 1) if _holds_key(settings) else []
+        await enrol(self.role, settings, tls, [*identities(settings.state, users), *holder])
 
     def build(self, settings: Any, runtime: Runtime) -> ClientProcess:
         return ClientProcess(settings, runtime)

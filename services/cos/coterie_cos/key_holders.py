@@ -74,8 +74,8 @@ class KeyHolders:
     def says(self) -> str:
         """How far it is, in words."""
         if self._key is None:
-            return "its decrypting clients have no key yet"
-        return f"{len(self._there())} of {len(self._key[0].holders)} decrypting clients came"
+            return "its key holders have no key yet"
+        return f"{len(self._there())} of {len(self._key[0].holders)} key holders came"
 
     def choose(self) -> None:
         """Let those decrypt the next sum who are there now."""

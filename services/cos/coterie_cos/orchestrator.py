@@ -44,6 +44,21 @@ _HELD = (wire.FetchKind.FETCH_KIND_MODEL, wire.FetchKind.FETCH_KIND_OPEN_ITEMS)
 M = TypeVar("M", bound=Message)
 
 
+def _kinds(role: str, secure_sum: str) -> tuple[wire.ParticipantKind.ValueType, ...]:
+    """Return which participants a role speaks for: users and holders of the same key are those who share it."""
+    kinds = wire.ParticipantKind
+    if secure_sum == "shared-key" and role in ("client", "decrypting-client"):
+        both = (kinds.PARTICIPANT_KIND_USER, kinds.PARTICIPANT_KIND_KEY_HOLDER)
+        return both if role == "client" else ()
+    return (
+        {
+            "client": kinds.PARTICIPANT_KIND_USER,
+            "data-owner": kinds.PARTICIPANT_KIND_DATA_OWNER,
+            "decrypting-client": kinds.PARTICIPANT_KIND_KEY_HOLDER,
+        }[role],
+    )
+
+
 class Orchestrator(OrchestratorServicer):
     """The servicer.
 
@@ -137,20 +152,24 @@ class Orchestrator(OrchestratorServicer):
     def _check(self, run: Run, peer: PeerIdentity, messages: Sequence[wire.Participant], roll: Roll) -> None:
         with self._accounting.activity("signatures", len(messages)):
             for message in messages:
-                roll.add(self._check_participant(run, peer, message), message)
+                participant = self._check_participant(run, peer, message)
+                if not roll.takes(message):
+                    raise Refusal(
+                        ErrorReason.ERROR_REASON_INVALID_FIELD,
+                        "users and key holders in one registration",
+                        field="participants.kind",
+                        expected="a registration of each",
+                    )
+                roll.add(participant, message)
 
     def _check_participant(self, run: Run, peer: PeerIdentity, message: wire.Participant) -> bytes:
-        kinds = {
-            "client": wire.ParticipantKind.PARTICIPANT_KIND_USER,
-            "data-owner": wire.ParticipantKind.PARTICIPANT_KIND_DATA_OWNER,
-            "decrypting-client": wire.ParticipantKind.PARTICIPANT_KIND_KEY_HOLDER,
-        }
-        if message.kind != kinds[peer.role]:
+        kinds = _kinds(peer.role, run.plan.secure_sum)
+        if message.kind not in kinds:
             raise Refusal(
                 ErrorReason.ERROR_REASON_INVALID_FIELD,
                 f"a {peer.role} may not register this kind of participant",
                 field="participants.kind",
-                expected=wire.ParticipantKind.Name(kinds[peer.role]),
+                expected=" or ".join(map(wire.ParticipantKind.Name, kinds)) or "nobody in such a run",
             )
         now = int(time.time())
         try:

@@ -37,6 +37,10 @@ _ROWS = 500
 _LENGTH = struct.Struct("<I")
 
 
+def _holds(message: Participant) -> bool:
+    return message.kind == ParticipantKind.PARTICIPANT_KIND_KEY_HOLDER
+
+
 class Roll:
     """Participants of a registration that is under way: their ids, and on disk what they have sent.
 
@@ -53,11 +57,15 @@ class Roll:
         """Whether all have been checked, and are being registered."""
         self._file = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 - closed with the roll
 
+    def takes(self, message: Participant) -> bool:
+        """Whether a participant may come after those before it: key holders register by themselves."""
+        return not self.participants or self.holders == _holds(message)
+
     def add(self, participant: bytes, message: Participant) -> None:
         """Append a participant."""
         if message.kind == ParticipantKind.PARTICIPANT_KIND_DATA_OWNER:
             self.owners[len(self.participants)] = message
-        self.holders |= message.kind == ParticipantKind.PARTICIPANT_KIND_KEY_HOLDER
+        self.holders |= _holds(message)
         self.participants.append(participant)
         packed = message.SerializeToString()
         self._file.write(_LENGTH.pack(len(packed)) + packed)
@@ -132,8 +140,7 @@ class Registry:
         ):
             message = Participant.FromString(row.message)
             is_owner = message.kind == ParticipantKind.PARTICIPANT_KIND_DATA_OWNER
-            is_holder = message.kind == ParticipantKind.PARTICIPANT_KIND_KEY_HOLDER
-            self._append(row.participant, row.party, message if is_owner else None, is_holder)
+            self._append(row.participant, row.party, message if is_owner else None, _holds(message))
         for row in connection.execute(
             sa.select(store.items.c.key)
             .where(store.items.c.run_id == self._run_id)

@@ -11,16 +11,16 @@ from typing import Any, cast
 import numpy as np
 import sqlalchemy as sa
 import structlog
-from numpy.typing import NDArray
 
 from coterie.crypto.key_record import KeyRecord
 from coterie.rounds import training
-from coterie.rounds.conductor import Conductor, Population, model_to_bytes, new_training
+from coterie.rounds.conductor import Conductor, Population, new_training
+from coterie.rounds.model_state import Measured, ModelState, OpenModel, SealedVersions
 from coterie.rounds.system import Arrays, ServerSide, ToldServerSide
-from coterie.rounds.systems import asks_owners, server_side
+from coterie.rounds.systems import KEYED, asks_owners, server_side
 from coterie.rounds.training import Purpose, Training
 from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import Failed
+from coterie.secure_sum.protocol import Failed, Formed
 from coterie.store import cos as store
 from coterie.wire.layout import ImpossibleSumError
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -61,6 +61,7 @@ class RoundsRun(SummingRun[Training]):
         state = new_training(plan, supports=supports)
         super().__init__(request, around, state)
         self._conductor: Conductor | None = None
+        self._kept: ModelState | None = None
         self._arrays: Arrays = {}
         self._model = b""
         self._opened = b""
@@ -69,10 +70,10 @@ class RoundsRun(SummingRun[Training]):
             ItemServers(plan.run_id, self.registry, self.present) if asks_owners(plan.system) else None
         )
         self._silent: list[str] = []
-        encrypted = plan.secure_sum == "encrypted"
+        self._sealed = plan.secure_sum == "shared-key"
         self._key_holders = (
             KeyHolders(cast(Any, self._half), self.registry, self.present, self.revoked)
-            if encrypted
+            if plan.secure_sum in KEYED
             else None
         )
         # What was in progress before a restart, until its key is known again.
@@ -92,8 +93,7 @@ class RoundsRun(SummingRun[Training]):
         self.registry.catalogue_version = 1
         if self.state.phase is training.Phase.GATHER:
             return
-        conductor = self._conduct()
-        self._arrays = self._versions.load(snapshot) if snapshot else conductor.side.initial()
+        self._arrays = self._versions.load(snapshot) if snapshot else self._model_state().initial()
         self._refresh()
         if self.state.phase.ended:
             self.ended.set()
@@ -110,6 +110,7 @@ class RoundsRun(SummingRun[Training]):
         conductor = self._conduct()
         layout, slots = conductor.side.layout(self.state.purpose), self._slots(conductor, saved.plan)
         self._ask_owners()
+        self._tell(conductor)
         self._sums.resume(saved, layout, slots, self._step_s)
 
     # --- the key of an encrypted sum ---------------------------------------------------------------------------
@@ -150,13 +151,30 @@ class RoundsRun(SummingRun[Training]):
             self._conductor = Conductor(self.plan, population, side, self._half)
         return self._conductor
 
+    def _model_state(self) -> ModelState:
+        """Return how the model is kept; the population is fixed."""
+        if self._kept is None:
+            conductor = self._conduct()
+            self._kept = SealedVersions(conductor) if self._sealed else OpenModel(conductor)
+        return self._kept
+
     def _refresh(self) -> None:
         """Make again what participants fetch."""
-        side = self._conduct().side
-        self._model = model_to_bytes(side.model(self._arrays))
-        opened = side.opened(self._arrays)
-        packed = None if opened is None else np.packbits(opened, axis=1, bitorder="little")
-        self._opened = b"" if packed is None else to_wire(packed).SerializeToString()
+        kept = self._model_state()
+        self._model = kept.model(self._arrays)
+        self._opened = kept.opened(self._arrays)
+
+    def _tell(self, conductor: Conductor) -> None:
+        """Say what the next sum changes, where key holders are told and not this server."""
+        if self._sealed:
+            from coterie.secure_sum.shared_key import Subject
+
+            cast(Any, self._half).subject = Subject(
+                self._model,
+                len(self.registry.items),
+                len(self.state.users),
+                tuple(conductor.shares(self.state).tolist()),
+            )
 
     # --- the run -----------------------------------------------------------------------------------------------
 
@@ -183,8 +201,7 @@ class RoundsRun(SummingRun[Training]):
         )
         sketch = Conductor(self.plan, population, self._side(0, 0), self._half)
         self.state = training.step(self.state, sketch.started(order))
-        conductor = self._conduct()
-        self._arrays = conductor.side.initial()
+        self._arrays = self._model_state().initial()
         self._refresh()
         _log.info("population fixed", run=self.plan.run_id, users=len(order), groups=self.state.groups)
         await self._save_state()
@@ -204,6 +221,7 @@ class RoundsRun(SummingRun[Training]):
             self._sums.skip(str(failed))
             return
         self._ask_owners()
+        self._tell(conductor)
         self._sums.open(opening, self._slots(conductor, opening.plan), self.present)
 
     def _ask_owners(self) -> None:
@@ -226,7 +244,7 @@ class RoundsRun(SummingRun[Training]):
         found = {member: [self.state.users[p] for p in positions] for member, positions in covered.items()}
         return found if self._key_holders is None else found | self._key_holders.slots(plan)
 
-    async def summed(self, current: OpenSum, total: NDArray[np.uint32], users: int) -> str:
+    async def summed(self, current: OpenSum, formed: Formed, users: int) -> str:
         """Apply a sum: the next version, the metrics in it, or nothing but a group's items."""
         conductor, before = self._conduct(), self.state
         arrays = await self._with_items(conductor)
@@ -234,7 +252,7 @@ class RoundsRun(SummingRun[Training]):
             # Stopped meanwhile.
             return ""
         try:
-            arrays, measured = await asyncio.to_thread(self._applied, conductor, arrays, total, users)
+            arrays, measured = await asyncio.to_thread(self._applied, arrays, formed, users)
         except ImpossibleSumError as error:
             return str(error)
         if not self.in_progress(current):
@@ -265,9 +283,9 @@ class RoundsRun(SummingRun[Training]):
             self._versions.prune(round_, [] if chosen is None else [chosen.version])
         return ""
 
-    def _applied(self, conductor: Conductor, arrays: Arrays, total: NDArray[np.uint32], users: int) -> Any:
+    def _applied(self, arrays: Arrays, formed: Formed, users: int) -> tuple[Arrays, Measured]:
         with self._accounting.activity("apply sums", users):
-            return conductor.apply(self.state, arrays, total, users)
+            return self._model_state().applied(self.state, arrays, formed, users)
 
     async def abandoned(self, reason: str) -> None:
         """Count the round as abandoned."""
@@ -365,9 +383,9 @@ class RoundsRun(SummingRun[Training]):
         if shared is not None:
             return shared
         match request.kind:
-            case wire.FetchKind.FETCH_KIND_MODEL if self._model:
+            case wire.FetchKind.FETCH_KIND_MODEL if self._kept is not None:
                 return self._model_of(request.version)
-            case wire.FetchKind.FETCH_KIND_OPEN_ITEMS if self._model:
+            case wire.FetchKind.FETCH_KIND_OPEN_ITEMS if self._kept is not None:
                 return self.state.version, self._opened
             case wire.FetchKind.FETCH_KIND_PLACES if role == "client" and self._conductor is not None:
                 return 0, self._places(party).SerializeToString(deterministic=True)
@@ -391,7 +409,7 @@ class RoundsRun(SummingRun[Training]):
             return version, self._model
         arrays = self._versions.load_version(version)
         if arrays is None and version == 0:
-            arrays = self._conduct().side.initial()
+            arrays = self._model_state().initial()
         if arrays is None:
             raise Refusal(
                 ErrorReason.ERROR_REASON_UNKNOWN_ROUND,
@@ -399,7 +417,7 @@ class RoundsRun(SummingRun[Training]):
                 field="version",
                 expected="0 for the newest, or the version of an open round",
             )
-        return version, model_to_bytes(self._conduct().side.model(arrays))
+        return version, self._model_state().model(arrays)
 
     def _places(self, party: str) -> wire.Places:
         group_of = self._conduct().group_of()

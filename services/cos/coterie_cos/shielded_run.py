@@ -20,7 +20,7 @@ from coterie.rounds.conductor import model_to_bytes
 from coterie.rounds.cos import RoundState
 from coterie.rounds.shielded import Phase, Purpose, Shielded, ShieldedPlan
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
-from coterie.secure_sum.protocol import Failed
+from coterie.secure_sum.protocol import Applied, Failed, Formed
 from coterie.store import cos as store
 from coterie.wire.layout import ImpossibleSumError, Layout
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -249,11 +249,13 @@ class ShieldedRun(SummingRun[Shielded]):
         slot_of = {one.participant: slot for slot, one in enumerate(self.registry.by_slot)}
         return {n: [slot_of[one.participant]] for n, one in enumerate(plan.members)}
 
-    async def summed(self, current: OpenSum, total: NDArray[np.uint32], users: int) -> str:
+    async def summed(self, current: OpenSum, formed: Formed, users: int) -> str:
         """Apply a sum: a step of Psi, or metrics."""
+        if isinstance(formed, Applied):
+            raise AssertionError("a window that others applied")
         try:
             with self._accounting.activity("apply sums", users):
-                sums = current.state.layout.decode(total, users)
+                sums = current.state.layout.decode(formed, users)
         except ImpossibleSumError as error:
             return str(error)
         before = self.state

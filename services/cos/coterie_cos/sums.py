@@ -11,15 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-import numpy as np
 import sqlalchemy as sa
 import structlog
-from numpy.typing import NDArray
 
 from coterie.rounds import cos as machine
 from coterie.rounds.cos import Phase, RoundState
 from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import Failed, Running, ServerHalf, Step, Total
+from coterie.secure_sum.protocol import Failed, Formed, Running, ServerHalf, Step, Total
 from coterie.secure_sum.steps import DECLINED, STEP_OF_KIND, TASK_STEP
 from coterie.store import cos as store
 from coterie.store.engine import Writer
@@ -37,13 +35,13 @@ __all__ = ["OpenSum", "SumOwner", "Sums"]
 
 _log = structlog.get_logger("coterie.cos")
 
-_ADDING = {"encrypted": "sums of ciphertexts"}
+_ADDING = dict.fromkeys(("encrypted", "shared-key"), "sums of ciphertexts")
 """What each contribution takes the server, by secure sum, where that is much."""
 
-_OPENING = {"encrypted": "decryption proofs"}
+_OPENING = dict.fromkeys(("encrypted", "shared-key"), "decryption proofs")
 """What the end of a sum takes the server, by secure sum."""
 
-_FORMING = {"masked": "unmask sum", "encrypted": "verify decryption"}
+_FORMING = {"masked": "unmask sum", "encrypted": "verify decryption", "shared-key": "compare models"}
 """The phase in which a sum is formed, by secure sum."""
 
 _BRIEFINGS_BYTES = 1 << 18
@@ -126,7 +124,7 @@ class SumOwner(Protocol):
         """Take note that the state and the open step are durable."""
         ...
 
-    async def summed(self, current: OpenSum, total: NDArray[np.uint32], users: int) -> str:
+    async def summed(self, current: OpenSum, formed: Formed, users: int) -> str:
         """Apply a sum and forget it, in one transaction; return why it was impossible, or nothing."""
         ...
 
@@ -323,9 +321,9 @@ class Sums:
                 self._touch()
             case machine.Unmask():
                 await self._unmask(current)
-            case machine.Apply(total, users):
+            case machine.Apply(formed, users):
                 current.mark()
-                reason = await self._owner.summed(current, total, users)
+                reason = await self._owner.summed(current, formed, users)
                 saving, self._saving = self._saving, None
                 if saving is not None:
                     await saving
@@ -385,7 +383,7 @@ class Sums:
             return
         current.wrong += total.wrong
         await self._say_wrong(current, total.wrong)
-        self._advance(current, machine.Unmasked(total.codes))
+        self._advance(current, machine.Unmasked(total.formed))
 
     async def _say_wrong(self, current: OpenSum, wrong: tuple[int, ...]) -> None:
         if not wrong:
@@ -523,8 +521,8 @@ class Sums:
                 )
             number = self._half.answers_as(current.state.plan, member, step, payload)
             arrived = machine.Arrived(number, step, payload, time.monotonic(), head.sha256)
-            adding = step is Step.SUBMIT and current.state.plan.secure_sum in _ADDING
-            with self._accounting.activity(_ADDING["encrypted"]) if adding else contextlib.nullcontext():
+            adding = _ADDING.get(current.state.plan.secure_sum, "") if step is Step.SUBMIT else ""
+            with self._accounting.activity(adding) if adding else contextlib.nullcontext():
                 self._advance(current, arrived)
         except Refusal:
             current.refused += 1

@@ -14,7 +14,7 @@ from coterie.secure_sum.plan import SumPlan
 
 __all__ = ["Rotation"]
 
-_log = structlog.get_logger("coterie.decrypting_client")
+_log = structlog.get_logger("coterie.key_holder")
 
 
 class Rotation:
@@ -27,12 +27,17 @@ class Rotation:
         Rounds under one key; 0 for any number.
     begins : callable
         Whether this holder is the one that begins, as things stand.
+    keeps : bool, optional
+        Whether old secrets stay although no round needs them.
     """
 
-    def __init__(self, custody: Custody, every: int, begins: Callable[[], bool]) -> None:
+    def __init__(
+        self, custody: Custody, every: int, begins: Callable[[], bool], *, keeps: bool = False
+    ) -> None:
         self._custody = custody
         self._every = every
         self._begins = begins
+        self._keeps = keeps
         # The key of the rounds seen last, and the first of these.
         self._since: tuple[bytes, int] = (b"", 0)
         # Epoch of its key, and below which epoch nothing is held any more.
@@ -51,6 +56,8 @@ class Rotation:
 
     def clear(self) -> None:
         """Destroy what no round needs any more; to be called when this holder knows of another complete key, too."""
+        if self._keeps:
+            return
         current = self._custody.current
         # Rounds follow each other: those under the keys before are over.
         over = min(self._serves, current.record.epoch) if current is not None else 0

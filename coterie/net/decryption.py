@@ -1,4 +1,4 @@
-"""What a decrypting client does when it is asked: sign who submitted, decrypt a part of a sum.
+"""What a key holder does when it is asked: sign who submitted, decrypt a part of a sum, or apply it.
 
 What decides is in ``coterie.secure_sum.key_holder``; what it signed is on disk before it leaves.
 """
@@ -9,7 +9,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from functools import partial
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import structlog
@@ -27,17 +27,23 @@ from coterie.secure_sum.key_holder import KeyHolder
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined, Step
 from coterie.secure_sum.steps import DECLINED, KIND_OF, TASK_STEP
-from coterie.telemetry.accounting import Accounting
 from coterie.wire.v1 import orchestrator_pb2 as wire
 
-__all__ = ["Decryption"]
+__all__ = ["Activity", "Bundles", "Decryption", "MakeHalf"]
 
-_log = structlog.get_logger("coterie.decrypting_client")
+_log = structlog.get_logger("coterie.key_holder")
 
 _ACTIVITIES = {Step.CONFIRM: "signatures", Step.DECRYPT: "decryption"}
 
+Activity = Callable[[str], AbstractContextManager[None]]
+"""Counts the process's CPU time as that of an activity meanwhile."""
+
 Bundles = Callable[[Iterable[bytes]], Awaitable[Mapping[bytes, Bundle]]]
 """Gives verified bundles of participants, without those that are unknown or revoked."""
+
+MakeHalf = Callable[[SumPlan, int, Identity, HeldKey, Mapping[bytes, Bundle], dict[bytes, bytes]], KeyHolder]
+"""Makes a holder's half of a sum: plan, position, identity, what is held of the key, contributors' bundles, and their
+keys of the tags."""
 
 
 class _Open:
@@ -66,10 +72,12 @@ class Decryption(SumTasks):
         Which sums it helps to form.
     journal : Path
         File that keeps what it confirmed last.
-    accounting : Accounting
+    activity : callable
         Where CPU time is counted.
     serving : callable, optional
         Is told of each plan in which this holder takes part, and what it holds of the key.
+    half : callable, optional
+        Makes its half of a sum: that of an encrypted one when absent.
 
     Raises
     ------
@@ -85,8 +93,9 @@ class Decryption(SumTasks):
         bundles: Bundles,
         consent: Consent,
         journal: Path,
-        accounting: Accounting,
+        activity: Activity,
         serving: Callable[[SumPlan, HeldKey], None] = lambda plan, held: None,
+        half: MakeHalf = KeyHolder,
     ) -> None:
         super().__init__(party)
         self._identity = identity
@@ -95,13 +104,19 @@ class Decryption(SumTasks):
         self._consent = consent
         self._path = journal
         self._journal = _read_journal(journal)
-        self._accounting = accounting
+        self._activity = activity
         self._serving = serving
+        self._half = half
         self._open: _Open | None = None
         # Contributors' keys of their tags, of one Paillier key.
         self._tag_keys: tuple[bytes, dict[bytes, bytes]] = (b"", {})
 
     async def _asked(self, task: wire.Task, step: Step, asked_at: float) -> None:
+        if not any(
+            part.first <= slot < part.first + part.count for slot in self._party.slots for part in task.slots
+        ):
+            # It is for others for whom the same connection speaks.
+            return
         number = task.round.round
         if self._open is None or number > self._open.plan.round:
             self._open = await self._begin(number)
@@ -118,7 +133,7 @@ class Decryption(SumTasks):
             # A task that was on its way before an answer was taken asks for it once more.
             if current.taken.get((respondent, step), -1.0) >= asked_at:
                 continue
-            with self._accounting.process_activity(_ACTIVITIES.get(step, "rounds")):
+            with self._activity(_ACTIVITIES.get(step, "rounds")):
                 effects = await asyncio.to_thread(current.machine.asked, step, briefing)
             if not await self._carry_out(current, step, effects):
                 return
@@ -149,8 +164,12 @@ class Decryption(SumTasks):
         if self._tag_keys[0] != plan.key_id:
             self._tag_keys = plan.key_id, {}
         bundles = await self._bundles([member.participant for member in plan.members])
-        half = partial(KeyHolder, plan, position, self._identity, held, bundles, self._tag_keys[1])
-        found = HolderRound(plan, self._journal, half)
+        known = self._tag_keys[1]
+        found = HolderRound(
+            plan,
+            self._journal,
+            lambda: self._half(plan, position, self._identity, held, bundles, known),
+        )
         if found.reason:
             raise Declined(found.reason)
         self._serving(plan, held)

@@ -1,0 +1,88 @@
+"""A host that holds the run's key with others: it encrypts as a holder, and opens and makes versions of the model.
+
+Needs ``gmpy2``; imported only where a host holds the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+
+from coterie.config.services import ClientSettings
+from coterie.crypto.identity import Bundle
+from coterie.crypto.roster import Roster, load_roster_key
+from coterie.errors import ConfigError
+from coterie.launch.process import Runtime
+from coterie.net.channel import Channel
+from coterie.net.decryption import Bundles, MakeHalf
+from coterie.net.enrolment import HOLDER, identities
+from coterie.net.key_holding import KeyHolding
+from coterie.net.party import Party
+from coterie.net.public_keys import Trust
+from coterie.rounds.shared_model import SharedModels
+from coterie.secure_sum.shared_key import SharedKeyHolder
+from coterie.wire.v1.orchestrator_pb2 import RunPlan
+
+__all__ = ["key_holding"]
+
+
+def key_holding(
+    settings: ClientSettings,
+    runtime: Runtime,
+    party: Party,
+    thirdparty: Channel,
+    bundle: Bundle,
+    bundles: Bundles,
+    revoked: Callable[[], Collection[bytes]],
+) -> KeyHolding:
+    """Return a host's part as a holder of the key.
+
+    Parameters
+    ----------
+    settings : ClientSettings
+    runtime : Runtime
+    party : Party
+        For the holder alone.
+    thirdparty : Channel
+    bundle : Bundle
+        The holder's keys, countersigned.
+    bundles : callable
+        Gives verified bundles of participants.
+    revoked : callable
+        Gives the ids of all revoked participants.
+
+    Raises
+    ------
+    ConfigError
+        The host's configuration says nothing about keys.
+    """
+    encryption = settings.encryption
+    if encryption is None:
+        raise ConfigError("a host that holds no key", hint="encryption.holds_key")
+    (identity,) = identities(settings.state / HOLDER, 1)
+    # What is sealed under an old key is read until the run has ended: the version that counts may be an old one.
+    holding = KeyHolding(
+        party,
+        thirdparty,
+        identity,
+        bundle,
+        Trust(
+            settings.run,
+            Roster.load(encryption.roster),
+            load_roster_key(encryption.roster_key),
+            encryption.terms,
+            revoked,
+        ),
+        bundles,
+        settings.consent.consent(1),
+        settings.state / HOLDER,
+        runtime.accounting.process_activity,
+        rotate_every=encryption.rotate_every,
+        keeps=True,
+        half=lambda plan: _half(plan, holding),
+    )
+    return holding
+
+
+def _half(plan: RunPlan, holding: KeyHolding) -> MakeHalf:
+    return partial(SharedKeyHolder, apply=SharedModels(plan, holding.custody.secrets).applied)
