@@ -270,6 +270,7 @@ def _numbering(federation: Federation) -> tuple[dict[str, int], dict[str, int]]:
         if child.role == "client":
             with sa.create_engine(f"sqlite:///{child.state / 'client.db'}").connect() as connection:
                 names = load_users(connection)
-            for name, bundle in zip(names, saved_bundles(child.state), strict=True):
+            # A host that holds the key has one more participant, behind its users.
+            for name, bundle in zip(names, saved_bundles(child.state)[: len(names)], strict=True):
                 slots[name] = by_participant[bundle.participant_id]
     return slots, items

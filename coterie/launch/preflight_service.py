@@ -16,16 +16,19 @@ import sqlalchemy as sa
 from coterie.config.base import ServiceSettings
 from coterie.config.services import (
     ClientSettings,
+    ContributorSettings,
     DataOwnerSettings,
     DecryptingClientSettings,
     KeySettings,
     ThirdPartySettings,
 )
+from coterie.crypto.identity import load_many
 from coterie.crypto.roster import PAILLIER, Roster, load_roster_key
 from coterie.errors import CoterieError
 from coterie.launch.finding import Finding, Status, passed
 from coterie.launch.preflight_trust import check_authority, check_certificate, check_peers
 from coterie.net.credentials import TlsFiles
+from coterie.net.enrolment import HOLDER, IDENTITIES
 
 __all__ = ["check_service", "existing", "unwritable"]
 
@@ -215,6 +218,11 @@ def _inputs(settings: ServiceSettings) -> Iterator[Finding]:
     match settings:
         case ClientSettings(encryption=KeySettings() as key) | DecryptingClientSettings(encryption=key):
             yield _roster(key, settings.run)
+    match settings:
+        case DecryptingClientSettings():
+            yield from _on_the_roster(settings.encryption, settings.state)
+        case ClientSettings(encryption=ContributorSettings(holds_key=True) as key):
+            yield from _on_the_roster(key, settings.state / HOLDER)
 
 
 def _roster(key: KeySettings, run: str) -> Finding:
@@ -225,6 +233,29 @@ def _roster(key: KeySettings, run: str) -> Finding:
     except CoterieError as error:
         return Finding("roster", "fail", error.message, error.hint or fix)
     return passed("roster", f"{key.roster}, {len(roster.members)} may hold the key")
+
+
+def _on_the_roster(key: KeySettings, state: Path) -> Iterator[Finding]:
+    """Check that a key holder is one of those that the roster names, once it has an identity."""
+    path = state / IDENTITIES
+    try:
+        if not path.exists():
+            return
+        (own,) = load_many(path)
+        named = own.participant_id in Roster.load(key.roster).members
+    except (CoterieError, ValueError):
+        # What is wrong with the roster is said there; of the file, when the process starts.
+        return
+    who = own.participant_id.hex()[:16]
+    if named:
+        yield passed("key holder", f"participant {who} is on the roster")
+    else:
+        yield Finding(
+            "key holder",
+            "fail",
+            f"participant {who} of {path} is not on the roster {key.roster}",
+            "the operator signs one that names it: `coterie certs participants`, `coterie certs roster`",
+        )
 
 
 def _table(check: str, path: Path, columns: Iterable[str]) -> Finding:

@@ -39,14 +39,24 @@ from coterie.wire.v1.thirdparty_pb2_grpc import EnrolmentStub
 if TYPE_CHECKING:
     from coterie.wire.v1.thirdparty_pb2_grpc import EnrolmentAsyncStub
 
-__all__ = ["BUNDLE_DAYS", "HOLDER", "Enrolling", "EnrolmentPoint", "enrol", "identities", "saved_bundles"]
+__all__ = [
+    "BUNDLE_DAYS",
+    "HOLDER",
+    "IDENTITIES",
+    "Enrolling",
+    "EnrolmentPoint",
+    "enrol",
+    "identities",
+    "saved_bundles",
+]
 
 _log = structlog.get_logger("coterie.enrolment")
 
 BUNDLE_DAYS = 365
 """Validity of a key bundle; a process that starts with an expired one publishes its next version."""
 
-_IDENTITIES = "identities.key"
+IDENTITIES = "identities.key"
+"""File of the state folder with a process's identities."""
 _BUNDLES = "bundles.pb"
 _DIRECTORY_KEY = "directory.key"
 _PER_MESSAGE = 1_000
@@ -114,7 +124,7 @@ def identities(state: Path, count: int) -> list[Identity]:
     CertificateError
         When the folder holds more, or its file cannot be used.
     """
-    path = state / _IDENTITIES
+    path = state / IDENTITIES
     held = load_many(path) if path.exists() else []
     if len(held) > count:
         raise CertificateError(

@@ -1,6 +1,6 @@
-"""Who saw what of FedNCF, on the bytes: in clear with hosts and with users as members, and under masks.
+"""Who saw what of FedNCF, on the bytes: in clear with hosts and with users as members, under masks, under a shared key.
 
-The same federation is run three times.  What each user contributed is read off its own host's transcript where users
+The same federation is run four times.  What each user contributed is read off its own host's transcript where users
 are members in clear.  The users contribute the same where a host adds them up and where it masks them, which is
 checked by the sums; so these bytes can be searched for also in runs in which nobody ever sends them.
 """
@@ -11,13 +11,18 @@ import itertools
 
 import numpy as np
 import pytest
+from safetensors.numpy import load as load_arrays
 from safetensors.numpy import load_file
 
+from coterie.crypto.custody import HeldKey
+from coterie.crypto.key_record import KeyTerms
+from coterie.crypto.sealed_model import open_model
 from coterie.data.keyed_order import key_hash
 from coterie.evaluation.holdout import TRAIN
 from coterie.launch import round_attacks
 from coterie.launch.feed import load, make_feed
 from coterie.learning.fedncf import initial_private
+from coterie.net.enrolment import HOLDER
 from coterie.privacy.canaries import CanaryKit
 from coterie.privacy.payloads import Assembly
 from coterie.privacy.transcript import decode, read_transcript
@@ -26,7 +31,7 @@ from coterie.rounds.fedncf import FedNcfPlan
 from coterie.rounds.training import Purpose
 from coterie.wire.layout import Contribution
 from coterie.wire.v1.orchestrator_pb2 import SubmitKind, SubmitRequest
-from coterie.wire.v1.rounds_pb2 import SummedVector
+from coterie.wire.v1.rounds_pb2 import SealedModel, SummedVector
 
 from .planted import (
     Held,
@@ -44,6 +49,7 @@ KINDS = {
     "users, clear": ("users", "clear"),
     "hosts, clear": ("hosts", "clear"),
     "hosts, masked": ("hosts", "masked"),
+    "hosts, shared-key": ("hosts", "shared-key"),
 }
 
 USERS_AT = (13, 10, 1)
@@ -106,6 +112,7 @@ def run_to_the_end(small, federation, form, secure_sum):
             "party_per_user": form == "users",
         },
         federation={"hosts": len(USERS_AT), "transcripts": True},
+        encryption={"bits": 1024, "comparison": True},
     )
     kit = CanaryKit(7)
     feed = make_feed(settings, load(settings), 0)
@@ -272,7 +279,14 @@ def plant_model(held):
 
 
 def load_newest(running):
-    return load_file(max((running.cos.state / "models" / "test").glob("version-*.safetensors")))
+    """Return what the server keeps, opened by a host that holds the key where the server cannot."""
+    arrays = load_file(max((running.cos.state / "models" / "test").glob("version-*.safetensors")))
+    if "sealed" not in arrays:
+        return arrays
+    version = SealedModel.FromString(arrays["sealed"].tobytes())
+    (key,) = (running.children[ALONE].state / HOLDER / "keys").glob("*.key")
+    held = HeldKey.load(key, KeyTerms(bits=1024, comparison=True))
+    return load_arrays(open_model(held, "test", version.round, version.sealed))
 
 
 # --- the audit ---------------------------------------------------------------------------------------------------
@@ -311,11 +325,14 @@ def test_what_is_planted_is_found_where_it_may_be(audited, kind):
         "private_state",
         "recommendation",
         "item_key",
-        "item_factor",
     }
+    # Under a shared key nobody sends the model in clear, and hosts have it in memory only.
+    model = set() if kind == "hosts, shared-key" else {"item_factor"}
     for host in held.running.parties("client"):
-        assert seen[host] >= at_hosts, host
-    assert seen[COS] >= {"item_factor", "item_support", "participant_id", "delegation"}
+        assert seen[host] >= at_hosts | model, host
+    assert seen[COS] >= {"participant_id", "delegation"}
+    of_the_model = {"item_factor", "item_support"}
+    assert seen[COS] & of_the_model == (of_the_model if model else set())
     of_a_contribution = seen[COS] & {*ONE.values(), *SEVERAL.values(), "masked_vector"}
     match kind:
         case "users, clear":
@@ -325,6 +342,9 @@ def test_what_is_planted_is_found_where_it_may_be(audited, kind):
             assert of_a_contribution == {*ONE.values(), *SEVERAL.values()}
         case "hosts, masked":
             assert of_a_contribution == {"masked_vector"}
+        case _:
+            assert of_a_contribution == set()
+            return
     # In clear a host keeps what it sends; under masks only the masked vector.
     for host in held.running.parties("client"):
         assert seen[host] & {*ONE.values(), *SEVERAL.values(), "masked_vector"}
@@ -402,4 +422,5 @@ def test_the_kinds_read_off_the_messages_of_fedncf_are_those_that_the_bytes_show
         if name in result.seen[COS]:
             assert shown[COS][name] == (result.seen[COS][name] == "seen"), name
     assert shown[COS]["round_sum"]
+    assert shown[COS]["sealed_model"] == (kind == "hosts, shared-key")
     assert not any(kinds["unclassified"] for kinds in shown.values())

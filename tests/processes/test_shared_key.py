@@ -1,11 +1,21 @@
 """Sums under a key that the participants share, over real processes: the server never has the model."""
 
 import asyncio
+from typing import Any
 
 import pytest
+from safetensors.numpy import load, load_file
 
-from coterie.launch.feed import load, make_feed
+from coterie.crypto.custody import HeldKey
+from coterie.crypto.sealed_model import open_model
+from coterie.launch import feed as feeds
 from coterie.launch.in_process import train_in_process
+from coterie.net.enrolment import HOLDER, identities
+from coterie.wire.v1.rounds_pb2 import SealedModel
+from coterie.wire.v1.thirdparty_pb2 import RevokeRequest
+from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryStub
+
+from .planted import ask
 
 # Short keys, drawn quickly.  What long ones take, the benchmarks show.
 KEY = {"bits": 1024, "comparison": True}
@@ -38,9 +48,128 @@ def test_a_key_that_participants_share_changes_no_number(small, federation, kind
     report = asyncio.run(to_the_end())
     assert report["phase"] == "done", report["reason"]
     clear = settings.model_copy(update={"secure_sum": "clear"})
-    feed = make_feed(clear, load(clear), 0)
+    feed = feeds.make_feed(clear, feeds.load(clear), 0)
     alone = train_in_process(clear, feed, run_id="test", seed=0, see=lambda event: None)
     assert [one["metrics"] for one in report["history"]] == [one["metrics"] for one in alone.known["history"]]
     assert report["chosen"] == alone.known["chosen"]
     assert all(one["reason"] == "" and one["liars"] == 0 for one in report["rounds"])
     assert {"submit", "confirm", "decrypt", "compare models"} <= set(report["rounds"][-1]["seconds"])
+
+
+def lasting(small, **changes):
+    """Return settings of a run with more passes than anybody waits for, in which a host may be missing."""
+    rounds = {**ROUNDS, "min_cohort": 5, "min_sum": 5, "passes": 5000, "evaluate_every": 5000}
+    return small(**{**BASE, "rounds": rounds, **changes})
+
+
+async def a_round(running, what, **expected):
+    """Wait for a round of training that ends like this, of those still to come."""
+    seen = max((event.number for event in running.events), default=0)
+
+    def wanted(event):
+        one = event.round
+        found = {key: getattr(one, key) for key in expected}
+        return event.number > seen and one.purpose == "train" and found == expected
+
+    await running.until(wanted, what)
+
+
+def held_by(running, party, terms):
+    """Return the keys that a host holds, newest last."""
+    folder = running.children[party].state / HOLDER / "keys"
+    found = [HeldKey.load(path, terms) for path in folder.glob("*.key")]
+    return sorted(found, key=lambda held: held.epoch)
+
+
+async def test_a_host_that_dies_is_done_without_and_reads_the_model_again_when_it_is_back(small, federation):
+    settings = lasting(small, federation={"hosts": 3, "party_timeout_s": 3.0})
+    async with federation(settings) as running:
+        await running.start()
+        await a_round(running, "a round of everybody", reason="", dropped=0)
+        running.children["client/host-1"].kill()
+        await running.change("client/host-1", "lost")
+        await a_round(running, "a round of the others", reason="")
+        before = (await running.run_state()).version
+        running.children["client/host-1"].start()
+        await running.change("client/host-1", "returned")
+        await a_round(running, "a round of everybody again", reason="", dropped=0)
+        assert (await running.run_state()).version > before
+        await running.stop()
+
+
+async def test_a_server_that_dies_goes_on_with_a_model_that_it_cannot_open(small, federation):
+    settings = lasting(small, federation={"hosts": 3, "transcripts": True})
+    async with federation(settings) as running:
+        await running.start()
+        await a_round(running, "a round", reason="")
+        before = (await running.run_state()).version
+        running.cos.kill()
+        running.cos.start()
+        await a_round(running, "a round after the restart", reason="")
+        assert (await running.run_state()).version > before
+        names = list(running.feed.dataset.users)
+        host = f"client/host-{running.feed.host[0]}"
+        items = await ask(running, host, names[0])
+        assert items, "who holds the key recommends by the model"
+        held = held_by(running, host, settings.encryption.terms)[-1]
+        await running.stop()
+
+    # What the server keeps, and everything that it sent and received, has no row of any version in it.
+    folder = running.cos.state
+    versions = sorted((folder / "models" / "test").glob("*.safetensors"))
+    payload = load_file(versions[-1])["sealed"].tobytes()
+    version = SealedModel.FromString(payload)
+    arrays = load(open_model(held, "test", version.round, version.sealed))
+    rows = arrays["model.items"]
+    assert rows.shape == (60, 12)
+    needles = [row.tobytes()[:16] for row in rows if row.any()]
+    kept = [path for path in folder.rglob("*") if path.is_file()]
+    assert any(payload[:64] in path.read_bytes() for path in kept), "the search finds what is there"
+    for path in kept:
+        content = path.read_bytes()
+        assert not any(needle in content for needle in needles), path.name
+
+
+async def test_another_key_is_made_after_so_many_rounds_and_what_is_under_the_old_one_is_still_read(
+    small, federation
+):
+    settings = lasting(small, encryption={**KEY, "rotate_every": 4})
+    async with federation(settings) as running:
+        await running.start()
+        while not held_by(running, "client/host-0", settings.encryption.terms)[-1].epoch >= 3:
+            await a_round(running, "a round", reason="")
+        await a_round(running, "a round under the last of them", reason="")
+        epochs = [held.epoch for held in held_by(running, "client/host-0", settings.encryption.terms)]
+        await running.stop()
+    assert epochs[:3] == [1, 2, 3]
+    reasons = [event.round.reason for event in running.events if event.HasField("round")]
+    assert not any(reasons), reasons
+
+
+async def test_a_host_whose_holder_is_revoked_is_done_without_and_reads_no_later_version(small, federation):
+    settings = lasting(small)
+    gone = "client/host-2"
+    async with federation(settings) as running:
+        await running.start()
+        await a_round(running, "a round", reason="")
+        (revoked,) = identities(running.children[gone].state / HOLDER, 1)
+        channel = running.channel("thirdparty/directory")
+        stub: Any = channel.stub(KeyDirectoryStub)
+        await stub.Revoke(RevokeRequest(participants=[revoked.participant_id]))
+        await channel.close()
+        terms = settings.encryption.terms
+
+        def another():
+            return all(held_by(running, f"client/host-{n}", terms)[-1].epoch == 2 for n in (0, 1))
+
+        await running.comes_true(another, "the others hold another key")
+        await a_round(running, "a round that may still be under the old one")
+        for _ in range(2):
+            await a_round(running, "a round under the new one", reason="", liars=0)
+        await running.stop()
+    assert [held.epoch for held in held_by(running, gone, terms)] == [1]
+
+
+def test_two_hosts_at_least_share_a_key(small):
+    with pytest.raises(ValueError, match="2 hosts have to come to the same model"):
+        small(**{**BASE, "rounds": {**ROUNDS, "party_per_user": True}, "federation": {"hosts": 1}})

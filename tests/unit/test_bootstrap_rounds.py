@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import time
 import tomllib
 from pathlib import Path
@@ -212,3 +213,39 @@ def test_decrypting_clients_find_what_the_roster_names_and_everybody_relies_on_t
     # A bootstrap that was interrupted is run again: it names who was there already.
     (tmp_path / "operator" / "order.json").unlink()
     assert lay_out() == members
+
+
+def test_hosts_that_share_a_key_are_what_the_roster_names(tmp_path: Path) -> None:
+    settings = RunSettings.model_validate(
+        {
+            "system": "fedncf",
+            "secure_sum": "shared-key",
+            "data": {"synthetic": {"users": 50, "items": 60, "interactions": 1000}},
+            "reference": False,
+            "encryption": {"bits": 2048, "rotate_every": 7},
+            "federation": {"hosts": 2},
+            "rounds": {"min_cohort": 15, "min_sum": 12},
+        }
+    )
+    bootstrap(settings, tmp_path, "a-run")
+    assert not list(tmp_path.glob("key-*")), "there are no decrypting clients"
+    members = Roster.load(tmp_path / "host-0" / "roster.txt").members
+    drawn = []
+    tokens = [
+        json.loads(line) for line in (tmp_path / "thirdparty/state/tokens.jsonl").read_text().splitlines()
+    ]
+    for host in ("host-0", "host-1"):
+        state = tmp_path / host / "state"
+        (own,) = load_many(state / "holder" / "identities.key")
+        drawn.append(own.participant_id)
+        assert [path.stat().st_mode & 0o777 for path in (state, state / "holder")] == [0o700, 0o700]
+        read = load_service("client", tmp_path / host / "config.toml", environ={}).settings
+        assert isinstance(read, ClientSettings)
+        assert read.encryption is not None
+        assert (read.encryption.holds_key, read.encryption.rotate_every) == (True, 7)
+        assert read.consent.secure_sums == ("shared-key",)
+        names, _ = read_histories(tmp_path / host / "histories.csv")
+        (token,) = [one for one in tokens if one["name"] == host]
+        # Its users, and the holder.
+        assert token["max_participants"] == len(names) + 1
+    assert sorted(drawn) == list(members)

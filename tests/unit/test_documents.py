@@ -277,6 +277,22 @@ def test_the_threat_model_says_of_encrypted_sums_what_decrypting_clients_see() -
     }
 
 
+def test_the_threat_model_says_of_a_shared_key_what_differs_from_masks() -> None:
+    shown = ("cos", "client", "data-owner")
+    for form in ("hosts", "users"):
+        declared, masked = (visibility.matrix("fedncf", form, one) for one in ("shared-key", "masked"))
+        expected = [
+            [f"`{kind}`", meaning, *cells]
+            for kind, meaning in visibility.KINDS.items()
+            if (cells := [access(declared, role, kind) for role in shown])
+            != [access(masked, role, kind) for role in shown]
+            and set(cells) != {"-"}
+        ]
+        assert rows("docs/threat-model.md", "shared key") == expected
+        for kind, one in declared["decrypting-client"].items():
+            assert one.allowed == masked["decrypting-client"][kind].allowed
+
+
 def test_the_threat_model_says_of_fedmvmf_what_it_has_beside_fedncf() -> None:
     expected = []
     for kind, meaning in visibility.KINDS.items():

@@ -35,6 +35,7 @@ from coterie.config.services import (
     KeySettings,
     OwnerSettings,
     ThirdPartySettings,
+    settings_model,
 )
 from coterie.crypto.authority import Authority, make_csr, new_tls_key, save_tls_key
 from coterie.crypto.roster import Roster, save_roster_key
@@ -42,6 +43,7 @@ from coterie.launch import preflight
 from coterie.launch.authority import make_authority, make_token
 from coterie.launch.finding import Finding
 from coterie.net.credentials import TlsFiles
+from coterie.net.enrolment import HOLDER, identities
 from coterie.store.engine import open_sqlite
 
 HOST = "127.0.0.1"
@@ -347,6 +349,39 @@ def test_a_decrypting_client_needs_a_roster_that_holds(federation: Federation, t
         assert roster().status == status, roster()
     save_roster_key(names["roster_key"], Ed25519PrivateKey.generate().public_key().public_bytes_raw())
     assert roster().status == "fail"
+
+
+@pytest.mark.parametrize("role", ["decrypting-client", "client"])
+def test_who_holds_a_key_is_on_the_roster(federation: Federation, tmp_path: Path, role: str) -> None:
+    operator, now = Ed25519PrivateKey.generate(), int(time.time())
+    names = {"roster": tmp_path / "roster.txt", "roster_key": tmp_path / "roster.pub"}
+    save_roster_key(names["roster_key"], operator.public_key().public_bytes_raw())
+    state = tmp_path / "state"
+    folder = state / HOLDER if role == "client" else state
+    given: dict[str, Any] = {"holds_key": True} if role == "client" else {}
+    settings = settings_model(role).model_validate(
+        {
+            "name": "key-0",
+            "listen": "127.0.0.1:0",
+            "state": state,
+            "cos": {"address": "127.0.0.1:1", "name": "cos"},
+            "thirdparty": {"address": "127.0.0.1:1", "name": "directory"},
+            "encryption": {**names, **given},
+        }
+    )
+
+    def holder() -> list[Finding]:
+        return [one for one in check(role, settings) if one.check == "key holder"]
+
+    Roster.sign(operator, [bytes(32)], now - 1, now + 60).save(names["roster"])
+    assert holder() == [], "before it has an identity nobody can say"
+    folder.mkdir(parents=True, mode=0o700)
+    (own,) = identities(folder, 1)
+    (problem,) = holder()
+    assert (problem.status, own.participant_id.hex()[:16] in problem.problem) == ("fail", True)
+    Roster.sign(operator, [own.participant_id], now - 1, now + 60).save(names["roster"])
+    (fine,) = holder()
+    assert fine.status == "ok"
 
 
 # --- Certificate and token ---------------------------------------------------------------------------------------

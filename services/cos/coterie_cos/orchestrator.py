@@ -225,6 +225,7 @@ class Orchestrator(OrchestratorServicer):
                 expected="keys of items that data owners hold",
             )
         registry = run.registry
+        before = len(registry.by_slot)
         slots = registry.add(party, roll.participants, roll.owners, roll.holders)
         catalogue_changed = False
         new: list[tuple[list[str], int]] = []
@@ -249,7 +250,8 @@ class Orchestrator(OrchestratorServicer):
                 store.save_holding(connection, run_id, slot, held)
 
         await self._writer.run(write)
-        await run.joined(party, catalogue=catalogue_changed)
+        more = len(registry.by_slot) > before
+        await run.joined(party, catalogue=catalogue_changed, more=more)
         return slots
 
     # --- Poll, Fetch -------------------------------------------------------------------------------------------

@@ -228,14 +228,26 @@ class Run(abc.ABC):
         presence = self._parties.get(party)
         return presence is not None and not presence.lost
 
-    async def joined(self, party: str, *, catalogue: bool) -> None:
-        """Carry out the registration of a party's participants, which the registry has taken up."""
+    async def joined(self, party: str, *, catalogue: bool, more: bool) -> None:
+        """Carry out the registration of a party's participants, which the registry has taken up.
+
+        Parameters
+        ----------
+        party : str
+        catalogue : bool
+            Whether the catalogue may have changed.
+        more : bool
+            Whether some of the participants had not been registered before.
+        """
         known = party in self._parties
         self._parties[party] = _Presence(time.monotonic())
         slots = self.registry.slots_of(party)
         await self.on_joined(party, slots, self._owners(party))
         if catalogue:
             await self.new_catalogue()
+        if known and more:
+            # It never was away: it speaks for others, too.
+            return
         change = "returned" if known else "joined"
         await self.emit(operator.WatchRunResponse(party=operator.PartyEvent(party=party, change=change)))
 
