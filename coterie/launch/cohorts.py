@@ -15,6 +15,7 @@ from coterie.crypto.explicit import encode
 from coterie.errors import ConfigError
 from coterie.rounds import policy
 from coterie.rounds.conductor import cohort_rule
+from coterie.rounds.systems import KEYED, fewest_users
 from coterie.secure_sum.graph import graph_fields, tolerance
 from coterie.secure_sum.protocol import Failed
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan
@@ -76,6 +77,13 @@ def require_cohorts(settings: RunSettings, users: int) -> None:
             "would abandon it",
             hint="lower floors, or more users",
         )
+    least, fewest = _least(settings, users), fewest_users(settings.system, settings.plan_settings())
+    if settings.secure_sum in KEYED and least < fewest:
+        raise ConfigError(
+            f"sums over {least} users of {settings.system} have fewer than two unknowns for each value, and those who "
+            f"hold the key decrypt none over fewer than {fewest}",
+            hint=f"rounds.min_sum {fewest}, or fewer factors",
+        )
     if largest > settings.room:
         wide = "fewer fedncf.bits, a lower fedncf.n_cap" if settings.system == "fedncf" else "fewer mvmf.bits"
         raise ConfigError(
@@ -131,6 +139,12 @@ def protection(settings: RunSettings, devices: Sequence[int]) -> dict[str, Any]:
         found["warnings"] += fragile(settings, devices)
     if cut := _short_cohorts(settings, sum(devices)):
         found["warnings"].append(cut)
+    least, fewest = _least(settings, sum(devices)), fewest_users(settings.system, settings.plan_settings())
+    if least < fewest:
+        found["warnings"].append(
+            f"Sums over {least} users, and fewer than {fewest} have fewer than two unknowns for each value: "
+            "they may be solved for what is behind them."
+        )
     return found
 
 
@@ -275,6 +289,17 @@ def _of_fedmvmf(settings: RunSettings) -> list[str]:
     if mvmf.weights == "obs-only":
         found.append("obs-only: a contribution has rows of rated items only, and so shows which they are.")
     return found
+
+
+def _least(settings: RunSettings, users: int) -> int:
+    """Return the fewest users over which a sum of so many is formed."""
+    rounds = settings.rounds
+    if not users:
+        return rounds.min_sum
+    sizes = (len(one) for one in policy.cohorts(cohort_rule(rounds_plan(rounds, 0)), users, 0))
+    # Shorter ones are abandoned.
+    formed = [size for size in sizes if size >= max(rounds.min_cohort, rounds.min_sum)]
+    return policy.min_sum(min(formed, default=0), rounds.min_sum)
 
 
 def _short_cohorts(settings: RunSettings, users: int) -> str:

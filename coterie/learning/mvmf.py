@@ -37,6 +37,7 @@ __all__ = [
     "WEIGHTS",
     "MvmfSettings",
     "apply",
+    "fewest_users",
     "from_attributes",
     "gradients",
     "initial",
@@ -456,6 +457,15 @@ def scores(
         return factors @ model["items"].T
     found: NDArray[np.float32] = (model["items"][candidates] @ factors[:, :, None])[:, :, 0]
     return found
+
+
+def fewest_users(settings: MvmfSettings) -> int:
+    r"""Return the users below which a sum has fewer than two unknowns for each of its values, whatever they rated.
+
+    A user has at most :math:`m + l_x` private values and a sum has :math:`(m + l_x) K`: below :math:`2 K` users
+    `unknowns_per_equation` is under 2.
+    """
+    return 2 * settings.factors
 
 
 def unknowns_per_equation(

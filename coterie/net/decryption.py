@@ -23,6 +23,8 @@ from coterie.net.sum_tasks import SumTasks
 from coterie.rounds.consent import Consent
 from coterie.rounds.holder import HolderRound
 from coterie.rounds.party import Decline, Effect, Journal, Keep, Send, SitOut
+from coterie.rounds.systems import fewest_users
+from coterie.rounds.training import Purpose
 from coterie.secure_sum.key_holder import KeyHolder
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined, Step
@@ -155,6 +157,14 @@ class Decryption(SumTasks):
             raise Declined("the plan is of another run, or does not name this holder")
         # Of days nothing is kept: a holder serves every round of the run.
         objections = self._consent.objections_to_round(plan, 0)
+        run = self._party.plan
+        if plan.purpose == Purpose.TRAIN.value:
+            fewest = fewest_users(run.system, run.settings)
+            if plan.min_sum < fewest:
+                objections.append(
+                    f"a sum over {plan.min_sum} users may be solved for them; of {run.system} with these settings "
+                    f"{fewest} users are decrypted at least"
+                )
         if objections:
             raise Declined("; ".join(objections))
         try:

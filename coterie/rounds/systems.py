@@ -15,8 +15,8 @@ from coterie.crypto.identity import Bundle, Identity
 from coterie.crypto.verified import Verified
 from coterie.data.attributes import AttributeTable
 from coterie.errors import ConfigError
+from coterie.learning import mvmf
 from coterie.learning.fedncf import Private, initial_private
-from coterie.learning.mvmf import initial_factors
 from coterie.rounds.fedncf import FedNcfHost, FedNcfPlan, FedNcfServer
 from coterie.rounds.host_data import HostData
 from coterie.rounds.mvmf import MvmfPlan, MvmfServer
@@ -40,6 +40,7 @@ __all__ = [
     "Offered",
     "Signer",
     "asks_owners",
+    "fewest_users",
     "host_side",
     "member_half",
     "owner_side",
@@ -66,6 +67,9 @@ class Offered:
         whose server side is then a `ToldServerSide`.  See `owner_side`.
     ratings : callable, optional
         ``(settings) -> (lowest, highest)``; of systems that predict ratings.
+    fewest : callable, optional
+        ``(settings) -> int``; users below which a sum of training may be solved for what is behind it, where that is
+        known.  See `fewest_users`.
     """
 
     server: Callable[[str, int, int, int], ServerSide]
@@ -73,6 +77,7 @@ class Offered:
     sums: tuple[str, ...]
     owner: Callable[[str, NDArray[np.integer], AttributeTable, int], OwnerSide] | None = None
     ratings: Callable[[str], tuple[float, float]] | None = None
+    fewest: Callable[[str], int] | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,7 @@ def _fedmvmf(settings: str, n_items: int, seed: int, groups: int) -> ServerSide:
 
 def _fedmvmf_host(settings: str, data: HostData, keys: NDArray[np.uint64], seed: int, keep: Keep) -> HostSide:
     plan = MvmfPlan.from_json(settings)
-    private = keep({"factors": initial_factors(plan.learning, keys)})
+    private = keep({"factors": mvmf.initial_factors(plan.learning, keys)})
     return MvmfHost(plan, data, keys, private, seed)
 
 
@@ -133,10 +138,19 @@ def _fedmvmf_ratings(settings: str) -> tuple[float, float]:
     return learning.lowest, learning.highest
 
 
+def _fedmvmf_fewest(settings: str) -> int:
+    return mvmf.fewest_users(MvmfPlan.from_json(settings).learning)
+
+
 SYSTEMS: dict[str, Offered] = {
     "fedncf": Offered(_fedncf, _fedncf_host, ("clear", "masked", "encrypted", "shared-key")),
     "fedmvmf": Offered(
-        _fedmvmf, _fedmvmf_host, ("clear", "masked", "encrypted"), _fedmvmf_owner, _fedmvmf_ratings
+        _fedmvmf,
+        _fedmvmf_host,
+        ("clear", "masked", "encrypted"),
+        _fedmvmf_owner,
+        _fedmvmf_ratings,
+        _fedmvmf_fewest,
     ),
 }
 
@@ -249,6 +263,18 @@ def ratings_of(system: str, settings: str) -> tuple[float, float] | None:
     """
     offered = SYSTEMS.get(system)
     return None if offered is None or offered.ratings is None else offered.ratings(settings)
+
+
+def fewest_users(system: str, settings: str) -> int:
+    """Return the fewest users whose sum of training those who hold its key decrypt: 1 where a system names no number.
+
+    Raises
+    ------
+    ConfigError
+        When the settings are not the system's own.
+    """
+    offered = SYSTEMS.get(system)
+    return 1 if offered is None or offered.fewest is None else offered.fewest(settings)
 
 
 def owner_side(

@@ -188,6 +188,23 @@ async def test_a_holder_that_is_revoked_takes_no_part_any_more_and_the_run_goes_
         assert held.epoch == 2
 
 
+async def test_holders_decrypt_no_sum_that_may_be_solved_for_what_is_behind_it(small, federation):
+    # 20 users, 12 factors: 20 / 12 unknowns for each value. Whoever starts the run is told before; a server that
+    # forms such a sum all the same finds nobody to decrypt it.
+    settings = lasting(small, **KINDS["fedmvmf, hosts"], mvmf={"factors": 12})
+    settings = settings.model_copy(
+        update={"rounds": settings.rounds.model_copy(update={"cohorts": "groups", "cohort": 20, "group": 20})}
+    )
+    async with federation(settings) as running:
+        await running.start()
+        await a_round(running, "an abandoned round", version=0)
+        await running.stop()
+        (ended,) = [one.round for one in running.events if one.round.purpose == "train"][:1]
+        assert "0 of 3 key holders confirmed" in ended.reason
+        for party in HOLDERS:
+            assert "20 users may be solved for them" in running.children[party].log.read_text()
+
+
 def test_a_short_key_is_refused_outside_comparisons(small):
     with pytest.raises(ValueError, match="keys of fewer than 2048 bits are for comparisons"):
         small(**{**BASE, **KINDS["fedncf, hosts"], "encryption": {"bits": 1024, "comparison": False}})

@@ -184,6 +184,10 @@ def test_what_a_setting_gives_away_is_a_warning(given: dict[str, Any], words: st
         ({"mvmf": {"min_touch": 2}}, "of two users each would know the other's part"),
         ({"mvmf": {"resample": True}}, "knows what it has rated"),
         ({"mvmf": {"weights": "obs-only"}}, "rows of rated items only"),
+        (
+            {"rounds": {"cohorts": "groups", "group": 30, "cohort": 30}, "mvmf": {"factors": 12}},
+            "Sums over 22 users, and fewer than 24",
+        ),
     ],
 )
 def test_what_a_setting_of_fedmvmf_gives_away_is_a_warning(given: dict[str, Any], words: str) -> None:
@@ -199,3 +203,16 @@ def test_a_cohort_of_fedmvmf_that_would_overflow_is_refused() -> None:
     with pytest.raises(ConfigError, match="there is room for 32") as caught:
         require_cohorts(asked, 100)
     assert caught.value.hint == "fewer mvmf.bits, or smaller cohorts"
+
+
+def test_sums_that_may_be_solved_are_refused_where_a_key_is_held() -> None:
+    given = {"system": "fedmvmf", "rounds": {"cohorts": "groups", "group": 30, "cohort": 30}}
+    for factors, refused in ((10, False), (11, True)):
+        asked = RunSettings.model_validate({**given, "mvmf": {"factors": factors}, "secure_sum": "encrypted"})
+        if refused:
+            with pytest.raises(ConfigError, match="decrypt none over fewer than 22"):
+                require_cohorts(asked, 300)
+        else:
+            require_cohorts(asked, 300)
+        # Under masks there is nobody who could refuse: it is a warning.
+        require_cohorts(asked.model_copy(update={"secure_sum": "masked"}), 300)

@@ -5,12 +5,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coterie.errors import ConfigError, DataError
 from coterie.learning.mvmf import (
     PRESETS,
     MvmfSettings,
     apply,
+    fewest_users,
     from_attributes,
     gradients,
     initial,
@@ -298,6 +301,20 @@ def test_scores_of_some_items_are_those_of_all_items():
 def test_the_paper_counts_unknowns_below_its_equation_41():
     options = make(factors=6)
     assert unknowns_per_equation(900, users=10, n_items=45, n_attributes=5, settings=options) == 950 / 300
+
+
+@given(st.integers(1, 40), st.integers(1, 50), st.integers(0, 9))
+def test_below_so_many_users_a_sum_has_fewer_than_two_unknowns_for_each_value(factors, n_items, n_attributes):
+    options = make(factors=factors)
+    users = fewest_users(options)
+
+    def most(users):
+        return unknowns_per_equation(
+            users * n_items, users=users, n_items=n_items, n_attributes=n_attributes, settings=options
+        )
+
+    assert most(users) == pytest.approx(2)
+    assert most(users - 1) < 2
 
 
 @pytest.mark.parametrize(
