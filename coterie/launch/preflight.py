@@ -18,6 +18,7 @@ from coterie.launch.cohorts import fragile, protection, require_cohorts
 from coterie.launch.feed import Feed, load, make_feed
 from coterie.launch.finding import Finding, Status, failed, passed
 from coterie.launch.preflight_service import check_service, existing, unwritable
+from coterie.rounds.systems import KEYED
 
 __all__ = ["Finding", "check_run", "check_service"]
 
@@ -28,7 +29,7 @@ _PROCESS_MB = 120
 
 def check_run(settings: RunSettings) -> list[Finding]:
     """Check that ``coterie run`` can carry out a run on this machine; the data set is read and divided."""
-    findings = [*_services(), *_packages()]
+    findings = [*_services(), *_packages(settings)]
     try:
         dataset = load(settings)
     except CoterieError as error:
@@ -75,19 +76,21 @@ def _services() -> Iterator[Finding]:
         yield passed("services", ", ".join(ROLES))
 
 
-def _packages() -> Iterator[Finding]:
+def _packages(settings: RunSettings) -> Iterator[Finding]:
+    keyed = settings.secure_sum in KEYED
     for extra, modules, use in (
         ("report", ("matplotlib", "jinja2"), "report.html"),
         ("data", ("polars",), "data sets as Parquet, CSV or TSV"),
         ("fast", ("uvloop",), "a faster event loop"),
+        *([("paillier", ("gmpy2",), f"secure_sum '{settings.secure_sum}'")] if keyed else []),
     ):
         missing = [name for name in modules if util.find_spec(name) is None]
         check = f"package {extra}"
         if not missing:
             yield passed(check, ", ".join(modules))
         else:
-            # Every run ends with its report; the others are missed only by those who use them.
-            status: Status = "fail" if extra == "report" else "warn"
+            # Every run ends with its report; the others are missed only by those who use them, as this run uses a key.
+            status: Status = "fail" if extra in ("report", "paillier") else "warn"
             yield Finding(
                 check,
                 status,

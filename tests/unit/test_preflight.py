@@ -695,6 +695,19 @@ def test_a_missing_package_is_named_with_its_extra(
     assert (module in missing.problem, missing.fix) == (True, f"pip install 'coterie[{extra}]'")
 
 
+@pytest.mark.parametrize("secure_sum", ["encrypted", "shared-key"])
+def test_a_sum_under_a_key_needs_gmpy2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secure_sum: str
+) -> None:
+    given = {"system": "fedncf", "secure_sum": secure_sum}
+    assert found(check_run(tmp_path, **given), "package paillier").status == "ok"
+    assert not [one for one in check_run(tmp_path) if one.check == "package paillier"]
+    real = preflight.util.find_spec
+    monkeypatch.setattr(preflight.util, "find_spec", lambda name: None if name == "gmpy2" else real(name))
+    missing = found(check_run(tmp_path, **given), "package paillier")
+    assert (missing.status, missing.fix) == ("fail", "pip install 'coterie[paillier]'")
+
+
 def test_a_data_set_that_is_not_there_or_needs_polars_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
