@@ -2,15 +2,17 @@
 
 import dataclasses
 import hashlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from coterie_client.learner import Learner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.config.run import RunSettings
 from coterie.crypto.verification import VerificationError
-from coterie.errors import CryptoError
+from coterie.errors import ConfigError, CryptoError
 from coterie.launch.parties import run_plan
 from coterie.rounds.conductor import applied
 from coterie.rounds.shared_model import SharedModels
@@ -364,3 +366,12 @@ def test_a_version_that_is_none_or_under_a_key_that_is_not_held_does_not_open():
     made = MODELS.applied(plan, task, codes, 4)
     with pytest.raises(CryptoError, match="not held"):
         SharedModels(RUN, not_held).opened(made.model, ITEMS, 1)
+
+
+def test_a_host_without_the_key_takes_no_part_and_says_what_it_lacks(tmp_path):
+    host = SimpleNamespace(
+        party=SimpleNamespace(plan=RUN), settings=SimpleNamespace(state=tmp_path), custody=None
+    )
+    with pytest.raises(ConfigError, match="share its key, and this host does not hold it") as caught:
+        Learner(host, None)
+    assert "encryption.holds_key" in (caught.value.hint or "")

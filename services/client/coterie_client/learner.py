@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from coterie.crypto.keyfile import read_private_file, write_private_file
 from coterie.data.attributes import in_order
 from coterie.data.keyed_order import key_hash
-from coterie.errors import PeerError, RunError
+from coterie.errors import ConfigError, PeerError, RunError
 from coterie.rounds.conductor import model_from_bytes
 from coterie.rounds.host_data import HostData
 from coterie.rounds.plan import plan_hash
@@ -122,7 +122,12 @@ class Learner:
         self._opened_sha256 = b""
         self._opened: NDArray[np.bool_] | None = None
         self._shared: SharedModels | None = None
-        if host.custody is not None:
+        if self._plan.secure_sum == "shared-key":
+            if host.custody is None:
+                raise ConfigError(
+                    "the participants of this run share its key, and this host does not hold it",
+                    hint="encryption.holds_key, and a place on the operator's roster",
+                )
             from coterie.rounds.shared_model import SharedModels
 
             self._shared = SharedModels(self._plan, host.custody.secrets)

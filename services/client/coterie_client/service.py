@@ -47,7 +47,7 @@ class ClientProcess:
     def __init__(self, settings: ClientSettings, runtime: Runtime) -> None:
         self._settings = settings
         self._runtime = runtime
-        runtime.require(["store", "directory", "run"])
+        runtime.require(["store", "directory", "run", *(["key"] if _holds_key(settings) else [])])
         engine = open_sqlite(settings.state / "client.db", "client")
         writer = Writer(engine)
         runtime.holds("store")
@@ -95,6 +95,11 @@ class ClientProcess:
         )
         self._way: TakingPart | None = None
 
+    def _holds(self, condition: str) -> None:
+        # Of the run the users' part says whether the host takes part.
+        if condition == "key":
+            self._runtime.holds(condition)
+
     def _revoked(self) -> Collection[bytes]:
         return self._revocations.participants
 
@@ -109,7 +114,7 @@ class ClientProcess:
             tasks.create_task(self._revocations.run())
             tasks.create_task(self._runtime.watch_store(self._host.writer))
             if self._holding is not None:
-                tasks.create_task(self._holding.run(tasks, lambda part: None))
+                tasks.create_task(self._holding.run(tasks, self._holds))
             tasks.create_task(self._take_part(tasks))
 
     async def _take_part(self, running: asyncio.TaskGroup) -> None:

@@ -60,7 +60,7 @@ def key_holding(
     if encryption is None:
         raise ConfigError("a host that holds no key", hint="encryption.holds_key")
     (identity,) = identities(settings.state / HOLDER, 1)
-    # What is sealed under an old key is read until the run has ended: the version that counts may be an old one.
+    # What is sealed under an old key is still read: the version that counts may be an old one.
     holding = KeyHolding(
         party,
         thirdparty,
