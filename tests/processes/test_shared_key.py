@@ -136,6 +136,7 @@ async def test_another_key_is_made_after_so_many_rounds_and_what_is_under_the_ol
     settings = lasting(small, encryption={**KEY, "rotate_every": 4})
     async with federation(settings) as running:
         await running.start()
+        await a_round(running, "a round under the first key", reason="")
         while not held_by(running, "client/host-0", settings.encryption.terms)[-1].epoch >= 3:
             await a_round(running, "a round", reason="")
         await a_round(running, "a round under the last of them", reason="")
