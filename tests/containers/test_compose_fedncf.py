@@ -1,4 +1,4 @@
-"""The compose files bring FedNCF up on the services of DRIFT's, under the masked sum."""
+"""The compose files bring FedNCF up on the services of DRIFT's: under the masked sum, and under a key that hosts share."""
 
 import json
 
@@ -9,7 +9,6 @@ from .stack import Stack
 pytestmark = pytest.mark.containers
 
 SETTINGS = {
-    "COTERIE_SECURE_SUM": "masked",
     "COTERIE_REFERENCE": "false",
     "COTERIE_ROUNDS__PASSES": "4",
     "COTERIE_ROUNDS__COHORT": "30",
@@ -17,31 +16,35 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(scope="module")
-def trained(engine, images, tmp_path_factory):
+@pytest.fixture(scope="module", params=["masked", "shared-key"])
+def trained(engine, images, tmp_path_factory, request):
     """Train; return the stack and the report."""
-    stack = Stack(engine, {**images, **SETTINGS}, "docker-compose.fedncf.yml")
+    settings = {**SETTINGS, "COTERIE_SECURE_SUM": request.param}
+    stack = Stack(engine, {**images, **settings}, "docker-compose.fedncf.yml")
     try:
         stack.compose("up", "--detach", "operator")
         stack.until(lambda: not stack.state("operator")["Running"], "the run ends")
         assert stack.state("operator")["ExitCode"] == 0, stack.logs("operator")
         report = stack.copy("operator", "/report", tmp_path_factory.mktemp("parties"))
-        yield stack, json.loads((report / "report.json").read_text())
+        yield stack, json.loads((report / "report.json").read_text()), request.param
     finally:
         stack.compose("down", "--volumes", "--remove-orphans", "--timeout", "10")
 
 
-def test_a_masked_run_trains_and_leaves_its_report(trained):
-    stack, report = trained
-    assert (report["system"], report["secure_sum"], report["form"]) == ("fedncf", "masked", "hosts")
+def test_a_run_trains_and_leaves_its_report(trained):
+    stack, report, secure_sum = trained
+    assert (report["system"], report["secure_sum"], report["form"]) == ("fedncf", secure_sum, "hosts")
     assert report["abandoned"] == 0
     assert [one["epoch"] for one in report["history"]][-1] == 4
-    assert report["protection"]["devices"] == {"count": 2, "curious": 0, "lost": 0}
-    assert "Secure sum: masked" in stack.logs("operator")
+    assert f"Secure sum: {secure_sum}" in stack.logs("operator")
+    if secure_sum == "masked":
+        assert report["protection"]["devices"] == {"count": 2, "curious": 0, "lost": 0}
+    else:
+        assert {"confirm", "decrypt", "compare models"} <= set(report["rounds"][-2]["seconds"])
 
 
 def test_owners_that_have_nothing_to_do_end_at_once_and_well(trained):
-    stack, _ = trained
+    stack, _, _ = trained
     for owner in ("owner-1", "owner-2"):
         state = stack.state(owner)
         assert not state["Running"]
