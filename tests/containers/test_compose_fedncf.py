@@ -1,4 +1,4 @@
-"""The compose files bring FedNCF up on the services of DRIFT's: under the masked sum, and under a key that hosts share."""
+"""The compose files bring FedNCF up on DRIFT's services: under the masked sum, and under a key that hosts share."""
 
 import json
 
