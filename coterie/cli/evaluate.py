@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["evaluate", "tune"]
 
 _TableOption = Annotated[
-    str, typer.Option("--table", metavar="NAME", help="Which table: drift, fedncf or privmvmf.")
+    str, typer.Option("--table", metavar="NAME", help="Which table: drift, fedncf, privmvmf or fedmf.")
 ]
 _FileArgument = Annotated[
     Path | None,

@@ -39,6 +39,8 @@ _SHOWN = {
     "drift": ("ndcg@10", "map@10", "ndcg_test_items@10"),
     "fedncf": ("hit_ratio@10", "ndcg@10", "hit_ratio_all@10", "ndcg_all@10"),
     "fedmvmf": ("ndcg_rated@10", "precision@10", "recall@10", "rmse"),
+    "fedmf": ("rmse", "train_rmse", "ndcg_rated@10"),
+    "fcf": ("ndcg@10", "precision@10", "recall@10"),
 }
 """The first two of fedncf are among 100 sampled items, the others among all unseen ones."""
 
@@ -47,9 +49,8 @@ def headline(settings: RunSettings) -> str:
     """Say in one line what is run."""
     if settings.system == "drift":
         return f"drift, {settings.form}, secure sum {settings.secure_sum}"
-    return (
-        f"{settings.system}, {settings.variant}, {settings.form} as parties, secure sum {settings.secure_sum}"
-    )
+    what = ", ".join(part for part in (settings.system, settings.variant) if part)
+    return f"{what}, {settings.form} as parties, secure sum {settings.secure_sum}"
 
 
 def _words(phase: wire.RunPhase.ValueType) -> str:

@@ -149,13 +149,15 @@ class RoundsSettings(Model):
     cohorts: Literal["groups", "random", "independent", "all"] = Field(
         "groups",
         description="Whole fixed groups of users; users at random as in the papers, each once in a pass, or drawn "
-        "anew in each round (independent); or everybody in each round: fedmvmf unless given.",
+        "anew in each round (independent); or everybody in each round: fedmvmf, fedmf and fcf unless given.",
     )
     cohort: int = Field(
         _FIXED_GROUP, ge=1, description="Users of a cohort: at least (groups), exactly (random, independent)."
     )
     group: int = Field(
-        _FIXED_GROUP, ge=1, description="Fewest users of a fixed group; 1000 for fedmvmf unless given."
+        _FIXED_GROUP,
+        ge=1,
+        description="Fewest users of a fixed group; 1000 for fedmvmf, fedmf and fcf unless given.",
     )
     redraw: int = Field(
         0,
@@ -176,7 +178,8 @@ class RoundsSettings(Model):
         CHOOSE_BY,
         pattern="^validation_",
         description="Metric on the validation items by which the version that counts is chosen; "
-        "validation_ndcg_rated@10 for fedmvmf unless given.",
+        "of errors the lowest counts. validation_ndcg_rated@10 for fedmvmf, validation_rmse for fedmf, "
+        "validation_ndcg@10 for fcf unless given.",
     )
     min_cohort: int = Field(20, ge=1, description="A cohort of fewer is refused by its members.")
     min_sum: int = Field(

@@ -10,10 +10,13 @@ from pydantic import Field, model_validator
 
 from coterie.config.base import Label, Model
 from coterie.config.encryption import EncryptionSettings
+from coterie.config.fedmf import FcfOptions, FedMfOptions
 from coterie.config.fedncf import FedNcfOptions, RoundsSettings
 from coterie.config.mvmf import MvmfOptions
 from coterie.evaluation.leave_one_out import metric_names
-from coterie.learning import fedncf, mvmf
+from coterie.learning import fedmf, fedncf, mvmf
+from coterie.rounds import fcf as fcf_rounds
+from coterie.rounds import fedmf as fedmf_rounds
 from coterie.rounds.combinations import combination
 from coterie.rounds.mvmf import CHOOSE_BY, FIGURES
 from coterie.rounds.shielded import MIN_MASKED, ShieldedPlan
@@ -22,6 +25,8 @@ __all__ = [
     "ChurnSettings",
     "DataSettings",
     "DriftOptions",
+    "FcfOptions",
+    "FedMfOptions",
     "FedNcfOptions",
     "FederationSettings",
     "MvmfOptions",
@@ -54,7 +59,7 @@ class DataSettings(Model):
     positive_from: float = Field(
         3.0,
         description="A rating at or above this is positive. Of no meaning for fedncf, where every interaction counts, "
-        "and for fedmvmf, which predicts ratings.",
+        "for fcf, where it does, too, and for fedmvmf and fedmf, which predict ratings.",
     )
     synthetic: SyntheticSettings = Field(
         default_factory=lambda: SyntheticSettings(), description="The synthetic set."
@@ -67,8 +72,8 @@ class SplitSettings(Model):
     kind: Literal["temporal", "random", "leave-last-out", "published", "cold-users", "cold-items"] = Field(
         "temporal",
         description="By time, at random, each user's last interaction, or the hold-out published with the data. "
-        "fedncf holds one item of each user out: leave-last-out unless given. fedmvmf divides at random unless given, "
-        "or holds out whole users or whole items, as if they came afterwards.",
+        "fedncf holds one item of each user out: leave-last-out unless given. fedmvmf, fedmf and fcf divide at random "
+        "unless given; fedmvmf also holds out whole users or whole items, as if they came afterwards.",
     )
     train: float = Field(
         0.8,
@@ -198,6 +203,14 @@ _USUAL: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         # As in the paper everybody is in each round; a sum over so many shows little of any group.
         "rounds": {"cohorts": "all", "group": 1000, "choose_by": CHOOSE_BY},
     },
+    "fedmf": {
+        "split": {"kind": "random"},
+        "rounds": {"cohorts": "all", "group": 1000, "choose_by": fedmf_rounds.CHOOSE_BY},
+    },
+    "fcf": {
+        "split": {"kind": "random"},
+        "rounds": {"cohorts": "all", "group": 1000, "choose_by": fcf_rounds.CHOOSE_BY},
+    },
 }
 """What holds for a system where nothing else is given."""
 
@@ -206,7 +219,9 @@ class RunSettings(Model):
     """A run: data, system, federation, seeds."""
 
     name: Label = Field("run", description="Name of the run; part of its id.")
-    system: Literal["drift", "fedncf", "fedmvmf"] = Field("drift", description="Learning system.")
+    system: Literal["drift", "fedncf", "fedmvmf", "fedmf", "fcf"] = Field(
+        "drift", description="Learning system."
+    )
     secure_sum: Literal["clear", "masked", "encrypted", "shared-key"] = Field(
         "clear",
         description="How contributions are summed; `coterie systems` shows what goes with which system.",
@@ -222,6 +237,8 @@ class RunSettings(Model):
     drift: DriftOptions = Field(default_factory=lambda: DriftOptions(), description="Settings of drift.")
     fedncf: FedNcfOptions = Field(default_factory=lambda: FedNcfOptions(), description="Settings of fedncf.")
     mvmf: MvmfOptions = Field(default_factory=lambda: MvmfOptions(), description="Settings of fedmvmf.")
+    fedmf: FedMfOptions = Field(default_factory=lambda: FedMfOptions(), description="Settings of fedmf.")
+    fcf: FcfOptions = Field(default_factory=lambda: FcfOptions(), description="Settings of fcf.")
     rounds: RoundsSettings = Field(
         default_factory=lambda: RoundsSettings(), description="Rounds, of systems that have any."
     )
@@ -246,6 +263,10 @@ class RunSettings(Model):
         """Largest number of users over which a sum of training has room, of systems that have rounds."""
         if self.system == "fedmvmf":
             return mvmf.layout(self.mvmf.settings(), 1, 1).capacity
+        if self.system == "fedmf":
+            return fedmf.layout(self.fedmf.plan().learning, 1).capacity
+        if self.system == "fcf":
+            return mvmf.layout(self.fcf.plan().learning.mvmf(), 1, 0).capacity
         return fedncf.layout(self.fedncf.plan().learning, n_items=1).capacity
 
     @property
@@ -253,14 +274,18 @@ class RunSettings(Model):
         """How many values a row of the model has."""
         if self.system == "drift":
             return self.drift.dim
-        return (
-            self.mvmf.factors if self.system == "fedmvmf" else self.fedncf.plan().learning.architecture.width
-        )
+        factors = {"fedmvmf": self.mvmf.factors, "fedmf": self.fedmf.factors, "fcf": self.fcf.factors}
+        found = factors.get(self.system)
+        return self.fedncf.plan().learning.architecture.width if found is None else found
 
     @property
     def variant(self) -> str:
         """Which of the system's models or presets is run; empty where there is one."""
-        return {"fedncf": self.fedncf.model, "fedmvmf": self.mvmf.preset}.get(self.system, "")
+        return {
+            "fedncf": self.fedncf.model,
+            "fedmvmf": self.mvmf.preset,
+            "fedmf": f"{self.fedmf.steps} of gradients",
+        }.get(self.system, "")
 
     def plan_settings(self, attributes: Sequence[str] = ()) -> str:
         """Return the settings of a system with rounds as the plan of a run carries them.
@@ -272,6 +297,10 @@ class RunSettings(Model):
         """
         if self.system == "fedmvmf":
             return self.mvmf.plan(attributes, new_items=self.split.kind == "cold-items").to_json()
+        if self.system == "fedmf":
+            return self.fedmf.plan().to_json()
+        if self.system == "fcf":
+            return self.fcf.plan().to_json()
         return self.fedncf.plan().to_json()
 
     @model_validator(mode="before")
@@ -290,9 +319,13 @@ class RunSettings(Model):
 
     @model_validator(mode="after")
     def _goes_together(self) -> RunSettings:
-        problems = {"drift": _drift_problems, "fedncf": _fedncf_problems, "fedmvmf": _fedmvmf_problems}[
-            self.system
-        ](self)
+        problems = {
+            "drift": _drift_problems,
+            "fedncf": _fedncf_problems,
+            "fedmvmf": _fedmvmf_problems,
+            "fedmf": _factor_problems,
+            "fcf": _factor_problems,
+        }[self.system](self)
         together = combination(self.system, self.secure_sum, self.form)
         if not together.allowed:
             problems.append(f"secure_sum {self.secure_sum!r} with system {self.system!r}: {together.why}")
@@ -351,9 +384,29 @@ def _fedmvmf_problems(settings: RunSettings) -> list[str]:
         )
     return found + _rounds_problems(
         settings,
-        # The highest counts, and a good RMSE is low.
-        chosen_by=[name for name in FIGURES if name.startswith("validation_") and not name.endswith("rmse")],
+        chosen_by=[name for name in FIGURES if name.startswith("validation_")],
         wide=f"mvmf.bits {settings.mvmf.bits}",
+    )
+
+
+def _factor_problems(settings: RunSettings) -> list[str]:
+    """Return what is wrong of FedMF or FCF."""
+    system, found = settings.system, []
+    figures, kinds, bits = {
+        "fedmf": (fedmf_rounds.FIGURES, ("random", "temporal"), settings.fedmf.bits),
+        "fcf": (fcf_rounds.FIGURES, ("random", "temporal", "leave-last-out"), settings.fcf.bits),
+    }[system]
+    if settings.split.kind not in kinds:
+        found.append(
+            f"split.kind {settings.split.kind!r}: {system} is measured by held-out items of users that it has learned "
+            f"from; expected {' or '.join(map(repr, kinds))}"
+        )
+    if settings.federation.attacks:
+        found.append(f"federation.attacks: there are none on {system}; expected false")
+    return found + _rounds_problems(
+        settings,
+        chosen_by=[name for name in figures if name.startswith("validation_")],
+        wide=f"{system}.bits {bits}",
     )
 
 

@@ -11,6 +11,7 @@ from coterie.evaluation.leave_one_out import ScoreAll, ScoreCandidates
 __all__ = [
     "als",
     "damped_mean",
+    "damped_offset",
     "from_factors",
     "from_table",
     "popularity",
@@ -114,6 +115,43 @@ def damped_mean(
     count = np.bincount(item, minlength=items)
     total = np.bincount(item, weights=rating, minlength=items)
     return ((total + strength * overall) / (count + strength)).astype(np.float32)
+
+
+def damped_offset(
+    user: NDArray[np.int32],
+    item: NDArray[np.int32],
+    rating: NDArray[np.floating],
+    item_mean: NDArray[np.floating],
+    users: int,
+    strength: float = 5.0,
+) -> NDArray[np.float32]:
+    """Return how much more, or less, users give than the mean of each item says, drawn towards nothing.
+
+    Parameters
+    ----------
+    user, item : ndarray of int32, shape (N,)
+        Of the *training* interactions.
+    rating : ndarray of float, shape (N,)
+    item_mean : ndarray of float, shape (items,)
+        Of `damped_mean`.
+    users : int
+    strength : float
+        Number of ratings at the items' means that every user is given beforehand, above 0.
+
+    Returns
+    -------
+    ndarray of float32, shape (users,)
+        0 for a user without ratings.
+
+    Raises
+    ------
+    ValueError
+        ``strength`` is not above 0.
+    """
+    if not strength > 0:
+        raise ValueError(f"strength is {strength}; expected a number above 0")
+    more = np.bincount(user, weights=rating - item_mean[item], minlength=users)
+    return (more / (np.bincount(user, minlength=users) + strength)).astype(np.float32)
 
 
 def als(

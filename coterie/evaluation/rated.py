@@ -35,6 +35,10 @@ _PRINTED_RANKS = 5
 
 _USERS_AT_ONCE = 256
 
+_TRAINING = "train_"
+_ERRORS = ("squared_error", "absolute_error", "ratings")
+"""Sums over a user's ratings of which RMSE and MAE are made."""
+
 
 def graded_ndcg(
     user: NDArray[np.integer],
@@ -111,6 +115,8 @@ class Rated:
     among : ndarray of bool, shape (n_items,), optional
         Items that are ranked in the search among all unseen ones; for cold items these alone, as the paper's figures
         can only mean.  All items if left out.
+    training : bool
+        Whether errors over the training part are measured, too: how well a model fits what it learned from.
 
     Raises
     ------
@@ -127,6 +133,7 @@ class Rated:
     k: int = 10
     relevant_from: float = RELEVANT_FROM
     among: NDArray[np.bool_] | None = None
+    training: bool = False
 
     def __post_init__(self) -> None:
         shapes = [each.shape for each in (self.user, self.item, self.rating, self.part)]
@@ -143,9 +150,9 @@ class Rated:
     def names(self) -> tuple[str, ...]:
         """Return the keys of `measure`, in its order."""
         prefixes = ("", "validation_") if (self.part == VALIDATION).any() else ("",)
-        stems = ("ndcg_rated@{k}", "ndcg_rated_printed@{k}", "precision@{k}", "recall@{k}")
-        sums = ("squared_error", "absolute_error", "ratings")
-        return tuple(prefix + stem.format(k=self.k) for prefix in prefixes for stem in (*stems, *sums))
+        stems = ("ndcg_rated@{k}", "ndcg_rated_printed@{k}", "precision@{k}", "recall@{k}", "ndcg@{k}")
+        found = [prefix + stem.format(k=self.k) for prefix in prefixes for stem in (*stems, *_ERRORS)]
+        return (*found, *(_TRAINING + name for name in _ERRORS if self.training))
 
     def measure(
         self, score_all: ScoreAll, users: NDArray[np.intp] | None = None
@@ -168,13 +175,15 @@ class Rated:
                 `graded_ndcg` over the user's test items.
             ``ndcg_rated_printed@k``
                 The same as (54) prints it: the sums end at rank 5.
-            ``precision@k``, ``recall@k``
+            ``precision@k``, ``recall@k``, ``ndcg@k``
                 `ranking` of all items that the user has not been seen with in training or validation, with the liked
                 test items as relevant ones.  Users who liked none of their test items have no value.
             ``squared_error``, ``absolute_error``, ``ratings``
                 Sums over the user's test items, and their number; `figures` makes RMSE and MAE of them.
             ``validation_...``
                 The same for the validation part, where only training items have been seen.
+            ``train_squared_error``, ``train_absolute_error``, ``train_ratings``
+                Of the training part, with ``training``.
 
         Raises
         ------
@@ -193,6 +202,10 @@ class Rated:
             self._judge("", TEST, (TRAIN, VALIDATION), chosen, scores, found)
             if (self.part == VALIDATION).any():
                 self._judge("validation_", VALIDATION, (TRAIN,), chosen, scores, found)
+            if self.training:
+                row, _, predicted, rating = self._predicted(TRAIN, chosen, scores)
+                for name, value in _errors(row, predicted, rating, len(chosen)).items():
+                    found[_TRAINING + name][chosen] = value
         return found
 
     def _judge(
@@ -206,14 +219,7 @@ class Rated:
     ) -> None:
         n, k = len(chosen), self.k
         place, rows = self._rows_of(chosen)
-        mine = self.part[rows] == held
-        row, item, rating = place[mine], self.item[rows[mine]], self.rating[rows[mine]].astype(np.float64)
-        predicted = scores[row, item].astype(np.float64)
-        if not np.isfinite(predicted).all():
-            raise RunError(
-                "a predicted rating is not a finite number",
-                hint="the model has diverged: a lower learning rate or more regularisation",
-            )
+        row, item, predicted, rating = self._predicted(held, chosen, scores)
         candidates = np.ones((n, self.n_items), np.bool_)
         if self.among is not None:
             candidates[:] = self.among
@@ -222,21 +228,35 @@ class Rated:
         relevant = np.zeros((n, self.n_items), np.bool_)
         relevant[row, item] = rating >= self.relevant_from
         ranked = ranking(scores, relevant, candidates, k)
-        counts = np.bincount(row, minlength=n)
         values = {
             f"ndcg_rated@{k}": graded_ndcg(row, predicted, rating, n, k),
             f"ndcg_rated_printed@{k}": graded_ndcg(row, predicted, rating, n, min(k, _PRINTED_RANKS)),
             f"precision@{k}": ranked[f"precision@{k}"],
             f"recall@{k}": ranked[f"recall@{k}"],
-            "squared_error": _summed(row, (predicted - rating) ** 2, counts),
-            "absolute_error": _summed(row, np.abs(predicted - rating), counts),
-            "ratings": np.where(counts > 0, counts, np.nan),
+            f"ndcg@{k}": ranked[f"ndcg@{k}"],
+            **_errors(row, predicted, rating, n),
         }
         for name, value in values.items():
             found[prefix + name][chosen] = value
 
+    def _predicted(
+        self, part: int, chosen: NDArray[np.intp], scores: NDArray[np.floating]
+    ) -> tuple[NDArray[np.intp], NDArray[np.integer], NDArray[np.float64], NDArray[np.float64]]:
+        """Return position among the users chosen, item, predicted and true rating, of a part."""
+        place, rows = self._rows_of(chosen)
+        mine = self.part[rows] == part
+        row, item, rating = place[mine], self.item[rows[mine]], self.rating[rows[mine]].astype(np.float64)
+        predicted = scores[row, item].astype(np.float64)
+        if not np.isfinite(predicted).all():
+            raise RunError(
+                "a predicted rating is not a finite number",
+                hint="the model has diverged: a lower learning rate or more regularisation",
+            )
+        return row, item, predicted, rating
+
     def _batches(self, users: NDArray[np.intp] | None) -> Iterator[NDArray[np.intp]]:
-        counts = np.bincount(self.user[self.part != TRAIN], minlength=self.n_users)
+        told = np.ones(len(self.part), np.bool_) if self.training else self.part != TRAIN
+        counts = np.bincount(self.user[told], minlength=self.n_users)
         among = np.arange(self.n_users) if users is None else users
         measured = among[counts[among] > 0]
         for first in range(0, len(measured), _USERS_AT_ONCE):
@@ -254,6 +274,19 @@ class Rated:
         counts = bounds[chosen + 1] - bounds[chosen]
         starts = np.repeat(bounds[chosen] - (np.cumsum(counts) - counts), counts)
         return np.repeat(np.arange(len(chosen)), counts), order[starts + np.arange(int(counts.sum()))]
+
+
+def _errors(
+    row: NDArray[np.intp], predicted: NDArray[np.float64], rating: NDArray[np.float64], n: int
+) -> dict[str, NDArray[np.float64]]:
+    """Return sums over each user's ratings, float64 (n,); NaN where there are none."""
+    counts = np.bincount(row, minlength=n)
+    values = (
+        _summed(row, (predicted - rating) ** 2, counts),
+        _summed(row, np.abs(predicted - rating), counts),
+        np.where(counts > 0, counts, np.nan),
+    )
+    return dict(zip(_ERRORS, values, strict=True))
 
 
 def _summed(
@@ -297,13 +330,12 @@ def figures_of(totals: Mapping[str, tuple[float, float]]) -> dict[str, tuple[flo
         ``rmse`` and ``mae`` over all ratings of these users together; and ``f1@k``, :math:`2 P R / (P + R)` of the
         *mean* precision and recall (53), which is not the mean of users' own.
     """
-    errors = ("squared_error", "absolute_error", "ratings")
     found = {
         name: (total / count, round(count))
         for name, (total, count) in totals.items()
-        if count > 0 and not name.endswith(errors)
+        if count > 0 and not name.endswith(_ERRORS)
     }
-    for prefix in ("", "validation_"):
+    for prefix in ("", "validation_", _TRAINING):
         for name in [each for each in found if each.startswith(f"{prefix}precision@")]:
             precision, users = found[name]
             recall = found[name.replace("precision", "recall")][0]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from coterie.evaluation.holdout import headline
 from coterie.evaluation.leave_one_out import CHOOSE_BY, LeaveOneOut, ScoreAll, ScoreCandidates
 
-__all__ = ["Selection", "Trained", "best_of", "measured_once"]
+__all__ = ["Selection", "Trained", "best_of", "better", "lower_is_better", "measured_once"]
 
 
 @dataclass(frozen=True)
@@ -45,20 +45,31 @@ class Trained:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
+def lower_is_better(metric: str) -> bool:
+    """Whether a smaller value of a metric wins: of errors of predicted ratings."""
+    return metric.endswith(("rmse", "mae"))
+
+
+def better(metric: str, value: float, held: float) -> bool:
+    """Whether a value of a metric wins against another one; equal ones do not."""
+    return value < held if lower_is_better(metric) else value > held
+
+
 def best_of(history: Sequence[Mapping[str, Any]], choose_by: str) -> int:
-    """Return the position of the entry with the highest metric, the first among equals.
+    """Return the position of the entry with the best metric, the first among equals.
 
     Parameters
     ----------
     history : sequence of mapping
         As in `Trained`; not empty.
     choose_by : str
-        Metric; where no entry has it there is nothing to choose by, and the last one is returned.
+        Metric, of errors the lowest wins; where no entry has it there is nothing to choose by, and the last one is
+        returned.
     """
     values = [entry["metrics"].get(choose_by, math.nan) for entry in history]
     if all(math.isnan(value) for value in values):
         return len(history) - 1
-    return int(np.nanargmax(values))
+    return int(np.nanargmin(values) if lower_is_better(choose_by) else np.nanargmax(values))
 
 
 class Selection:

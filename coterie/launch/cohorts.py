@@ -85,7 +85,9 @@ def require_cohorts(settings: RunSettings, users: int) -> None:
             hint=f"rounds.min_sum {fewest}, or fewer factors",
         )
     if largest > settings.room:
-        wide = "fewer fedncf.bits, a lower fedncf.n_cap" if settings.system == "fedncf" else "fewer mvmf.bits"
+        wide = {"fedncf": "fewer fedncf.bits, a lower fedncf.n_cap", "fedmvmf": "fewer mvmf.bits"}.get(
+            settings.system, f"fewer {settings.system}.bits"
+        )
         raise ConfigError(
             f"a sum over a cohort of {largest} users would overflow: there is room for {settings.room}",
             hint=f"{wide}, or smaller cohorts",
@@ -222,7 +224,8 @@ def _warnings(settings: RunSettings) -> list[str]:
             "Random cohorts: every round sums over other users, and who sees many such sums can solve for single "
             "users. Fixed groups do not have this."
         )
-    found += _of_fedncf(settings) if settings.system == "fedncf" else _of_fedmvmf(settings)
+    of_system = {"fedncf": _of_fedncf, "fedmvmf": _of_fedmvmf, "fedmf": _of_fedmf, "fcf": _of_fcf}
+    found += of_system[settings.system](settings)
     if settings.secure_sum != "clear" and rounds.experiment:
         found.append(
             "An experiment: floors count users, and a host of this machine stands for many people's devices."
@@ -269,18 +272,41 @@ def _of_fedncf(settings: RunSettings) -> list[str]:
     return found
 
 
+_NO_GROUPS = (
+    "Groups are asked for the items that they have rated, but cohorts are no groups: an item that enough users of a "
+    "group have rated may have a single one in a cohort, whose row the sum then shows."
+)
+
+
+def _few_behind(table: str, min_touch: int) -> list[str]:
+    if min_touch >= _FEWEST_BEHIND:
+        return []
+    return [
+        f"{table}.min_touch {min_touch}: rows of items that so few users have rated are trained; of two users each "
+        "would know the other's part."
+    ]
+
+
+def _of_fedmf(settings: RunSettings) -> list[str]:
+    found = [_NO_GROUPS] if settings.rounds.cohorts in ("random", "independent") else []
+    found += _few_behind("fedmf", settings.fedmf.min_touch)
+    if settings.secure_sum == "clear":
+        found.append(
+            "In a user's contribution the rows of items that it has not rated are zero: in clear it shows which it has "
+            "rated, and the others are multiples of the user's own factor, or nearly so."
+        )
+    return found
+
+
+def _of_fcf(settings: RunSettings) -> list[str]:
+    return _few_behind("fcf", settings.fcf.min_touch)
+
+
 def _of_fedmvmf(settings: RunSettings) -> list[str]:
     mvmf, found = settings.mvmf, []
     if settings.rounds.cohorts in ("random", "independent") and mvmf.weights != "incl-unc":
-        found.append(
-            "Groups are asked for the items that they have rated, but cohorts are no groups: an item that enough users "
-            "of a group have rated may have a single one in a cohort, whose row the sum then shows."
-        )
-    if mvmf.min_touch < _FEWEST_BEHIND:
-        found.append(
-            f"mvmf.min_touch {mvmf.min_touch}: rows of items that so few users have rated are trained; of two users "
-            "each would know the other's part."
-        )
+        found.append(_NO_GROUPS)
+    found += _few_behind("mvmf", mvmf.min_touch)
     if mvmf.weights == "sampled" and mvmf.resample:
         found.append(
             "resample: unrated items are drawn anew in each round; who sees contributions of one user in two rounds "

@@ -249,30 +249,42 @@ def make_feed(settings: RunSettings, dataset: Dataset, seed: int) -> Feed:
         seed=seed,
         negatives=None if published is None else published.negatives,
     )
-    return feed if settings.system != "fedmvmf" else _with_ratings(settings, feed)
+    match settings.system:
+        case "fedmvmf":
+            _require_ratings(settings.system, dataset, settings.mvmf.lowest, settings.mvmf.highest, "mvmf")
+            return _with_side_information(settings, feed)
+        case "fedmf":
+            _require_ratings(settings.system, dataset, settings.fedmf.lowest, settings.fedmf.highest, "fedmf")
+            return dataclasses.replace(feed, explicit=True)
+        case _:
+            return feed
 
 
-def _with_ratings(settings: RunSettings, feed: Feed) -> Feed:
-    """Return the feed with ratings, attributes of users and features of items.
+def _require_ratings(system: str, data: Dataset, lowest: float, highest: float, table: str) -> None:
+    """Check that a data set has ratings to predict, within the range that a table of the configuration says.
 
     Raises
     ------
     DataError
-        The data set has no ratings, or some out of the range of the settings.
+        It has none, or some out of the range.
     """
-    data, options = feed.dataset, settings.mvmf
     if len(data) and (data.rating == data.rating[0]).all():
         raise DataError(
             f"all {len(data)} ratings of {data.name} are {data.rating[0]:g}: there is nothing to predict",
-            hint="fedmvmf needs a data set with ratings",
+            hint=f"{system} needs a data set with ratings",
         )
-    beyond = int(np.count_nonzero((data.rating < options.lowest) | (data.rating > options.highest)))
+    beyond = int(np.count_nonzero((data.rating < lowest) | (data.rating > highest)))
     if beyond:
         raise DataError(
             f"{beyond} ratings of {data.name} are out of range, the lowest {data.rating.min():g} and the highest "
-            f"{data.rating.max():g}; expected {options.lowest:g} to {options.highest:g}",
-            hint="mvmf.lowest and mvmf.highest say what the range is",
+            f"{data.rating.max():g}; expected {lowest:g} to {highest:g}",
+            hint=f"{table}.lowest and {table}.highest say what the range is",
         )
+
+
+def _with_side_information(settings: RunSettings, feed: Feed) -> Feed:
+    """Return the feed with ratings, attributes of users and features of items."""
+    data, options = feed.dataset, settings.mvmf
     told = None
     if options.attributes:
         path = settings.data.path

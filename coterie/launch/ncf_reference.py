@@ -12,6 +12,7 @@ from coterie.config.run import RunSettings
 from coterie.evaluation.baselines import als, from_factors, from_table, popularity, random_scores
 from coterie.evaluation.leave_one_out import CHOOSE_BY, ScoreAll, ScoreCandidates
 from coterie.evaluation.selection import Selection, Trained, measured_once
+from coterie.launch.fedmf_reference import fcf_references, fedmf_references
 from coterie.launch.feed import Feed
 from coterie.launch.mvmf_reference import mvmf_references
 from coterie.launch.reference import Reference, references
@@ -28,6 +29,10 @@ def reference_rows(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Re
         return references(feed, settings.drift, seed)
     if settings.system == "fedmvmf":
         return mvmf_references(settings, feed, seed)
+    if settings.system == "fedmf":
+        return fedmf_references(settings, feed, seed)
+    if settings.system == "fcf":
+        return fcf_references(settings, feed, seed)
     return ncf_references(feed, settings.fedncf, settings.rounds.passes, seed)
 
 

@@ -24,15 +24,13 @@ from numpy.typing import NDArray
 
 from coterie.errors import DataError
 from coterie.learning.mvmf import MvmfSettings
+from coterie.learning.stacks import padded, stacks
 from coterie.wire.layout import Contribution
 
-__all__ = ["UserData", "UserUpdate", "contribute", "local_step", "sample", "user_factors"]
+__all__ = ["UserData", "UserUpdate", "check_user", "contribute", "local_step", "sample", "user_factors"]
 
 _SAMPLE, _LOCAL = 4, 5
 """First element of the key of the draws; `coterie.learning.mvmf` has the lower ones."""
-
-_VALUES = 1 << 17
-"""Values of float64 that a stack of users holds of item factors: 1 MB, which stays in a core's cache."""
 
 _LEAST_WEIGHT = 0.5
 """Weight of an item that nobody rated, in the drawing of unrated items; an item that one user rated has 1."""
@@ -236,7 +234,7 @@ def sample(
     again = (round_,) if settings.resample else ()
     found = []
     for position, (user, key) in enumerate(zip(users, keys, strict=True)):
-        _check(user, position, settings, n_items, len(user.attributes))
+        check_user(user, position, settings, n_items, len(user.attributes))
         rated = int(np.count_nonzero(~closed[user.items]))
         together = _together(rated, n_open, settings)
         sequence = np.random.SeedSequence(int(key), spawn_key=(_SAMPLE, seed, *again))
@@ -346,8 +344,25 @@ def user_factors(
     return found
 
 
-def _check(user: UserData, position: int, settings: MvmfSettings, n_items: int, n_attributes: int) -> None:
-    """Raise for data that does not fit the model; errors tell no value."""
+def check_user(
+    user: UserData, position: int, settings: MvmfSettings, n_items: int, n_attributes: int
+) -> None:
+    """Check that a user's data fits the model.
+
+    Parameters
+    ----------
+    user : UserData
+    position : int
+        Which of the users, for the error.
+    settings : MvmfSettings
+    n_items, n_attributes : int
+        Of the model.
+
+    Raises
+    ------
+    DataError
+        It does not; the error tells no value.
+    """
     if user.last >= n_items:
         raise DataError(f"user {position} has an item beyond the {n_items} of the model")
     if user.span[0] < settings.lowest or user.span[1] > settings.highest:
@@ -412,21 +427,15 @@ class _Program:
 
     def stacks(self, users: Sequence[UserData]) -> Iterator[list[int]]:
         """Yield the positions of users that go through the program together."""
-        waiting: dict[int, list[int]] = {}
         for position, user in enumerate(users):
-            _check(user, position, self.settings, len(self.q), len(self.u))
-            width = _padded(len(user.touched))
-            group = waiting.setdefault(width, [])
-            group.append(position)
-            each = width * self.settings.factors + (len(self.q) if self.every else 0)
-            if len(group) >= max(1, _VALUES // each):
-                yield waiting.pop(width)
-        yield from (waiting[width] for width in sorted(waiting))
+            check_user(user, position, self.settings, len(self.q), len(self.u))
+        sizes = [len(user.touched) for user in users]
+        return stacks(sizes, self.settings.factors, len(self.q) if self.every else 0)
 
     def equations(self, users: Sequence[UserData]) -> _Equations:
         """Set up the normal equations of users whose items are padded to the same number."""
         settings, n, k = self.settings, len(users), self.settings.factors
-        width = _padded(len(users[0].touched))
+        width = padded(len(users[0].touched))
         items = np.zeros((n, width), np.int64)
         ratings, weights = np.zeros((n, width)), np.zeros((n, width))
         attributes = np.empty((n, len(self.u)))
@@ -504,9 +513,3 @@ class _Program:
                 withheld=int(np.count_nonzero(~self.allowed[user.items])),
                 rng=rngs[row],
             )
-
-
-def _padded(n: int) -> int:
-    """Return the next number with four significant bits, at least 8: padding costs at most an eighth."""
-    grain = max(8, 1 << max(n.bit_length() - 4, 0))
-    return max(-(-n // grain), 1) * grain

@@ -759,6 +759,9 @@ DECLARED: Mapping[tuple[str, str, str], Mapping[str, _Row]] = {
         for system, rows, sums in (
             ("fedncf", _fedncf, ("clear", "masked", "encrypted", "shared-key")),
             ("fedmvmf", _fedmvmf, ("clear", "masked", "encrypted")),
+            # They send nothing of a kind that FedNCF does not: no side information, and no counts to clients.
+            ("fedmf", _fedncf, ("clear", "masked", "encrypted")),
+            ("fcf", _fedncf, ("clear", "masked", "encrypted")),
         )
         for form in ("hosts", "users")
         for secure_sum in sums

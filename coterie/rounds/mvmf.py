@@ -11,7 +11,7 @@ contributes nothing and is served by its attributes (15).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.errors import ConfigError
-from coterie.evaluation.rated import figures_of
 from coterie.learning.mvmf import MvmfSettings, apply, initial, initial_server_state, layout
 from coterie.learning.optimisers import ServerOptimiser
-from coterie.rounds.measures import LARGEST, Measure, measure_segments, measured_in, names_of
+from coterie.rounds.measures import LARGEST, Measure, measure_segments
 from coterie.rounds.plan_settings import settings_from_json, settings_to_json
+from coterie.rounds.rated import RatedServer, named, open_anywhere, unnamed
 from coterie.rounds.system import Arrays, Summed
 from coterie.rounds.training import Purpose
 from coterie.wire.layout import Layout, Segment
@@ -101,18 +101,23 @@ class MvmfPlan:
         names = tuple(str(name) for name in plain.pop("attributes"))
         return cls(MvmfSettings(server=server, **learning), names, **plain)
 
+    @property
+    def measures(self) -> tuple[str | Measure, ...]:
+        """What a user's measurement has."""
+        return MEASURES
+
     def layout(self, purpose: Purpose, n_items: int) -> Layout:
         """Return what a contribution of a purpose looks like."""
         match purpose:
             case Purpose.SUPPORTS:
                 return Layout((Segment.whole("supports", (n_items,), 1),))
             case Purpose.EVALUATE:
-                return Layout(measure_segments(MEASURES))
+                return Layout(measure_segments(self.measures))
             case Purpose.TRAIN:
                 return layout(self.learning, n_items, len(self.attributes))
 
 
-class MvmfServer:
+class MvmfServer(RatedServer):
     """The side of the orchestration server.
 
     Parameters
@@ -125,59 +130,35 @@ class MvmfServer:
         Groups of the population.
     """
 
-    asks_supports = True
-
     def __init__(self, plan: MvmfPlan, n_items: int, seed: int, groups: int) -> None:
+        super().__init__(plan, n_items, seed, groups)
         self.plan = plan
-        self.metrics = names_of(MEASURES)
-        self._n_items = n_items
-        self._seed = seed
-        self._groups = groups
 
     def initial(self) -> Arrays:
         """Return version 0 of the model, the optimiser's state, no supports and no predicted rows."""
         learning = self.plan.learning
         model = initial(learning, self._n_items, len(self.plan.attributes), self._seed)
         return {
-            **_named(_MODEL, model),
-            **_named(_SERVER, initial_server_state(learning, model)),
-            "supports": np.zeros((self._groups, self._n_items), np.uint32),
-            "popularity": np.zeros(self._n_items, np.float32),
+            **named(_MODEL, model),
+            **named(_SERVER, initial_server_state(learning, model)),
+            **self.no_supports(),
             "predicted": np.zeros((self._n_items, learning.factors), np.float32),
             "has_predicted": np.zeros(self._n_items, np.uint8),
         }
 
-    def layout(self, purpose: Purpose) -> Layout:
-        """Return what a contribution of a purpose looks like."""
-        return self.plan.layout(purpose, self._n_items)
-
-    def apply(self, arrays: Arrays, summed: Summed) -> Arrays:
-        """Return the arrays after a sum."""
-        if summed.purpose is Purpose.EVALUATE:
-            return arrays
-        if summed.purpose is Purpose.SUPPORTS:
-            return self._supported(arrays, summed)
+    def trained(self, arrays: Arrays, summed: Summed) -> Arrays:
+        """Return the arrays after a sum of training."""
         kept = {name: value for name, value in arrays.items() if name != "pull"}
         model, state = apply(
-            _unnamed(_MODEL, arrays),
-            _unnamed(_SERVER, arrays),
+            unnamed(_MODEL, arrays),
+            unnamed(_SERVER, arrays),
             summed.sums,
             self.plan.learning,
             users=summed.users,
             population=summed.population,
             pull=arrays.get("pull"),
         )
-        return {**kept, **_named(_MODEL, model), **_named(_SERVER, state)}
-
-    def _supported(self, arrays: Arrays, summed: Summed) -> Arrays:
-        own = summed.sums["supports"].astype(np.uint32)
-        supports = arrays["supports"].copy()
-        supports[summed.part] = own
-        popularity = arrays["popularity"]
-        # What users draw by stays the same during a run, also when groups are drawn anew.
-        if summed.pass_number == 0:
-            popularity = popularity + np.where(own >= self.plan.min_touch, own, 0).astype(np.float32)
-        return {**arrays, "supports": supports, "popularity": popularity}
+        return {**kept, **named(_MODEL, model), **named(_SERVER, state)}
 
     def told(self, arrays: Arrays, answers: Sequence[Arrays]) -> Arrays:
         """Return the arrays with what data owners say of their items for the round that is applied next.
@@ -206,7 +187,7 @@ class MvmfServer:
 
         Where nothing is drawn by it, ``popularity`` is 1 for items that are open anywhere and 0 for the others.
         """
-        model = _unnamed(_MODEL, arrays)
+        model = unnamed(_MODEL, arrays)
         popularity = arrays["popularity"].astype(np.float32)
         new = (popularity == 0) & (arrays["has_predicted"] > 0)
         model["items"] = np.where(new[:, None], arrays["predicted"], model["items"]).astype(np.float32)
@@ -215,39 +196,3 @@ class MvmfServer:
         if not len(self.plan.attributes):
             del model["attributes"]
         return {**model, "popularity": popularity.astype(np.float32)}
-
-    def opened(self, arrays: Arrays) -> NDArray[np.bool_] | None:
-        """Return which items each group may train.
-
-        What was closed to all groups at first stays closed when they are drawn anew: it is a new item for the run.
-        """
-        opened: NDArray[np.bool_] = (arrays["supports"] >= self.plan.min_touch) & (arrays["popularity"] > 0)
-        return opened
-
-    def measured(
-        self, purpose: Purpose, sums: Mapping[str, NDArray[np.float64]]
-    ) -> dict[str, tuple[float, float]]:
-        """Return sum and count over users of the metrics in a sum."""
-        return measured_in(sums, MEASURES)
-
-    def figures(self, totals: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, int]]:
-        """Return means over users, F1 of the mean precision and recall, and RMSE over all ratings together."""
-        return figures_of(totals)
-
-
-def _named(prefix: str, arrays: Mapping[str, NDArray[np.float32]]) -> Arrays:
-    return {prefix + name: value for name, value in arrays.items()}
-
-
-def _unnamed(prefix: str, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
-    return {
-        name.removeprefix(prefix): value.astype(np.float32, copy=False)
-        for name, value in arrays.items()
-        if name.startswith(prefix)
-    }
-
-
-def open_anywhere(model: Mapping[str, NDArray[np.float32]]) -> NDArray[np.bool_]:
-    """Return which items any group may train, bool (I,), as a model that was fetched tells."""
-    opened: NDArray[np.bool_] = model["popularity"] > 0
-    return opened

@@ -3,40 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coterie.data.attributes import AttributeTable
 from coterie.errors import DataError
-from coterie.evaluation.holdout import TRAIN
-from coterie.evaluation.leave_one_out import RANKED
 from coterie.learning.mvmf import from_attributes, scores
 from coterie.learning.mvmf_local import UserData, UserUpdate, contribute, local_step, sample, user_factors
-from coterie.rounds.gathering import gathered
 from coterie.rounds.host_data import HostData
-from coterie.rounds.measures import add_measures, names_of
-from coterie.rounds.mvmf import MEASURES, MvmfPlan, open_anywhere
+from coterie.rounds.mvmf import MvmfPlan, open_anywhere
+from coterie.rounds.rated_host import Added, RatedHost, add_nothing, training_ratings
 from coterie.rounds.system import Arrays, User
-from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import SumPlan
-from coterie.wire.layout import Contribution, Layout
+from coterie.wire.layout import Contribution
 
 __all__ = ["MvmfHost"]
-
-_ROUNDING = 6
-"""First element of the key under which the values of an evaluation are rounded; the local step has lower ones."""
 
 _DRAWINGS = 256
 """Lists of open items for which drawn items are remembered: more than a run has groups on one host."""
 
-_Added = tuple[int, Callable[[Contribution], None]]
 
-
-class MvmfHost:
+class MvmfHost(RatedHost):
     """The side of a host.
 
     Parameters
@@ -67,56 +57,11 @@ class MvmfHost:
     def __init__(
         self, plan: MvmfPlan, data: HostData, keys: NDArray[np.uint64], private: Arrays, seed: int
     ) -> None:
+        super().__init__(plan, data, keys, seed, _users(plan, data))
         self.plan = plan
-        self.keys = keys
         self.private = private
-        self.seed = seed
-        self.withheld = np.zeros(len(data.users), np.int64)
-        self.measured: Mapping[str, NDArray[np.float64]] = {}
-        self._data = data
-        self._users = _users(plan, data)
-        self._rates = np.array([len(user.items) > 0 for user in self._users], np.bool_)
         self._rated = data.rated()
         self._drawn: dict[bytes, dict[int, UserData]] = {}
-
-    def layout(self, purpose: Purpose) -> Layout:
-        """Return what a contribution of a purpose looks like."""
-        return self.plan.layout(purpose, len(self._data.items))
-
-    def contributions(
-        self,
-        plan: SumPlan,
-        model: Mapping[str, NDArray[np.float32]],
-        opened: NDArray[np.bool_] | None,
-        members: Mapping[int, Sequence[User]],
-    ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
-        """Yield the codes of each member's contribution, in any order."""
-        purpose = Purpose(plan.purpose)
-        pairs = [(member, user) for member, users in members.items() for user in users]
-        match purpose:
-            case Purpose.SUPPORTS:
-                each = self._supports(pairs)
-            case Purpose.EVALUATE:
-                each = self._evaluated(plan, model, pairs)
-            case Purpose.TRAIN:
-                each = self._trained(plan, model, opened, pairs)
-        return gathered(self.layout(purpose), members, each)
-
-    def _supports(self, pairs: Sequence[tuple[int, User]]) -> Iterator[_Added]:
-        for member, user in pairs:
-            yield member, partial(_add_support, self._users[user.index].items)
-
-    def _evaluated(
-        self, plan: SumPlan, model: Mapping[str, NDArray[np.float32]], pairs: Sequence[tuple[int, User]]
-    ) -> Iterator[_Added]:
-        index = np.array([user.index for _, user in pairs], np.intp)
-        self.measured = found = self.measure(model, index, round_=plan.round)
-        absent = np.full(len(self.keys), np.nan)
-        table = np.stack([found.get(name, absent)[index] for name in names_of(MEASURES)], axis=1)
-        for (member, user), values in zip(pairs, table, strict=True):
-            key = (_ROUNDING, self.seed, plan.round)
-            rng = np.random.default_rng(np.random.SeedSequence(int(self.keys[user.index]), spawn_key=key))
-            yield member, partial(_add_measures, values, rng)
 
     def _trained(
         self,
@@ -124,14 +69,12 @@ class MvmfHost:
         model: Mapping[str, NDArray[np.float32]],
         opened: NDArray[np.bool_] | None,
         pairs: Sequence[tuple[int, User]],
-    ) -> Iterator[_Added]:
+    ) -> Iterator[Added]:
         learning, whole = self.plan.learning, self._whole(model)
-        for group in sorted({user.group for _, user in pairs}):
-            own = [(member, user.index) for member, user in pairs if user.group == group]
-            for member, user in own:
-                if not self._rates[user]:
-                    yield member, _add_nothing
-            own = [(member, user) for member, user in own if self._rates[user]]
+        for group, own, others in self._of_groups(pairs):
+            for member in others:
+                # Who joins later is not learned from.
+                yield member, add_nothing
             index = np.array([user for _, user in own], np.intp)
             allowed = open_anywhere(model) if opened is None else opened[group]
             for update in local_step(
@@ -225,11 +168,6 @@ class MvmfHost:
             found[rates] = user_factors(whole, users, learning, allowed=allowed)
         return found
 
-    def recommend(self, model: Mapping[str, NDArray[np.float32]], user: int) -> NDArray[np.float32]:
-        """Return a user's predicted ratings of all items, float32 (I,)."""
-        found: NDArray[np.float32] = scores(model, self.factors(model, np.array([user], np.intp)))[0]
-        return found
-
 
 def _users(plan: MvmfPlan, data: HostData) -> list[UserData]:
     """Return what each user learns from: its rated items of the training part, ascending, and its attributes."""
@@ -243,36 +181,11 @@ def _users(plan: MvmfPlan, data: HostData) -> list[UserData]:
             f"{', '.join(plan.attributes) or 'none'}",
             hint="the columns of the attributes file must be those of the run, in the same order",
         )
-    own = (data.part != RANKED) & np.isfinite(data.rating)
-    lowest, highest = plan.learning.lowest, plan.learning.highest
-    beyond = own & ((data.rating < lowest) | (data.rating > highest))
-    if beyond.any():
-        raise DataError(
-            f"ratings of this host out of range: {np.count_nonzero(beyond)}; expected {lowest:g} to {highest:g}",
-            hint="mvmf.lowest and mvmf.highest say what the range is",
-        )
-    train = np.flatnonzero(own & (data.part == TRAIN))
-    train = train[np.lexsort((data.item[train], data.user[train]))]
-    user, item, rating = data.user[train], data.item[train], data.rating[train]
-    bounds = np.searchsorted(user, np.arange(n_users + 1))
+    rated = training_ratings(data, plan.learning.lowest, plan.learning.highest, "mvmf")
     return [
-        UserData(item[first:last], rating[first:last], table.values[position])
-        for position, (first, last) in enumerate(pairwise(bounds.tolist()))
+        UserData(items, ratings, table.values[position]) for position, (items, ratings) in enumerate(rated)
     ]
-
-
-def _add_support(items: NDArray[np.integer], contribution: Contribution) -> None:
-    # Whole numbers are not rounded: nothing is drawn.
-    contribution.add("supports", np.ones(len(items)), np.random.default_rng(0), rows=items)
-
-
-def _add_measures(values: NDArray[np.float64], rng: np.random.Generator, contribution: Contribution) -> None:
-    add_measures(contribution, values, rng)
 
 
 def _add_update(update: UserUpdate, contribution: Contribution) -> None:
     contribute(update, contribution)
-
-
-def _add_nothing(contribution: Contribution) -> None:
-    """Of a user who has rated nothing: who joins later is not learned from."""

@@ -15,8 +15,11 @@ from coterie.crypto.identity import Bundle, Identity
 from coterie.crypto.verified import Verified
 from coterie.data.attributes import AttributeTable
 from coterie.errors import ConfigError
-from coterie.learning import mvmf
+from coterie.learning import fedmf, mvmf
 from coterie.learning.fedncf import Private, initial_private
+from coterie.rounds.fcf import FcfHost, FcfPlan
+from coterie.rounds.fedmf import FedMfPlan, FedMfServer
+from coterie.rounds.fedmf_host import FedMfHost
 from coterie.rounds.fedncf import FedNcfHost, FedNcfPlan, FedNcfServer
 from coterie.rounds.host_data import HostData
 from coterie.rounds.mvmf import MvmfPlan, MvmfServer
@@ -142,6 +145,39 @@ def _fedmvmf_fewest(settings: str) -> int:
     return mvmf.fewest_users(MvmfPlan.from_json(settings).learning)
 
 
+def _fedmf(settings: str, n_items: int, seed: int, groups: int) -> ServerSide:
+    return FedMfServer(FedMfPlan.from_json(settings), n_items, seed, groups)
+
+
+def _fedmf_host(settings: str, data: HostData, keys: NDArray[np.uint64], seed: int, keep: Keep) -> HostSide:
+    plan = FedMfPlan.from_json(settings)
+    private = keep({"factors": fedmf.initial_factors(plan.learning, keys)})
+    return FedMfHost(plan, data, keys, private, seed)
+
+
+def _fedmf_ratings(settings: str) -> tuple[float, float]:
+    learning = FedMfPlan.from_json(settings).learning
+    return learning.lowest, learning.highest
+
+
+def _fedmf_fewest(settings: str) -> int:
+    return mvmf.fewest_users(fedmf.shared(FedMfPlan.from_json(settings).learning))
+
+
+def _fcf(settings: str, n_items: int, seed: int, groups: int) -> ServerSide:
+    return MvmfServer(FcfPlan.from_json(settings).mvmf(), n_items, seed, groups)
+
+
+def _fcf_host(settings: str, data: HostData, keys: NDArray[np.uint64], seed: int, keep: Keep) -> HostSide:
+    plan = FcfPlan.from_json(settings)
+    private = keep({"factors": mvmf.initial_factors(plan.learning.mvmf(), keys)})
+    return FcfHost(plan, data, keys, private, seed)
+
+
+def _fcf_fewest(settings: str) -> int:
+    return mvmf.fewest_users(FcfPlan.from_json(settings).learning.mvmf())
+
+
 SYSTEMS: dict[str, Offered] = {
     "fedncf": Offered(_fedncf, _fedncf_host, ("clear", "masked", "encrypted", "shared-key")),
     "fedmvmf": Offered(
@@ -152,6 +188,10 @@ SYSTEMS: dict[str, Offered] = {
         _fedmvmf_ratings,
         _fedmvmf_fewest,
     ),
+    "fedmf": Offered(
+        _fedmf, _fedmf_host, ("clear", "masked", "encrypted"), ratings=_fedmf_ratings, fewest=_fedmf_fewest
+    ),
+    "fcf": Offered(_fcf, _fcf_host, ("clear", "masked", "encrypted"), fewest=_fcf_fewest),
 }
 
 SUMS: dict[str, Callable[[bytes | None], ServerHalf]] = {

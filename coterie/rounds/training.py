@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from coterie.evaluation.selection import better
+
 __all__ = [
     "Abandoned",
     "Evaluation",
@@ -299,8 +301,8 @@ def _evaluated(state: Training, figures: _Figures) -> Training:
         evaluations = (*state.evaluations, evaluation)
         value = evaluation.metrics.get(state.choose_by)
         held = state.chosen.metrics.get(state.choose_by) if state.chosen else None
-        better = value is not None and (held is None or value > held)
-        best = len(evaluations) - 1 if better else state.best
+        wins = value is not None and (held is None or better(state.choose_by, value, held))
+        best = len(evaluations) - 1 if wins else state.best
         state = replace(state, evaluations=evaluations, best=best, measured={})
     waited = len(state.evaluations) - 1 - state.best if state.best >= 0 else 0
     over = state.pass_number >= state.passes or (state.patience > 0 and waited >= state.patience)

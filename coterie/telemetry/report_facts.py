@@ -43,9 +43,13 @@ _SYSTEMS = {
     "drift": "DRIFT",
     "fedncf": "FedNCF",
     "fedmvmf": "FedMVMF",
+    "fedmf": "FedMF",
+    "fcf": "FCF",
     "saros": "SAROS",
     "ncf": "NCF, centralised",
     "als": "ALS",
+    "mf": "MF, centralised",
+    "means": "Item and user mean",
     "item_mean": "Item mean",
     "popularity": "Popularity",
     "positive_share": "Positive share",
@@ -56,12 +60,24 @@ _NOTES = {
     "saros": "centralised, same blocks",
     "ncf": "the same model with all data in one place",
     "als": "alternating least squares with all data in one place",
+    "mf": "the same steps with all ratings in one place",
+    "means": "mean of the item, drawn towards that of all, and what the user gives more or less",
     "item_mean": "items by mean rating, drawn towards that of all",
     "popularity": "items by number of interactions",
     "positive_share": "items by share of positives",
     "random": "no learning",
 }
-_REFERENCE_ORDER = ("saros", "ncf", "als", "item_mean", "popularity", "positive_share", "random")
+_REFERENCE_ORDER = (
+    "saros",
+    "ncf",
+    "mf",
+    "als",
+    "means",
+    "item_mean",
+    "popularity",
+    "positive_share",
+    "random",
+)
 _RANKED = {
     "ndcg": "NDCG",
     "map": "MAP",
@@ -75,6 +91,7 @@ _ERRORS = {"rmse": "RMSE", "mae": "MAE"}
 _SUFFIXES = {"ndcg_printed": " as printed"}
 _ORDER = {stem: place for place, stem in enumerate([*_RANKED, *_ERRORS])}
 _VALIDATION = "validation_"
+_TRAINING = "train_"
 _HEADLINE_AT_MOST = 6
 _HEADLINE = ("ndcg", "map", *_ERRORS)
 _EVERYTHING = "_all"
@@ -245,7 +262,9 @@ def metric(key: str, *, sampled: bool = False) -> Metric:
     name = (_RANKED | _ERRORS).get(stem, stem.replace("_", " "))
     label = f"{name}{at}{cutoff}{_SUFFIXES.get(stem, '')}"
     population = ""
-    if base.endswith("_items") and stem != base:
+    if base.startswith(_TRAINING):
+        population = "training items"
+    elif base.endswith("_items") and stem != base:
         population = "validation items" if validation else "test items"
     elif base.endswith(_RATED):
         population = "rated validation items" if validation else "rated test items"
@@ -282,7 +301,7 @@ def headline(report: Report) -> list[Metric]:
 
 
 def _stem(key: str) -> str:
-    base = key.partition("@")[0]
+    base = key.partition("@")[0].removeprefix(_TRAINING)
     if base.startswith(_VALIDATION):
         base = base.removeprefix(_VALIDATION).removesuffix("_items")
     return base.removesuffix("_test_items").removesuffix(_EVERYTHING).removesuffix(_RATED)

@@ -33,6 +33,14 @@ KINDS = {
         "encryption": {**KEY, "obfuscators": "short"},
     },
     "fedmvmf, hosts": {"system": "fedmvmf", "split": {"kind": "random"}},
+    "fedmf, users": {
+        "system": "fedmf",
+        "split": {"kind": "random"},
+        "rounds": {**ROUNDS, "party_per_user": True},
+        "fedmf": {"local_epochs": 2},
+        "encryption": {**KEY, "obfuscators": "short"},
+    },
+    "fcf, hosts": {"system": "fcf", "split": {"kind": "random"}},
 }
 
 

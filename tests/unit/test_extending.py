@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coterie.config.fedmf import FcfOptions
 from coterie.config.run import RunSettings
 from coterie.data import Dataset
 from coterie.launch.feed import Feed, load, make_feed
@@ -30,6 +31,8 @@ PAGE = ROOT / "docs" / "extending.md"
 SETTINGS = {
     "fedncf": RunSettings(system="fedncf").fedncf.plan().to_json(),
     "fedmvmf": MvmfPlan(MvmfSettings()).to_json(),
+    "fedmf": RunSettings(system="fedmf").fedmf.plan().to_json(),
+    "fcf": FcfOptions(factors=8).plan().to_json(),
     "popular": "",
 }
 """Settings of each rounds-based system for the rounds below."""

@@ -184,6 +184,19 @@ def test_figures_are_means_over_users_and_errors_over_ratings():
     assert found["validation_f1@10"] == 0
 
 
+def test_errors_over_training_ratings_are_measured_only_where_they_are_asked_for():
+    scores, data = some_scores(), holdout()
+    found = holdout(training=True).measure(scores.__getitem__)
+    own = data.part == TRAIN
+    missed = scores[data.user[own], data.item[own]].astype(np.float64) - data.rating[own]
+    assert figures(found)["train_rmse"] == pytest.approx(math.sqrt((missed**2).mean()))
+    assert figures(found)["train_mae"] == pytest.approx(np.abs(missed).mean())
+    plain = data.measure(scores.__getitem__)
+    assert not any(name.startswith("train_") for name in plain)
+    for name, values in plain.items():
+        np.testing.assert_array_equal(found[name], values)
+
+
 def test_some_users_alone_have_the_values_that_they_have_among_all():
     scores = some_scores()
     every = holdout().measure(scores.__getitem__)

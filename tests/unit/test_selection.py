@@ -4,7 +4,7 @@ import pytest
 from coterie.data import SyntheticSpec, generate, leave_last_out
 from coterie.evaluation import LeaveOneOut, from_table, headline
 from coterie.evaluation.leave_one_out import CHOOSE_BY
-from coterie.evaluation.selection import Selection, best_of
+from coterie.evaluation.selection import Selection, best_of, better
 
 DATA = generate(SyntheticSpec(users=30, items=80, interactions=500))
 
@@ -65,6 +65,14 @@ def test_without_validation_data_the_last_version_counts() -> None:
 def test_among_equal_versions_the_first_counts() -> None:
     history = [{"metrics": {"a": value}} for value in (0.1, 0.3, 0.3)]
     assert best_of(history, "a") == 1
+
+
+def test_of_errors_the_lowest_counts_and_of_all_else_the_highest() -> None:
+    for metric, best in (("validation_rmse", 2), ("mae", 2), ("validation_ndcg@10", 0)):
+        history = [{"metrics": {metric: value}} for value in (0.9, 0.5, 0.3, 0.3)]
+        assert best_of(history, metric) == best
+        assert better(metric, 0.3, 0.9) is (best == 2)
+        assert not better(metric, 0.3, 0.3)
 
 
 def test_a_model_that_was_never_measured_has_no_outcome() -> None:

@@ -213,6 +213,14 @@ def test_the_best_evaluation_is_chosen_and_of_equals_the_first() -> None:
     assert state.chosen.metrics["ndcg@10"] == pytest.approx(0.4)
 
 
+def test_of_errors_the_lowest_is_chosen_and_ends_a_run_when_it_is_not_undercut() -> None:
+    state = quick(choose_by="validation_rmse", passes=50, patience=2)
+    for value in [0.9, 0.7, 0.8, 0.6, 0.6, 0.7]:
+        state = after(step(state, measured(value, name="validation_rmse")), *[Summed()] * state.parts)
+    assert state.phase is Phase.DONE
+    assert state.best == 3
+
+
 def test_an_evaluation_without_the_metric_to_choose_by_is_never_chosen() -> None:
     state = step(quick(), measured(0.9, name="recall@10"))
     assert len(state.evaluations) == 1

@@ -62,6 +62,17 @@ def test_every_row_gets_the_same_number_of_trials_and_the_best_is_that_of_valida
         assert abs(best["rate"] - 1) == min(abs(trial["options"]["rate"] - 1) for trial in scored)
 
 
+def test_where_an_error_is_tuned_by_the_lowest_wins() -> None:
+    rows: dict[str, list[dict[str, Any]]] = {
+        "a": [
+            {"options": {"rate": rate}, "score": score}
+            for rate, score in ((1, 0.9), (2, 0.8), (3, None), (4, 0.85))
+        ]
+    }
+    assert Trials({"choose_by": "validation_rmse"}, rows).best("a") == {"rate": 2}
+    assert Trials({"choose_by": SCORE}, rows).best("a") == {"rate": 1}
+
+
 def test_no_figure_of_the_test_part_is_kept() -> None:
     made = search([row("a", [])], 5)
     assert "hit_ratio" not in json.dumps(made.rows).replace(SCORE, "")

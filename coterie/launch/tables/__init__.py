@@ -6,6 +6,7 @@ trials; trivial rows stand beside.
 
 from coterie.errors import ConfigError, nearest
 from coterie.launch.tables.drift import DRIFT
+from coterie.launch.tables.fedmf import FEDMF
 from coterie.launch.tables.fedncf import FEDNCF
 from coterie.launch.tables.privmvmf import PRIVMVMF
 from coterie.launch.tables.table import Table, chosen_rows, evaluate, stem
@@ -13,7 +14,7 @@ from coterie.launch.tables.tuning import Trials, tune
 
 __all__ = ["TABLES", "Table", "Trials", "chosen_rows", "evaluate", "find", "stem", "tune"]
 
-TABLES = {table.name: table for table in (DRIFT, FEDNCF, PRIVMVMF)}
+TABLES = {table.name: table for table in (DRIFT, FEDNCF, PRIVMVMF, FEDMF)}
 """Every table, by name."""
 
 

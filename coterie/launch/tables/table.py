@@ -14,6 +14,7 @@ from coterie.config.run import RunSettings
 from coterie.data import Dataset
 from coterie.errors import ConfigError, DataError, nearest
 from coterie.evaluation.paired import Difference, paired_difference
+from coterie.evaluation.selection import lower_is_better
 from coterie.launch.feed import Feed, load, make_feed
 from coterie.launch.outcome import about, surroundings
 from coterie.launch.tables.cell import Also, Cell, train_cell
@@ -334,9 +335,12 @@ def _how_tuned(row: Row, by_trials: bool, tunable: bool, dataset: str) -> str:
 
 
 def _score(cells: Sequence[Cell], choose_by: str) -> float:
-    """Return the validation metric of some options, as the mean over the seeds; less than any without."""
+    """Return the validation metric of some options, as the mean over the seeds; of an error the negative.
+
+    Less than any without a value.
+    """
     values = [cell.record["metrics"].get(choose_by, np.nan) for cell in cells]
-    mean = float(np.mean(values))
+    mean = float(np.mean(values)) * (-1 if lower_is_better(choose_by) else 1)
     return mean if np.isfinite(mean) else -np.inf
 
 

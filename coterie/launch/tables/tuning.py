@@ -12,7 +12,7 @@ from typing import Any
 
 from coterie.config.run import RunSettings
 from coterie.errors import DataError, RunError
-from coterie.evaluation.selection import Trained
+from coterie.evaluation.selection import Trained, lower_is_better
 from coterie.launch.feed import Feed
 from coterie.launch.tables.row import Options, Row, draw
 
@@ -41,7 +41,12 @@ class Trials:
     def best(self, row: str) -> Options | None:
         """Return the options of a row's best trial, the first among equals; None for a row without one."""
         scored = [trial for trial in self.rows.get(row, ()) if trial["score"] is not None]
-        return max(scored, key=lambda trial: trial["score"])["options"] if scored else None
+        if not scored:
+            return None
+        # Both give the first among equals.
+        best = min if lower_is_better(str(self.about.get("choose_by"))) else max
+        options: Options = best(scored, key=lambda trial: trial["score"])["options"]
+        return options
 
     def budget(self, row: str) -> int:
         """Return the number of trials of a row."""

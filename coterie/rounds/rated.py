@@ -1,0 +1,137 @@
+"""What systems that learn from users' own items share at the server: supports, open items, measures.
+
+Each group first sums which items its users have rated: items with fewer than ``min_touch`` raters in a group stay
+closed for it, because a row that one user of a cohort touches is that user's row, whatever protects the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.evaluation.rated import figures_of
+from coterie.rounds.measures import Measure, measured_in, names_of
+from coterie.rounds.system import Arrays, Summed
+from coterie.rounds.training import Purpose
+from coterie.wire.layout import Layout
+
+__all__ = ["RatedPlan", "RatedServer", "named", "open_anywhere", "unnamed"]
+
+
+class RatedPlan(Protocol):
+    """What the plan of such a system has."""
+
+    @property
+    def min_touch(self) -> int:
+        """Fewest users of a group that must have rated an item for the group to train it."""
+        ...
+
+    @property
+    def measures(self) -> Sequence[str | Measure]:
+        """What a user's measurement has."""
+        ...
+
+    def layout(self, purpose: Purpose, n_items: int) -> Layout:
+        """Return what a contribution of a purpose looks like."""
+        ...
+
+
+class RatedServer:
+    """The side of the orchestration server, but for `initial`, `trained` and `model`.
+
+    Parameters
+    ----------
+    plan : RatedPlan
+    n_items : int
+    seed : int
+        Of the run.
+    groups : int
+        Groups of the population.
+    """
+
+    asks_supports = True
+
+    def __init__(self, plan: RatedPlan, n_items: int, seed: int, groups: int) -> None:
+        self._rated_plan = plan
+        self.metrics = names_of(plan.measures)
+        self._n_items = n_items
+        self._seed = seed
+        self._groups = groups
+
+    def no_supports(self) -> Arrays:
+        """Return what is kept of supports before groups are asked."""
+        return {
+            "supports": np.zeros((self._groups, self._n_items), np.uint32),
+            "popularity": np.zeros(self._n_items, np.float32),
+        }
+
+    def layout(self, purpose: Purpose) -> Layout:
+        """Return what a contribution of a purpose looks like."""
+        return self._rated_plan.layout(purpose, self._n_items)
+
+    def apply(self, arrays: Arrays, summed: Summed) -> Arrays:
+        """Return the arrays after a sum."""
+        match summed.purpose:
+            case Purpose.EVALUATE:
+                return arrays
+            case Purpose.SUPPORTS:
+                return self._supported(arrays, summed)
+            case Purpose.TRAIN:
+                return self.trained(arrays, summed)
+
+    def trained(self, arrays: Arrays, summed: Summed) -> Arrays:
+        """Return the arrays after a sum of training."""
+        raise NotImplementedError
+
+    def _supported(self, arrays: Arrays, summed: Summed) -> Arrays:
+        own = summed.sums["supports"].astype(np.uint32)
+        supports = arrays["supports"].copy()
+        supports[summed.part] = own
+        popularity = arrays["popularity"]
+        # What users draw by stays the same during a run, also when groups are drawn anew.
+        if summed.pass_number == 0:
+            popularity = popularity + np.where(own >= self._rated_plan.min_touch, own, 0).astype(np.float32)
+        return {**arrays, "supports": supports, "popularity": popularity}
+
+    def opened(self, arrays: Arrays) -> NDArray[np.bool_]:
+        """Return which items each group may train.
+
+        What was closed to all groups at first stays closed when they are drawn anew: it is a new item for the run.
+        """
+        opened: NDArray[np.bool_] = (arrays["supports"] >= self._rated_plan.min_touch) & (
+            arrays["popularity"] > 0
+        )
+        return opened
+
+    def measured(
+        self, purpose: Purpose, sums: Mapping[str, NDArray[np.float64]]
+    ) -> dict[str, tuple[float, float]]:
+        """Return sum and count over users of the metrics in a sum."""
+        return measured_in(sums, self._rated_plan.measures)
+
+    def figures(self, totals: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, int]]:
+        """Return means over users, F1 of the mean precision and recall, and RMSE over all ratings together."""
+        return figures_of(totals)
+
+
+def named(prefix: str, arrays: Mapping[str, NDArray[np.float32]]) -> Arrays:
+    """Return arrays with a prefix to their names."""
+    return {prefix + name: value for name, value in arrays.items()}
+
+
+def unnamed(prefix: str, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
+    """Return the arrays whose names have a prefix, without it."""
+    return {
+        name.removeprefix(prefix): value.astype(np.float32, copy=False)
+        for name, value in arrays.items()
+        if name.startswith(prefix)
+    }
+
+
+def open_anywhere(model: Mapping[str, NDArray[np.float32]]) -> NDArray[np.bool_]:
+    """Return which items any group may train, bool (I,), as a model that was fetched tells."""
+    opened: NDArray[np.bool_] = model["popularity"] > 0
+    return opened

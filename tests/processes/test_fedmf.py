@@ -1,0 +1,114 @@
+"""FedMF and FCF over real processes: the numbers of the same run in one process, and what a user is recommended."""
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+
+from coterie.launch import experiment, local_run
+from coterie.launch.feed import load, make_feed
+from coterie.launch.in_process import train_in_process
+from coterie.launch.local_run import LocalRun
+from coterie.rounds.systems import server_side
+
+ROUNDS = {"cohort": 20, "group": 60, "passes": 4, "evaluate_every": 2}
+BASE = {
+    "split": {"kind": "random"},
+    "data": {"synthetic": {"users": 60, "items": 80, "interactions": 1500}},
+    "rounds": ROUNDS,
+    "federation": {"hosts": 3},
+}
+KINDS = {
+    "fedmf, clear": {"system": "fedmf"},
+    "fedmf, masked": {"system": "fedmf", "secure_sum": "masked"},
+    "fedmf, printed steps, users, masked": {
+        "system": "fedmf",
+        "secure_sum": "masked",
+        "fedmf": {"steps": "sum", "rate": 1e-3, "private_rate": 1e-3, "local_epochs": 3},
+        "rounds": {**ROUNDS, "party_per_user": True},
+    },
+    "fedmf, random cohorts, clear": {
+        "system": "fedmf",
+        "rounds": {**ROUNDS, "cohorts": "independent", "cohort": 30},
+    },
+    "fcf, clear": {"system": "fcf"},
+    "fcf, masked": {"system": "fcf", "secure_sum": "masked"},
+}
+
+
+@pytest.fixture(scope="module")
+def trained(small, federation):
+    """Return what services and one process make of the same settings: the report of each."""
+    made = {}
+
+    def make(kind):
+        if kind not in made:
+            settings = small(**{**BASE, **KINDS[kind]})
+
+            async def to_the_end():
+                async with federation(settings) as running:
+                    await running.start()
+                    return running, await running.finish()
+
+            running, report = asyncio.run(to_the_end())
+            alone = train_in_process(settings, running.feed, run_id="test", seed=0, see=lambda event: None)
+            made[kind] = report, alone.known
+        return made[kind]
+
+    return make
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_services_and_one_process_come_to_equal_numbers(trained, kind):
+    report, alone = trained(kind)
+    assert report["phase"] == "done"
+    same = ("epoch", "version", "users", "metrics")
+    assert [{key: one[key] for key in same} for one in report["history"]] == [
+        {key: one[key] for key in same} for one in alone["history"]
+    ]
+    assert report["chosen"] == alone["chosen"]
+    assert report["abandoned"] == 0
+    assert report["history"][0]["metrics"] != report["history"][-1]["metrics"]
+
+
+@pytest.mark.parametrize("system", ["fedmf", "fcf"])
+def test_the_masked_sum_changes_no_number(trained, system):
+    (clear, _), (masked, _) = trained(f"{system}, clear"), trained(f"{system}, masked")
+    assert [one["metrics"] for one in masked["history"]] == [one["metrics"] for one in clear["history"]]
+
+
+@pytest.mark.parametrize("system", ["fedmf", "fcf"])
+def test_a_run_has_a_report_and_a_user_is_recommended_what_its_own_factor_scores_highest(
+    small, tmp_path, system
+):
+    settings = small(
+        **{**BASE, "system": system, "federation": {"hosts": 2}}, output=tmp_path, reference=True
+    )
+    report, folder = asyncio.run(experiment.run(settings, "test", lambda seed, event: None))
+    named = {"fedmf": {"mf", "means", "item_mean", "popularity", "random"}, "fcf": {"popularity", "random"}}
+    assert named[system] <= set(report["reference"])
+    json.loads((folder / "report.json").read_text())
+    page = (folder / "report.html").read_text()
+    assert {"fedmf": "FedMF", "fcf": "FCF"}[system] in page
+    assert ("training items" in page) is (system == "fedmf")
+
+    feed = make_feed(settings, load(settings), 0)
+    data = feed.dataset
+    user = data.users[3]
+    found = asyncio.run(local_run.recommend(LocalRun.at(folder), user, 5))
+    assert found.version == report["chosen"]["version"]
+    # What users keep is that of the version that counts.
+    passes = report["chosen"]["epoch"]
+    assert passes > 0
+    rounds = settings.rounds.model_copy(update={"passes": passes, "evaluate_every": passes})
+    again = settings.model_copy(update={"rounds": rounds})
+    alone = train_in_process(again, feed, run_id="test", seed=0, see=lambda event: None)
+    side = server_side(system, settings.plan_settings(), len(data.items), 0, alone.known["groups"])
+    host = int(feed.host[3])
+    hosted = feed.hosted(host)
+    position = list(hosted.users).index(user)
+    scores = alone.hosts[host].recommend(side.model(alone.trained.arrays), position)
+    scores[hosted.item[hosted.user == position]] = -np.inf
+    best = np.argsort(-scores, kind="stable")[:5]
+    assert [one.item for one in found.suggestions] == [data.items[item] for item in best]

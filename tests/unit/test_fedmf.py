@@ -1,0 +1,286 @@
+"""FedMF: its steps against derivatives and plain loops, many users at once, bad data."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from coterie.errors import ConfigError, DataError
+from coterie.learning import mvmf, mvmf_local
+from coterie.learning.fedmf import FedMfSettings, apply, initial, initial_factors, layout, printed, shared
+from coterie.learning.fedmf_central import train
+from coterie.learning.fedmf_local import contribute, local_step
+from coterie.learning.mvmf_local import UserData
+from coterie.wire.layout import Contribution, UnboundedValueError
+
+ITEMS, K = 60, 3
+KEYS = [101, 7, 33, 4_000_000_000_000, 12, 5]
+SIZES = (3, 30, 9, 0, 14, 22)
+WAYS = {
+    "printed": FedMfSettings(factors=K, steps="sum", rate=0.01, private_rate=0.002, ridge=0.3),
+    "printed, 4 epochs": FedMfSettings(
+        factors=K, steps="sum", rate=0.01, private_rate=0.002, ridge=0.3, local_epochs=4
+    ),
+    "mean": FedMfSettings(factors=K, ridge=0.1),
+    "mean, 5 epochs": FedMfSettings(factors=K, ridge=0.1, local_epochs=5),
+}
+
+
+def people(sizes=SIZES, seed=0):
+    rng = np.random.default_rng(seed)
+    return [
+        UserData(rng.choice(ITEMS, size, replace=False), rng.integers(1, 6, size).astype(np.float32))
+        for size in sizes
+    ]
+
+
+def model_of(options):
+    return {name: 3 * value for name, value in initial(options, ITEMS, 1).items()}
+
+
+def stepped(options, users=None, keys=KEYS, factors=None, round_=3, **more):
+    users = people() if users is None else users
+    kept = initial_factors(options, keys) if factors is None else factors
+    found = local_step(model_of(options), users, options, keys, factors=kept, seed=1, round_=round_, **more)
+    return sorted(found, key=lambda one: one.index)
+
+
+def objective(user, p, q, ridge):
+    """Return what one user's steps minimise, with the ridge of its own copies of rows."""
+    missed = user.ratings.astype(np.float64) - q[user.items] @ p
+    return (missed**2).sum() + ridge * (p @ p + (q[user.items] ** 2).sum())
+
+
+def one_user(options, q, p, user, opened=None):
+    """Return p and the change of every row by the printed formulas, rating by rating."""
+    own, p = q.astype(np.float64).copy(), p.astype(np.float64)
+    share = max(len(user.items), 1) if options.steps == "mean" else 1
+    for _ in range(options.local_epochs):
+        dp, dq = 2 * options.ridge * p, np.zeros_like(own)
+        for item, rating in zip(user.items, user.ratings, strict=True):
+            missed = float(rating) - p @ own[item]
+            dp = dp - 2 * missed * own[item] / share
+            if opened is None or opened[item]:
+                dq[item] = -2 * missed * p + 2 * options.ridge * own[item]
+        p, own = p - options.private_rate * dp, own - options.rate * dq
+    return p, own - q
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_many_users_at_once_are_the_printed_steps_rating_by_rating(way):
+    options, users = WAYS[way], people()
+    factors = initial_factors(options, KEYS)
+    q = model_of(options)["items"]
+    for update, user, p in zip(stepped(options), users, factors, strict=True):
+        kept, change = one_user(options, q, p, user)
+        np.testing.assert_allclose(update.kept, kept, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(update.rows, np.sort(user.items))
+        np.testing.assert_allclose(update.change, change[update.rows], rtol=1e-5, atol=1e-6)
+        assert update.loss == pytest.approx(((user.ratings - q[user.items] @ p) ** 2).sum(), rel=1e-5)
+
+
+def test_one_epoch_of_printed_steps_goes_against_the_derivative_of_what_is_minimised():
+    options = WAYS["printed"]
+    q = model_of(options)["items"].astype(np.float64)
+    factors = initial_factors(options, KEYS).astype(np.float64)
+    h = 1e-6
+    for update, user, p in zip(stepped(options), people(), factors, strict=True):
+        for f in range(K):
+            moved = np.eye(K)[f] * h
+            slope = objective(user, p + moved, q, options.ridge) - objective(
+                user, p - moved, q, options.ridge
+            )
+            assert update.kept[f] - p[f] == pytest.approx(
+                -options.private_rate * slope / (2 * h), rel=1e-4, abs=1e-6
+            )
+            for place, row in enumerate(update.rows):
+                up, down = q.copy(), q.copy()
+                up[row, f] += h
+                down[row, f] -= h
+                slope = objective(user, p, up, options.ridge) - objective(user, p, down, options.ridge)
+                assert update.change[place, f] == pytest.approx(
+                    -options.rate * slope / (2 * h), rel=1e-4, abs=1e-7
+                )
+
+
+def test_one_epoch_without_ridge_is_what_fedmvmf_contributes_times_twice_the_rate():
+    options = replace(WAYS["printed"], ridge=0.0)
+    factors = initial_factors(options, KEYS)
+    model = {**model_of(options), "attributes": np.empty((0, K), np.float32)}
+    others = mvmf_local.local_step(model, people(), shared(options), KEYS, seed=1, round_=3, factors=factors)
+    for update, other in zip(stepped(options), sorted(others, key=lambda one: one.index), strict=True):
+        np.testing.assert_array_equal(update.rows, other.rows)
+        np.testing.assert_allclose(
+            update.change, 2 * options.rate * other.item_gradients, rtol=1e-5, atol=1e-8
+        )
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_user_contributes_the_same_bits_alone_and_beside_others(way):
+    options = WAYS[way]
+    together, users = stepped(options), people()
+    for u in reversed(range(len(KEYS))):
+        (alone,) = stepped(options, [users[u]], [KEYS[u]])
+        for name in ("rows", "change", "kept", "loss"):
+            np.testing.assert_array_equal(getattr(alone, name), getattr(together[u], name))
+        assert alone.rng.random() == together[u].rng.random()
+
+
+def test_a_host_of_many_users_sums_what_they_contribute_elsewhere():
+    options, users = WAYS["mean, 5 epochs"], people()
+
+    def host(chosen):
+        contribution = Contribution(layout(options, ITEMS))
+        for update in stepped(options, [users[u] for u in chosen], [KEYS[u] for u in chosen]):
+            contribute(update, contribution)
+            contribution.count()
+        return contribution.codes()
+
+    whole = host(range(6))
+    np.testing.assert_array_equal(host([4, 0]) + host([5, 3, 1]) + host([2]), whole)
+    shape = layout(options, ITEMS)
+    found, exact = shape.decode(whole, 6)["items"], np.zeros((ITEMS, K))
+    for update in stepped(options):
+        exact[update.rows] += update.change
+    assert 0 < np.abs(found - exact).max() <= 6 * shape["items"].step
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_leaves_of_closed_items_though_their_ratings_teach_the_user(way):
+    options, allowed = WAYS[way], np.arange(ITEMS) % 3 > 0
+    factors = initial_factors(options, KEYS)
+    q = model_of(options)["items"]
+    for update, user, p in zip(stepped(options, allowed=allowed), people(), factors, strict=True):
+        kept, change = one_user(options, q, p, user, allowed)
+        assert allowed[update.rows].all()
+        assert update.withheld == np.count_nonzero(~allowed[user.items])
+        np.testing.assert_allclose(update.kept, kept, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(update.change, change[update.rows], rtol=1e-5, atol=1e-6)
+
+
+def test_changes_are_added_and_with_mean_steps_divided_by_raters():
+    options = WAYS["mean"]
+    model, change = model_of(options), np.random.default_rng(0).normal(size=(ITEMS, K))
+    raters = np.arange(ITEMS) % 4.0
+    found = apply(model, {"items": change}, options, raters=raters)["items"] - model["items"]
+    np.testing.assert_allclose(
+        found[raters > 0], (change / np.maximum(raters, 1)[:, None])[raters > 0], atol=1e-6
+    )
+    assert not found[raters == 0].any()
+    added = apply(model, {"items": change}, WAYS["printed"])["items"]
+    np.testing.assert_allclose(added, model["items"] + change, atol=1e-6)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_all_ratings_in_one_place_come_to_what_a_federation_of_everybody_does(way):
+    options, users = WAYS[way], people()
+    user = np.repeat(np.arange(6), [len(one.items) for one in users])
+    item = np.concatenate([one.items for one in users])
+    rating = np.concatenate([one.ratings for one in users]).astype(np.float64)
+    raters = np.bincount(item, minlength=ITEMS).astype(np.float64)
+    allowed = raters >= 2
+    *_, central = train(user, item, rating, options, KEYS, ITEMS, rounds=4, seed=1, trained=allowed)
+    model, factors = initial(options, ITEMS, 1), initial_factors(options, KEYS)
+    has = [n for n, one in enumerate(users) if len(one.items)]
+    for round_ in range(4):
+        total = np.zeros((ITEMS, K))
+        for update in local_step(
+            model,
+            [users[n] for n in has],
+            options,
+            [KEYS[n] for n in has],
+            factors=factors[has],
+            seed=1,
+            round_=round_,
+            allowed=allowed,
+        ):
+            total[update.rows] += update.change
+            factors[has[update.index]] = update.kept
+        model = apply(model, {"items": total}, options, raters=np.where(allowed, raters, 0))
+    np.testing.assert_allclose(model["items"], central.items, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(factors, central.users, rtol=1e-4, atol=1e-5)
+    assert np.abs(central.items - initial(options, ITEMS, 1)["items"]).max() > 1e-3
+
+
+def test_each_round_rounds_anew_and_repeats_itself():
+    draws = [stepped(WAYS["mean"], round_=round_)[0].rng.random() for round_ in (1, 2, 1)]
+    assert draws[0] == draws[2] != draws[1]
+
+
+def test_the_model_and_first_factors_are_those_of_fedmvmf():
+    options = WAYS["mean"]
+    np.testing.assert_array_equal(
+        initial(options, ITEMS, 1)["items"], mvmf.initial(shared(options), ITEMS, 0, 1)["items"]
+    )
+    predicted = initial(options, ITEMS, 1)["items"] @ initial_factors(options, KEYS).T
+    assert np.abs(predicted - 2.75).max() < 0.5
+
+
+# --- Bad input ----------------------------------------------------------------------------------------------------
+
+
+def test_steps_that_diverge_send_nothing():
+    options = replace(printed(FedMfSettings(factors=K)), rate=1e3, private_rate=1e3, local_epochs=60)
+    update = stepped(options)[1]
+    assert not np.isfinite(update.change).all()
+    with pytest.raises(UnboundedValueError):
+        contribute(update, Contribution(layout(options, ITEMS)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"local_epochs": 0}, "local_epochs is 0"),
+        ({"local_epochs": 1.5}, "local_epochs is 1.5"),
+        ({"local_epochs": True}, "local_epochs is True"),
+        ({"steps": "median"}, "expected one of mean, sum"),
+        ({"rate": math.nan}, "rate is nan"),
+        ({"private_rate": 0.0}, "private_rate is 0"),
+        ({"ridge": -1.0}, "ridge is -1"),
+        ({"ridge": math.nan}, "ridge is nan"),
+        ({"change_bound": math.inf}, "change_bound is inf"),
+        ({"factors": 0}, "factors is 0"),
+        ({"lowest": 0.0}, "lowest is 0"),
+        ({"lowest": 5.5}, "lowest is 5.5, highest 5"),
+        ({"bits": 32}, "bits is 32"),
+    ],
+    ids=str,
+)
+def test_settings_out_of_their_range_are_refused(change, message):
+    with pytest.raises(ConfigError, match=message):
+        FedMfSettings(**change)
+
+
+def user(items, ratings):
+    return UserData(np.array(items, np.int64), np.array(ratings, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (user([ITEMS], [3]), f"user 1 has an item beyond the {ITEMS}"),
+        (user([1, 2], [3, 5.5]), "user 1 has a rating out of range; expected 0.5 to 5"),
+        (user([1], [0]), "user 1 has a rating out of range"),
+        (UserData(np.array([1]), np.ones(1), sampled=np.array([2])), "user 1 has sampled items"),
+    ],
+)
+def test_data_that_does_not_fit_the_model_is_refused_by_position(wrong, message):
+    with pytest.raises(DataError, match=message):
+        stepped(WAYS["mean"], [user([1], [3]), wrong], [1, 2])
+
+
+def test_a_rating_that_is_no_number_is_refused():
+    with pytest.raises(DataError, match="not a finite number"):
+        user([1], [math.nan])
+
+
+def test_factors_of_others_are_refused():
+    with pytest.raises(ValueError, match=r"factors have shape \(5, 3\)"):
+        stepped(WAYS["mean"], factors=np.zeros((5, K), np.float32))
+
+
+@pytest.mark.parametrize("raters", [None, np.ones(ITEMS - 1)])
+def test_mean_steps_need_the_raters_of_every_item(raters):
+    with pytest.raises(ConfigError, match="numbers of raters"):
+        apply(model_of(WAYS["mean"]), {"items": np.zeros((ITEMS, K))}, WAYS["mean"], raters=raters)

@@ -1,0 +1,109 @@
+"""Configuration of FedMF and FCF: what is usual, what steps bring along, what is refused and in which words."""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coterie.config.fedmf import FcfOptions, FedMfOptions
+from coterie.config.run import RunSettings
+from coterie.errors import DataError
+from coterie.launch.cohorts import protection
+from coterie.launch.feed import load, make_feed
+from coterie.launch.parties import run_plan
+from coterie.learning.fcf import FcfSettings
+from coterie.learning.fedmf import FedMfSettings, printed
+from coterie.rounds.fcf import FcfPlan
+from coterie.rounds.fedmf import FedMfPlan
+
+
+def run(**given: Any) -> RunSettings:
+    return RunSettings.model_validate({"system": "fedmf", **given})
+
+
+def test_usual_settings_are_those_of_the_mathematics() -> None:
+    assert FedMfOptions().plan() == FedMfPlan(FedMfSettings())
+    assert FcfOptions().plan() == FcfPlan(FcfSettings())
+    assert FedMfOptions(steps="sum").plan().learning == printed()
+    assert FedMfOptions(steps="sum", rate=1e-3).plan().learning == dataclasses.replace(printed(), rate=1e-3)
+
+
+@pytest.mark.parametrize("system", ["fedmf", "fcf"])
+def test_a_run_divides_at_random_has_everybody_in_each_round_and_chooses_by_its_own_metric(
+    system: str,
+) -> None:
+    made = RunSettings.model_validate({"system": system})
+    assert (made.split.kind, made.rounds.cohorts, made.rounds.group) == ("random", "all", 1000)
+    assert made.rounds.choose_by == {"fedmf": "validation_rmse", "fcf": "validation_ndcg@10"}[system]
+    assert made.width == {"fedmf": 10, "fcf": 20}[system]
+    assert made.room == 65537
+    plan = run_plan(made, run_id="a-run", seed=3)
+    assert (plan.system, plan.settings) == (system, getattr(made, system).plan().to_json())
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"fedmf": {"local_epochs": 0}}, "local_epochs"),
+        ({"fedmf": {"rate": math.nan}}, "rate"),
+        ({"fedmf": {"ridge": math.inf}}, "ridge is inf"),
+        ({"fedmf": {"lowest": 4.0, "highest": 3.0}}, "lowest is 4.0, highest 3.0"),
+        ({"fcf": {"confidence": math.inf}}, "confidence is inf"),
+        ({"split": {"kind": "cold-users"}}, "split.kind 'cold-users': fedmf is measured by held-out items"),
+        ({"split": {"kind": "leave-last-out"}}, "expected 'random' or 'temporal'"),
+        ({"system": "fcf", "split": {"kind": "cold-items"}}, "'random' or 'temporal' or 'leave-last-out'"),
+        ({"federation": {"attacks": True}}, "federation.attacks: there are none on fedmf"),
+        ({"rounds": {"choose_by": "validation_hit_ratio@10"}}, "is not measured; expected one of"),
+        ({"system": "fcf", "rounds": {"choose_by": "validation_rmse"}}, "'validation_rmse' is not measured"),
+        ({"secure_sum": "masked", "federation": {"hosts": 1}}, "a sum over one member protects nothing"),
+        ({"rounds": {"cohorts": "random", "cohort": 200}, "fedmf": {"bits": 26}}, "fedmf.bits 26 leave room"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_together_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        run(**given)
+
+
+@pytest.mark.parametrize("sum_", ["clear", "masked", "encrypted"])
+@pytest.mark.parametrize("system", ["fedmf", "fcf"])
+def test_every_sum_can_be_asked_for(system: str, sum_: str) -> None:
+    assert RunSettings.model_validate({"system": system, "secure_sum": sum_}).secure_sum == sum_
+
+
+def test_a_data_set_without_ratings_is_refused_by_fedmf_and_taken_by_fcf() -> None:
+    settings = run()
+    data = load(settings)
+    same = dataclasses.replace(data, rating=np.ones(len(data), np.float32))
+    with pytest.raises(DataError, match="there is nothing to predict") as caught:
+        make_feed(settings, same, 0)
+    assert caught.value.hint == "fedmf needs a data set with ratings"
+    feed = make_feed(RunSettings.model_validate({"system": "fcf"}), same, 0)
+    assert not feed.explicit
+    assert feed.attributes is None
+
+
+def test_ratings_out_of_the_range_are_refused_before_anything_starts() -> None:
+    settings = run(fedmf={"highest": 4.0})
+    with pytest.raises(DataError, match=r"are out of range, the lowest .* expected 0.5 to 4") as caught:
+        make_feed(settings, load(settings), 0)
+    assert caught.value.hint == "fedmf.lowest and fedmf.highest say what the range is"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"secure_sum": "clear"}, "shows which it has rated"),
+        ({"fedmf": {"min_touch": 2}}, "fedmf.min_touch 2"),
+        ({"rounds": {"cohorts": "independent"}}, "cohorts are no groups"),
+        ({"system": "fcf", "fcf": {"min_touch": 1}}, "fcf.min_touch 1"),
+    ],
+    ids=str,
+)
+def test_what_a_setting_gives_away_is_a_warning(given: dict[str, Any], words: str) -> None:
+    asked = run(**{"secure_sum": "masked", "federation": {"hosts": 3}, **given})
+    usual = run(system=asked.system, secure_sum="masked", federation={"hosts": 3})
+    assert any(words in one for one in protection(asked, [149, 150])["warnings"])
+    assert not any(words in one for one in protection(usual, [149, 150])["warnings"])

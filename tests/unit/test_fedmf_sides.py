@@ -1,0 +1,286 @@
+"""FedMF's sides of server and host: what each hands over, trained in one process under every sum."""
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from coterie.config.encryption import EncryptionSettings
+from coterie.config.run import RunSettings
+from coterie.data import SyntheticSpec, generate, random
+from coterie.data.keyed_order import key_hash
+from coterie.errors import ConfigError, DataError
+from coterie.evaluation.baselines import damped_mean
+from coterie.evaluation.holdout import TEST, TRAIN
+from coterie.evaluation.rated import figures
+from coterie.launch.fedmf_reference import fedmf_references, mean_scores
+from coterie.launch.feed import load, make_feed
+from coterie.launch.in_process import train_in_process, train_plan
+from coterie.launch.parties import run_plan
+from coterie.learning.fedmf import FedMfSettings, initial_factors, printed
+from coterie.rounds.fedmf import FIGURES, MEASURES, FedMfPlan, FedMfServer
+from coterie.rounds.fedmf_host import FedMfHost
+from coterie.rounds.host_data import HostData
+from coterie.rounds.measures import names_of
+from coterie.rounds.system import Summed, User
+from coterie.rounds.systems import ratings_of
+from coterie.rounds.training import Purpose
+
+SPEC = {"users": 60, "items": 80, "interactions": 1_500, "genres": 4}
+DATA = generate(SyntheticSpec(**SPEC))
+SPLIT = random(DATA, validation=0.1, seed=3)
+PLAN = FedMfPlan(FedMfSettings(factors=4), min_touch=1)
+
+
+def settings(hosts=2, passes=10, evaluate_every=5, **more):
+    rounds = {"group": 60, "passes": passes, "evaluate_every": evaluate_every, **more.pop("rounds", {})}
+    given = {
+        "system": "fedmf",
+        "data": {"synthetic": SPEC},
+        "rounds": rounds,
+        "federation": {"hosts": hosts},
+        **more,
+    }
+    return RunSettings.model_validate(given)
+
+
+def trained(**given):
+    """Return what a run in one process comes to."""
+    run = settings(**given)
+    return train_in_process(run, make_feed(run, load(run), 0), run_id="a-run", seed=0, see=lambda event: None)
+
+
+def held(part=SPLIT.part, rating=DATA.rating):
+    return HostData(DATA.users, DATA.items, DATA.user, DATA.item, part, rating)
+
+
+def host(plan=PLAN, data=None):
+    keys = key_hash(DATA.users, 0)
+    private = {"factors": initial_factors(plan.learning, keys)}
+    return FedMfHost(plan, held() if data is None else data, keys, private, 0)
+
+
+def model_of(plan=PLAN, groups=1):
+    server = FedMfServer(plan, len(DATA.items), 0, groups)
+    arrays = server.initial()
+    arrays["popularity"] = np.bincount(DATA.item, minlength=len(DATA.items)).astype(np.float32)
+    return server.model(arrays)
+
+
+def sums(side, purpose, model, opened=None, users=range(60)):
+    """Return the decoded sum of some users of one member."""
+    asked = SimpleNamespace(purpose=purpose.value, round=1, pass_number=0)
+    ((_, codes),) = side.contributions(asked, model, opened, {0: [User(n, 0) for n in users]})
+    return side.layout(purpose).decode(codes, len(users))
+
+
+def test_settings_come_back_from_the_plan_as_they_were():
+    for learning in (FedMfSettings(), printed(), FedMfSettings(local_epochs=20, ridge=0.0)):
+        plan = FedMfPlan(learning, 5)
+        assert FedMfPlan.from_json(plan.to_json()) == plan
+    assert ratings_of("fedmf", PLAN.to_json()) == (0.5, 5.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"min_touch": 0},
+        {"more": 1},
+        {"learning": {"local_epochs": 0}},
+        {"learning": {"rate": None}},
+        {"learning": 3},
+    ],
+    ids=str,
+)
+def test_settings_that_are_not_of_the_system_are_refused(change):
+    text = json.dumps({**json.loads(PLAN.to_json()), **change})
+    with pytest.raises(ConfigError):
+        FedMfPlan.from_json(text)
+
+
+@pytest.mark.parametrize(
+    "way", [{}, {"steps": "sum", "rate": 3e-3, "private_rate": 1e-3}, {"local_epochs": 5}], ids=str
+)
+def test_it_predicts_ratings_better_than_the_mean_of_an_item_does(way):
+    known = trained(passes=60, evaluate_every=10, fedmf={"min_touch": 1, **way}).known
+    assert known["phase"] == "done"
+    assert tuple(sorted(known["chosen"]["metrics"])) == tuple(sorted(FIGURES))
+    run = settings()
+    feed = make_feed(run, load(run), 0)
+    data, own = feed.dataset, feed.split.train
+    means = damped_mean(data.item[own], data.rating[own], len(data.items))
+    table = np.broadcast_to(means, (len(data.users), len(data.items)))
+    beside = figures(feed.rated().measure(table.__getitem__))
+    assert known["chosen"]["metrics"]["rmse"] < beside["rmse"]
+
+
+def test_the_version_with_the_lowest_error_on_validation_items_counts():
+    # As many factors as some users have ratings, and nothing that holds them: the error grows again.
+    fedmf = {
+        "factors": 30,
+        "ridge": 0.0,
+        "rate": 0.1,
+        "private_rate": 0.1,
+        "local_epochs": 10,
+        "min_touch": 1,
+    }
+    known = trained(passes=60, evaluate_every=6, rounds={"patience": 0}, fedmf=fedmf).known
+    errors = [one["metrics"]["validation_rmse"] for one in known["history"]]
+    assert known["chosen"]["metrics"]["validation_rmse"] == min(errors) < errors[-1] < errors[0]
+
+
+def test_figures_in_a_sum_are_those_of_all_users_at_one_place():
+    made = trained(passes=5)
+    last = made.known["history"][-1]
+    run = settings()
+    feed = make_feed(run, load(run), 0)
+    server = FedMfServer(run.fedmf.plan(), len(DATA.items), 0, 1)
+    model, factors = server.model(made.trained.arrays), np.empty((60, 10), np.float32)
+    for number, side in enumerate(made.hosts):
+        factors[np.unique(feed.dataset.user[feed.host[feed.dataset.user] == number])] = side.private[
+            "factors"
+        ]
+    rated = dataclasses.replace(feed.rated(), training=True)
+    expected = figures(rated.measure(lambda users: factors[users] @ model["items"].T))
+    for name in FIGURES:
+        assert last["metrics"][name] == pytest.approx(expected[name], abs=2e-3), name
+    own = feed.split.train
+    predicted = (factors[feed.dataset.user[own]] * model["items"][feed.dataset.item[own]]).sum(axis=1)
+    train_rmse = np.sqrt(((predicted - feed.dataset.rating[own]) ** 2).mean())
+    assert last["metrics"]["train_rmse"] == pytest.approx(train_rmse, abs=2e-3)
+    assert last["metrics"]["train_rmse"] < last["metrics"]["rmse"]
+
+
+@pytest.mark.parametrize(
+    ("secure_sum", "hosts", "users"),
+    [("clear", 1, False), ("clear", 3, True), ("masked", 3, False), ("masked", 3, True)],
+)
+@pytest.mark.parametrize("steps", ["mean", "sum"])
+def test_numbers_depend_neither_on_the_sum_nor_on_how_users_are_spread(steps, secure_sum, hosts, users):
+    fedmf = {"steps": steps, "local_epochs": 2}
+    plain = trained(passes=2, evaluate_every=2, fedmf=fedmf)
+    other = trained(
+        hosts=hosts,
+        passes=2,
+        evaluate_every=2,
+        secure_sum=secure_sum,
+        rounds={"party_per_user": users},
+        fedmf=fedmf,
+    )
+    assert other.known["history"][-1]["metrics"] == plain.known["history"][-1]["metrics"]
+
+
+def test_an_encrypted_sum_changes_no_number():
+    run = settings(passes=2, evaluate_every=1)
+    feed = make_feed(run, load(run), 0)
+    plan = run_plan(run, run_id="a-run", seed=0)
+    plan.secure_sum = "encrypted"
+    key = EncryptionSettings(bits=1024, comparison=True, obfuscators="short")
+    encrypted = train_plan(plan, feed, hosts=2, see=lambda event: None, encryption=key)
+    clear = train_in_process(run, feed, run_id="a-run", seed=0, see=lambda event: None)
+    assert [one["metrics"] for one in encrypted.known["history"]] == [
+        one["metrics"] for one in clear.known["history"]
+    ]
+
+
+def test_all_ratings_in_one_place_come_to_the_same_errors_but_for_rounding():
+    run = settings(passes=10, evaluate_every=5, fedmf={"local_epochs": 3})
+    feed = make_feed(run, load(run), 0)
+    federated = train_in_process(run, feed, run_id="a-run", seed=0, see=lambda event: None).known["history"]
+    beside = fedmf_references(run, feed, 0)
+    assert [one["epoch"] for one in beside["mf"].history] == [0, 5, 10]
+    for one, other in zip(federated, beside["mf"].history, strict=True):
+        for name in ("rmse", "train_rmse", "validation_rmse"):
+            assert one["metrics"][name] == pytest.approx(other["metrics"][name], abs=1e-3), name
+    assert federated[-1]["metrics"]["rmse"] < federated[0]["metrics"]["rmse"] - 0.05
+    assert beside["means"].metrics["rmse"] < beside["item_mean"].metrics["rmse"]
+
+
+def test_the_mean_of_items_and_users_is_what_both_say():
+    run = settings()
+    feed = make_feed(run, load(run), 0)
+    data, own = feed.dataset, feed.split.train
+    scores = mean_scores(feed)
+    mine = own & (data.user == 7)
+    by_item = damped_mean(data.item[own], data.rating[own], len(data.items))
+    more = (data.rating[mine] - by_item[data.item[mine]]).sum() / (np.count_nonzero(mine) + 5)
+    np.testing.assert_allclose(scores[7], by_item + more, rtol=1e-5)
+
+
+def test_groups_train_only_items_that_enough_of_their_own_users_have_rated():
+    made = trained(passes=2, evaluate_every=2, rounds={"cohorts": "groups", "cohort": 20, "group": 20})
+    arrays = made.trained.arrays
+    assert len(arrays["supports"]) == 3
+    opened = arrays["supports"] >= 3
+    assert 0 < opened[0].mean() < 1
+    found = sums(host(), Purpose.TRAIN, model_of(), opened)
+    assert not found["items"][~opened[0]].any()
+    assert found["items"][opened[0]].any(axis=1).mean() > 0.9
+    first = FedMfServer(settings().fedmf.plan(), 80, 0, 3).initial()["model.items"]
+    moved = (arrays["model.items"] != first).any(axis=1)
+    np.testing.assert_array_equal(moved, opened.any(axis=0))
+
+
+def test_the_server_divides_by_the_raters_that_a_cohort_has_or_is_expected_to_have():
+    server = FedMfServer(dataclasses.replace(PLAN, min_touch=2), 3, 0, 2)
+    arrays = server.initial()
+    for group, supports in enumerate(([4, 1, 2], [2, 3, 0])):
+        summed = Summed(
+            Purpose.SUPPORTS, {"supports": np.array(supports, float)}, 5, 0, group, np.ones(2), 10
+        )
+        arrays = server.apply(arrays, summed)
+    change = np.ones((3, 4))
+
+    def moved(shares):
+        summed = Summed(Purpose.TRAIN, {"items": change}, 5, 0, 0, np.array(shares), 10)
+        return (server.apply(arrays, summed)["model.items"] - arrays["model.items"])[:, 0]
+
+    np.testing.assert_allclose(moved([1, 1]), [1 / 6, 1 / 3, 1 / 2], rtol=1e-5)
+    # Where nobody of the cohort is expected to have rated an item, nothing is made of what is there.
+    np.testing.assert_allclose(moved([1, 0]), [1 / 4, 0, 1 / 2], rtol=1e-5)
+    np.testing.assert_allclose(moved([0.5, 0.5]), [1 / 3, 1 / 1.5, 1], rtol=1e-5)
+    np.testing.assert_allclose(server.model(arrays)["popularity"], [1, 1, 1])
+
+
+def test_users_without_ratings_contribute_nothing_and_keep_their_first_factors():
+    part = np.where(DATA.user < 5, TEST, SPLIT.part)
+    side, model = host(data=held(part)), model_of()
+    before = side.private["factors"].copy()
+    assert not sums(side, Purpose.TRAIN, model, users=range(5))["items"].any()
+    np.testing.assert_array_equal(side.private["factors"], before)
+    assert sums(side, Purpose.TRAIN, model)["items"].any()
+    np.testing.assert_array_equal(side.private["factors"][:5], before[:5])
+    assert (side.private["factors"][5:] != before[5:]).any(axis=1).all()
+
+
+def test_interactions_without_a_rating_neither_teach_nor_count():
+    rating = np.where(np.arange(len(DATA)) % 2, DATA.rating, np.nan)
+    side, model = host(data=held(rating=rating)), model_of()
+    own = (SPLIT.part == TRAIN) & np.isfinite(rating)
+    supports = sums(side, Purpose.SUPPORTS, model)["supports"]
+    np.testing.assert_array_equal(supports, np.bincount(DATA.item[own], minlength=80))
+
+
+@pytest.mark.parametrize("rating", [0.0, 5.5])
+def test_a_rating_out_of_range_is_refused(rating):
+    with pytest.raises(DataError, match=r"ratings of this host out of range: 1; expected 0.5 to 5") as caught:
+        host(data=held(rating=np.where(np.arange(len(DATA)) == 7, rating, DATA.rating)))
+    assert "fedmf.lowest" in str(caught.value.hint)
+
+
+def test_the_sums_of_squares_are_over_all_ratings_together():
+    side, model = host(), model_of()
+    found = sums(side, Purpose.EVALUATE, model)
+    totals = FedMfServer(PLAN, 80, 0, 1).measured(Purpose.EVALUATE, found)
+    assert tuple(totals) == names_of(MEASURES)
+    assert totals["ratings"][0] == np.count_nonzero(SPLIT.part == TEST)
+    assert totals["train_ratings"][0] == np.count_nonzero(SPLIT.part == TRAIN)
+
+
+def test_what_is_recommended_is_scored_by_the_factor_that_the_user_kept():
+    side, model = host(), model_of()
+    sums(side, Purpose.TRAIN, model)
+    expected = model["items"] @ side.private["factors"][9]
+    np.testing.assert_allclose(side.recommend(model, 9), expected, rtol=1e-5)
