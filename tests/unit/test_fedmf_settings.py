@@ -15,6 +15,7 @@ from coterie.launch.feed import load, make_feed
 from coterie.launch.parties import run_plan
 from coterie.learning.fcf import FcfSettings
 from coterie.learning.fedmf import FedMfSettings, printed
+from coterie.privacy.visibility import matrix
 from coterie.rounds.fcf import FcfPlan
 from coterie.rounds.fedmf import FedMfPlan
 
@@ -107,3 +108,11 @@ def test_what_a_setting_gives_away_is_a_warning(given: dict[str, Any], words: st
     usual = run(system=asked.system, secure_sum="masked", federation={"hosts": 3})
     assert any(words in one for one in protection(asked, [149, 150])["warnings"])
     assert not any(words in one for one in protection(usual, [149, 150])["warnings"])
+
+
+@pytest.mark.parametrize("sum_", ["clear", "masked", "encrypted"])
+@pytest.mark.parametrize("form", ["hosts", "users"])
+@pytest.mark.parametrize("system", ["fedmf", "fcf"])
+def test_who_may_see_what_is_declared_as_for_fedncf(system: str, form: str, sum_: str) -> None:
+    assert matrix(system, form, sum_) == matrix("fedncf", form, sum_)
+    assert not matrix(system, form, sum_)["client"]["item_support"].allowed

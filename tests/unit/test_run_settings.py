@@ -183,7 +183,7 @@ def test_the_plan_of_fedmvmf_names_attributes_and_whether_new_items_alone_are_ra
             "expected 'random', 'temporal', 'cold-users' or 'cold-items'",
         ),
         ({"split": {"validation": 0}}, "leaves no item"),
-        ({"rounds": {"choose_by": "validation_rmse"}}, "is not measured"),
+        ({"rounds": {"choose_by": "validation_mae"}}, "is not measured"),
         ({"rounds": {"choose_by": "validation_ndcg@10"}}, "is not measured"),
         ({"secure_sum": "masked", "federation": {"hosts": 1}}, "a sum over one member protects nothing"),
         ({"mvmf": {"lowest": 5, "highest": 1}}, "expected the lowest rating, then the highest"),
