@@ -2,11 +2,13 @@
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from coterie.config import load as config
 from coterie.config.fedmf import FcfOptions, FedMfOptions
 from coterie.config.run import RunSettings
 from coterie.errors import DataError
@@ -18,6 +20,8 @@ from coterie.learning.fedmf import FedMfSettings, printed
 from coterie.privacy.visibility import matrix
 from coterie.rounds.fcf import FcfPlan
 from coterie.rounds.fedmf import FedMfPlan
+
+ROOT = Path(__file__).parents[2]
 
 
 def run(**given: Any) -> RunSettings:
@@ -116,3 +120,9 @@ def test_what_a_setting_gives_away_is_a_warning(given: dict[str, Any], words: st
 def test_who_may_see_what_is_declared_as_for_fedncf(system: str, form: str, sum_: str) -> None:
     assert matrix(system, form, sum_) == matrix("fedncf", form, sum_)
     assert not matrix(system, form, sum_)["client"]["item_support"].allowed
+
+
+@pytest.mark.parametrize("name", ["fedmf", "fcf"])
+def test_the_example_is_a_run_of_its_system_under_a_masked_sum(name: str) -> None:
+    found = config.load(RunSettings, ROOT / "examples" / f"{name}.toml").settings
+    assert (found.system, found.secure_sum, found.data.path) == (name, "masked", None)

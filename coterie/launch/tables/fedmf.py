@@ -213,7 +213,7 @@ def _sums(results: Results) -> Block | None:
     for row, label in rows.items():
         ends = [cell.record["history"][-1]["metrics"] for cell in results.cells[row]]
         values = [float(np.mean([one[name] for one in ends])) for name in (_TRAIN, _RMSE)]
-        lines.append((label, *(f"{value:.6f}" for value in values), shown(results.values(row, _RMSE))))
+        lines.append((label, *(f"{value:.7f}" for value in values), shown(results.values(row, _RMSE))))
     return Block(
         f"Sums, {STEPS['fedmf'][0]}, after {_SUM_ROUNDS} rounds, {results.dataset}, {_seeds(results)}",
         ("", "training RMSE", "test RMSE", "test RMSE, rounded"),
