@@ -40,7 +40,7 @@ KINDS = {
         "fedmf": {"local_epochs": 2},
         "encryption": {**KEY, "obfuscators": "short"},
     },
-    "fcf, hosts": {"system": "fcf", "split": {"kind": "random"}},
+    "fcf, hosts": {"system": "fcf", "split": {"kind": "random"}, "fcf": {"factors": 8}},
 }
 
 

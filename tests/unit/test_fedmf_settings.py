@@ -20,6 +20,7 @@ from coterie.learning.fedmf import FedMfSettings, printed
 from coterie.privacy.visibility import matrix
 from coterie.rounds.fcf import FcfPlan
 from coterie.rounds.fedmf import FedMfPlan
+from coterie.rounds.systems import fewest_users
 
 ROOT = Path(__file__).parents[2]
 
@@ -120,6 +121,11 @@ def test_what_a_setting_gives_away_is_a_warning(given: dict[str, Any], words: st
 def test_who_may_see_what_is_declared_as_for_fedncf(system: str, form: str, sum_: str) -> None:
     assert matrix(system, form, sum_) == matrix("fedncf", form, sum_)
     assert not matrix(system, form, sum_)["client"]["item_support"].allowed
+
+
+def test_no_sum_over_fewer_users_than_twice_the_factors_is_decrypted() -> None:
+    assert fewest_users("fedmf", FedMfOptions(factors=7).plan().to_json()) == 14
+    assert fewest_users("fcf", FcfOptions(factors=9).plan().to_json()) == 18
 
 
 @pytest.mark.parametrize("name", ["fedmf", "fcf"])
