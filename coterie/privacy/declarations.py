@@ -760,8 +760,8 @@ DECLARED: Mapping[tuple[str, str, str], Mapping[str, _Row]] = {
             ("fedncf", _fedncf, ("clear", "masked", "encrypted", "shared-key")),
             ("fedmvmf", _fedmvmf, ("clear", "masked", "encrypted")),
             # They send nothing of a kind that FedNCF does not: no side information, and no counts to clients.
-            ("fedmf", _fedncf, ("clear", "masked", "encrypted")),
-            ("fcf", _fedncf, ("clear", "masked", "encrypted")),
+            ("fedmf", _fedncf, ("clear", "masked", "encrypted", "shared-key")),
+            ("fcf", _fedncf, ("clear", "masked", "encrypted", "shared-key")),
         )
         for form in ("hosts", "users")
         for secure_sum in sums

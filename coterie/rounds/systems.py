@@ -189,9 +189,13 @@ SYSTEMS: dict[str, Offered] = {
         _fedmvmf_fewest,
     ),
     "fedmf": Offered(
-        _fedmf, _fedmf_host, ("clear", "masked", "encrypted"), ratings=_fedmf_ratings, fewest=_fedmf_fewest
+        _fedmf,
+        _fedmf_host,
+        ("clear", "masked", "encrypted", "shared-key"),
+        ratings=_fedmf_ratings,
+        fewest=_fedmf_fewest,
     ),
-    "fcf": Offered(_fcf, _fcf_host, ("clear", "masked", "encrypted"), fewest=_fcf_fewest),
+    "fcf": Offered(_fcf, _fcf_host, ("clear", "masked", "encrypted", "shared-key"), fewest=_fcf_fewest),
 }
 
 SUMS: dict[str, Callable[[bytes | None], ServerHalf]] = {

@@ -32,6 +32,8 @@ BASE = {
 KINDS = {
     "hosts": {},
     "users": {"rounds": {**ROUNDS, "party_per_user": True, "passes": 1}},
+    "fedmf": {"system": "fedmf", "split": {"kind": "random"}, "fedmf": {"local_epochs": 2}},
+    "fcf": {"system": "fcf", "split": {"kind": "random"}, "fcf": {"factors": 8}},
     "exact counts": {"fedncf": {"touch": "exact", "model": "neumf"}},
 }
 

@@ -73,7 +73,7 @@ def test_what_does_not_go_together_is_refused(given: dict[str, Any], words: str)
         run(**given)
 
 
-@pytest.mark.parametrize("sum_", ["clear", "masked", "encrypted"])
+@pytest.mark.parametrize("sum_", ["clear", "masked", "encrypted", "shared-key"])
 @pytest.mark.parametrize("system", ["fedmf", "fcf"])
 def test_every_sum_can_be_asked_for(system: str, sum_: str) -> None:
     assert RunSettings.model_validate({"system": system, "secure_sum": sum_}).secure_sum == sum_
@@ -115,12 +115,14 @@ def test_what_a_setting_gives_away_is_a_warning(given: dict[str, Any], words: st
     assert not any(words in one for one in protection(usual, [149, 150])["warnings"])
 
 
-@pytest.mark.parametrize("sum_", ["clear", "masked", "encrypted"])
+@pytest.mark.parametrize("sum_", ["clear", "masked", "encrypted", "shared-key"])
 @pytest.mark.parametrize("form", ["hosts", "users"])
 @pytest.mark.parametrize("system", ["fedmf", "fcf"])
 def test_who_may_see_what_is_declared_as_for_fedncf(system: str, form: str, sum_: str) -> None:
     assert matrix(system, form, sum_) == matrix("fedncf", form, sum_)
-    assert not matrix(system, form, sum_)["client"]["item_support"].allowed
+    # Who opens the model's versions has what the server has in other runs.
+    assert matrix(system, form, sum_)["client"]["item_support"].allowed is (sum_ == "shared-key")
+    assert matrix(system, form, sum_)["cos"]["item_factor"].allowed is (sum_ != "shared-key")
 
 
 def test_no_sum_over_fewer_users_than_twice_the_factors_is_decrypted() -> None:
@@ -128,7 +130,10 @@ def test_no_sum_over_fewer_users_than_twice_the_factors_is_decrypted() -> None:
     assert fewest_users("fcf", FcfOptions(factors=9).plan().to_json()) == 18
 
 
-@pytest.mark.parametrize("name", ["fedmf", "fcf"])
-def test_the_example_is_a_run_of_its_system_under_a_masked_sum(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "system", "sum_"),
+    [("fedmf", "fedmf", "masked"), ("fcf", "fcf", "masked"), ("secure-fedmf", "fedmf", "shared-key")],
+)
+def test_an_example_is_a_run_of_the_embedded_data(name: str, system: str, sum_: str) -> None:
     found = config.load(RunSettings, ROOT / "examples" / f"{name}.toml").settings
-    assert (found.system, found.secure_sum, found.data.path) == (name, "masked", None)
+    assert (found.system, found.secure_sum, found.data.path) == (system, sum_, None)
