@@ -19,6 +19,7 @@ from coterie.crypto.beacon import BEACON_BYTES
 from coterie.crypto.identity import Bundle, Identity, countersign
 from coterie.crypto.verified import Verified
 from coterie.data.keyed_order import key_hash
+from coterie.errors import RunError
 from coterie.launch.feed import Feed
 from coterie.launch.local_key import LocalKey, SharedLocalKey
 from coterie.launch.parties import run_plan
@@ -39,6 +40,7 @@ from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import MemberHalf
 from coterie.simulate.rounds import Host, Outcome
 from coterie.simulate.training import LocalHost, Trained, train
+from coterie.wire.layout import UnboundedValueError
 from coterie.wire.v1 import operator_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
@@ -188,7 +190,11 @@ def train_plan(
         if on_evaluation is not None:
             on_evaluation(state, sides)
 
-    trained = train(plan, server, half, local, holders, shared, evaluated, record.round_ended)
+    try:
+        trained = train(plan, server, half, local, holders, shared, evaluated, record.round_ended)
+    except UnboundedValueError as error:
+        # Over services the users whom it concerns sit the round out; here it would be all that follows.
+        raise RunError(f"the local step failed: {error}", hint="smaller steps, perhaps") from error
     return InProcess(record.known(trained.state), trained, sides)
 
 

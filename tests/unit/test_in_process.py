@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from coterie.config.run import RunSettings
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, RunError
 from coterie.launch import experiment
 from coterie.launch.feed import load, make_feed
 from coterie.launch.in_process import InProcess, train_in_process
@@ -128,6 +128,26 @@ def test_a_report_in_process_has_the_keys_of_one_of_services(tmp_path: Any) -> N
     assert {"popularity", "random"} <= held["reference"].keys()
     assert held["rounds"] == json.loads(json.dumps(report["rounds"]))
     assert (folder / "report.html").is_file()
+
+
+def test_a_local_step_that_diverges_ends_the_run_with_the_reason() -> None:
+    wild = {"system": "fedmf", "split": {"kind": "random"}, "fedmf": {"rate": 1e30, "private_rate": 1e30}}
+    with pytest.raises(RunError, match="the local step failed"):
+        trained(**wild, rounds={**SMALL["rounds"], "choose_by": "validation_rmse"})
+
+
+@pytest.mark.parametrize("system", ["fedncf", "fedmf"])
+def test_a_key_that_participants_share_changes_no_number(system: str) -> None:
+    given: dict[str, Any] = {"system": system, "encryption": {"bits": 1024, "comparison": True}}
+    if system == "fedmf":
+        given |= {"split": {"kind": "random"}, "rounds": {**SMALL["rounds"], "choose_by": "validation_rmse"}}
+    alone, _ = trained(**given)
+    shared, _ = trained(**given, secure_sum="shared-key")
+    measured = [[one["metrics"] for one in each.known["history"]] for each in (shared, alone)]
+    assert measured[0] == measured[1]
+    assert shared.trained.best.keys() == alone.trained.best.keys()
+    for name, value in alone.trained.best.items():
+        np.testing.assert_array_equal(shared.trained.best[name], value, err_msg=name)
 
 
 def test_drift_is_refused_in_one_process_with_the_reason() -> None:
