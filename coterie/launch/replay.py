@@ -118,6 +118,9 @@ class Replay:
         ConfigError
             When sums were encrypted, and gmpy2 is not installed.
         """
+        if self._plan.secure_sum == "shared-key":
+            # Of sums that do more than measure the server is told nothing.
+            return
         half = self._half()
         versions: dict[bytes, int] = {}
         for number in sorted(self._rounds):

@@ -41,6 +41,23 @@ def test_random_cohorts_with_exact_counts_give_users_away_whatever_the_mask(atta
     assert found["disaggregate"]["auc"] > found["disaggregate"]["popularity_auc"] + 0.1
 
 
+def test_under_a_key_that_participants_share_the_same_rounds_show_no_sum(attacked):
+    found = attacked(
+        data=SPARSE,
+        secure_sum="shared-key",
+        encryption={"bits": 1024, "comparison": True},
+        fedncf={"touch": "exact"},
+        rounds={"cohorts": "random", "cohort": 20, "passes": 20, "evaluate_every": 20},
+    )
+    assert found["disaggregate"]["pairs"] > 0
+    assert (found["disaggregate"]["rounds"], found["disaggregate"]["auc"]) == (0, None)
+    assert (found["cluster"]["rounds"], found["differencing"]["pairs"], found["inversion"]["updates"]) == (
+        0,
+        0,
+        0,
+    )
+
+
 def test_fixed_groups_asked_once_tell_no_more_than_popularity(attacked):
     found = attacked(
         # Two groups of the default size.
