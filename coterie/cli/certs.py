@@ -348,7 +348,10 @@ def participants(
     state: Annotated[Path, typer.Argument(metavar="FOLDER", help="State folder of an enrolled party.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Print the ids of a party's participants, a line each; of a host that holds a key, its holder's is last."""
+    """Print the ids of a party's participants, a line each.
+
+    Of a host that holds the key of sums, its holder's is the last one.
+    """
     from coterie.net.enrolment import saved_bundles
 
     ids = [bundle.participant_id.hex() for bundle in saved_bundles(state)]
