@@ -14,6 +14,7 @@ from coterie.evaluation.leave_one_out import LeaveOneOut, sample_negatives
 from coterie.evaluation.metrics import pair_loss, ranking
 from coterie.evaluation.paired import Difference, paired_difference
 from coterie.evaluation.rated import Rated, figures, graded_ndcg
+from coterie.evaluation.readings import measure_readings
 
 __all__ = [
     "Difference",
@@ -26,6 +27,7 @@ __all__ = [
     "from_table",
     "graded_ndcg",
     "headline",
+    "measure_readings",
     "pair_loss",
     "paired_difference",
     "popularity",

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from coterie.errors import RunError
 
-__all__ = ["pair_loss", "ranking"]
+__all__ = ["descending", "pair_loss", "ranking"]
 
 _ELEMENTS_AT_ONCE = 1 << 21
 """Scores whose sort keys are in memory together: 16 MB."""
@@ -136,6 +136,27 @@ def pair_loss(
     return loss
 
 
+def descending(scores: NDArray[np.floating]) -> NDArray[np.int64]:
+    """Return whole numbers that are in ascending order where scores are in descending order, and equal where they are.
+
+    The bits of a float32 order like an integer once those of negative numbers are flipped.
+
+    Parameters
+    ----------
+    scores : ndarray of float
+        Of any shape; finite.  They are compared as float32.
+
+    Returns
+    -------
+    ndarray of int64
+        Of the same shape, each of 32 bits with its sign.
+    """
+    # Adding zero turns -0 into +0, which it equals.
+    bits = (scores.astype(np.float32) + np.float32(0)).view(np.int32)
+    ascending = np.where(bits < 0, bits ^ np.int32(0x7FFF_FFFF), bits)
+    return (~ascending).astype(np.int64)
+
+
 def _sort_keys(
     scores: NDArray[np.floating],
     relevant: NDArray[np.bool_],
@@ -145,10 +166,9 @@ def _sort_keys(
     """Return integers whose ascending order is the ranking, the lowest bit telling the relevant items.
 
     One number per item carries score, tie rule and relevance, so a partition of plain integers replaces an
-    indirect sort. The bits of a float32 order like an integer once those of negative numbers are flipped.
+    indirect sort.
     """
-    # Adding zero turns -0 into +0, which it equals.
-    score = scores.astype(np.float32) + np.float32(0)
+    score = scores.astype(np.float32)
     if not (finite := np.isfinite(score) | ~candidates).all():
         user, item = (int(index) for index in np.argwhere(~finite)[0])
         raise RunError(
@@ -156,9 +176,7 @@ def _sort_keys(
             "expected a finite one",
             hint="the model has diverged: a lower learning rate or more regularisation",
         )
-    bits = score.view(np.int32)
-    ascending = np.where(bits < 0, bits ^ np.int32(0x7FFF_FFFF), bits)
-    keys = np.left_shift((~ascending).astype(np.int64), 1) | relevant
+    keys = np.left_shift(descending(score), 1) | relevant
     return np.where(candidates, keys, _NOT_A_CANDIDATE)
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from coterie.errors import RunError
 from coterie.evaluation import pair_loss, ranking
+from coterie.evaluation.metrics import descending
 
 
 def plainly(
@@ -185,3 +186,15 @@ def test_a_long_history_is_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
     whole = pair_loss(scores, positive, ~positive)
     monkeypatch.setattr("coterie.evaluation.metrics._ELEMENTS_AT_ONCE", 64)
     np.testing.assert_allclose(pair_loss(scores, positive, ~positive), whole)
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False), min_size=2, max_size=20))
+def test_numbers_of_a_descending_order_compare_as_the_scores_do_the_other_way_round(scores):
+    given_scores = np.array([*scores, 0.0, -0.0], np.float32)
+    found = descending(given_scores)
+    for one in (np.less, np.equal):
+        np.testing.assert_array_equal(
+            one(found[:, None], found), one(given_scores[None, :], given_scores[:, None])
+        )
+    assert (found >= -(2**31)).all()
+    assert (found < 2**31).all()
