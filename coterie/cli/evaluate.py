@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 __all__ = ["evaluate", "tune"]
 
 _TableOption = Annotated[
-    str, typer.Option("--table", metavar="NAME", help="Which table: drift, fedncf, privmvmf or fedmf.")
+    str,
+    typer.Option(
+        "--table",
+        metavar="NAME",
+        help="Which table: drift, fedncf, privmvmf, privmvmf-readings or fedmf.",
+    ),
 ]
 _FileArgument = Annotated[
     Path | None,

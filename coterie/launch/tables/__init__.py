@@ -9,12 +9,13 @@ from coterie.launch.tables.drift import DRIFT
 from coterie.launch.tables.fedmf import FEDMF
 from coterie.launch.tables.fedncf import FEDNCF
 from coterie.launch.tables.privmvmf import PRIVMVMF
+from coterie.launch.tables.readings import PRIVMVMF_READINGS
 from coterie.launch.tables.table import Table, chosen_rows, evaluate, stem
 from coterie.launch.tables.tuning import Trials, tune
 
 __all__ = ["TABLES", "Table", "Trials", "chosen_rows", "evaluate", "find", "stem", "tune"]
 
-TABLES = {table.name: table for table in (DRIFT, FEDNCF, PRIVMVMF, FEDMF)}
+TABLES = {table.name: table for table in (DRIFT, FEDNCF, PRIVMVMF, PRIVMVMF_READINGS, FEDMF)}
 """Every table, by name."""
 
 
