@@ -12,7 +12,7 @@ from coterie.launch import tables
 from coterie.launch.feed import load, make_feed
 from coterie.launch.in_process import train_in_process
 from coterie.launch.tables.cell import Cell
-from coterie.launch.tables.readings import MODEL, off_by, predicted_by
+from coterie.launch.tables.readings import MODEL, NEW_USERS, off_by, predicted_by
 from coterie.launch.tables.table import Results
 
 TABLE = tables.find("privmvmf-readings")
@@ -25,7 +25,8 @@ ABSENT = "\N{EN DASH}"
 
 def quickly(row):
     """Return a row of two passes."""
-    return dataclasses.replace(row, options={**row.options, **(QUICK if row.name == MODEL else {})})
+    trained = row.name.startswith(MODEL)
+    return dataclasses.replace(row, options={**row.options, **(QUICK if trained else {})})
 
 
 def evaluated(out, **more):
@@ -41,6 +42,12 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def made(folder):
     return evaluated(folder)[0]
+
+
+@pytest.fixture(scope="module")
+def both(folder, made):
+    """The table with the study; what stands already is taken up."""
+    return evaluated(folder / "both", names=(*(row["row"] for row in made["rows"]), "new-users"))[0]
 
 
 def test_every_reading_is_one_line_below_the_paper(made):
@@ -64,13 +71,34 @@ def test_the_model_is_trained_as_in_the_table_of_the_paper():
     assert (ours.options, ours.label) == (usual.options, usual.label)
 
 
-def test_readings_are_of_the_version_that_counts(made):
-    row = next(row for row in made["rows"] if row["row"] == MODEL)
-    metrics = row["metrics"]
+@pytest.mark.parametrize("name", [MODEL, f"{MODEL}-{NEW_USERS}"])
+def test_readings_are_of_the_version_that_counts(both, name):
+    metrics = next(row for row in both["rows"] if row["row"] == name)["metrics"]
     # What hosts measured while it was trained; sums of these are rounded.
     for metric in ("precision@10", "recall@10"):
         assert metrics[f"{metric}/unseen/liked/having"] == pytest.approx(metrics[metric], abs=1e-5)
     assert metrics["ndcg/rated/printed/10"] == pytest.approx(metrics["ndcg_rated@10"], abs=1e-5)
+
+
+def test_new_users_are_a_study_with_lines_beside_the_papers_figures_of_them(made, both):
+    assert len(both["rows"]) == 2 * len(made["rows"])
+    assert both["blocks"][:-2] == made["blocks"]
+    splits = {row["row"].endswith(NEW_USERS): row["split_sha256"] for row in both["rows"]}
+    assert splits[True] != splits[False]
+    new, together = both["blocks"][-2:]
+    assert new["rows"][0][1:4] == ("0.273", "0.042", "0.709")
+    assert together["rows"][0][1:5] == ("0.293", "0.221", "0.273", "0.042")
+    metrics = {row["row"]: row["metrics"] for row in both["rows"]}
+    for line in together["rows"][1:]:
+        values = [
+            metrics[row][f"{metric}/{line[0]}"]
+            for row in (MODEL, f"{MODEL}-{NEW_USERS}")
+            for metric in ("precision@10", "recall@10")
+        ]
+        paper = (0.2931, 0.2208, 0.2728, 0.0423)
+        assert list(line[1:5]) == [f"{value:.3f}" for value in values]
+        farthest = max(abs(value / one - 1) for value, one in zip(values, paper, strict=True))
+        assert line[-1].startswith(f"{farthest:.0%}")
 
 
 def test_rankers_that_know_no_user_have_all_readings_that_they_can_have(made):

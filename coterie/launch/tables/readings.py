@@ -3,12 +3,15 @@
 The paper prints NDCG .8313 beside precision .2931 and recall .2208, and does not say among which items.  Here is every
 reading that was tried.  Beside the model stand two rankers that know no user, the damped mean of an item's ratings and
 popularity: what a reading rewards is seen in them.
+
+The study ``new-users`` measures the same for users without ratings to learn from.  A reading that is what the paper did
+has to hold there, too; one that only happens to come near will not.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +24,7 @@ from coterie.evaluation.readings import (
     GAINS,
     OVER,
     RELEVANT,
-    GradedReading,
+    Candidates,
     Reading,
     candidates,
     graded_readings,
@@ -32,17 +35,20 @@ from coterie.evaluation.selection import Trained
 from coterie.launch.feed import Feed
 from coterie.launch.in_process import InProcess, train_in_process
 from coterie.launch.tables.blocks import ABSENT, shown
-from coterie.launch.tables.privmvmf import PAPER, PRIVMVMF, trained_of
+from coterie.launch.tables.privmvmf import PAPER, PRIVMVMF, SCENARIOS, trained_of
 from coterie.launch.tables.row import Engine, Options, Row, configured
 from coterie.launch.tables.table import Block, Results, Section, Table
 from coterie.learning.mvmf import scores
 from coterie.rounds.mvmf import CHOOSE_BY, MvmfServer
 from coterie.rounds.mvmf_host import MvmfHost
 
-__all__ = ["MODEL", "NEAR", "PRIVMVMF_READINGS", "off_by", "predicted_by"]
+__all__ = ["MODEL", "NEAR", "NEW_USERS", "PRIVMVMF_READINGS", "off_by", "predicted_by"]
 
 MODEL = "fedmvmf-paper"
 """The row whose readings are compared with the paper's."""
+
+NEW_USERS = "cold-users"
+"""The scenario of the study, as `coterie.launch.tables.privmvmf.SCENARIOS` calls it."""
 
 NEAR = 0.05
 """Precision and recall that both differ by no more than this share of the paper's are marked."""
@@ -51,14 +57,13 @@ _NEAREST = 8
 """Readings in the block of the nearest ones."""
 
 _NDCG, _PRECISION, _RECALL = "ndcg_rated@10", "precision@10", "recall@10"
-_PAPER = PAPER[""]
-_RANKERS = {MODEL: "FedMVMF", "item-mean": "means", "popularity": "popular"}
+_RANKERS = {MODEL: "FedMVMF", "item-mean": "means", "popularity": "pop."}
 """Headings by row, short enough for a line to have them all."""
 
 _NOTES = (
     "Off by: the larger of the shares by which FedMVMF's P and R differ from the paper's; * where that is at most "
     f"{NEAR:.0%}. The paper's figures are those of MovieLens 1M, whichever data ours are of.",
-    "Means: the damped mean of an item's ratings. Popular: by how many have rated it. NDCG: among the same candidates, "
+    "Means: the damped mean of an item's ratings. Pop.: by how many have rated it. NDCG: among the same candidates, "
     f"{GAINS['printed']}, to rank 10; of sets that differ only in what is recommended it stands with the first.",
     *(f"{name}: {sentence}." for name, sentence in OVER.items()),
     *(f"{one.name}: {one.sentence}." for one in candidates()),
@@ -143,22 +148,33 @@ def _raters(feed: Feed) -> NDArray[np.float32]:
     return popularity(data.item[train], np.ones(int(train.sum()), np.bool_), len(data.items))
 
 
+def _named(row: str, scenario: str) -> str:
+    return f"{row}-{scenario}" if scenario else row
+
+
 def _rows() -> tuple[Row, ...]:
-    model = next(row for row in PRIVMVMF.rows() if row.name == MODEL)
-    return (
-        dataclasses.replace(model, engine=configured(_federated)),
-        Row("item-mean", "Damped item mean", _of_items(_means, predicts=True)),
-        Row("popularity", "Popularity", _of_items(_raters, predicts=False)),
+    engines = {
+        MODEL: configured(_federated),
+        "item-mean": _of_items(_means, predicts=True),
+        "popularity": _of_items(_raters, predicts=False),
+    }
+    known = {row.name: row for row in PRIVMVMF.rows()}
+    return tuple(
+        dataclasses.replace(known[_named(name, scenario)], engine=engine)
+        for scenario in ("", NEW_USERS)
+        for name, engine in engines.items()
     )
 
 
-def off_by(results: Results, reading: Reading) -> float | None:
+def off_by(results: Results, reading: Reading, scenario: str = "") -> float | None:
     """Return the larger of the shares by which the model's precision and recall differ from the paper's.
 
     Parameters
     ----------
     results : Results
     reading : Reading
+    scenario : str
+        ``""`` or `NEW_USERS`.
 
     Returns
     -------
@@ -166,7 +182,7 @@ def off_by(results: Results, reading: Reading) -> float | None:
         0.05 for 5%; of means over the seeds.  None where the model has no figure.
     """
     found = [
-        (results.values(MODEL, f"{metric}/{reading.name}"), _PAPER[metric])
+        (results.values(_named(MODEL, scenario), f"{metric}/{reading.name}"), PAPER[scenario][metric])
         for metric in (_PRECISION, _RECALL)
     ]
     if not all(values for values, _ in found):
@@ -174,71 +190,79 @@ def off_by(results: Results, reading: Reading) -> float | None:
     return max(abs(float(np.mean(values)) / paper - 1) for values, paper in found)
 
 
+def _near(results: Results, scenario: str) -> list[tuple[float, Reading]]:
+    """Return readings and by how much they are off, the nearest first."""
+    every = [(off_by(results, reading, scenario), reading) for reading in readings()]
+    return sorted(((off, reading) for off, reading in every if off is not None), key=lambda one: one[0])
+
+
 def _columns(*metrics: str) -> tuple[str, ...]:
     return tuple(f"{ranker}\n{metric}" for ranker in _RANKERS.values() for metric in metrics)
 
 
-def _title(text: str, results: Results) -> str:
+def _title(text: str, results: Results, who: str = SCENARIOS[""][0]) -> str:
     seeds = f"seed {results.seeds[0]}" if len(results.seeds) == 1 else f"means of {len(results.seeds)} seeds"
-    return f"{text}, {results.dataset}, {seeds}"
+    return f"{text}, {who}, {results.dataset}, {seeds}"
 
 
-def _ndcg(reading: Reading) -> str:
-    return f"ndcg/{reading.candidates.name}/printed/10"
+def _ndcg(one: Candidates) -> str:
+    return f"ndcg/{one.name}/printed/10"
 
 
-def _line(results: Results, reading: Reading, label: str) -> tuple[str, ...]:
-    off = off_by(results, reading)
-    names = (
-        f"{_PRECISION}/{reading.name}",
-        f"{_RECALL}/{reading.name}",
-        _ndcg(reading),
-    )
-    return (
-        label,
-        *(shown(results.values(row, name)) for row in _RANKERS for name in names),
-        ABSENT if off is None else f"{off:.0%}{' *' if off <= NEAR else ''}",
-    )
+def _mark(off: float | None) -> str:
+    return ABSENT if off is None else f"{off:.0%}{' *' if off <= NEAR else ''}"
 
 
-_OTHERS = (ABSENT,) * 3 * (len(_RANKERS) - 1)
-_OF_THE_PAPER = (
-    "the paper's PrivMVMF",
-    *(f"{_PAPER[metric]:.3f}" for metric in (_PRECISION, _RECALL, _NDCG)),
-    *_OTHERS,
-    ABSENT,
-)
-
-
-def _block(title: str, results: Results, lines: Sequence[tuple[str, ...]], notes: tuple[str, ...]) -> Block:
+def _block(
+    title: str,
+    results: Results,
+    lines: Iterable[tuple[Reading, str]],
+    notes: tuple[str, ...],
+    scenario: str = "",
+) -> Block:
+    """Return a block of readings with their labels, the paper's figures on top."""
+    found = [
+        (
+            "the paper's PrivMVMF",
+            *(f"{PAPER[scenario][metric]:.3f}" for metric in (_PRECISION, _RECALL, _NDCG)),
+            *(ABSENT,) * (3 * len(_RANKERS) - 2),
+        )
+    ]
+    for reading, label in lines:
+        names = (f"{_PRECISION}/{reading.name}", f"{_RECALL}/{reading.name}", _ndcg(reading.candidates))
+        ours = [shown(results.values(_named(row, scenario), name)) for row in _RANKERS for name in names]
+        found.append((label, *ours, _mark(off_by(results, reading, scenario))))
     columns = ("reading", *_columns("P@10", "R@10", "NDCG"), "off by")
-    return Block(_title(title, results), columns, (_OF_THE_PAPER, *lines), notes)
+    return Block(_title(title, results, SCENARIOS[scenario][0]), columns, tuple(found), notes)
+
+
+def _nearest(scenario: str) -> Section:
+    def section(results: Results) -> Block | None:
+        near = _near(results, scenario)
+        if not near:
+            return None
+        marked = [reading for off, reading in near if off <= NEAR]
+        whole = sum(_off_ndcg(results, _ndcg(reading.candidates), scenario) <= NEAR for reading in marked)
+        notes = (
+            f"Of {len(near)} readings of precision and recall {len(marked)} come within {NEAR:.0%} of both; in {whole} "
+            "of these NDCG among the same candidates does, too.",
+            "A reading's name: candidates, what is relevant, what the figure is over; they are explained below "
+            "'relevant: rated 4 or more'.",
+        )
+        lines = [(reading, reading.name) for _, reading in near[:_NEAREST]]
+        return _block("Readings nearest to the paper's P and R", results, lines, notes, scenario)
+
+    return section
+
+
+def _off_ndcg(results: Results, name: str, scenario: str) -> float:
+    """Return by which share the model's NDCG differs from the paper's; infinite without one."""
+    values = results.values(_named(MODEL, scenario), name)
+    return abs(float(np.mean(values)) / PAPER[scenario][_NDCG] - 1) if values else np.inf
 
 
 def _known(results: Results) -> bool:
     return any(row in results.cells for row in _RANKERS)
-
-
-def _nearest(results: Results) -> Block | None:
-    near = [(off, reading) for reading in readings() if (off := off_by(results, reading)) is not None]
-    if not near:
-        return None
-    near.sort(key=lambda one: one[0])
-    lines = [_line(results, reading, reading.name) for _, reading in near[:_NEAREST]]
-    marked = [reading for off, reading in near if off <= NEAR]
-    whole = sum(_near_ndcg(results, reading) for reading in marked)
-    notes = (
-        f"Of {len(near)} readings of precision and recall {len(marked)} come within {NEAR:.0%} of both; in {whole} of "
-        "these NDCG among the same candidates does, too.",
-        "A reading's name: candidates, what is relevant, what the figure is over; explained below the next table.",
-    )
-    return _block("Readings nearest to the paper's precision and recall", results, lines, notes)
-
-
-def _near_ndcg(results: Results, reading: Reading) -> bool:
-    """Return whether NDCG among the same candidates is near the paper's, too."""
-    values = results.values(MODEL, _ndcg(reading))
-    return bool(values) and abs(float(np.mean(values)) / _PAPER[_NDCG] - 1) <= NEAR
 
 
 def _relevant(relevant: str) -> Section:
@@ -246,9 +270,7 @@ def _relevant(relevant: str) -> Section:
         if not _known(results):
             return None
         lines = [
-            _line(results, one, f"{one.candidates.name}, {one.over}")
-            for one in readings()
-            if one.relevant == relevant
+            (one, f"{one.candidates.name}, {one.over}") for one in readings() if one.relevant == relevant
         ]
         title = f"Precision and recall, relevant: {RELEVANT[relevant]}"
         return _block(title, results, lines, _NOTES if relevant == next(iter(RELEVANT)) else ())
@@ -259,21 +281,48 @@ def _relevant(relevant: str) -> Section:
 def _graded(results: Results) -> Block | None:
     if not _known(results):
         return None
-
-    def line(one: GradedReading) -> tuple[str, ...]:
-        values = results.values(MODEL, f"ndcg/{one.name}")
-        off = abs(float(np.mean(values)) / _PAPER[_NDCG] - 1) if values else None
-        return (
-            f"{one.candidates.name}, {one.gain}, {one.ranks}",
-            *(shown(results.values(row, f"ndcg/{one.name}")) for row in _RANKERS),
-            ABSENT if off is None else f"{off:.0%}{' *' if off <= NEAR else ''}",
+    paper = ("the paper's PrivMVMF", f"{PAPER[''][_NDCG]:.3f}", *(ABSENT,) * len(_RANKERS))
+    lines = [paper]
+    for one in graded_readings():
+        name = f"ndcg/{one.name}"
+        off = _off_ndcg(results, name, "")
+        ours = [shown(results.values(row, name)) for row in _RANKERS]
+        lines.append(
+            (
+                f"{one.candidates.name}, {one.gain}, {one.ranks}",
+                *ours,
+                _mark(off if np.isfinite(off) else None),
+            )
         )
-
-    paper = (_OF_THE_PAPER[0], f"{_PAPER[_NDCG]:.3f}", *(ABSENT,) * len(_RANKERS))
     gains = (f"{name}: {sentence}." for name, sentence in GAINS.items())
     notes = ("A reading's name: candidates, gain, rank at which the sums stop.", *gains)
-    columns = ("reading", *_columns("NDCG"), "off by")
-    return Block(_title("NDCG", results), columns, (paper, *map(line, graded_readings())), notes)
+    return Block(_title("NDCG", results), ("reading", *_columns("NDCG"), "off by"), tuple(lines), notes)
+
+
+def _together(results: Results) -> Block | None:
+    """Return the readings that come nearest to the paper in both scenarios, by the one in which they are farther."""
+    known, new = ({one: off for off, one in _near(results, scenario)} for scenario in ("", NEW_USERS))
+    both = sorted((max(known[one], new[one]), one.name, one) for one in known if one in new)
+    if not both:
+        return None
+    metrics = [(scenario, metric) for scenario in ("", NEW_USERS) for metric in (_PRECISION, _RECALL)]
+    lines = [
+        ("the paper's PrivMVMF", *(f"{PAPER[scenario][metric]:.3f}" for scenario, metric in metrics), ABSENT)
+    ]
+    for off, name, _ in both[:_NEAREST]:
+        ours = (shown(results.values(_named(MODEL, end), f"{metric}/{name}")) for end, metric in metrics)
+        lines.append((name, *ours, _mark(off)))
+    notes = (
+        f"{sum(off <= NEAR for off, _, _ in both)} of {len(both)} readings come within {NEAR:.0%} of precision and "
+        "recall for existing users and for new ones. Off by: the largest of the four shares.",
+    )
+    columns = (
+        "reading",
+        *(f"{who}\n{what}" for who in ("existing", "new") for what in ("P@10", "R@10")),
+        "off by",
+    )
+    title = _title("Readings nearest to the paper's P and R", results, "existing and new users")
+    return Block(title, columns, tuple(lines), notes)
 
 
 def _prepare(settings: RunSettings, dataset: Dataset) -> RunSettings:
@@ -283,13 +332,20 @@ def _prepare(settings: RunSettings, dataset: Dataset) -> RunSettings:
 PRIVMVMF_READINGS = Table(
     name="privmvmf-readings",
     title="Readings of PrivMVMF's precision and recall",
-    paper="PrivMVMF (Mai and Pang), table 4, existing users and items: means of 5 runs on MovieLens 1M",
+    paper="PrivMVMF (Mai and Pang), table 4: means of 5 runs on MovieLens 1M",
     file=None,
     prepare=_prepare,
     rows=_rows,
-    sections=(_nearest, *(_relevant(name) for name in RELEVANT), _graded),
+    sections=(
+        _nearest(""),
+        *(_relevant(name) for name in RELEVANT),
+        _graded,
+        _nearest(NEW_USERS),
+        _together,
+    ),
     headline=_NDCG,
     choose_by=CHOOSE_BY,
     seeds=(0,),
+    studies={"new-users": tuple(_named(row, NEW_USERS) for row in _RANKERS)},
     system="fedmvmf",
 )
