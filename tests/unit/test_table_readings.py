@@ -61,8 +61,10 @@ def test_every_reading_is_one_line_below_the_paper(made):
         assert len({line[0] for line in block["rows"]}) == len(block["rows"])
     assert nearest["rows"][0][1:4] == ("0.293", "0.221", "0.831")
     off = [float(line[-1].split("%")[0]) for line in nearest["rows"][1:]]
-    assert off == sorted(off)
-    assert len(off) == 8
+    assert off[:8] == sorted(off)[:8]
+    # Below the nearest stand those that other tables show.
+    assert {"unseen/liked/having", "rated/liked/having"} >= {line[0] for line in nearest["rows"][9:]}
+    assert "rated/liked/having" in {line[0] for line in nearest["rows"]}
 
 
 def test_the_model_is_trained_as_in_the_table_of_the_paper():

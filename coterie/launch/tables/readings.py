@@ -56,6 +56,9 @@ NEAR = 0.05
 _NEAREST = 8
 """Readings in the block of the nearest ones."""
 
+_USUAL = ("unseen/liked/having", "rated/liked/having")
+"""Readings whose precision, recall or NDCG is what other tables show; they stand below the nearest."""
+
 _NDCG, _PRECISION, _RECALL = "ndcg_rated@10", "precision@10", "recall@10"
 _RANKERS = {MODEL: "FedMVMF", "item-mean": "means", "popularity": "pop."}
 """Headings by row, short enough for a line to have them all."""
@@ -246,10 +249,13 @@ def _nearest(scenario: str) -> Section:
         notes = (
             f"Of {len(near)} readings of precision and recall {len(marked)} come within {NEAR:.0%} of both; in {whole} "
             "of these NDCG among the same candidates does, too.",
-            "A reading's name: candidates, what is relevant, what the figure is over; they are explained below "
-            "'relevant: rated 4 or more'.",
+            f"The nearest {_NEAREST}, and below them {' and '.join(_USUAL)}, whose P and R, and whose NDCG, other "
+            "tables show. A name says candidates, what is relevant, and what the figure is over; "
+            "'relevant: rated 4 or more' explains them.",
         )
-        lines = [(reading, reading.name) for _, reading in near[:_NEAREST]]
+        first = [reading for _, reading in near[:_NEAREST]]
+        usual = [reading for _, reading in near[_NEAREST:] if reading.name in _USUAL]
+        lines = [(reading, reading.name) for reading in (*first, *usual)]
         return _block("Readings nearest to the paper's P and R", results, lines, notes, scenario)
 
     return section
