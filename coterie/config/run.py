@@ -401,8 +401,6 @@ def _factor_problems(settings: RunSettings) -> list[str]:
             f"split.kind {settings.split.kind!r}: {system} is measured by held-out items of users that it has learned "
             f"from; expected {' or '.join(map(repr, kinds))}"
         )
-    if settings.federation.attacks:
-        found.append(f"federation.attacks: there are none on {system}; expected false")
     return found + _rounds_problems(
         settings,
         chosen_by=[name for name in figures if name.startswith("validation_")],

@@ -249,11 +249,13 @@ def _attack(
         return dict(windows.report(transcripts, truth, plan))
     if settings.system == "drift":
         return dict(attacks.report(transcripts, truth, plan))
-    if settings.system == "fedmvmf":
+    if settings.system in ("fedmvmf", "fedmf", "fcf"):
         told = np.full((truth.n_users, len(feed.attribute_names)), np.nan)
         if feed.attributes is not None:
             told[user_slot[user_slot >= 0]] = feed.attributes.values[user_slot >= 0]
-        rated = mvmf_attacks.RatedTruth(truth, data.rating[train][known], told)
+        # FCF learns that something was taken up, and no rating.
+        ratings = data.rating[train][known] if settings.system != "fcf" else np.ones(int(known.sum()))
+        rated = mvmf_attacks.RatedTruth(truth, ratings, told)
         return mvmf_attacks.report(transcripts, rated, plan)
     return round_attacks.report(transcripts, truth, plan)
 

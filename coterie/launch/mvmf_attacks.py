@@ -1,12 +1,16 @@
-"""The attacks on a run of FedMVMF: what its server received of users, or of sums over them, and the models it sent.
+"""The attacks on a run of FedMVMF, FedMF or FCF: what its server received, of users or of sums, and the models it sent.
 
 Where a contribution covers one user, the user is reconstructed from it.  Where the server has only sums, over the users
 of a host or of a cohort, the same attack is put to the sum as if it were of one user, each of its users being taken for
 the result, and the sum is taken apart into profiles.  ``docs/systems/mvmf-attacks.md`` has what the attacks do.
+
+FCF is FedMVMF with other settings.  A contribution of FedMF is turned into one of FedMVMF first: a change of a row,
+less what the ridge did to it, is twice the rate times :math:`f(i, j)`; exactly so with one local epoch.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +22,16 @@ from numpy.typing import NDArray
 
 from coterie.errors import DataError
 from coterie.launch.replay import Received, Replay
+from coterie.learning.fedmf import FedMfSettings, shared
+from coterie.learning.mvmf import MvmfSettings
 from coterie.privacy.attacks import differencing, disaggregate, intersect, profiles
 from coterie.privacy.attacks.reconstruction import Marginals, Reconstruction, Seen, reconstruct, seen_in_sum
 from coterie.privacy.attacks.reconstruction_accuracy import Held
 from coterie.privacy.attacks.reconstruction_accuracy import report as accuracy
 from coterie.privacy.attacks.rounds import RoundView, view_of_sum
 from coterie.privacy.attacks.scoring import Truth, mean_auc
+from coterie.rounds.fcf import FcfPlan
+from coterie.rounds.fedmf import FedMfPlan
 from coterie.rounds.mvmf import MvmfPlan
 from coterie.rounds.training import Purpose
 from coterie.wire.layout import ImpossibleSumError
@@ -86,7 +94,7 @@ class RatedTruth:
 
 
 def report(transcripts: Sequence[Path], truth: RatedTruth, plan: RunPlan) -> dict[str, dict[str, Any]]:
-    """Attack the server's transcript of a run of FedMVMF.
+    """Attack the server's transcript of a run of FedMVMF, FedMF or FCF.
 
     Returns
     -------
@@ -96,7 +104,7 @@ def report(transcripts: Sequence[Path], truth: RatedTruth, plan: RunPlan) -> dic
         users at least (``smallest_sum``) it was read from.  ``intersection`` where contributions cover one user,
         ``profiles`` where they cover several.  ``disaggregate`` and ``differencing`` as for FedNCF.
     """
-    settings = MvmfPlan.from_json(plan.settings)
+    settings, stepping = _settings(plan)
     pairs = truth.pairs
     replay = Replay(transcripts, plan, models=True)
     views: list[RoundView] = []
@@ -118,6 +126,8 @@ def report(transcripts: Sequence[Path], truth: RatedTruth, plan: RunPlan) -> dic
         seen = _seen(one, replay.model(one.plan))
         if seen is None:
             continue
+        if stepping is not None:
+            seen = _gradients(seen, stepping)
         if single:
             kept = alone[one.slots[0]]
             kept[:] = [*kept[-(_ROUNDS - 1) :], seen]
@@ -126,14 +136,15 @@ def report(transcripts: Sequence[Path], truth: RatedTruth, plan: RunPlan) -> dic
             sums[one.slots] = seen
             if len(sums) > _SUMS:
                 del sums[next(iter(sums))]
-    learning, marginals = settings.learning, truth.marginals()
+    learning, marginals = _rules(settings), truth.marginals()
     taken: dict[int, Reconstruction] = {}
     for users, seen in sums.items():
         # By the last of the sums that cover a user.
         taken.update(dict.fromkeys(users, reconstruct(seen, learning, marginals)))
     for user, rounds in alone.items():
-        # With SGD a factor steps from one contribution to the next; with SemiALS each stands by itself.
-        if learning.update == "sgd" and len(rounds) > 1:
+        # With SGD a factor steps from one contribution to the next; with SemiALS each stands by itself.  FedMF's own
+        # steps are others.
+        if learning.update == "sgd" and len(rounds) > 1 and stepping is None:
             taken[user] = reconstruct(rounds[-2], learning, marginals, second=rounds[-1])
         else:
             taken[user] = reconstruct(rounds[-1], learning, marginals)
@@ -142,10 +153,40 @@ def report(transcripts: Sequence[Path], truth: RatedTruth, plan: RunPlan) -> dic
     if alone:
         found["intersection"] = _intersection(alone, truth)
     if sums:
-        found["profiles"] = _profiles(sums, truth, settings, marginals)
+        found["profiles"] = _profiles(sums, truth, learning, marginals)
     found["disaggregate"] = dict(disaggregate.report(views, pairs))
     found["differencing"] = dict(differencing.report(views, pairs))
     return found
+
+
+def _settings(plan: RunPlan) -> tuple[MvmfPlan | FedMfPlan, FedMfSettings | None]:
+    """Return the plan of a system, and how its users step where that is FedMF."""
+    if plan.system == "fcf":
+        return FcfPlan.from_json(plan.settings).mvmf(), None
+    if plan.system == "fedmf":
+        own = FedMfPlan.from_json(plan.settings)
+        return own, own.learning
+    return MvmfPlan.from_json(plan.settings), None
+
+
+def _rules(settings: MvmfPlan | FedMfPlan) -> MvmfSettings:
+    """Return what everybody knows of the run, in FedMVMF's terms."""
+    if isinstance(settings, FedMfPlan):
+        return shared(settings.learning)
+    return settings.learning
+
+
+def _gradients(seen: Seen, stepping: FedMfSettings) -> Seen:
+    """Return FedMF's changes of rows as FedMVMF's gradients; of several local epochs what all of them come to."""
+    rate = stepping.rate * stepping.local_epochs
+    ridge = np.where(seen.touched[:, None], 2 * stepping.ridge * seen.item_factors, 0.0)
+    return dataclasses.replace(
+        seen,
+        items=(seen.items / rate + ridge) / 2,
+        noise=(seen.noise[0] / (2 * rate), seen.noise[1]),
+        # What is clipped is the change, and the bound leaves room for more than ratings can do.
+        bounds=(np.inf, np.inf),
+    )
 
 
 def _spread(users: NDArray[np.integer], most: int) -> list[int]:
@@ -201,12 +242,12 @@ def _intersection(alone: Mapping[int, Sequence[Seen]], truth: RatedTruth) -> dic
 
 
 def _profiles(
-    sums: Mapping[tuple[int, ...], Seen], truth: RatedTruth, settings: MvmfPlan, marginals: Marginals
+    sums: Mapping[tuple[int, ...], Seen], truth: RatedTruth, learning: MvmfSettings, marginals: Marginals
 ) -> dict[str, Any]:
     """Report what each sum falls into, in the mean over sums."""
     found = []
     for users, seen in sums.items():
-        named = profiles.profiles(seen, settings.learning, marginals, users=len(users))
+        named = profiles.profiles(seen, learning, marginals, users=len(users))
         found.append(profiles.report(named, np.stack([truth.held(user).ratings for user in users])))
 
     def mean(values: Sequence[float | None]) -> float | None:

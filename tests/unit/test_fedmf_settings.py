@@ -60,7 +60,6 @@ def test_a_run_divides_at_random_has_everybody_in_each_round_and_chooses_by_its_
         ({"split": {"kind": "cold-users"}}, "split.kind 'cold-users': fedmf is measured by held-out items"),
         ({"split": {"kind": "leave-last-out"}}, "expected 'random' or 'temporal'"),
         ({"system": "fcf", "split": {"kind": "cold-items"}}, "'random' or 'temporal' or 'leave-last-out'"),
-        ({"federation": {"attacks": True}}, "federation.attacks: there are none on fedmf"),
         ({"rounds": {"choose_by": "validation_hit_ratio@10"}}, "is not measured; expected one of"),
         ({"system": "fcf", "rounds": {"choose_by": "validation_rmse"}}, "'validation_rmse' is not measured"),
         ({"secure_sum": "masked", "federation": {"hosts": 1}}, "a sum over one member protects nothing"),

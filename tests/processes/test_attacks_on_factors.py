@@ -1,0 +1,65 @@
+"""What a curious server makes of a run of FedMF or FCF: all of a user in clear, and nothing of a sum over many."""
+
+import asyncio
+
+import pytest
+
+from coterie.launch import experiment
+
+USERS = 40
+BASE = {
+    "split": {"kind": "random"},
+    "data": {"synthetic": {"users": USERS, "items": 200, "interactions": 1600}},
+    "encryption": {"bits": 1024, "comparison": True},
+    "federation": {"hosts": 2, "attacks": True},
+}
+ROUNDS = {"cohorts": "all", "passes": 2, "evaluate_every": 2, "party_per_user": True}
+SYSTEMS = {
+    "fedmf": {"system": "fedmf"},
+    "fedmf, printed steps, several epochs": {"system": "fedmf", "fedmf": {"steps": "sum", "local_epochs": 2}},
+    "fcf": {"system": "fcf", "fcf": {"factors": 8}},
+}
+EVERY_ITEM = {"min_touch": 1}
+"""Rows of items that few have rated leave, too."""
+
+
+@pytest.fixture
+def attacked(small, tmp_path):
+    """Return a function that runs a federation to its end and returns the attacks of its report."""
+
+    def run(system, secure_sum, **options):
+        given = SYSTEMS[system]
+        name = given["system"]
+        given = {**given, name: {**given.get(name, {}), **options}}
+        settings = small(**{**BASE, **given, "rounds": ROUNDS, "secure_sum": secure_sum, "output": tmp_path})
+        report, _ = asyncio.run(experiment.run(settings, "test", lambda seed, event: None))
+        return report["attacks"]
+
+    return run
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_users_contribution_in_clear_is_its_ratings(attacked, system):
+    found = attacked(system, "clear", **EVERY_ITEM)["reconstruction"]
+    assert (found["sums"], found["smallest_sum"]) == (USERS, 1)
+    assert found["auc"] > 0.999 > found["popularity_auc"] + 0.1
+    assert found["ratings"] > 0.95
+    assert found["ratings"] > found["ratings_guess"]
+
+
+@pytest.mark.parametrize("system", ["fedmf", "fcf"])
+@pytest.mark.parametrize("secure_sum", ["masked", "encrypted"])
+def test_a_sum_over_everybody_tells_no_more_than_popularity(attacked, system, secure_sum):
+    attacks = attacked(system, secure_sum)
+    found = attacks["reconstruction"]
+    assert (found["sums"], found["smallest_sum"]) == (1, USERS)
+    assert found["auc"] < found["popularity_auc"] + 0.02
+    assert found["ratings"] < found["ratings_guess"]
+    assert attacks["profiles"]["exposed"] == 0
+
+
+def test_under_a_key_that_participants_share_there_is_no_sum_to_attack(attacked):
+    attacks = attacked("fedmf", "shared-key")
+    assert attacks["reconstruction"]["sums"] == 0
+    assert attacks["reconstruction"]["auc"] is None
+    assert "profiles" not in attacks
