@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.errors import ConfigError
 from coterie.evaluation.leave_one_out import RANKED
 from coterie.learning.fcf import TAKEN_UP, FcfSettings
 from coterie.learning.optimisers import ServerOptimiser
 from coterie.rounds.host_data import HostData
 from coterie.rounds.mvmf import MvmfPlan
 from coterie.rounds.mvmf_host import MvmfHost
-from coterie.rounds.plan_settings import settings_from_json, settings_to_json
+from coterie.rounds.rated import RatedPlan
 from coterie.rounds.system import Arrays
+from coterie.wire.layout import Layout
 
 __all__ = ["CHOOSE_BY", "FIGURES", "MEASURES", "FcfHost", "FcfPlan", "taken_up"]
 
@@ -34,7 +34,7 @@ CHOOSE_BY = "validation_ndcg@10"
 
 
 @dataclass(frozen=True)
-class FcfPlan:
+class FcfPlan(RatedPlan):
     """What the plan of a run says about FCF.
 
     Parameters
@@ -49,33 +49,25 @@ class FcfPlan:
         A value out of its range.
     """
 
+    system: ClassVar[str] = "FCF"
+
     learning: FcfSettings
     min_touch: int = 3
-
-    def __post_init__(self) -> None:
-        if self.min_touch < 1:
-            raise ConfigError(f"min_touch is {self.min_touch}; expected at least 1")
-
-    def to_json(self) -> str:
-        """Return the settings as the contract's ``RunPlan.settings``."""
-        return settings_to_json(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> FcfPlan:
-        """Return the settings of a plan.
-
-        Raises
-        ------
-        ConfigError
-            When they are malformed, name something unknown, or a value is out of its range.
-        """
-        return settings_from_json(text, "FCF", cls._of)
 
     @classmethod
     def _of(cls, plain: dict[str, Any]) -> FcfPlan:
         learning = dict(plain.pop("learning"))
         server = ServerOptimiser(**learning.pop("server"))
         return cls(FcfSettings(server=server, **learning), **plain)
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """What a user's measurement has."""
+        return MEASURES
+
+    def of_training(self, n_items: int) -> Layout:
+        """Return what a contribution to a round of training looks like."""
+        return self.mvmf().of_training(n_items)
 
     def mvmf(self) -> MvmfPlan:
         """Return the plan of FedMVMF that is the same, but for what is measured."""

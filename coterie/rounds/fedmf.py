@@ -8,20 +8,17 @@ travelled in each round would give users' items away (``docs/systems/fedncf.md``
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.errors import ConfigError
 from coterie.learning.fedmf import FedMfSettings, apply, initial, layout
 from coterie.rounds import mvmf
-from coterie.rounds.measures import LARGEST, Measure, measure_segments
-from coterie.rounds.plan_settings import settings_from_json, settings_to_json
-from coterie.rounds.rated import RatedServer, named, unnamed
-from coterie.rounds.system import Arrays, Summed
-from coterie.rounds.training import Purpose
-from coterie.wire.layout import Layout, Segment
+from coterie.rounds.measures import LARGEST, Measure
+from coterie.rounds.rated import RatedPlan, RatedServer
+from coterie.rounds.system import Arrays, Summed, named, unnamed
+from coterie.wire.layout import Layout
 
 __all__ = ["CHOOSE_BY", "FIGURES", "MEASURES", "FedMfPlan", "FedMfServer"]
 
@@ -42,7 +39,7 @@ _MODEL = "model."
 
 
 @dataclass(frozen=True)
-class FedMfPlan:
+class FedMfPlan(RatedPlan):
     """What the plan of a run says about FedMF.
 
     Parameters
@@ -57,27 +54,10 @@ class FedMfPlan:
         A value out of its range.
     """
 
+    system: ClassVar[str] = "FedMF"
+
     learning: FedMfSettings
     min_touch: int = 3
-
-    def __post_init__(self) -> None:
-        if self.min_touch < 1:
-            raise ConfigError(f"min_touch is {self.min_touch}; expected at least 1")
-
-    def to_json(self) -> str:
-        """Return the settings as the contract's ``RunPlan.settings``."""
-        return settings_to_json(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> FedMfPlan:
-        """Return the settings of a plan.
-
-        Raises
-        ------
-        ConfigError
-            When they are malformed, name something unknown, or a value is out of its range.
-        """
-        return settings_from_json(text, "FedMF", cls._of)
 
     @classmethod
     def _of(cls, plain: dict[str, Any]) -> FedMfPlan:
@@ -88,15 +68,9 @@ class FedMfPlan:
         """What a user's measurement has."""
         return MEASURES
 
-    def layout(self, purpose: Purpose, n_items: int) -> Layout:
-        """Return what a contribution of a purpose looks like."""
-        match purpose:
-            case Purpose.SUPPORTS:
-                return Layout((Segment.whole("supports", (n_items,), 1),))
-            case Purpose.EVALUATE:
-                return Layout(measure_segments(self.measures))
-            case Purpose.TRAIN:
-                return layout(self.learning, n_items)
+    def of_training(self, n_items: int) -> Layout:
+        """Return what a contribution to a round of training looks like."""
+        return layout(self.learning, n_items)
 
 
 class FedMfServer(RatedServer):

@@ -32,7 +32,7 @@ from coterie.learning.optimisers import ServerOptimiser
 from coterie.rounds.gathering import gathered
 from coterie.rounds.measures import add_measures, measure_segments, measured_in
 from coterie.rounds.plan_settings import settings_from_json, settings_to_json
-from coterie.rounds.system import Arrays, Summed, User
+from coterie.rounds.system import Arrays, Summed, User, named, unnamed
 from coterie.rounds.training import Purpose, means
 from coterie.secure_sum.plan import SumPlan
 from coterie.wire.layout import Contribution, Layout, Segment
@@ -128,7 +128,7 @@ class FedNcfServer:
     def initial(self) -> Arrays:
         """Return version 0 of the model, the optimiser's state, and no supports."""
         model = initial(self.plan.learning, self._n_items, self._seed)
-        arrays = _named(_MODEL, model) | _named(_SERVER, initial_server_state(self.plan.learning, model))
+        arrays = named(_MODEL, model) | named(_SERVER, initial_server_state(self.plan.learning, model))
         if self.asks_supports:
             arrays["supports"] = np.zeros((self._groups, self._n_items), np.uint32)
             arrays["group_users"] = np.zeros(self._groups, np.uint32)
@@ -149,7 +149,7 @@ class FedNcfServer:
             return {**arrays, "supports": supports, "group_users": users}
         model, state = apply(
             self.model(arrays),
-            _unnamed(_SERVER, arrays),
+            unnamed(_SERVER, arrays),
             summed.sums,
             self.plan.learning,
             users=summed.users,
@@ -157,11 +157,11 @@ class FedNcfServer:
             expected=self._expected(arrays, summed.shares),
             population=summed.population,
         )
-        return {**arrays, **_named(_MODEL, model), **_named(_SERVER, state)}
+        return {**arrays, **named(_MODEL, model), **named(_SERVER, state)}
 
     def model(self, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
         """Return item embeddings and network."""
-        return _unnamed(_MODEL, arrays)
+        return unnamed(_MODEL, arrays)
 
     def opened(self, arrays: Arrays) -> NDArray[np.bool_] | None:
         """Return which items each group may train."""
@@ -193,18 +193,6 @@ class FedNcfServer:
                 touched = expected_touches(support, mean, self.plan.learning, users=users)
                 total += shares[group] * touched
         return total
-
-
-def _named(prefix: str, arrays: Mapping[str, NDArray[np.float32]]) -> Arrays:
-    return {prefix + name: value for name, value in arrays.items()}
-
-
-def _unnamed(prefix: str, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
-    return {
-        name.removeprefix(prefix): value.astype(np.float32, copy=False)
-        for name, value in arrays.items()
-        if name.startswith(prefix)
-    }
 
 
 @dataclass

@@ -13,20 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.errors import ConfigError
 from coterie.learning.mvmf import MvmfSettings, apply, initial, initial_server_state, layout
 from coterie.learning.optimisers import ServerOptimiser
-from coterie.rounds.measures import LARGEST, Measure, measure_segments
-from coterie.rounds.plan_settings import settings_from_json, settings_to_json
-from coterie.rounds.rated import RatedServer, named, open_anywhere, unnamed
-from coterie.rounds.system import Arrays, Summed
-from coterie.rounds.training import Purpose
-from coterie.wire.layout import Layout, Segment
+from coterie.rounds.measures import LARGEST, Measure
+from coterie.rounds.rated import RatedPlan, RatedServer, open_anywhere
+from coterie.rounds.system import Arrays, Summed, named, unnamed
+from coterie.wire.layout import Layout
 
 __all__ = ["CHOOSE_BY", "FIGURES", "MEASURES", "MvmfPlan", "MvmfServer", "open_anywhere"]
 
@@ -50,7 +47,7 @@ _MODEL, _SERVER = "model.", "server."
 
 
 @dataclass(frozen=True)
-class MvmfPlan:
+class MvmfPlan(RatedPlan):
     """What the plan of a run says about FedMVMF.
 
     Parameters
@@ -70,29 +67,12 @@ class MvmfPlan:
         A value out of its range.
     """
 
+    system: ClassVar[str] = "FedMVMF"
+
     learning: MvmfSettings
     attributes: tuple[str, ...] = ()
     min_touch: int = 3
     new_items: bool = False
-
-    def __post_init__(self) -> None:
-        if self.min_touch < 1:
-            raise ConfigError(f"min_touch is {self.min_touch}; expected at least 1")
-
-    def to_json(self) -> str:
-        """Return the settings as the contract's ``RunPlan.settings``."""
-        return settings_to_json(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> MvmfPlan:
-        """Return the settings of a plan.
-
-        Raises
-        ------
-        ConfigError
-            When they are malformed, name something unknown, or a value is out of its range.
-        """
-        return settings_from_json(text, "FedMVMF", cls._of)
 
     @classmethod
     def _of(cls, plain: dict[str, Any]) -> MvmfPlan:
@@ -106,15 +86,9 @@ class MvmfPlan:
         """What a user's measurement has."""
         return MEASURES
 
-    def layout(self, purpose: Purpose, n_items: int) -> Layout:
-        """Return what a contribution of a purpose looks like."""
-        match purpose:
-            case Purpose.SUPPORTS:
-                return Layout((Segment.whole("supports", (n_items,), 1),))
-            case Purpose.EVALUATE:
-                return Layout(measure_segments(self.measures))
-            case Purpose.TRAIN:
-                return layout(self.learning, n_items, len(self.attributes))
+    def of_training(self, n_items: int) -> Layout:
+        """Return what a contribution to a round of training looks like."""
+        return layout(self.learning, n_items, len(self.attributes))
 
 
 class MvmfServer(RatedServer):

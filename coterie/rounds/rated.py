@@ -6,41 +6,90 @@ closed for it, because a row that one user of a cohort touches is that user's ro
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.errors import ConfigError
 from coterie.evaluation.rated import figures_of
-from coterie.rounds.measures import Measure, measured_in, names_of
+from coterie.rounds.measures import Measure, measure_segments, measured_in, names_of
+from coterie.rounds.plan_settings import settings_from_json, settings_to_json
 from coterie.rounds.system import Arrays, Summed
 from coterie.rounds.training import Purpose
-from coterie.wire.layout import Layout
+from coterie.wire.layout import Layout, Segment
 
-__all__ = ["RatedPlan", "RatedServer", "named", "open_anywhere", "unnamed"]
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+__all__ = ["RatedPlan", "RatedServer", "open_anywhere"]
 
 
-class RatedPlan(Protocol):
-    """What the plan of such a system has."""
+class RatedPlan(ABC):
+    """What the plan of such a system says; its parameters are those of the plans that derive from it.
+
+    Raises
+    ------
+    ConfigError
+        ``min_touch`` is below 1.
+    """
+
+    system: ClassVar[str]
+    """Name of the system, for errors."""
+
+    def __post_init__(self) -> None:
+        if self.min_touch < 1:
+            raise ConfigError(f"min_touch is {self.min_touch}; expected at least 1")
 
     @property
+    @abstractmethod
     def min_touch(self) -> int:
         """Fewest users of a group that must have rated an item for the group to train it."""
-        ...
 
     @property
+    @abstractmethod
     def measures(self) -> Sequence[str | Measure]:
         """What a user's measurement has."""
-        ...
+
+    @abstractmethod
+    def of_training(self, n_items: int) -> Layout:
+        """Return what a contribution to a round of training looks like."""
+
+    @classmethod
+    @abstractmethod
+    def _of(cls, plain: dict[str, Any]) -> Self:
+        """Return the settings that JSON held."""
+
+    def to_json(self) -> str:
+        """Return the settings as the contract's ``RunPlan.settings``."""
+        return settings_to_json(cast("DataclassInstance", self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return the settings of a plan.
+
+        Raises
+        ------
+        ConfigError
+            When they are malformed, name something unknown, or a value is out of its range.
+        """
+        return settings_from_json(text, cls.system, cls._of)
 
     def layout(self, purpose: Purpose, n_items: int) -> Layout:
         """Return what a contribution of a purpose looks like."""
-        ...
+        match purpose:
+            case Purpose.SUPPORTS:
+                return Layout((Segment.whole("supports", (n_items,), 1),))
+            case Purpose.EVALUATE:
+                return Layout(measure_segments(self.measures))
+            case Purpose.TRAIN:
+                return self.of_training(n_items)
 
 
-class RatedServer:
-    """The side of the orchestration server, but for `initial`, `trained` and `model`.
+class RatedServer(ABC):
+    """The side of the orchestration server, but for its first arrays, training and what participants fetch.
 
     Parameters
     ----------
@@ -82,9 +131,17 @@ class RatedServer:
             case Purpose.TRAIN:
                 return self.trained(arrays, summed)
 
+    @abstractmethod
+    def initial(self) -> Arrays:
+        """Return everything that is kept, before the first round."""
+
+    @abstractmethod
     def trained(self, arrays: Arrays, summed: Summed) -> Arrays:
         """Return the arrays after a sum of training."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def model(self, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
+        """Return what participants fetch."""
 
     def _supported(self, arrays: Arrays, summed: Summed) -> Arrays:
         own = summed.sums["supports"].astype(np.uint32)
@@ -115,20 +172,6 @@ class RatedServer:
     def figures(self, totals: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, int]]:
         """Return means over users, F1 of the mean precision and recall, and RMSE over all ratings together."""
         return figures_of(totals)
-
-
-def named(prefix: str, arrays: Mapping[str, NDArray[np.float32]]) -> Arrays:
-    """Return arrays with a prefix to their names."""
-    return {prefix + name: value for name, value in arrays.items()}
-
-
-def unnamed(prefix: str, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
-    """Return the arrays whose names have a prefix, without it."""
-    return {
-        name.removeprefix(prefix): value.astype(np.float32, copy=False)
-        for name, value in arrays.items()
-        if name.startswith(prefix)
-    }
 
 
 def open_anywhere(model: Mapping[str, NDArray[np.float32]]) -> NDArray[np.bool_]:

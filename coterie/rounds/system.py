@@ -16,7 +16,18 @@ from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import SumPlan
 from coterie.wire.layout import Layout
 
-__all__ = ["Arrays", "HostSide", "Keep", "OwnerSide", "ServerSide", "Summed", "ToldServerSide", "User"]
+__all__ = [
+    "Arrays",
+    "HostSide",
+    "Keep",
+    "OwnerSide",
+    "ServerSide",
+    "Summed",
+    "ToldServerSide",
+    "User",
+    "named",
+    "unnamed",
+]
 
 Arrays = dict[str, NDArray[Any]]
 """Named arrays."""
@@ -154,3 +165,17 @@ class ToldServerSide(ServerSide, Protocol):
     def told(self, arrays: Arrays, answers: Sequence[Arrays]) -> Arrays:
         """Return the arrays with what owners answered for the sum that is applied next; some may be absent."""
         ...
+
+
+def named(prefix: str, arrays: Mapping[str, NDArray[np.float32]]) -> Arrays:
+    """Return arrays with a prefix to their names."""
+    return {prefix + name: value for name, value in arrays.items()}
+
+
+def unnamed(prefix: str, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
+    """Return the arrays whose names have a prefix, without it."""
+    return {
+        name.removeprefix(prefix): value.astype(np.float32, copy=False)
+        for name, value in arrays.items()
+        if name.startswith(prefix)
+    }
