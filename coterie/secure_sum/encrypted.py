@@ -59,6 +59,8 @@ __all__ = [
     "EncryptedServer",
     "Keyring",
     "check_confirmation",
+    "ciphertexts_at",
+    "confirmations_in",
     "packing_of",
     "part_of",
     "proof_context",
@@ -303,23 +305,15 @@ class EncryptedServer:
         if running is None:
             raise AssertionError("a sum is decrypted without a running sum")
         total = self._total(running)
-        confirmations = [
-            wire.Confirmation.FromString(message) for _, message in sorted(closed[Step.CONFIRM].items())
-        ]
         part = plan.asked_of(member)[1]
         places = part_of(len(total.units), part, len(plan.holders))
-        size = total.public.modulus_bytes
         task = wire.DecryptionTask(
             members=submitters,
-            confirmations=confirmations,
+            confirmations=confirmations_in(closed),
             mode=total.mode,
             part=part,
             first=places.start,
-            ciphertexts=b"".join(
-                number.to_bytes(size, "big")
-                for place in places
-                for number in (total.units[place], total.shifts[place])
-            ),
+            ciphertexts=ciphertexts_at(total, places),
         )
         return Pieces(own=task.SerializeToString())
 
@@ -460,6 +454,18 @@ class EncryptedMember:
     def forget(self) -> None:
         """Answer nothing more."""
         self._gone = True
+
+
+def confirmations_in(closed: Closed) -> list[wire.Confirmation]:
+    """Return what holders signed in CONFIRM, by ascending position."""
+    return [wire.Confirmation.FromString(message) for _, message in sorted(closed[Step.CONFIRM].items())]
+
+
+def ciphertexts_at(total: EncryptedVector, places: range) -> bytes:
+    """Return unit and shift of some of a sum's ciphertexts, as tasks of holders carry them."""
+    size = total.public.modulus_bytes
+    pairs = ((total.units[place], total.shifts[place]) for place in places)
+    return b"".join(number.to_bytes(size, "big") for pair in pairs for number in pair)
 
 
 def proof_context(plan: SumPlan, first: int) -> bytes:

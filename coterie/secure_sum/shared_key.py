@@ -23,7 +23,14 @@ from numpy.typing import NDArray
 from coterie.crypto.paillier import RunningSum
 from coterie.crypto.sealed_model import AGREEMENT_BYTES
 from coterie.crypto.verification import VerificationError
-from coterie.secure_sum.encrypted import EncryptedServer, Keyring, packing_of, read_message
+from coterie.secure_sum.encrypted import (
+    EncryptedServer,
+    Keyring,
+    ciphertexts_at,
+    confirmations_in,
+    packing_of,
+    read_message,
+)
 from coterie.secure_sum.key_holder import KeyHolder, read_briefing
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Applied, Closed, Declined, Failed, Pieces, Step, Total, bad_message
@@ -158,18 +165,11 @@ class SharedKeyServer(EncryptedServer):
 
     def _task_of(self, plan: SumPlan, closed: Closed, running: RunningSum, subject: Subject) -> bytes:
         total = self._total(running)
-        size = total.public.modulus_bytes
         return wire.ApplyTask(
             members=sorted(closed[Step.SUBMIT]),
-            confirmations=[
-                wire.Confirmation.FromString(message) for _, message in sorted(closed[Step.CONFIRM].items())
-            ],
+            confirmations=confirmations_in(closed),
             mode=total.mode,
-            ciphertexts=b"".join(
-                number.to_bytes(size, "big")
-                for pair in zip(total.units, total.shifts, strict=True)
-                for number in pair
-            ),
+            ciphertexts=ciphertexts_at(total, range(len(total.units))),
             model=subject.model,
             items=subject.items,
             shares=subject.shares,
