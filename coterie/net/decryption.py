@@ -137,8 +137,7 @@ class Decryption(SumTasks):
                 continue
             with self._activity(_ACTIVITIES.get(step, "rounds")):
                 effects = await asyncio.to_thread(current.machine.asked, step, briefing)
-            if not await self._carry_out(current, step, effects):
-                return
+            await self._carry_out(current, step, effects)
             current.taken[respondent, step] = time.monotonic()
 
     async def _begin(self, number: int) -> _Open:
@@ -185,8 +184,8 @@ class Decryption(SumTasks):
         self._serving(plan, held)
         return found
 
-    async def _carry_out(self, current: _Open, step: Step, effects: Sequence[Effect]) -> bool:
-        """Carry out effects in order; return whether the COS has the answer, or the refusal to give one."""
+    async def _carry_out(self, current: _Open, step: Step, effects: Sequence[Effect]) -> None:
+        """Carry out effects in order."""
         items = []
         for effect in effects:
             match effect:
@@ -203,7 +202,6 @@ class Decryption(SumTasks):
                 case _:
                     raise AssertionError(f"a key holder has no effect {effect}")
         await self._submit(current.plan.round, step, items)
-        return True
 
 
 def _read_journal(path: Path) -> Journal:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from coterie.crypto.roster import Roster, load_roster_key
 from coterie.crypto.verification import VerificationError
 from coterie.errors import CertificateError, ConfigError, PeerError
-from coterie.net.public_keys import PublicKeys, Trust
+from coterie.launch.key_trust import key_trust
+from coterie.net.public_keys import PublicKeys
 from coterie.rounds.encryption import holder_obfuscators, obfuscators
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined
@@ -52,13 +52,7 @@ class Encryption:
             )
         self._way = settings.obfuscators
         self._custody = host.custody
-        trust = Trust(
-            host.settings.run,
-            Roster.load(settings.roster),
-            load_roster_key(settings.roster_key),
-            settings.terms,
-            host.revoked,
-        )
+        trust = key_trust(host.settings.run, settings, host.revoked)
         self._keys = PublicKeys(host.thirdparty, trust, host.settings.state / "paillier.json")
         # Made for a key once: the tables behind it take seconds.
         self._made: tuple[bytes, Obfuscators] | None = None

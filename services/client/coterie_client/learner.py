@@ -224,7 +224,9 @@ class Learner:
                 raise PeerError("the COS says that an unknown model is current")
             return held
 
-        await self.side()
+        if self._shared is not None:
+            # What opens a version wants to know how many items there are.
+            await self.side()
         return await asyncio.to_thread(self._decode, found, payload)
 
     def _decode(self, version: int, payload: bytes) -> Model:

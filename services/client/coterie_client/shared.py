@@ -10,15 +10,14 @@ from functools import partial
 
 from coterie.config.services import ClientSettings
 from coterie.crypto.identity import Bundle
-from coterie.crypto.roster import Roster, load_roster_key
 from coterie.errors import ConfigError
+from coterie.launch.key_trust import key_trust
 from coterie.launch.process import Runtime
 from coterie.net.channel import Channel
 from coterie.net.decryption import Bundles, MakeHalf
 from coterie.net.enrolment import HOLDER, identities
 from coterie.net.key_holding import KeyHolding
 from coterie.net.party import Party
-from coterie.net.public_keys import Trust
 from coterie.rounds.shared_model import SharedModels
 from coterie.secure_sum.shared_key import SharedKeyHolder
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
@@ -66,13 +65,7 @@ def key_holding(
         thirdparty,
         identity,
         bundle,
-        Trust(
-            settings.run,
-            Roster.load(encryption.roster),
-            load_roster_key(encryption.roster_key),
-            encryption.terms,
-            revoked,
-        ),
+        key_trust(settings.run, encryption, revoked),
         bundles,
         settings.consent.consent(1),
         settings.state / HOLDER,

@@ -8,14 +8,13 @@ from typing import Any
 import grpc
 
 from coterie.config.services import DecryptingClientSettings
-from coterie.crypto.roster import Roster, load_roster_key
+from coterie.launch.key_trust import key_trust
 from coterie.launch.process import Runtime
 from coterie.net.credentials import TlsFiles
 from coterie.net.directory import Directory
 from coterie.net.enrolment import enrol, identities, saved_bundles
 from coterie.net.key_holding import KeyHolding
 from coterie.net.party import Party
-from coterie.net.public_keys import Trust
 from coterie.net.retry import Retry
 from coterie.net.revocation import RevocationWatch
 
@@ -40,7 +39,6 @@ class DecryptingProcess:
             lambda current: runtime.holds("directory", current),
             on_revoked=directory.exclude,
         )
-        encryption = settings.encryption
         party = Party(
             runtime.connect(settings.cos, "cos"),
             settings.run,
@@ -53,13 +51,7 @@ class DecryptingProcess:
             thirdparty,
             identity,
             bundle,
-            Trust(
-                settings.run,
-                Roster.load(encryption.roster),
-                load_roster_key(encryption.roster_key),
-                encryption.terms,
-                lambda: self._revocations.participants,
-            ),
+            key_trust(settings.run, settings.encryption, lambda: self._revocations.participants),
             directory.bundles,
             settings.consent.consent(1),
             settings.state,
