@@ -139,6 +139,17 @@ class Running(Federation):
         except TimeoutError:
             pytest.fail(f"no {what} within {WAIT_S} s; the last event: {self.events[-1:]}")
 
+    async def a_round(self, what: str, **expected: object) -> None:
+        """Wait for a round of training that ends like this, of those still to come."""
+        seen = max((event.number for event in self.events), default=0)
+
+        def wanted(event: wire.WatchRunResponse) -> bool:
+            one = event.round
+            found = {key: getattr(one, key) for key in expected}
+            return event.number > seen and one.purpose == "train" and found == expected
+
+        await self.until(wanted, what)
+
     async def phase(self, phase: str, epoch: int = 0) -> None:
         """Wait until the run has come to a phase, and at least to an epoch."""
         number = wire.RunPhase.Value(f"RUN_PHASE_{phase.upper()}")

@@ -70,32 +70,20 @@ def lasting(small, **changes):
     return small(**{**BASE, **KINDS["fedncf, hosts"], "rounds": rounds, **changes})
 
 
-async def a_round(running, what, **expected):
-    """Wait for a round of training that ends like this, of those still to come."""
-    seen = max((event.number for event in running.events), default=0)
-
-    def wanted(event):
-        one = event.round
-        found = {key: getattr(one, key) for key in expected}
-        return event.number > seen and one.purpose == "train" and found == expected
-
-    await running.until(wanted, what)
-
-
 async def test_a_decrypting_client_that_dies_is_done_without_and_without_a_majority_nothing_is_decrypted(
     small, federation
 ):
     settings = lasting(small, federation={"hosts": 3, "party_timeout_s": 3.0})
     async with federation(settings) as running:
         await running.start()
-        await a_round(running, "a round", reason="")
+        await running.a_round("a round", reason="")
         running.children[HOLDERS[1]].kill()
-        await a_round(running, "a round while nobody knows that it is gone", reason="")
+        await running.a_round("a round while nobody knows that it is gone", reason="")
         await running.change(HOLDERS[1], "lost")
-        await a_round(running, "a round of the others", reason="")
+        await running.a_round("a round of the others", reason="")
         running.children[HOLDERS[1]].start()
         await running.change(HOLDERS[1], "returned")
-        await a_round(running, "a round of all of them", reason="")
+        await running.a_round("a round of all of them", reason="")
 
         for party in HOLDERS:
             running.children[party].kill()
@@ -113,11 +101,11 @@ async def test_a_server_that_dies_goes_on_under_the_same_key(small, federation):
     settings = lasting(small)
     async with federation(settings) as running:
         await running.start()
-        await a_round(running, "a round", reason="")
+        await running.a_round("a round", reason="")
         before = (await running.run_state()).version
         running.cos.kill()
         running.cos.start()
-        await a_round(running, "a round after the restart", reason="")
+        await running.a_round("a round after the restart", reason="")
         state = await running.run_state()
         assert state.version > before
         folders = {party: running.children[party].state for party in HOLDERS}
@@ -139,9 +127,9 @@ async def test_another_key_is_made_after_so_many_rounds_and_the_old_one_goes(sma
         await running.start()
         seen = set()
         while len(seen) < 3:
-            await a_round(running, "a round", reason="")
+            await running.a_round("a round", reason="")
             seen |= {path.name for path in (running.children[HOLDERS[0]].state / "keys").glob("*.key")}
-        await a_round(running, "a round under the last of them", reason="")
+        await running.a_round("a round under the last of them", reason="")
         folders = [running.children[party].state / "keys" for party in HOLDERS]
 
         def gone():
@@ -173,7 +161,7 @@ async def test_a_holder_that_is_revoked_takes_no_part_any_more_and_the_run_goes_
     settings = lasting(small)
     async with federation(settings) as running:
         await running.start()
-        await a_round(running, "a round", reason="")
+        await running.a_round("a round", reason="")
         gone, staying = HOLDERS[which], [party for n, party in enumerate(HOLDERS) if n != which]
         (revoked,) = identities(running.children[gone].state, 1)
         await revoke(running, revoked.participant_id)
@@ -185,9 +173,9 @@ async def test_a_holder_that_is_revoked_takes_no_part_any_more_and_the_run_goes_
             )
 
         await running.comes_true(another, "the others hold another key")
-        await a_round(running, "a round that may still be under the old one", reason="")
+        await running.a_round("a round that may still be under the old one", reason="")
         for _ in range(2):
-            await a_round(running, "a round under the new one", reason="", liars=0)
+            await running.a_round("a round under the new one", reason="", liars=0)
         await running.stop()
     assert not list(folders[gone].glob("*.2.key"))
     for party in staying:
@@ -205,7 +193,7 @@ async def test_holders_decrypt_no_sum_that_may_be_solved_for_what_is_behind_it(s
     )
     async with federation(settings) as running:
         await running.start()
-        await a_round(running, "an abandoned round", version=0)
+        await running.a_round("an abandoned round", version=0)
         await running.stop()
         (ended,) = [one.round for one in running.events if one.round.purpose == "train"][:1]
         assert "0 of 3 key holders confirmed" in ended.reason

@@ -30,31 +30,19 @@ def feed_of(settings):
     return dataclasses.replace(feed, host=np.repeat(np.arange(len(USERS_AT)), USERS_AT))
 
 
-async def a_round(running, what, **expected):
-    """Wait for a round of training that ends like this, of those still to come."""
-    seen = max((event.number for event in running.events), default=0)
-
-    def wanted(event):
-        one = event.round
-        found = {key: getattr(one, key) for key in expected}
-        return event.number > seen and one.purpose == "train" and found == expected
-
-    await running.until(wanted, what)
-
-
 async def test_a_host_that_is_lost_is_done_without_until_it_is_back_and_too_many_end_the_run(
     small, federation
 ):
     settings = settings_of(small, party_per_user=True)
     async with federation(settings, feed=feed_of(settings)) as running:
         await running.start()
-        await a_round(running, "a round over everybody", summed=30, dropped=0, reason="")
+        await running.a_round("a round over everybody", summed=30, dropped=0, reason="")
         running.children[SMALL].kill()
         await running.change(SMALL, "lost")
-        await a_round(running, "a round without the host", summed=24, dropped=6, reason="")
+        await running.a_round("a round without the host", summed=24, dropped=6, reason="")
         running.children[SMALL].start()
         await running.change(SMALL, "returned")
-        await a_round(running, "a round over everybody again", summed=30, dropped=0, reason="")
+        await running.a_round("a round over everybody again", summed=30, dropped=0, reason="")
 
         running.children[BIG].kill()
         report = await running.finish()
@@ -76,7 +64,7 @@ async def test_of_three_hosts_that_are_parties_none_may_be_lost(small, federatio
     settings = settings_of(small)
     async with federation(settings, feed=feed_of(settings)) as running:
         await running.start()
-        await a_round(running, "a round over everybody", summed=30, members=3, dropped=0, reason="")
+        await running.a_round("a round over everybody", summed=30, members=3, dropped=0, reason="")
         running.children[SMALL].kill()
         report = await running.finish()
 

@@ -64,18 +64,6 @@ def lasting(small, **changes):
     return small(**{**BASE, "rounds": rounds, **changes})
 
 
-async def a_round(running, what, **expected):
-    """Wait for a round of training that ends like this, of those still to come."""
-    seen = max((event.number for event in running.events), default=0)
-
-    def wanted(event):
-        one = event.round
-        found = {key: getattr(one, key) for key in expected}
-        return event.number > seen and one.purpose == "train" and found == expected
-
-    await running.until(wanted, what)
-
-
 def held_by(running, party, terms):
     """Return the keys that a host holds, newest last."""
     folder = running.children[party].state / HOLDER / "keys"
@@ -87,14 +75,14 @@ async def test_a_host_that_dies_is_done_without_and_reads_the_model_again_when_i
     settings = lasting(small, federation={"hosts": 3, "party_timeout_s": 3.0})
     async with federation(settings) as running:
         await running.start()
-        await a_round(running, "a round of everybody", reason="", dropped=0)
+        await running.a_round("a round of everybody", reason="", dropped=0)
         running.children["client/host-1"].kill()
         await running.change("client/host-1", "lost")
-        await a_round(running, "a round of the others", reason="")
+        await running.a_round("a round of the others", reason="")
         before = (await running.run_state()).version
         running.children["client/host-1"].start()
         await running.change("client/host-1", "returned")
-        await a_round(running, "a round of everybody again", reason="", dropped=0)
+        await running.a_round("a round of everybody again", reason="", dropped=0)
         assert (await running.run_state()).version > before
         await running.stop()
 
@@ -103,11 +91,11 @@ async def test_a_server_that_dies_goes_on_with_a_model_that_it_cannot_open(small
     settings = lasting(small, federation={"hosts": 3, "transcripts": True})
     async with federation(settings) as running:
         await running.start()
-        await a_round(running, "a round", reason="")
+        await running.a_round("a round", reason="")
         before = (await running.run_state()).version
         running.cos.kill()
         running.cos.start()
-        await a_round(running, "a round after the restart", reason="")
+        await running.a_round("a round after the restart", reason="")
         assert (await running.run_state()).version > before
         names = list(running.feed.dataset.users)
         host = f"client/host-{running.feed.host[0]}"
@@ -138,10 +126,10 @@ async def test_another_key_is_made_after_so_many_rounds_and_what_is_under_the_ol
     settings = lasting(small, encryption={**KEY, "rotate_every": 4})
     async with federation(settings) as running:
         await running.start()
-        await a_round(running, "a round under the first key", reason="")
+        await running.a_round("a round under the first key", reason="")
         while not held_by(running, "client/host-0", settings.encryption.terms)[-1].epoch >= 3:
-            await a_round(running, "a round", reason="")
-        await a_round(running, "a round under the last of them", reason="")
+            await running.a_round("a round", reason="")
+        await running.a_round("a round under the last of them", reason="")
         epochs = [held.epoch for held in held_by(running, "client/host-0", settings.encryption.terms)]
         await running.stop()
     assert epochs[:3] == [1, 2, 3]
@@ -154,7 +142,7 @@ async def test_a_host_whose_holder_is_revoked_is_done_without_and_reads_no_later
     gone = "client/host-2"
     async with federation(settings) as running:
         await running.start()
-        await a_round(running, "a round", reason="")
+        await running.a_round("a round", reason="")
         (revoked,) = identities(running.children[gone].state / HOLDER, 1)
         channel = running.channel("thirdparty/directory")
         stub: Any = channel.stub(KeyDirectoryStub)
@@ -166,9 +154,9 @@ async def test_a_host_whose_holder_is_revoked_is_done_without_and_reads_no_later
             return all(held_by(running, f"client/host-{n}", terms)[-1].epoch == 2 for n in (0, 1))
 
         await running.comes_true(another, "the others hold another key")
-        await a_round(running, "a round that may still be under the old one")
+        await running.a_round("a round that may still be under the old one")
         for _ in range(2):
-            await a_round(running, "a round under the new one", reason="", liars=0)
+            await running.a_round("a round under the new one", reason="", liars=0)
         await running.stop()
     assert [held.epoch for held in held_by(running, gone, terms)] == [1]
 
