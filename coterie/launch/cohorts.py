@@ -239,12 +239,18 @@ def _of_encryption(settings: RunSettings) -> list[str]:
         found.append(
             f"A key of {encryption.bits} bits for a comparison with a paper: fewer than 2048 bits protect nobody."
         )
-    if encryption.obfuscators == "short":
+    shared = settings.secure_sum == "shared-key"
+    # Who holds the key draws obfuscators by it, whatever is set for others.
+    if encryption.obfuscators == "short" and not shared:
         found.append("An extra assumption: powers with exponents of 512 bits look like any others.")
-    if encryption.holders < _FEWEST_HOLDERS:
+    holders, who = (
+        (settings.federation.hosts, "hosts that share the key")
+        if shared
+        else (encryption.holders, "decrypting clients")
+    )
+    if holders < _FEWEST_HOLDERS:
         found.append(
-            f"{encryption.holders} decrypting clients: where one is lost, nothing is decrypted. Of {_FEWEST_HOLDERS} "
-            "one may be."
+            f"{holders} {who}: where one is lost, nothing is decrypted. Of {_FEWEST_HOLDERS} one may be."
         )
     return found
 

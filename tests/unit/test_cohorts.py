@@ -216,3 +216,17 @@ def test_sums_that_may_be_solved_are_refused_where_a_key_is_held() -> None:
             require_cohorts(asked, 300)
         # Under masks there is nobody who could refuse: it is a warning.
         require_cohorts(asked.model_copy(update={"secure_sum": "masked"}), 300)
+
+
+def test_of_a_shared_key_the_hosts_are_those_who_may_not_be_lost() -> None:
+    # What is set for decrypting clients and for contributors without the key says nothing here.
+    others = {"holders": 1, "obfuscators": "short"}
+    for hosts, words in (
+        (2, ["2 hosts that share the key: where one is lost, nothing is decrypted."]),
+        (3, []),
+    ):
+        asked = settings(secure_sum="shared-key", encryption=others, federation={"hosts": hosts})
+        warnings = [
+            one for one in protection(asked, [50] * hosts)["warnings"] if "lost" in one or "assumption" in one
+        ]
+        assert [one.partition(" Of ")[0] for one in warnings] == words
