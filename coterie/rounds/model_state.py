@@ -129,5 +129,4 @@ class SealedVersions:
 
 
 def _kept(payload: bytes) -> Arrays:
-    # An empty message has no bytes, and a file of arrays wants one at least.
     return {_SEALED: np.frombuffer(payload, np.uint8)}
