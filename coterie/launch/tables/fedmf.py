@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from coterie.config.run import RunSettings
+from coterie.crypto.beacon import BEACON_BYTES
 from coterie.data import Dataset
 from coterie.evaluation.selection import Trained, best_of
 from coterie.launch.fedmf_reference import central_history, fedmf_means
@@ -22,6 +23,7 @@ from coterie.launch.tables.blocks import ABSENT, shown
 from coterie.launch.tables.row import Options, Row, with_options
 from coterie.launch.tables.table import Block, Results, Section, Table
 from coterie.learning.fedmf import FedMfSettings, printed
+from coterie.rounds import policy
 from coterie.rounds.fedmf import CHOOSE_BY
 
 __all__ = ["EPOCHS", "FEDMF", "PARTICIPATION", "ROUNDS", "STEPS"]
@@ -59,8 +61,8 @@ def _cohorts(share: float, rounds: int, users: int) -> Options:
     if share == 1:
         return {**everybody, "rounds.evaluate_every": min(_EVERY, rounds)}
     size = round(share * users)
-    # As `coterie.rounds.policy.cohorts` counts them: a rest of less than half a cohort makes none.
-    per = sum(users - first >= size / 2 for first in range(0, users, size))
+    # How many there are depends on nothing that is drawn.
+    per = len(policy.cohorts(policy.CohortRule("independent", size, users, bytes(BEACON_BYTES)), users, 0))
     return {
         **everybody,
         "rounds.cohorts": "independent",
