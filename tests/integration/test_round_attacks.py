@@ -137,6 +137,7 @@ async def test_the_views_of_a_replayed_transcript_are_the_sums_that_were_formed(
         else:
             # A host rounds each of its users in turn, and not as the test does.
             off = 0 if per_user else len(view.slots) * 2 * view.noise
+            # Rows are single precision: half a unit in the last place of a sum below 16 is 4.8e-7.
             assert np.abs(view.rows - expected["items"]).max() <= off + 1e-6
             assert view.rows[0].min() > 0.1
     assert sum(one["refused"] for one in report["rounds"]) > 0
@@ -155,7 +156,10 @@ async def persistent(host):
 
 
 def gathered(views, rounds):
-    """Add up the views of each round: one for each member."""
+    """Add up the views of each round: one for each member.
+
+    In double precision, so that the order in which messages came changes nothing that is seen here.
+    """
     found, left = [], iter(views)
     for one in rounds:
         own = []
@@ -166,7 +170,7 @@ def gathered(views, rounds):
             RoundView(
                 own[0].version,
                 np.concatenate([view.slots for view in own]),
-                None if supports else sum(view.rows for view in own),
+                None if supports else sum(view.rows.astype(np.float64) for view in own),
                 sum(view.touched for view in own) if supports else None,
                 own[0].noise,
             )
