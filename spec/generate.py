@@ -54,6 +54,8 @@ from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.masked_member import MaskedMember
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.secure_sum.protocol import Step
+from coterie.secure_sum.sparse import above_floor, nothing, pack_places
+from coterie.secure_sum.statements import list_hash
 from coterie.wire.layout import Contribution, Layout, Segment, quantise
 from coterie.wire.tensor import to_wire
 from coterie.wire.v1 import rounds_pb2
@@ -894,6 +896,43 @@ def tags_of_contributors() -> Json:
     }
 
 
+def sparse_sums() -> Json:
+    """Return who sent what in a sparse sum, what of it is added, and what stands where something was left out."""
+    count, floor, users = 19, 3, (1, 2, 1, 4)
+    sent = np.array([[number(f"sent {at} {place}", 3) > 0 for place in range(count)] for at in range(4)])
+    # One place below the floor, one that nobody sent.
+    sent[:, 5], sent[:, 6] = (True, False, True, False), False
+    members = tuple(
+        Member(secret(f"member of a sparse sum {at}"), "h", each) for at, each in enumerate(users)
+    )
+    plan = SumPlan(RUN, 1, "train", "encrypted", bytes(32), bytes(32), members, sparse_floor=floor)
+    positions = [0, 1, 2, 3]
+    added = above_floor(plan, positions, sent)
+    packing = Packing(_PAILLIER_BITS, 20, 8)
+    return {
+        "floor": floor,
+        "ciphertexts": count,
+        "members": [
+            {
+                "users": each,
+                "sent": np.flatnonzero(own).tolist(),
+                "places": pack_places(own).hex(),
+                "added": np.flatnonzero(theirs).tolist(),
+            }
+            for each, own, theirs in zip(users, sent, added, strict=True)
+        ],
+        "dropped": np.flatnonzero(sent.any(axis=0) & ~added.any(axis=0)).tolist(),
+        "list": pack_places(added).hex(),
+        "list_hash": list_hash(positions, pack_places(added)).hex(),
+        "zeros": {
+            "packing": {"key_bits": _PAILLIER_BITS, "code_bits": 20, "addends": 8},
+            "bits": [segment.bits for segment in LAYOUT.segments for _ in range(segment.size)],
+            "users": 3,
+            "plaintexts": _hexadecimals([3 * one for one in nothing(LAYOUT, packing)]),
+        },
+    }
+
+
 def decryption() -> Json:
     """Return a part of a sum, decrypted and proved."""
     key, plan_hash, first = paillier_key("standard"), secret("plan of a decryption"), 2
@@ -1019,6 +1058,7 @@ FILES: dict[str, Callable[[], Json]] = {
     "packing": packings,
     "paillier": paillier,
     "tags": tags_of_contributors,
+    "sparse": sparse_sums,
     "decryption": decryption,
     "custody": custody,
     "shared-key": shared_key,

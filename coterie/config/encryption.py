@@ -41,7 +41,11 @@ class EncryptionSettings(Model):
         description="Decrypting clients: they hold the secret key together, and decrypt a part of each sum each. With "
         "secure_sum 'shared-key' client hosts hold it, and there are none.",
     )
-
+    sparse: bool = Field(
+        False,
+        description="Whether contributions to training leave out ciphertexts without anything in them: FedMF's "
+        "PartText. It costs less, and shows the server near which items each user has something.",
+    )
     rotate_every: int = Field(
         0, ge=0, description="Rounds after which those who hold the key make another one; 0 for never."
     )

@@ -20,6 +20,7 @@ from coterie.rounds import fedmf as fedmf_rounds
 from coterie.rounds.combinations import combination
 from coterie.rounds.mvmf import CHOOSE_BY, FIGURES
 from coterie.rounds.shielded import MIN_MASKED, ShieldedPlan
+from coterie.rounds.systems import KEYED
 
 __all__ = [
     "ChurnSettings",
@@ -259,6 +260,11 @@ class RunSettings(Model):
         return "users" if self.rounds.party_per_user else "hosts"
 
     @property
+    def sparse(self) -> bool:
+        """Whether contributions to training leave out what has nothing in it."""
+        return self.encryption.sparse and self.secure_sum in KEYED
+
+    @property
     def room(self) -> int:
         """Largest number of users over which a sum of training has room, of systems that have rounds."""
         if self.system == "fedmvmf":
@@ -389,6 +395,33 @@ def _fedmvmf_problems(settings: RunSettings) -> list[str]:
     )
 
 
+def _sparse_problems(settings: RunSettings) -> list[str]:
+    if not settings.sparse:
+        return []
+    systems: dict[str, tuple[str, int]] = {
+        "fedmf": ("fedmf", settings.fedmf.min_touch),
+        "fedmvmf": ("mvmf", settings.mvmf.min_touch),
+    }
+    if settings.system not in systems:
+        return [
+            f"encryption.sparse with system {settings.system!r}: its users have something everywhere, or rows are "
+            f"divided by counts of the same sum; expected one of {', '.join(systems)}"
+        ]
+    found, (table, min_touch) = [], systems[settings.system]
+    if settings.system == "fedmvmf" and settings.mvmf.weights == "incl-unc":
+        found.append(
+            "encryption.sparse with mvmf.weights 'incl-unc': users have something for every item; expected 'obs-only' "
+            "or 'sampled'"
+        )
+    if min_touch < settings.rounds.min_sum:
+        found.append(
+            f"encryption.sparse with {table}.min_touch {min_touch}: what fewer than rounds.min_sum "
+            f"{settings.rounds.min_sum} users sent is not added, and such items would never be learned; expected "
+            f"{settings.rounds.min_sum} or more"
+        )
+    return found
+
+
 def _factor_problems(settings: RunSettings) -> list[str]:
     """Return what is wrong of FedMF or FCF."""
     system, found = settings.system, []
@@ -434,6 +467,7 @@ def _rounds_problems(settings: RunSettings, *, chosen_by: Sequence[str], wide: s
             f"secure_sum 'shared-key' with federation.hosts {federation.hosts}: {_AGREEING} hosts have to come to the "
             "same model; expected more hosts"
         )
+    found += _sparse_problems(settings)
     if not rounds.experiment and federation.hosts < rounds.min_cohort:
         found.append(
             f"rounds.experiment false counts devices, and federation.hosts {federation.hosts} are fewer than "

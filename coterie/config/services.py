@@ -94,6 +94,11 @@ class ConsentSettings(Model):
     metrics: tuple[str, ...] | None = Field(
         None, description="Metrics that may leave, inside sums over a cohort; any when absent."
     )
+    sparse: bool = Field(
+        False,
+        description="Whether contributions under a key may leave out ciphertexts without anything in them, which shows "
+        "the server near which items there is something.",
+    )
 
     def consent(self, users: int) -> Consent:
         """Return the consent of a host with so many users."""
@@ -105,6 +110,7 @@ class ConsentSettings(Model):
             experiment=users > 1 if self.experiment is None else self.experiment,
             rounds_per_day=self.rounds_per_day,
             metrics=self.metrics,
+            sparse=self.sparse,
         )
 
 

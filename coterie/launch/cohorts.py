@@ -34,7 +34,7 @@ _KINDS = {
 }
 
 
-def rounds_plan(settings: RoundsSettings, seed: int) -> RoundsPlan:
+def rounds_plan(settings: RoundsSettings, seed: int, *, sparse: bool = False) -> RoundsPlan:
     """Return the rounds of a run's plan.
 
     In an experiment the beacon is SHA-256 of a label and the seed, so that a run can be repeated: whoever starts it
@@ -56,6 +56,7 @@ def rounds_plan(settings: RoundsSettings, seed: int) -> RoundsPlan:
         patience=settings.patience,
         choose_by=settings.choose_by,
         step_timeout_ms=round(settings.step_timeout_s * 1000),
+        sparse=sparse,
     )
 
 
@@ -248,6 +249,11 @@ def _of_encryption(settings: RunSettings) -> list[str]:
         if shared
         else (encryption.holders, "decrypting clients")
     )
+    if settings.sparse:
+        each = "user" if settings.rounds.party_per_user else "host"
+        found.append(
+            f"Contributions are sparse: the server and {holders} {who} see near which items each {each} has something."
+        )
     if holders < _FEWEST_HOLDERS:
         found.append(
             f"{holders} {who}: where one is lost, nothing is decrypted. Of {_FEWEST_HOLDERS} one may be."

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -156,7 +157,11 @@ def train_plan(
         # Nothing is left from before: users' own arrays begin as they are made.
         keys = key_hash(data.users, plan.seed)
         side = host_side(plan.system, plan.settings, data, keys, plan.seed, lambda made: made)
-        local.append(LocalHost(f"client/host-{number}", people.enrolled(len(data.users)), side, people.half))
+        local.append(
+            LocalHost(
+                f"client/host-{number}", people.enrolled(len(data.users)), side, partial(people.half, side)
+            )
+        )
         sides.append(side)
     half = server_half(plan.secure_sum)
     holders: Mapping[str, Host] = {}
@@ -258,10 +263,11 @@ class _People:
             found.append(bundle.participant_id)
         return found
 
-    def half(self, plan: SumPlan, member: int) -> MemberHalf:
-        """Return a member's half of the secure sum."""
+    def half(self, side: HostSide, plan: SumPlan, member: int) -> MemberHalf:
+        """Return the half of the secure sum of a member of a host."""
         signer = self._signers[plan.members[member].participant]
-        return member_half(plan, member, replace(signer, obfuscators=self.obfuscators))
+        layout = side.layout(Purpose(plan.purpose))
+        return member_half(plan, member, replace(signer, obfuscators=self.obfuscators, layout=layout))
 
 
 class _Record:

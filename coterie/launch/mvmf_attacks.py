@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,8 @@ def report(transcripts: Sequence[Path], truth: RatedTruth, plan: RunPlan) -> dic
         ``reconstruction``: figures of `coterie.privacy.attacks.reconstruction_accuracy`, with ``auc``,
         ``auc_with_popularity`` and ``popularity_auc`` of which items were rated, and ``sums``, how many of how many
         users at least (``smallest_sum``) it was read from.  ``intersection`` where contributions cover one user,
-        ``profiles`` where they cover several.  ``disaggregate`` and ``differencing`` as for FedNCF.
+        ``profiles`` where they cover several.  ``places`` of sparse sums of single users: the intersection of what they
+        sent, each ciphertext being all items in it.  ``disaggregate`` and ``differencing`` as for FedNCF.
     """
     settings, stepping = _settings(plan)
     pairs = truth.pairs
@@ -151,7 +152,11 @@ def report(transcripts: Sequence[Path], truth: RatedTruth, plan: RunPlan) -> dic
     sizes = [*map(len, sums), *([1] * len(alone))]
     found = {"reconstruction": _reconstruction(taken, truth, marginals, sizes)}
     if alone:
-        found["intersection"] = _intersection(alone, truth)
+        found["intersection"] = _intersection(
+            {user: _touched(rounds) for user, rounds in alone.items()}, truth
+        )
+    if sent := _sent(replay, settings, watched, pairs.n_items):
+        found["places"] = _intersection(sent, truth)
     if sums:
         found["profiles"] = _profiles(sums, truth, learning, marginals)
     found["disaggregate"] = dict(disaggregate.report(views, pairs))
@@ -232,13 +237,33 @@ def _reconstruction(
     }
 
 
-def _intersection(alone: Mapping[int, Sequence[Seen]], truth: RatedTruth) -> dict[str, Any]:
+def _touched(rounds: Sequence[Seen]) -> list[NDArray[np.bool_]]:
+    return [one.touched for one in rounds]
+
+
+def _sent(
+    replay: Replay, settings: MvmfPlan | FedMfPlan, watched: Collection[int], n_items: int
+) -> dict[int, list[NDArray[np.bool_]]]:
+    """Return near which items users have something by what they sent, bool (n_items,) for each of the last rounds."""
+    layout = settings.layout(Purpose.TRAIN, n_items)
+    first, width = layout.places["items"].start, layout["items"].size // n_items
+    begins = first + width * np.arange(n_items)
+    found: dict[int, list[NDArray[np.bool_]]] = defaultdict(list)
+    for _, slots, sent, each in replay.places():
+        if len(slots) == 1 and slots[0] in watched:
+            # A row may lie in two ciphertexts or more: a user who has it has sent the first and the last.
+            kept = found[slots[0]]
+            kept[:] = [*kept[-(_ROUNDS - 1) :], sent[begins // each] & sent[(begins + width - 1) // each]]
+    return found
+
+
+def _intersection(touched: Mapping[int, Sequence[NDArray[np.bool_]]], truth: RatedTruth) -> dict[str, Any]:
     """Report the items that users touched in as many rounds as all of them were seen in."""
-    users = sorted(alone)
-    rounds = min(len(alone[user]) for user in users)
+    users = sorted(touched)
+    rounds = min(len(touched[user]) for user in users)
     rated = np.stack([truth.held(user).ratings > 0 for user in users])
-    touched = [np.stack([alone[user][-at].touched for user in users]) for at in range(rounds, 0, -1)]
-    return dict(intersect.report(touched, rated, truth.pairs.popularity())[-1])
+    seen = [np.stack([touched[user][-at] for user in users]) for at in range(rounds, 0, -1)]
+    return dict(intersect.report(seen, rated, truth.pairs.popularity())[-1])
 
 
 def _profiles(

@@ -263,6 +263,7 @@ def _consent(settings: RunSettings) -> dict[str, Any]:
             "min_sum": rounds.min_sum,
             # Said, and not left to the number of its users: one of the hosts may have a single one.
             "experiment": rounds.experiment,
+            "sparse": settings.sparse,
         }
     }
 
@@ -310,7 +311,7 @@ def run_plan(settings: RunSettings, *, run_id: str, seed: int, attributes: Seque
     )
     if settings.system != "drift":
         plan.settings = settings.plan_settings(attributes)
-        plan.rounds.CopyFrom(rounds_plan(settings.rounds, seed))
+        plan.rounds.CopyFrom(rounds_plan(settings.rounds, seed, sparse=settings.sparse))
         return plan
     drift = settings.drift
     plan.dim = drift.dim

@@ -137,6 +137,38 @@ class Replay:
             if revealed is not None:
                 yield Received(one.plan, shape, *revealed, version)
 
+    def places(self) -> Iterator[tuple[SumPlan, tuple[int, ...], NDArray[np.bool_], int]]:
+        """Yield what members of sparse sums said that they sent, oldest round first.
+
+        Yields
+        ------
+        plan : SumPlan
+        slots : tuple of int
+            Whose it is.
+        sent : ndarray of bool, shape (ciphertexts or a few more,)
+        each : int
+            How many values of the contribution a ciphertext has.
+
+        Raises
+        ------
+        ConfigError
+            When gmpy2 is not installed.
+        """
+        for number in sorted(self._rounds):
+            one = self._rounds[number]
+            if one.plan is None or not one.plan.sparse_floor:
+                continue
+            each = self._values_each(one.plan)
+            for slots, places in one.places() if each else ():
+                yield one.plan, slots, np.unpackbits(places, bitorder="little").astype(np.bool_), each
+
+    def _values_each(self, plan: SumPlan) -> int:
+        """Return how many values a ciphertext has; 0 where the key was never seen."""
+        from coterie.secure_sum.encrypted import packing_of
+
+        known = (record_from_wire(message).key.as_stated() for message in self._keys.values())
+        return next((packing_of(plan, key).slots for key in known if key.key_id == plan.key_id), 0)
+
     def model(self, plan: SumPlan) -> dict[str, NDArray[np.float32]] | None:
         """Return the model that the members of a round were sent; None where the transcript does not have it."""
         payload = (self._models or {}).get(plan.model_sha256)
@@ -236,6 +268,18 @@ class _Round:
                     continue
                 seen.add(slots)
                 yield slots, codes
+
+    def places(self) -> Iterator[tuple[tuple[int, ...], NDArray[np.uint8]]]:
+        """Yield what each contribution says that it has; the first where one was repeated."""
+        seen: set[tuple[int, ...]] = set()
+        for step, slots, message in self.messages:
+            if step is Step.SUBMIT and slots and slots not in seen:
+                try:
+                    places = rounds_pb2.SummedVector.FromString(message).places
+                except DecodeError:
+                    continue
+                seen.add(slots)
+                yield slots, np.frombuffer(places, np.uint8)
 
     def revealed(
         self, plan: SumPlan, layout: Layout, half: ServerHalf, slot_of: dict[bytes, int]

@@ -47,6 +47,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "masked_vector": "a contribution under masks",
         "encrypted_vector": "a contribution under the key of an encrypted sum",
         "encrypted_sum": "a sum of contributions under that key, or a part of it",
+        "sent_places": "which parts of a sparse contribution were sent: near which items there is something",
         "sealed_model": "a version of the model, sealed for the participants, which share the key",
         "cohort_metric": "metrics summed over a cohort, as those tell them who opened its sum",
         "round_key": "a member's public keys, commitments and signatures of one round",
@@ -215,6 +216,7 @@ _ROUNDS_ONLY = (
     "masked_vector",
     "encrypted_vector",
     "encrypted_sum",
+    "sent_places",
     "sealed_model",
     "cohort_metric",
     "round_key",
@@ -357,10 +359,13 @@ _NOT_ENCRYPTED: Mapping[str, _Row] = dict.fromkeys(
     ("encrypted_vector", "encrypted_sum"), _nobody("nothing is summed under a key here")
 )
 
+_WHOLE: Mapping[str, _Row] = {"sent_places": _nobody("contributions are whole: they have all parts")}
+
 _FEDNCF: Mapping[str, _Row] = {
     **_SHARED,
     **_NO_SIDE_INFORMATION,
     **_NOT_SHARED,
+    **_WHOLE,
     **dict.fromkeys(
         (*_DRIFT_ONLY, *_SHIELDED_ONLY), _nobody("owners learn nothing from users here: no RPC carries it")
     ),
@@ -492,13 +497,45 @@ _FEDMVMF: Mapping[str, _Row] = {
 
 def _fedmvmf(form: str, secure_sum: str) -> dict[str, _Row]:
     """Return the rows of FedMVMF: those of FedNCF, and what attributes and features add."""
-    rows = {**_fedncf(form, secure_sum), **_FEDMVMF}
+    rows = {**_fedncf(form, secure_sum), **_FEDMVMF, **_SPARSE.get(secure_sum, {})}
     if secure_sum == "encrypted":
         by_role, otherwise = rows["item_support"]
         decrypts = {"decrypting-client": _ENCRYPTED["item_support"][0]["decrypting-client"]}
         rows["item_support"] = ({**by_role, **decrypts}, otherwise)
     return rows
 
+
+def _fedmf(form: str, secure_sum: str) -> dict[str, _Row]:
+    """Return the rows of FedMF."""
+    return {**_fedncf(form, secure_sum), **_SPARSE.get(secure_sum, {})}
+
+
+_SPARSE: Mapping[str, Mapping[str, _Row]] = {
+    "encrypted": {
+        "sent_places": (
+            {
+                "client": _own("it says what it left out; only in runs with encryption.sparse (Submit)"),
+                "cos": _any("it fills in what was left out; only in runs with encryption.sparse (Submit)"),
+                "decrypting-client": _any(
+                    "it checks how many users are in each place; only in runs with encryption.sparse (Fetch)"
+                ),
+            },
+            "goes to the COS and those who decrypt only; without encryption.sparse contributions are whole",
+        )
+    },
+    "shared-key": {
+        "sent_places": (
+            {
+                "client": _any(
+                    "they check how many users are in each place; only in runs with encryption.sparse (Fetch)"
+                ),
+                "cos": _any("it fills in what was left out; only in runs with encryption.sparse (Submit)"),
+            },
+            "goes to the COS and those who hold the key only; without encryption.sparse contributions are whole",
+        )
+    },
+}
+"""Rows of systems whose contributions may leave parts out, by secure sum."""
 
 _ENCRYPTED: Mapping[str, _Row] = {
     "encrypted_vector": (
@@ -759,8 +796,8 @@ DECLARED: Mapping[tuple[str, str, str], Mapping[str, _Row]] = {
         for system, rows, sums in (
             ("fedncf", _fedncf, ("clear", "masked", "encrypted", "shared-key")),
             ("fedmvmf", _fedmvmf, ("clear", "masked", "encrypted")),
-            # They send nothing of a kind that FedNCF does not: no side information, and no counts to clients.
-            ("fedmf", _fedncf, ("clear", "masked", "encrypted", "shared-key")),
+            # They send nothing else of a kind that FedNCF does not: no side information, and no counts to clients.
+            ("fedmf", _fedmf, ("clear", "masked", "encrypted", "shared-key")),
             ("fcf", _fedncf, ("clear", "masked", "encrypted", "shared-key")),
         )
         for form in ("hosts", "users")

@@ -170,6 +170,7 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
             "part",
             "key_id",
             "code_bits",
+            "sparse_floor",
         ),
         "protocol",
     ),
@@ -184,11 +185,12 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
         "left_out": "cohort",
         "signature": "round_key",
         "ciphertexts": "encrypted_vector",
+        "places": "sent_places",
     },
-    "Submitters": {"members": "cohort"},
+    "Submitters": {"members": "cohort", "places": "sent_places"},
     "Confirmation": {"member": "protocol", "signature": "round_key", "signing_public": "round_key"},
     "RevealedShare": {"member": "cohort", "seed": "revealed_share", "mask": "revealed_share"},
-    "DecryptionTask": {"members": "cohort", "ciphertexts": "encrypted_sum"}
+    "DecryptionTask": {"members": "cohort", "ciphertexts": "encrypted_sum", "places": "sent_places"}
     | dict.fromkeys(("mode", "part", "first"), "protocol"),
     "Decryption": {"part": "protocol", "plaintexts": "round_sum", "proof": "protocol"},
     "SealedModel": {"key_id": "protocol", "round": "protocol", "sealed": "sealed_model"},
@@ -197,6 +199,7 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
         "ciphertexts": "encrypted_sum",
         "model": "sealed_model",
         "shares": "cohort",
+        "places": "sent_places",
     }
     | dict.fromkeys(("mode", "items", "population"), "protocol"),
     "AppliedSum": {"model": "sealed_model", "agreement": "round_key"},

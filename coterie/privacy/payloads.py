@@ -215,6 +215,8 @@ class Payloads:
             )
             if vector.left_out:
                 self._kinds.add("cohort")
+            if vector.places:
+                self._kinds.add("sent_places")
         elif kind not in _LABELLED:
             self._kinds.add(UNCLASSIFIED)
 
@@ -274,8 +276,10 @@ class Payloads:
             # Parts are whole messages, too.
             for part in {found.common, *found.parts, *(each.payload for each in found.briefings)} - {b""}:
                 message = _briefing(part)
-                # Their fields are all set: looking at each would be most of the work.
-                self._kinds |= {UNCLASSIFIED} if message is None else reachable_kinds(message.DESCRIPTOR)
+                # Their fields are all set, but places in a sum that is not sparse: looking at each would be most of the
+                # work.
+                told = {UNCLASSIFIED} if message is None else reachable_kinds(message.DESCRIPTOR)
+                self._kinds |= told if getattr(message, "places", b"") else told - {"sent_places"}
 
 
 # --- what bytes can be -----------------------------------------------------------------------------------------------

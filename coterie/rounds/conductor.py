@@ -232,6 +232,12 @@ class Conductor:
         except ValueError as error:
             raise Failed(str(error)) from error
         fields = self.half.plan_fields(len(covered), layout)
+        sparse = policy.sparse_floor(rounds, state.purpose)
+        if sparse and not fields.holders:
+            raise Failed("only sums under a key can be sparse")
+        if sparse and any(segment.over for segment in layout.segments):
+            # What divides a row may be in a ciphertext that is dropped when the row's is not.
+            raise Failed("values that others of the same sum divide cannot be sparse")
         plan = SumPlan(
             run_id=self.plan.run_id,
             round=state.round,
@@ -250,6 +256,7 @@ class Conductor:
             min_sum=policy.min_sum(len(cohort), rounds.min_sum),
             pass_number=state.pass_number,
             part=state.part,
+            sparse_floor=sparse,
             **fields._asdict(),
         )
         return RoundState.begin(plan, layout, self.half, patience_s)

@@ -32,6 +32,9 @@ class Consent:
         In how many rounds of a UTC day a user may take part; 0 for any number.
     metrics : tuple of str, or None
         Metrics that may leave, inside sums; None for any.
+    sparse : bool
+        Whether contributions under a key may leave out ciphertexts without anything in them, which shows the server
+        near which items there is something.
     """
 
     systems: tuple[str, ...] = ()
@@ -41,6 +44,7 @@ class Consent:
     experiment: bool = False
     rounds_per_day: int = 0
     metrics: tuple[str, ...] | None = None
+    sparse: bool = False
 
     def objections(self, plan: RunPlan, metrics: Sequence[str] = ()) -> list[str]:
         """Return why this client takes no part in a run; empty when it does.
@@ -68,6 +72,8 @@ class Consent:
             )
         if rounds.min_sum < self.min_sum:
             found.append(f"the floor of a sum is {rounds.min_sum}; accepted is {self.min_sum} or more")
+        if rounds.sparse and not self.sparse:
+            found.append("contributions are sparse, and show the server in which places users have something")
         if self.metrics is not None:
             outside = sorted(set(metrics) - set(self.metrics))
             if outside:
@@ -89,6 +95,12 @@ class Consent:
             found.append(f"the cohort has {counted} {what}; accepted is {self.min_cohort} or more")
         if plan.min_sum < self.min_sum:
             found.append(f"the floor of the sum is {plan.min_sum} users; accepted is {self.min_sum} or more")
+        if plan.sparse_floor and not self.sparse:
+            found.append("contributions are sparse, and show the server in which places users have something")
+        elif 0 < plan.sparse_floor < self.min_sum:
+            found.append(
+                f"the floor of a place of the sum is {plan.sparse_floor} users; accepted is {self.min_sum} or more"
+            )
         if self.rounds_per_day and most_today >= self.rounds_per_day:
             found.append(f"a user has been in {most_today} rounds today; accepted are {self.rounds_per_day}")
         return found

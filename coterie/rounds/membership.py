@@ -168,6 +168,12 @@ class Membership:
         floor = policy.min_sum(len(cohort), rounds.min_sum)
         if plan.min_sum != floor:
             raise Declined(f"a floor of {plan.min_sum} users for the sum; by the plan's rule it is {floor}")
+        sparse = policy.sparse_floor(rounds, purpose)
+        if plan.sparse_floor != sparse:
+            raise Declined(
+                f"a floor of {plan.sparse_floor} users for each place of the sum; by the plan's rule it is {sparse}, "
+                "and 0 says that everybody sends all places"
+            )
         return self._per_user(plan, cohort) if rounds.party_per_user else self._one(plan, cohort)
 
     def _own(self, plan: SumPlan, cohort: NDArray[np.int64]) -> dict[int, User]:

@@ -57,4 +57,5 @@ def _rounds(rounds: RoundsPlan) -> tuple[bytes | str | int, ...]:
         rounds.step_timeout_ms,
         rounds.redraw,
         rounds.beacon_signature,
+        int(rounds.sparse),
     )

@@ -21,8 +21,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.crypto.explicit import encode
+from coterie.rounds.training import Purpose
+from coterie.wire.v1.orchestrator_pb2 import RoundsPlan
 
-__all__ = ["LEAST_REDRAW", "CohortRule", "Cohorts", "cohorts", "everybody", "group_of", "groups", "min_sum"]
+__all__ = [
+    "LEAST_REDRAW",
+    "CohortRule",
+    "Cohorts",
+    "cohorts",
+    "everybody",
+    "group_of",
+    "groups",
+    "min_sum",
+    "sparse_floor",
+]
 
 LEAST_REDRAW = 50
 """Passes between two drawings of groups, outside experiments: sums over groups that overlap can be subtracted."""
@@ -149,3 +161,11 @@ def everybody(rule: CohortRule, users: int, global_round: int) -> list[NDArray[n
 def min_sum(users: int, floor: int) -> int:
     """Return the fewest users over which a sum of a cohort is formed: two thirds of it, and at least ``floor``."""
     return max(floor, -(-2 * users // 3))
+
+
+def sparse_floor(rounds: RoundsPlan, purpose: Purpose) -> int:
+    """Return the fewest users whose ciphertexts of one place are added in a sparse sum; 0 where it is none.
+
+    Two thirds of a cohort have hardly ever something in the same place.
+    """
+    return rounds.min_sum if rounds.sparse and purpose is Purpose.TRAIN else 0

@@ -34,6 +34,7 @@ from coterie.secure_sum.protocol import MemberHalf, ServerHalf
 
 if TYPE_CHECKING:
     from coterie.crypto.paillier import Obfuscators
+    from coterie.wire.layout import Layout
 
 __all__ = [
     "KEYED",
@@ -100,6 +101,8 @@ class Signer:
         Memory of signatures, shared by the members of one host.
     obfuscators : Obfuscators, optional
         Of the key that it accepts: what it encrypts with.  An encrypted sum needs them.
+    layout : Layout, optional
+        Of the contribution.  A sparse sum needs it.
     """
 
     identity: Identity
@@ -108,6 +111,7 @@ class Signer:
     now: int
     verified: Verified
     obfuscators: Obfuscators | None = None
+    layout: Layout | None = None
 
 
 def _fedncf(settings: str, n_items: int, seed: int, groups: int) -> ServerSide:
@@ -232,7 +236,7 @@ def _encrypted_member(plan: SumPlan, index: int, signer: Signer) -> MemberHalf:
     if signer.obfuscators is None:
         raise ConfigError("a member of an encrypted sum was given no key to encrypt with")
     half: MemberHalf = _paillier("encrypted").EncryptedMember(
-        plan, index, signer.identity, signer.obfuscators
+        plan, index, signer.identity, signer.obfuscators, signer.layout
     )
     return half
 

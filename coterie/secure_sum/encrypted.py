@@ -3,7 +3,8 @@
 Members encrypt their codes, packed, and submit them; the server multiplies ciphertexts, and has one running product
 of each.  Those who hold the secret key, the *holders*, first sign which members are in the sum (CONFIRM), then
 decrypt it (DECRYPT), each a part of it.  What a holder checks first is in ``coterie.secure_sum.key_holder``.  A part
-whose holder is gone, or whose plaintexts are not those of the ciphertexts, is given to another holder.
+whose holder is gone, or whose plaintexts are not those of the ciphertexts, is given to another holder.  Where the plan
+says so, members leave out ciphertexts in which they have nothing (``coterie.secure_sum.sparse``).
 
 The server learns the sum, and of each contribution nothing, as long as it has no accomplice among the holders: a
 holder and the server together read everything.
@@ -13,7 +14,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from typing import TypeVar
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from gmpy2 import mpz
@@ -49,6 +51,7 @@ from coterie.secure_sum.protocol import (
     bad_message,
     users_of,
 )
+from coterie.secure_sum.sparse import above_floor, nothing, pack_places, something, unpack_places
 from coterie.secure_sum.statements import CONFIRM, list_hash
 from coterie.wire.layout import Layout
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -68,6 +71,9 @@ __all__ = [
 ]
 
 _MessageT = TypeVar("_MessageT", bound=Message)
+
+_HASH_BYTES = 32
+"""Of the hash with which the note on a contribution begins; in a sparse sum its places follow."""
 
 
 def packing_of(plan: SumPlan, public: PublicKey) -> Packing:
@@ -115,6 +121,38 @@ def check_confirmation(plan: SumPlan, holder: int, confirmation: wire.Confirmati
         "a confirmation",
         Reason.BAD_SIGNATURE,
     )
+
+
+class Listed(NamedTuple):
+    """What is in a sum, as holders are told.
+
+    Parameters
+    ----------
+    members : list of int
+        Who submitted, ascending.
+    places : bytes
+        Of a sparse sum, what of each is added.
+    hash : bytes
+        What holders sign.
+    dropped : list of int
+        Of a sparse sum, the ciphertexts that too few users sent.
+    """
+
+    members: list[int]
+    places: bytes
+    hash: bytes
+    dropped: list[int]
+
+
+def _listed(plan: SumPlan, notes: Mapping[int, bytes]) -> Listed:
+    members = sorted(notes)
+    if not plan.sparse_floor:
+        return Listed(members, b"", list_hash(members), [])
+    sent = unpack_places(b"".join(notes[member][_HASH_BYTES:] for member in members), len(members))
+    added = above_floor(plan, members, sent)
+    places = pack_places(added)
+    dropped = np.flatnonzero(sent.any(axis=0) & ~added.any(axis=0)).tolist()
+    return Listed(members, places, list_hash(members, places), dropped)
 
 
 class Keyring:
@@ -171,6 +209,8 @@ class EncryptedServer:
     def __init__(self, keys: Keyring | None = None) -> None:
         self.keys = keys if keys is not None else Keyring()
         self._summed: tuple[RunningSum, EncryptedVector] | None = None
+        self._zeros: tuple[bytes, list[mpz]] = (b"", [])
+        self._list: tuple[Mapping[int, bytes], Listed] | None = None
 
     def plan_fields(self, members: int, layout: Layout) -> PlanFields:
         """Return key, bits and holders.
@@ -189,7 +229,10 @@ class EncryptedServer:
     def begin(self, plan: SumPlan, layout: Layout) -> RunningSum:
         """Return a sum of nothing."""
         public = self.keys.of(plan)
-        return RunningSum(public, packing_of(plan, public), layout.size)
+        packing = packing_of(plan, public)
+        if plan.sparse_floor:
+            self._zeros = plan.hash, nothing(layout, packing)
+        return RunningSum(public, packing, layout.size)
 
     def added(self, running: RunningSum, vector: Vector) -> RunningSum:
         """Return a sum with one more contribution."""
@@ -210,11 +253,31 @@ class EncryptedServer:
             running.add(from_bytes(stored[4:], public, packing, size, addends=addends))
         return running
 
-    def _total(self, running: RunningSum) -> EncryptedVector:
+    def _total(self, plan: SumPlan, closed: Closed, running: RunningSum) -> EncryptedVector:
         """Return the sum in the form in which it is decrypted, made once."""
         if self._summed is None or self._summed[0] is not running:
-            self._summed = running, running.total()
+            total = running.total()
+            self._summed = running, self._above_floor(plan, closed, total) if plan.sparse_floor else total
         return self._summed[1]
+
+    def _above_floor(self, plan: SumPlan, closed: Closed, total: EncryptedVector) -> EncryptedVector:
+        """Put zeros, which everybody knows, in the place of ciphertexts that too few users sent."""
+        units, shifts = list(total.units), list(total.shifts)
+        for place in self._listed(plan, closed).dropped:
+            units[place], shifts[place] = mpz(1), total.addends * self._zeros_of(plan)[place]
+        return replace(total, units=tuple(units), shifts=tuple(shifts))
+
+    def _zeros_of(self, plan: SumPlan) -> list[mpz]:
+        if self._zeros[0] != plan.hash:
+            raise AssertionError("a sparse sum goes on that was not begun")
+        return self._zeros[1]
+
+    def _listed(self, plan: SumPlan, closed: Closed) -> Listed:
+        """Return who submitted, and of a sparse sum what of it is added; made once for a sum."""
+        notes = closed[Step.SUBMIT]
+        if self._list is None or self._list[0] is not notes:
+            self._list = notes, _listed(plan, notes)
+        return self._list[1]
 
     # --- whom a step asks ------------------------------------------------------------------------------------------
 
@@ -299,16 +362,18 @@ class EncryptedServer:
         """Return what is needed for a step: the submitters, then a part of the sum with what shows its right."""
         if step is Step.SUBMIT:
             return Pieces()
-        submitters = sorted(closed[Step.SUBMIT])
+        listed = self._listed(plan, closed)
         if step is Step.CONFIRM:
-            return Pieces([wire.Submitters(members=submitters).SerializeToString()])
+            shown = wire.Submitters(members=listed.members, places=listed.places)
+            return Pieces([shown.SerializeToString()])
         if running is None:
             raise AssertionError("a sum is decrypted without a running sum")
-        total = self._total(running)
+        total = self._total(plan, closed, running)
         part = plan.asked_of(member)[1]
         places = part_of(len(total.units), part, len(plan.holders))
         task = wire.DecryptionTask(
-            members=submitters,
+            members=listed.members,
+            places=listed.places,
             confirmations=confirmations_in(closed),
             mode=total.mode,
             part=part,
@@ -329,10 +394,13 @@ class EncryptedServer:
     ) -> Vector:
         """Check a contribution as far as that goes without the secret key: every ciphertext is one, under the key."""
         public = self.keys.of(plan)
-        content = read_message(wire.SummedVector, Step.SUBMIT, message).ciphertexts
+        packing, users = packing_of(plan, public), plan.members[member].users
+        sent = read_message(wire.SummedVector, Step.SUBMIT, message)
+        left_out = self._left_out(plan, sent.places, packing.ciphertexts(layout.size), users)
         try:
-            users = plan.members[member].users
-            found = from_bytes(content, public, packing_of(plan, public), layout.size, addends=users)
+            found = from_bytes(
+                sent.ciphertexts, public, packing, layout.size, addends=users, left_out=left_out
+            )
         except (VerificationError, CryptoError) as error:
             raise Refusal(
                 ErrorReason.ERROR_REASON_INVALID_FIELD,
@@ -340,7 +408,25 @@ class EncryptedServer:
                 field="ciphertexts",
                 expected="packed ciphertexts under the key of the plan",
             ) from None
-        return Vector(found, sha256 or hashlib.sha256(message).digest())
+        return Vector(found, (sha256 or hashlib.sha256(message).digest()) + sent.places)
+
+    def _left_out(self, plan: SumPlan, places: bytes, ciphertexts: int, users: int) -> dict[int, mpz]:
+        """Return which ciphertexts a member left out, and what would be in them."""
+        if not plan.sparse_floor:
+            if places:
+                raise bad_message(Step.SUBMIT, "places of a vector that is not sparse", "none")
+            return {}
+        try:
+            (sent,) = unpack_places(places, 1, ciphertexts)
+        except ValueError as error:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                str(error),
+                field="places",
+                expected=f"a bit for each of {ciphertexts} ciphertexts, and nothing beyond them",
+            ) from None
+        zeros = self._zeros_of(plan)
+        return {place: users * zeros[place] for place in np.flatnonzero(~sent).tolist()}
 
     def check(self, plan: SumPlan, closed: Closed, step: Step, member: int, message: bytes) -> None:
         """Check a holder's confirmation, or the form of what it decrypted: whether that is right, `unmask` finds."""
@@ -350,7 +436,7 @@ class EncryptedServer:
             if confirmation.member != holder:
                 raise bad_message(step, f"a confirmation of key holder {confirmation.member}", f"of {holder}")
             try:
-                check_confirmation(plan, holder, confirmation, list_hash(sorted(closed[Step.SUBMIT])))
+                check_confirmation(plan, holder, confirmation, self._listed(plan, closed).hash)
             except VerificationError as error:
                 raise Refusal(
                     ErrorReason.ERROR_REASON_BAD_SIGNATURE,
@@ -376,7 +462,7 @@ class EncryptedServer:
         Failed
             When a part is not; names who sent it.  Or when what is there is no sum of contributions.
         """
-        total, public = self._total(running), self.keys.of(plan)
+        total, public = self._total(plan, closed, running), self.keys.of(plan)
         plaintexts: dict[int, list[mpz]] = {}
         wrong = []
         for respondent, message in sorted(closed[Step.DECRYPT].items()):
@@ -416,13 +502,23 @@ class EncryptedMember:
         Its keys: the tags come from its agreement key.
     obfuscators : Obfuscators
         Of the key that this member accepts; each is used once.
+    layout : Layout, optional
+        Of the contribution; a sparse sum needs it.
     """
 
-    def __init__(self, plan: SumPlan, index: int, identity: Identity, obfuscators: Obfuscators) -> None:
+    def __init__(
+        self,
+        plan: SumPlan,
+        index: int,
+        identity: Identity,
+        obfuscators: Obfuscators,
+        layout: Layout | None = None,
+    ) -> None:
         self._plan = plan
         self._index = index
         self._identity = identity
         self._obfuscators = obfuscators
+        self._layout = layout
         self._gone = False
 
     def answer(self, step: Step, briefing: bytes, codes: NDArray[np.uint32] | None = None) -> bytes:
@@ -445,11 +541,26 @@ class EncryptedMember:
             packing = packing_of(plan, public)
             agreed = self._identity.agree(public.set_public)
             key = contributor_key(agreed, plan.run_id, public.key_id, own.participant)
-            count = packing.ciphertexts(codes.size)
-            found = encrypt(codes, tags(key, plan.hash, count), packing, self._obfuscators, addends=own.users)
+            sent = self._sent(codes, packing, own.users)
+            left_out = frozenset(np.flatnonzero(~sent).tolist())
+            marks = [
+                0 if place in left_out else tag for place, tag in enumerate(tags(key, plan.hash, len(sent)))
+            ]
+            found = encrypt(codes, marks, packing, self._obfuscators, addends=own.users, plain=left_out)
         except CryptoError as error:
             raise Declined(error.message) from None
-        return wire.SummedVector(ciphertexts=to_bytes(found)).SerializeToString()
+        return wire.SummedVector(
+            ciphertexts=to_bytes(found, left_out),
+            places=pack_places(sent) if plan.sparse_floor else b"",
+        ).SerializeToString()
+
+    def _sent(self, codes: NDArray[np.uint32], packing: Packing, users: int) -> NDArray[np.bool_]:
+        """Return which ciphertexts leave, bool (ciphertexts,)."""
+        if not self._plan.sparse_floor:
+            return np.ones(packing.ciphertexts(codes.size), np.bool_)
+        if self._layout is None:
+            raise Declined("is asked for a sparse contribution without its layout")
+        return something(codes, self._layout.zeros(users), packing)
 
     def forget(self) -> None:
         """Answer nothing more."""

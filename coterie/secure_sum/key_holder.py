@@ -6,7 +6,9 @@ decrypts a part of a sum only when
 1. it has signed one list of submitters for this plan, each of them enrolled and not revoked, enough of them, and a
    majority of the plan's holders signed the same list;
 2. in every ciphertext, the field above the slots is the sum of the tags of exactly these submitters for this plan
-   (``coterie.crypto.paillier.tags``).
+   (``coterie.crypto.paillier.tags``);
+3. in a sparse sum, the list says of which members each ciphertext is the sum, and these have enough users; what nobody
+   sent is not hidden.
 
 So there is one sum for each plan, over a set that most holders saw, and nothing else is decrypted: no single
 contribution, none twice, none with something added to its tag, none of another round or place.  Which list it signed
@@ -18,8 +20,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
+import numpy as np
 from gmpy2 import mpz
 from google.protobuf.message import DecodeError, Message
+from numpy.typing import NDArray
 
 from coterie.crypto.identity import Bundle, Identity
 from coterie.crypto.paillier import Mode, SecretKey
@@ -31,6 +35,7 @@ from coterie.errors import CryptoError
 from coterie.secure_sum.encrypted import check_confirmation, packing_of, proof_context
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined
+from coterie.secure_sum.sparse import unpack_places, users_at
 from coterie.secure_sum.statements import CONFIRM, ascending, list_hash
 from coterie.wire.v1 import rounds_pb2 as wire
 
@@ -109,8 +114,8 @@ class KeyHolder:
         Declined
             When it is no list that can be.
         """
-        members = tuple(read_briefing(wire.Submitters, briefing).members)
-        agreed = self._require_set(members)
+        shown = read_briefing(wire.Submitters, briefing)
+        agreed, _ = self._require_set(shown.members, shown.places)
         confirmation = wire.Confirmation(
             member=self._holder,
             signature=self._identity.sign(CONFIRM, self._plan.hash, agreed),
@@ -155,8 +160,8 @@ class KeyHolder:
             When it is not.
         """
         plan, secret = self._plan, self._held.secret
-        members = tuple(task.members)
-        if self._require_set(members) != agreed:
+        hashed, sent = self._require_set(task.members, task.places)
+        if hashed != agreed:
             raise Declined("is asked to decrypt a sum over others than it confirmed")
         self._require_majority(task.confirmations, agreed)
         try:
@@ -168,13 +173,17 @@ class KeyHolder:
         except ValueError:
             raise Declined(f"is asked to decrypt ciphertexts of an unknown mode {task.mode}") from None
         top = packing.slots * packing.slot_bits
-        keys = (self._tag_key(plan.members[member].participant) for member in members)
-        expected = tag_sums(keys, plan.hash, first, len(plaintexts))
+        keys = (self._tag_key(plan.members[member].participant) for member in task.members)
+        if sent is not None:
+            sent = sent[:, first : first + len(plaintexts)]
+            self._require_known(units, sent)
+        expected = tag_sums(keys, plan.hash, first, len(plaintexts), sent)
         if any(number >> top != tag for number, tag in zip(plaintexts, expected, strict=True)):
             raise Declined("is asked to decrypt what is not the sum over those that it confirmed")
         return units, shifts, plaintexts
 
-    def _require_set(self, members: Sequence[int]) -> bytes:
+    def _require_set(self, members: Sequence[int], places: bytes) -> tuple[bytes, NDArray[np.bool_] | None]:
+        """Return the hash of a list, and of a sparse sum who sent what, bool (members, ciphertexts or a few more)."""
         plan = self._plan
         if not members or not ascending(members, len(plan.members)):
             raise Declined("the list of submitters does not ascend within the cohort")
@@ -184,7 +193,35 @@ class KeyHolder:
         strangers = sum(plan.members[member].participant not in self._bundles for member in members)
         if strangers:
             raise Declined(f"{strangers} of those that submitted are not enrolled, or revoked")
-        return list_hash(members)
+        return list_hash(members, places), self._require_places(members, places)
+
+    def _require_places(self, members: Sequence[int], places: bytes) -> NDArray[np.bool_] | None:
+        """Require that each ciphertext that anybody sent covers enough users."""
+        plan = self._plan
+        if not plan.sparse_floor:
+            if places:
+                raise Declined("is told what members of a sum sent that is not sparse")
+            return None
+        try:
+            sent = unpack_places(places, len(members))
+        except ValueError as error:
+            raise Declined(str(error)) from None
+        users = users_at(plan, members, sent)
+        short = users[(users > 0) & (users < plan.sparse_floor)]
+        if short.size:
+            raise Declined(
+                f"{short.size} ciphertexts cover {short.min()} users or a few more, the floor of the plan is "
+                f"{plan.sparse_floor}"
+            )
+        return sent
+
+    def _require_known(self, units: Sequence[mpz], sent: NDArray[np.bool_]) -> None:
+        """Require that nothing hides what is in ciphertexts that nobody sent: it tells the server nothing new."""
+        if sent.shape[1] < len(units):
+            raise Declined("is asked to decrypt ciphertexts that the list does not have")
+        nobodys = np.flatnonzero(~sent.any(axis=0)).tolist()
+        if any(units[place] != 1 for place in nobodys):
+            raise Declined("is asked to decrypt a ciphertext that nobody in the list sent")
 
     def _require_majority(self, confirmations: Sequence[wire.Confirmation], agreed: bytes) -> None:
         plan, signed = self._plan, set()

@@ -71,6 +71,7 @@ class SumPlan:
     key_id: bytes = b""
     code_bits: int = 0
     holders: tuple[Member, ...] = ()
+    sparse_floor: int = 0
 
     @cached_property
     def hash(self) -> bytes:
@@ -82,6 +83,7 @@ class SumPlan:
             members += [self.key_id, self.code_bits, len(self.holders)]
             for holder in self.holders:
                 members += [holder.participant, holder.device]
+            members.append(self.sparse_floor)
         return hashlib.sha256(
             encode(
                 "sum-plan",
@@ -175,6 +177,7 @@ class SumPlan:
                 wire.KeyHolder(participant=holder.participant, device=holder.device)
                 for holder in self.holders
             ],
+            sparse_floor=self.sparse_floor,
         )
 
     @classmethod
@@ -217,6 +220,7 @@ class SumPlan:
             holders = {holder.participant for holder in message.holders}
             require(len(holders) == len(message.holders), "holders", "each key holder once")
             require(all(len(one) == _ID_BYTES for one in holders), "holders.participant", "32 bytes")
+        require(bool(message.holders) or not message.sparse_floor, "sparse_floor", "0 of a sum without a key")
         return cls(
             run_id=message.run_id,
             round=message.round,
@@ -236,4 +240,5 @@ class SumPlan:
             key_id=message.key_id,
             code_bits=message.code_bits,
             holders=tuple(Member(holder.participant, holder.device) for holder in message.holders),
+            sparse_floor=message.sparse_floor,
         )

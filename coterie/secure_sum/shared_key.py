@@ -164,9 +164,10 @@ class SharedKeyServer(EncryptedServer):
         return Pieces([self._task[1]])
 
     def _task_of(self, plan: SumPlan, closed: Closed, running: RunningSum, subject: Subject) -> bytes:
-        total = self._total(running)
+        total, listed = self._total(plan, closed, running), self._listed(plan, closed)
         return wire.ApplyTask(
-            members=sorted(closed[Step.SUBMIT]),
+            members=listed.members,
+            places=listed.places,
             confirmations=confirmations_in(closed),
             mode=total.mode,
             ciphertexts=ciphertexts_at(total, range(len(total.units))),

@@ -6,8 +6,9 @@ Explicit bytes (``coterie.crypto.explicit``), by purpose::
     submit      (plan hash, SHA-256 of the codes as they travel)
     confirm     (plan hash, list hash)
     submitters  (positions of the list's members, 4 bytes each, big-endian, ascending)
+                and of a sparse sum who sent what (``coterie.secure_sum.sparse``)
 
-where the list hash is the SHA-256 of the last line.
+where the list hash is the SHA-256 of the last statement.
 """
 
 from __future__ import annotations
@@ -41,9 +42,10 @@ def codes_hash(codes: bytes) -> bytes:
     return hashlib.sha256(codes).digest()
 
 
-def list_hash(members: Sequence[int]) -> bytes:
-    """Return the hash of a list of submitters, which ascends."""
-    return hashlib.sha256(encode("submitters", pack_positions(members))).digest()
+def list_hash(members: Sequence[int], places: bytes = b"") -> bytes:
+    """Return the hash of a list of submitters, which ascends; of a sparse sum with what each of them sent."""
+    fields = [pack_positions(members), *([places] if places else [])]
+    return hashlib.sha256(encode("submitters", *fields)).digest()
 
 
 def pack_positions(members: Iterable[int]) -> bytes:

@@ -35,6 +35,8 @@ class Scenario:
         Rounds, one after the other.
     min_sum : int
         Fewest users over which a sum is formed.
+    sparse_floor : int
+        Fewest users over which one place of a sparse sum is formed; 0 of one that is not sparse.
     """
 
     seed: int
@@ -42,6 +44,7 @@ class Scenario:
     hosts: tuple[tuple[int, ...], ...]
     rounds: int
     min_sum: int
+    sparse_floor: int = 0
 
     @classmethod
     def drawn(cls, seed: int, secure_sum: str) -> Scenario:
@@ -62,7 +65,9 @@ class Scenario:
             else:
                 hosts.append([one])
         floor = rng.randint(1, max(1, -(-2 * sum(users) // 3)))
-        return cls(seed, secure_sum, tuple(tuple(host) for host in hosts), rounds, floor)
+        sparse = random.Random(f"sparse {seed}")  # noqa: S311 - a schedule, nothing secret
+        each = sparse.choice((0, 1, 2, 4)) if secure_sum in KEYED else 0
+        return cls(seed, secure_sum, tuple(tuple(host) for host in hosts), rounds, floor, each)
 
     def faults(self) -> Drawn:
         """Return faults drawn by the seed."""
@@ -119,6 +124,7 @@ def run(scenario: Scenario, faults: Faults, machines: Machines | None = None) ->
         np.random.default_rng(scenario.seed),
         scenario.rounds,
         scenario.min_sum,
+        scenario.sparse_floor,
         machines,
     )
     world.run()

@@ -6,7 +6,7 @@ from nobody.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,7 @@ __all__ = [
     "HOLDERS",
     "LAYOUT",
     "SUMS",
+    "added",
     "halves",
     "held_by_all",
     "identity",
@@ -172,7 +173,7 @@ def _encrypted(secure_sum: str) -> tuple[Callable[[], ServerHalf], Callable[[Sum
         return found
 
     def member(plan: SumPlan, number: int) -> MemberHalf:
-        return EncryptedMember(plan, number, identity(number), obfuscators())
+        return EncryptedMember(plan, number, identity(number), obfuscators(), layout_of(secure_sum))
 
     return server, member
 
@@ -202,6 +203,27 @@ def codes_in(formed: Formed, size: int) -> NDArray[np.uint32]:
     if not isinstance(formed, Applied):
         return formed
     return np.frombuffer(wire.SealedModel.FromString(formed.model).sealed, np.uint32)[:size]
+
+
+def added(plan: SumPlan, layout: Layout, codes: Mapping[int, NDArray[np.uint32]]) -> NDArray[np.uint32]:
+    """Return what a sum over some members should come to: of a sparse one zeros where too few have something."""
+    total = sum(codes.values(), np.zeros(layout.size, np.uint32))
+    if not plan.sparse_floor:
+        return total
+    from coterie.secure_sum.encrypted import packing_of
+
+    slots = packing_of(plan, held_by_all().secret.public).slots
+    users = {member: plan.members[member].users for member in codes}
+    for first in range(0, layout.size, slots):
+        place = slice(first, first + slots)
+        there = sum(
+            users[member]
+            for member, own in codes.items()
+            if not np.array_equal(own[place], layout.zeros(users[member])[place])
+        )
+        if there < plan.sparse_floor:
+            total[place] = layout.zeros(sum(users.values()))[place]
+    return total
 
 
 def opened(running: Running) -> NDArray[np.uint32]:

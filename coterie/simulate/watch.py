@@ -13,7 +13,7 @@ from coterie.rounds.cos import Phase, RoundState
 from coterie.secure_sum.codes import codes_of
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Running, Step
-from coterie.simulate.sums import opened
+from coterie.simulate.sums import added, opened
 from coterie.wire.layout import Layout
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
@@ -132,7 +132,8 @@ class Watch:
         if not is_open and Step.SUBMIT not in state.closed:
             return
         notes = state.arrived if is_open else state.closed[Step.SUBMIT]
-        if not np.array_equal(self._opened(state.running), self._sum(state.plan.round, notes, self._added)):
+        codes = self._codes(state.plan.round, notes, self._added)
+        if not np.array_equal(self._opened(state.running), self._sum(codes)):
             raise Violation(f"the running sum of round {state.plan.round} is not the sum of {sorted(notes)}")
 
     def _opened(self, running: Running) -> NDArray[np.uint32]:
@@ -151,7 +152,8 @@ class Watch:
             raise Violation(f"round {number} was applied after it was abandoned")
         if dict(notes) != self._submitters.get(number):
             raise Violation(f"round {number} was applied for other submitters than were final")
-        if not np.array_equal(total, self._sum(number, notes, self._plain)):
+        expected = added(state.plan, self._layout, self._codes(number, notes, self._plain))
+        if not np.array_equal(total, expected):
             raise Violation(f"the sum of round {number} is not the sum of the vectors of {sorted(notes)}")
         if state.users < state.plan.min_sum:
             raise Violation(f"the sum of round {number} covers {state.users} users only")
@@ -172,16 +174,19 @@ class Watch:
         if _print(state) != before:
             raise Violation(f"a message that was refused changed the state: {what}")
 
-    def _sum(
+    def _codes(
         self, number: int, notes: Mapping[int, bytes], of: Mapping[tuple[int, int, bytes], NDArray[np.uint32]]
-    ) -> NDArray[np.uint32]:
-        total = np.zeros(self._layout.size, np.uint32)
+    ) -> dict[int, NDArray[np.uint32]]:
+        found = {}
         for member, note in notes.items():
             codes = of.get((number, member, note[:32]))
             if codes is None:
                 raise Violation(f"round {number} sums what member {member} never sent")
-            total += codes
-        return total
+            found[member] = codes
+        return found
+
+    def _sum(self, codes: Mapping[int, NDArray[np.uint32]]) -> NDArray[np.uint32]:
+        return sum(codes.values(), np.zeros(self._layout.size, np.uint32))
 
 
 def _print(state: RoundState) -> tuple[object, ...]:

@@ -86,8 +86,8 @@ class World:
         For the vectors.
     rounds : int
         How many rounds there are, applied or abandoned.
-    min_sum : int
-        Floor of each sum.
+    min_sum, sparse_floor : int
+        Floors of each sum.
     machines : Machines
     """
 
@@ -101,12 +101,14 @@ class World:
         rng: np.random.Generator,
         rounds: int,
         min_sum: int,
+        sparse_floor: int = 0,
         machines: Machines | None = None,
     ) -> None:
         self.members, self.layout, self.server_half = tuple(members), layout, server_half()
         self.new_server_half = server_half
         self.member_half, self.faults, self.rng = member_half, faults, rng
-        self.rounds, self.min_sum, self.machines = rounds, min_sum, machines or Machines()
+        self.rounds, self.machines = rounds, machines or Machines()
+        self.min_sum, self.sparse_floor = min_sum, sparse_floor
         self.clock, self.watch = Clock(), Watch(layout)
         self.crashes = 0
         self.finished = False
@@ -164,6 +166,11 @@ class World:
             users = self.members[member].users
             drawn = self.rng.integers(1, 2**segment.bits, (users, segment.size), dtype=np.uint64)
             total[place] = drawn.sum(axis=0).astype(np.uint32)
+        if self.sparse_floor:
+            # Something in one stretch only.
+            first, end = sorted(self.rng.integers(0, self.layout.size, 2))
+            zeros = self.layout.zeros(self.members[member].users)
+            total[:first], total[end:] = zeros[:first], zeros[end:]
         return total
 
 
@@ -279,6 +286,7 @@ class _Server:
             layout_sha256=hashlib.sha256(b"layout").digest(),
             members=world.members,
             min_sum=world.min_sum,
+            sparse_floor=world.sparse_floor,
             **fields._asdict(),
         )
         begun = RoundState.begin(plan, world.layout, world.server_half, PATIENCE_S)

@@ -180,6 +180,10 @@ class Layout:
         """Difference of the largest and the smallest code of one user."""
         return self._spread([2 * segment.levels for segment in self.segments]).astype(np.uint32)
 
+    def zeros(self, users: int) -> NDArray[np.uint32]:
+        """Return the codes of so many users of whom every value is zero, summed modulo 2^32; uint32 (size,)."""
+        return np.uint32(users) * self._offsets
+
     def _spread(self, each: Sequence[int]) -> NDArray[np.int64]:
         return np.repeat(np.array(each, np.int64), [segment.size for segment in self.segments])
 
@@ -220,7 +224,7 @@ class Layout:
         if not self.possible(total, users):
             raise ImpossibleSumError(f"a sum is beyond what the contributions of {users} users can add up to")
         # Within the bounds nothing wraps around.
-        steps = (total - np.uint32(users) * self._offsets).view(np.int32)
+        steps = (total - self.zeros(users)).view(np.int32)
         values = {}
         for segment in self.segments:
             scaled: NDArray[np.float64] = steps[self.places[segment.name]].astype(np.float64) * segment.step
@@ -293,5 +297,4 @@ class Contribution:
 
     def codes(self) -> NDArray[np.uint32]:
         """Return the vector of codes, uint32 (size,), summed modulo 2^32 over the users counted."""
-        offsets = np.uint32(self.users) * self.layout._offsets
-        return self.steps.astype(np.uint32) + offsets
+        return self.steps.astype(np.uint32) + self.layout.zeros(self.users)

@@ -27,11 +27,13 @@ EVERY_ITEM = {"min_touch": 1}
 def attacked(small, tmp_path):
     """Return a function that runs a federation to its end and returns the attacks of its report."""
 
-    def run(system, secure_sum, **options):
+    def run(system, secure_sum, *, encryption=BASE["encryption"], rounds=None, **options):
         given = SYSTEMS[system]
         name = given["system"]
-        given = {**given, name: {**given.get(name, {}), **options}}
-        settings = small(**{**BASE, **given, "rounds": ROUNDS, "secure_sum": secure_sum, "output": tmp_path})
+        given = {**given, name: {**given.get(name, {}), **options}, "encryption": encryption}
+        given["rounds"] = {**ROUNDS, **(rounds or {})}
+        output = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
+        settings = small(**{**BASE, **given, "secure_sum": secure_sum, "output": output})
         report, _ = asyncio.run(experiment.run(settings, "test", lambda seed, event: None))
         return report["attacks"]
 
@@ -56,6 +58,19 @@ def test_a_sum_over_everybody_tells_no_more_than_popularity(attacked, system, se
     assert found["auc"] < found["popularity_auc"] + 0.02
     assert found["ratings"] < found["ratings_guess"]
     assert attacks["profiles"]["exposed"] == 0
+
+
+@pytest.mark.parametrize("secure_sum", ["encrypted", "shared-key"])
+def test_sparse_contributions_show_near_which_items_a_user_has_rated_and_whole_ones_do_not(
+    attacked, secure_sum
+):
+    key = {**BASE["encryption"], "obfuscators": "short"}
+    sparse = attacked("fedmf", secure_sum, encryption={**key, "sparse": True}, rounds={"min_sum": 3})
+    found = sparse["places"]
+    assert found["users"] == USERS
+    assert found["recall"] > 0.5
+    assert found["auc"] > found["popularity_auc"] + 0.1
+    assert "places" not in attacked("fedmf", secure_sum, encryption=key)
 
 
 def test_under_a_key_that_participants_share_there_is_no_sum_to_attack(attacked):

@@ -40,6 +40,13 @@ KINDS = {
         "fedmf": {"local_epochs": 2},
         "encryption": {**KEY, "obfuscators": "short"},
     },
+    # Items are open from as many raters on as a place of a sparse sum has to have: so nothing is dropped.
+    "fedmf, users, sparse": {
+        "system": "fedmf",
+        "split": {"kind": "random"},
+        "rounds": {**ROUNDS, "party_per_user": True, "min_sum": 3},
+        "encryption": {**KEY, "obfuscators": "short", "sparse": True},
+    },
     "fcf, hosts": {"system": "fcf", "split": {"kind": "random"}, "fcf": {"factors": 8}},
 }
 

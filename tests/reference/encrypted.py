@@ -6,6 +6,7 @@ import math
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from . import explicit
+from .paillier import pack, shape
 from .primitives import Refused, hkdf, x25519
 
 TAG = 12
@@ -18,6 +19,28 @@ def tags(secret, public, run, key_id, participant, plan_hash, count):
     cipher = Cipher(algorithms.AES(stream_key), modes.CTR(bytes(16))).encryptor()
     stream = cipher.update(bytes(TAG * count))
     return [int.from_bytes(stream[TAG * j : TAG * j + TAG], "big") for j in range(count)]
+
+
+def places(sent, count):
+    """Return which ciphertexts a member sent, by their positions."""
+    return bytes(sum(1 << bit for bit in range(8) if at + bit in sent) for at in range(0, count, 8))
+
+
+def above_floor(sent, users, floor):
+    """Return what of each member is added, given what each sent, and what is dropped."""
+    behind = {}
+    for own, count in zip(sent, users, strict=True):
+        for place in own:
+            behind[place] = behind.get(place, 0) + count
+    kept = {place for place, count in behind.items() if count >= floor}
+    return [sorted(kept.intersection(own)) for own in sent], sorted(behind.keys() - kept)
+
+
+def zeros(bits, users, rule):
+    """Return the plaintexts of so many users' contribution of zeros; ``bits`` are those of each value."""
+    codes = [users << (each - 1) for each in bits]
+    _, slots = shape(*rule)
+    return pack(codes, [0] * -(-len(codes) // slots), rule)
 
 
 def context(plan_hash, first):

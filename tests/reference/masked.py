@@ -82,9 +82,9 @@ def open_pair(key, sealed):
     return seed_share, mask_share
 
 
-def list_hash(positions):
-    """Return the hash of a list of submitters."""
-    return digest("submitters", b"".join(position.to_bytes(4, "big") for position in positions))
+def list_hash(positions, *places):
+    """Return the hash of a list of submitters; of a sparse sum with what each of them sent."""
+    return digest("submitters", b"".join(position.to_bytes(4, "big") for position in positions), *places)
 
 
 def code_bytes(codes):

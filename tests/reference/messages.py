@@ -41,6 +41,7 @@ ROUNDS_PLAN = {
     "step_timeout_ms": (13, "uint"),
     "redraw": (14, "uint"),
     "beacon_signature": (15, "bytes"),
+    "sparse": (16, "bool"),
 }
 
 RUN_PLAN = {
@@ -83,6 +84,7 @@ SUM_PLAN = {
     "key_id": (15, "bytes"),
     "code_bits": (16, "uint"),
     "holders": (17, [KEY_HOLDER]),
+    "sparse_floor": (18, "uint"),
 }
 
 ADVERT = {
@@ -106,9 +108,10 @@ SUMMED_VECTOR = {
     "left_out": (2, "[uint]"),
     "signature": (3, "bytes"),
     "ciphertexts": (4, "bytes"),
+    "places": (5, "bytes"),
 }
 
-SUBMITTERS = {"members": (1, "[uint]")}
+SUBMITTERS = {"members": (1, "[uint]"), "places": (7, "bytes")}
 
 CONFIRMATION = {"member": (1, "uint"), "signature": (2, "bytes"), "signing_public": (3, "bytes")}
 

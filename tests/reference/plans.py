@@ -41,6 +41,7 @@ def sum_plan_hash(plan):
         members += [plan["key_id"], plan["code_bits"], len(plan["holders"])]
         for one in plan["holders"]:
             members += [one["participant"], one["device"]]
+        members.append(plan["sparse_floor"])
     return digest(
         "sum-plan",
         plan["version"],

@@ -126,6 +126,12 @@ def test_the_next_round_waits_longer_after_each_that_was_abandoned():
     assert 6 < duration(scenario, Replayed(failing)) - duration(scenario, Replayed(())) < 7
 
 
+_AT_DECRYPT = dict.fromkeys(
+    ("what was decrypted is not what is in the sum", "3 key holders came to as many models"), "decrypt"
+)
+"""Reasons that name no step, and the step that they are of."""
+
+
 @pytest.mark.parametrize(("secure_sum", "count"), SOME.items())
 def test_schedules_reach_what_they_are_for(secure_sum, count):
     faults, refused, abandoned, partly = Counter(), Counter(), Counter(), 0
@@ -148,7 +154,8 @@ def test_schedules_reach_what_they_are_for(secure_sum, count):
         "encrypted": {"submit", "decrypt"},
         "shared-key": {"submit", "decrypt"},
     }[secure_sum]
-    assert steps <= set(abandoned), "rounds are broken off at each step"
+    reached = {_AT_DECRYPT.get(reason, reason) for reason in abandoned}
+    assert steps <= reached, "rounds are broken off at each step"
     assert partly > 0, "and completed without some members"
 
 

@@ -71,6 +71,7 @@ def test_hosts_are_told_to_accept_this_run_and_no_lower_floors(laid_out: tuple[P
             "min_cohort": 15,
             "min_sum": 12,
             "experiment": True,
+            "sparse": False,
         }
 
 

@@ -218,6 +218,27 @@ def test_sums_that_may_be_solved_are_refused_where_a_key_is_held() -> None:
         require_cohorts(asked.model_copy(update={"secure_sum": "masked"}), 300)
 
 
+@pytest.mark.parametrize(
+    ("secure_sum", "who"), [("encrypted", "4 decrypting clients"), ("shared-key", "3 hosts")]
+)
+def test_what_sparse_contributions_show_is_a_warning(secure_sum: str, who: str) -> None:
+    given = {
+        "system": "fedmf",
+        "split": {"kind": "random"},
+        "federation": {"hosts": 3},
+        "fedmf": {"min_touch": 20},
+        "encryption": {"sparse": True, "holders": 4},
+    }
+    asked = RunSettings.model_validate({**given, "secure_sum": secure_sum})
+    plan = run_plan(asked, run_id="a-run", seed=5)
+    assert plan.rounds.sparse
+    (warning,) = (one for one in protection(asked, [50] * 3)["warnings"] if "sparse" in one)
+    assert who in warning
+    assert "near which items each host" in warning
+    clear = RunSettings.model_validate({**given, "secure_sum": "clear"})
+    assert not run_plan(clear, run_id="a-run", seed=5).rounds.sparse
+
+
 def test_of_a_shared_key_the_hosts_are_those_who_may_not_be_lost() -> None:
     # What is set for decrypting clients and for contributors without the key says nothing here.
     others = {"holders": 1, "obfuscators": "short"}

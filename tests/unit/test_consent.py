@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -103,5 +104,18 @@ def test_configured_clauses_arrive_in_the_consent() -> None:
         min_sum=3,
         rounds_per_day=4,
         metrics=("a",),
+        sparse=True,
     )
-    assert settings.consent(5) == Consent(("fedncf",), ("masked",), 2, 3, True, 4, ("a",))
+    assert settings.consent(5) == Consent(("fedncf",), ("masked",), 2, 3, True, 4, ("a",), True)
+
+
+def test_contributions_that_show_where_there_is_something_are_refused_unless_they_are_accepted() -> None:
+    plan = dataclasses.replace(sum_plan(), sparse_floor=20)
+    (run,), (one,) = OPEN.objections(run_plan(sparse=True)), OPEN.objections_to_round(plan, 0)
+    assert "show the server in which places" in run
+    assert one == run
+    accepting = dataclasses.replace(OPEN, sparse=True, min_sum=20)
+    assert accepting.objections(run_plan(sparse=True)) == []
+    assert accepting.objections_to_round(plan, 0) == []
+    (low,) = accepting.objections_to_round(dataclasses.replace(plan, sparse_floor=19), 0)
+    assert "floor of a place of the sum is 19 users; accepted is 20" in low

@@ -118,7 +118,13 @@ def test_what_a_setting_gives_away_is_a_warning(given: dict[str, Any], words: st
 @pytest.mark.parametrize("form", ["hosts", "users"])
 @pytest.mark.parametrize("system", ["fedmf", "fcf"])
 def test_who_may_see_what_is_declared_as_for_fedncf(system: str, form: str, sum_: str) -> None:
-    assert matrix(system, form, sum_) == matrix("fedncf", form, sum_)
+    mine, same = matrix(system, form, sum_), matrix("fedncf", form, sum_)
+    for role, entries in mine.items():
+        # FedMF's PartText shows in which places there is something, to those who add and those who decrypt.
+        shown = entries["sent_places"].allowed
+        by_whom = {"encrypted": ("client", "cos", "decrypting-client"), "shared-key": ("client", "cos")}
+        assert shown is (system == "fedmf" and role in by_whom.get(sum_, ())), role
+        assert {**entries, "sent_places": same[role]["sent_places"]} == same[role]
     # Who opens the model's versions has what the server has in other runs.
     assert matrix(system, form, sum_)["client"]["item_support"].allowed is (sum_ == "shared-key")
     assert matrix(system, form, sum_)["cos"]["item_factor"].allowed is (sum_ != "shared-key")

@@ -19,7 +19,8 @@ from coterie.rounds.membership import Membership
 from coterie.rounds.training import Purpose, Training
 from coterie.secure_sum.clear import ClearServer
 from coterie.secure_sum.plan import Member, SumPlan
-from coterie.secure_sum.protocol import Declined
+from coterie.secure_sum.protocol import Declined, Failed
+from coterie.simulate.sums import LAYOUT, halves
 from coterie.wire.layout import Layout, Segment
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan
 
@@ -59,11 +60,15 @@ def run_plan(
 class World:
     """A population of three hosts, what the COS makes of it, and each host's own view."""
 
-    def __init__(self, plan: RunPlan, sizes: tuple[int, ...] = (7, 4, 6)) -> None:
+    def __init__(
+        self, plan: RunPlan, sizes: tuple[int, ...] = (7, 4, 6), half: Any = None, side: Any = None
+    ) -> None:
         self.plan = plan
         devices = [f"client/{n}" for n, size in enumerate(sizes) for _ in range(size)]
         participants = [bytes([n]) * 32 for n in range(len(devices))]
-        self.conductor = Conductor(plan, Population(participants, devices), Side(), ClearServer())  # type: ignore[arg-type]
+        self.conductor = Conductor(
+            plan, Population(participants, devices), side or Side(), half or ClearServer()
+        )  # type: ignore[arg-type]
         self.hosts = []
         first = 0
         for n, size in enumerate(sizes):
@@ -148,6 +153,11 @@ CHANGES: list[tuple[bool, Callable[[SumPlan, int], SumPlan], str]] = [
     (False, lambda plan, own: dataclasses.replace(plan, min_sum=2), "floor of 2 users"),
     (
         False,
+        lambda plan, own: dataclasses.replace(plan, sparse_floor=2),
+        "2 users for each place of the sum; by",
+    ),
+    (
+        False,
         lambda plan, own: dataclasses.replace(plan, members=plan.members[:-1]),
         "by the plan's rule it has",
     ),
@@ -168,6 +178,30 @@ def test_a_plan_that_the_rule_does_not_make_is_refused(
     own = next(iter(host.covered(plan)))
     with pytest.raises(Declined, match=words):
         host.covered(change(plan, own))
+
+
+def test_only_sums_of_training_are_sparse_where_the_plan_says_so_and_have_its_floor() -> None:
+    world = World(run_plan(sparse=True), half=halves("encrypted")[0]())
+    floors = {purpose: world.open(purpose).sparse_floor for purpose in (Purpose.TRAIN, Purpose.EVALUATE)}
+    assert floors == {Purpose.TRAIN: 2, Purpose.EVALUATE: 0}
+    plan = world.open(Purpose.TRAIN)
+    assert world.hosts[0].covered(plan)
+    for other in (0, 1, 3):
+        with pytest.raises(Declined, match=f"a floor of {other} users for each place"):
+            world.hosts[0].covered(dataclasses.replace(plan, sparse_floor=other))
+
+
+def test_what_cannot_be_sparse_is_not_begun() -> None:
+    with pytest.raises(Failed, match="only sums under a key"):
+        World(run_plan(sparse=True)).open(Purpose.TRAIN)
+
+    class Divided(Side):
+        def layout(self, purpose: Purpose) -> Layout:
+            return LAYOUT
+
+    world = World(run_plan(sparse=True), half=halves("encrypted")[0](), side=Divided())
+    with pytest.raises(Failed, match="that others of the same sum divide"):
+        world.open(Purpose.TRAIN)
 
 
 def test_a_cohort_of_another_part_is_refused_where_it_has_other_users() -> None:

@@ -373,6 +373,7 @@ BRIEFED: list[tuple[Message, set[str]]] = [
     (briefed(Confirmations(confirmations=confirmations(0, 2))), {"round_key"}),
     (briefed(Submitters(members=[0, 1, 5])), {"cohort"}),
     (briefed(Submitters(members=[8, 300, 70_000])), {"cohort"}),
+    (briefed(Submitters(members=[0, 1], places=b"\x01\x02")), {"cohort", "sent_places"}),
     (briefed(Submitters(), Submitters(), common=Submitters(members=range(200))), {"cohort"}),
     (
         briefed(Adverts(adverts=[advert(7)]), common=Adverts(adverts=[advert(1)])),

@@ -28,6 +28,7 @@ ROUNDS: dict[str, Any] = {
     "step_timeout_ms": 60_000,
     "redraw": 50,
     "beacon_signature": bytes(range(64)),
+    "sparse": True,
 }
 PLAN: dict[str, Any] = {
     "run_id": "spring",

@@ -356,6 +356,24 @@ def test_tags_are_derived_and_summed_alike():
     assert total == integers(given["sums"])
 
 
+def test_who_sent_what_in_a_sparse_sum_is_told_and_added_alike():
+    given = vectors("sparse")
+    members, count = given["members"], given["ciphertexts"]
+    for one in members:
+        assert encrypted.places(one["sent"], count).hex() == one["places"]
+    users = [one["users"] for one in members]
+    added, dropped = encrypted.above_floor([one["sent"] for one in members], users, given["floor"])
+    assert (added, dropped) == ([one["added"] for one in members], given["dropped"])
+    assert dropped
+    told = b"".join(encrypted.places(one, count) for one in added)
+    assert told.hex() == given["list"]
+    assert masked.list_hash(range(len(members)), told).hex() == given["list_hash"]
+    zeros = given["zeros"]
+    assert encrypted.zeros(zeros["bits"], zeros["users"], rule_of(zeros["packing"])) == integers(
+        zeros["plaintexts"]
+    )
+
+
 def test_decryptions_are_proved_and_checked_alike(paillier_keys):
     given = vectors("decryption")
     record, (p, q, *_) = paillier_keys["standard"]

@@ -84,7 +84,7 @@ def test_of_an_encrypted_sum_key_and_holders_follow() -> None:
     members: list[bytes | str | int] = []
     for member in MEMBERS:
         members += [member.participant, member.device, member.users]
-    members += [named(102), 16, 2, named(5), "holder/one", named(6), "holder/two"]
+    members += [named(102), 16, 2, named(5), "holder/one", named(6), "holder/two", 0]
     fields = ("spring", 7, "train", "encrypted", named(100), named(101), 0, 0, 5, 2, 4, 4, *members)
     assert ENCRYPTED.hash == hashlib.sha256(packed("sum-plan", VERSION, *fields)).digest()
 
@@ -209,7 +209,7 @@ def test_a_plan_comes_back_from_the_wire_as_it_was_with_the_same_hash(
 
 def test_every_field_of_the_message_is_carried() -> None:
     # No sum has neighbours and holders, but a message may.
-    plan = dataclasses.replace(ENCRYPTED, degree=3, threshold=2)
+    plan = dataclasses.replace(ENCRYPTED, degree=3, threshold=2, sparse_floor=2)
     message = plan.to_wire()
     assert {field.name for field, _ in message.ListFields()} == {
         field.name for field in wire.SumPlan.DESCRIPTOR.fields

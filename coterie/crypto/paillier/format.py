@@ -10,12 +10,15 @@
 | 4 | number of values N |
 | 32 | key id |
 
-How many vectors are added up in it is not there: whoever formed the sum could write what it likes.
+How many vectors are added up in it is not there: whoever formed the sum could write what it likes.  Nor is which
+ciphertexts are left out of a sparse vector: who receives it knows them, and what would be in them.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from gmpy2 import mpz
 
@@ -30,25 +33,36 @@ __all__ = ["HEADER_BYTES", "from_bytes", "size", "to_bytes"]
 _VERSION = 1
 _HEADER = struct.Struct(">BBBBII32s")
 HEADER_BYTES = _HEADER.size
+_NOTHING: Mapping[int, mpz] = MappingProxyType({})
 _MODES = frozenset(int(mode) for mode in Mode)
 
 
-def size(public: PublicKey, packing: Packing, count: int) -> int:
-    """Return the bytes of a vector of so many values."""
-    return HEADER_BYTES + 2 * packing.ciphertexts(count) * public.modulus_bytes
+def size(public: PublicKey, packing: Packing, count: int, left_out: int = 0) -> int:
+    """Return the bytes of a vector of so many values, without some of its ciphertexts."""
+    return HEADER_BYTES + 2 * (packing.ciphertexts(count) - left_out) * public.modulus_bytes
 
 
-def to_bytes(vector: EncryptedVector) -> bytes:
-    """Return a vector as it is sent."""
+def to_bytes(vector: EncryptedVector, left_out: Collection[int] = ()) -> bytes:
+    """Return a vector as it is sent, without the ciphertexts at some positions."""
     packing, public = vector.packing, vector.public
     fields = packing.slot_bits, packing.code_bits, packing.addends, vector.count
     header = _HEADER.pack(_VERSION, vector.mode, *fields, public.key_id)
-    pairs = zip(vector.units, vector.shifts, strict=True)
+    pairs = [
+        pair
+        for place, pair in enumerate(zip(vector.units, vector.shifts, strict=True))
+        if place not in left_out
+    ]
     return header + b"".join([part.to_bytes(public.modulus_bytes, "big") for pair in pairs for part in pair])
 
 
 def from_bytes(
-    content: bytes, public: PublicKey, packing: Packing, count: int, *, addends: int = 1
+    content: bytes,
+    public: PublicKey,
+    packing: Packing,
+    count: int,
+    *,
+    addends: int = 1,
+    left_out: Mapping[int, mpz] = _NOTHING,
 ) -> EncryptedVector:
     """Return a vector that was received, with every ciphertext checked.
 
@@ -62,6 +76,9 @@ def from_bytes(
         Values.
     addends : int, optional
         How many vectors are added up in it, by what is known otherwise.
+    left_out : mapping of int to mpz, optional
+        Positions of ciphertexts that were not sent, and what would be in them: they are there in what is returned,
+        with nothing that hides it.
 
     Raises
     ------
@@ -87,16 +104,21 @@ def from_bytes(
         raise _malformed(f"an encrypted vector with w, b, C, N = {fields}, expected {expected}")
     if number not in _MODES or (number == Mode.SUBGROUP and not public.subgroup):
         raise _malformed(f"an encrypted vector of mode {number}, which this key does not have")
-    if len(content) != size(public, packing, count):
-        raise _malformed(
-            f"an encrypted vector of {len(content)} bytes, expected {size(public, packing, count)}"
-        )
+    expected_bytes = size(public, packing, count, len(left_out))
+    if len(content) != expected_bytes:
+        raise _malformed(f"an encrypted vector of {len(content)} bytes, expected {expected_bytes}")
     width = public.modulus_bytes
     parts = [
         mpz.from_bytes(content[start : start + width], "big")
         for start in range(HEADER_BYTES, len(content), width)
     ]
-    return EncryptedVector.checked(public, packing, count, Mode(number), parts[::2], parts[1::2], addends)
+    sent = zip(parts[::2], parts[1::2], strict=True)
+    pairs = [
+        (mpz(1), left_out[place]) if place in left_out else next(sent)
+        for place in range(packing.ciphertexts(count))
+    ]
+    units, shifts = [unit for unit, _ in pairs], [shift for _, shift in pairs]
+    return EncryptedVector.checked(public, packing, count, Mode(number), units, shifts, addends)
 
 
 def _malformed(message: str) -> VerificationError:

@@ -20,11 +20,13 @@ tags of everybody.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import repeat
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
 
 from coterie.crypto.explicit import encode
 from coterie.crypto.paillier.packing import TAG_BITS
@@ -71,7 +73,13 @@ def tags(key: bytes, plan_hash: bytes, count: int) -> list[int]:
     return tag_sums([key], plan_hash, 0, count)
 
 
-def tag_sums(keys: Iterable[bytes], plan_hash: bytes, first: int, count: int) -> list[int]:
+def tag_sums(
+    keys: Iterable[bytes],
+    plan_hash: bytes,
+    first: int,
+    count: int,
+    sent: Iterable[NDArray[np.bool_]] | None = None,
+) -> list[int]:
     """Return the sums of the tags of several contributors.
 
     Parameters
@@ -82,14 +90,18 @@ def tag_sums(keys: Iterable[bytes], plan_hash: bytes, first: int, count: int) ->
         Of the sum's plan, 32 bytes.
     first, count : int
         Which ciphertexts.
+    sent : iterable of ndarray of bool, shape (count,), optional
+        Which of these each contributor sent; all when absent.
     """
     end = first + count
     words = np.zeros((count, _TAG_BYTES // 4), np.uint64)
     info, zeros = encode("tag-stream", plan_hash), bytes(end * _TAG_BYTES)
-    for key in keys:
+    # An endless row of None is longer than any list of keys.
+    for key, there in zip(keys, repeat(None) if sent is None else sent, strict=False):
         # A key for each plan, so the counter begins at zero for each.
         cipher = Cipher(algorithms.AES(_derive(key, info)), modes.CTR(bytes(16))).encryptor()
-        words += np.frombuffer(cipher.update(zeros), ">u4").reshape(end, _TAG_BYTES // 4)[first:]
+        own = np.frombuffer(cipher.update(zeros), ">u4").reshape(end, _TAG_BYTES // 4)[first:]
+        words += own if there is None else own * there[:, None]
     return [(high << 64) + (middle << 32) + low for high, middle, low in words.tolist()]
 
 

@@ -10,7 +10,7 @@ Ciphertexts are pairs of a unit and a shift (``elements``), also where they are 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import gmpy2
@@ -116,6 +116,7 @@ def encrypt(
     obfuscators: Obfuscators,
     *,
     addends: int = 1,
+    plain: Collection[int] = (),
 ) -> EncryptedVector:
     """Encrypt a vector of codes.
 
@@ -129,16 +130,20 @@ def encrypt(
         Of the key; each is used once.
     addends : int, optional
         How many users' codes were added already.
+    plain : collection of int, optional
+        Positions of ciphertexts that nothing hides, because everybody knows what is in them; they take no obfuscator.
 
     Raises
     ------
     CryptoError
         When a code or tag is out of range, as `Packing.pack`; nothing is encrypted then.
     """
-    public = obfuscators.public
+    public, shown = obfuscators.public, frozenset(plain)
     plaintexts = packing.pack(codes, tags, addends)
+    drawn = iter(obfuscators.draw(len(plaintexts) - len(shown)))
     n, units, shifts = public.n, [], []
-    for plaintext, (unit, shift) in zip(plaintexts, obfuscators.draw(len(plaintexts)), strict=True):
+    for place, plaintext in enumerate(plaintexts):
+        unit, shift = (mpz(1), mpz(0)) if place in shown else next(drawn)
         units.append(unit)
         shifts.append((plaintext + shift) % n)
     return EncryptedVector(

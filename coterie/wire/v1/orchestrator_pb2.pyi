@@ -507,6 +507,7 @@ class RoundsPlan(google.protobuf.message.Message):
     STEP_TIMEOUT_MS_FIELD_NUMBER: builtins.int
     REDRAW_FIELD_NUMBER: builtins.int
     BEACON_SIGNATURE_FIELD_NUMBER: builtins.int
+    SPARSE_FIELD_NUMBER: builtins.int
     cohorts: Global___CohortKind.ValueType
     """How cohorts are drawn."""
     cohort: builtins.int
@@ -539,6 +540,10 @@ class RoundsPlan(google.protobuf.message.Message):
     """Passes after which groups are drawn anew; 0 for never."""
     beacon_signature: builtins.bytes
     """The directory's signature over run and `beacon`, 64 bytes; empty in an experiment, whose beacon can be repeated."""
+    sparse: builtins.bool
+    """Sums of training under a key: whether members leave out ciphertexts in which they have nothing, and so show the
+    server in which places they have something.
+    """
     def __init__(
         self,
         *,
@@ -557,8 +562,9 @@ class RoundsPlan(google.protobuf.message.Message):
         step_timeout_ms: builtins.int = ...,
         redraw: builtins.int = ...,
         beacon_signature: builtins.bytes = ...,
+        sparse: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["beacon", b"beacon", "beacon_signature", b"beacon_signature", "choose_by", b"choose_by", "cohort", b"cohort", "cohorts", b"cohorts", "evaluate_every", b"evaluate_every", "experiment", b"experiment", "group", b"group", "min_cohort", b"min_cohort", "min_sum", b"min_sum", "party_per_user", b"party_per_user", "passes", b"passes", "patience", b"patience", "redraw", b"redraw", "step_timeout_ms", b"step_timeout_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["beacon", b"beacon", "beacon_signature", b"beacon_signature", "choose_by", b"choose_by", "cohort", b"cohort", "cohorts", b"cohorts", "evaluate_every", b"evaluate_every", "experiment", b"experiment", "group", b"group", "min_cohort", b"min_cohort", "min_sum", b"min_sum", "party_per_user", b"party_per_user", "passes", b"passes", "patience", b"patience", "redraw", b"redraw", "sparse", b"sparse", "step_timeout_ms", b"step_timeout_ms"]) -> None: ...
 
 Global___RoundsPlan: typing_extensions.TypeAlias = RoundsPlan
 

@@ -73,6 +73,7 @@ class SumPlan(google.protobuf.message.Message):
     KEY_ID_FIELD_NUMBER: builtins.int
     CODE_BITS_FIELD_NUMBER: builtins.int
     HOLDERS_FIELD_NUMBER: builtins.int
+    SPARSE_FLOOR_FIELD_NUMBER: builtins.int
     version: builtins.int
     """Version of the protocol, 1."""
     run_id: builtins.str
@@ -101,6 +102,10 @@ class SumPlan(google.protobuf.message.Message):
     """Encrypted sum: SHA-256 of the record of the Paillier key, 32 bytes."""
     code_bits: builtins.int
     """Encrypted sum: bits of a code in a plaintext, 1 to 31; the layout's largest."""
+    sparse_floor: builtins.int
+    """Encrypted sum whose members leave out ciphertexts in which they have nothing: fewest users whose ciphertexts of one
+    place are added; 0 where everybody sends all of them.
+    """
     @property
     def devices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Names of the connections that speak for members."""
@@ -133,8 +138,9 @@ class SumPlan(google.protobuf.message.Message):
         key_id: builtins.bytes = ...,
         code_bits: builtins.int = ...,
         holders: collections.abc.Iterable[Global___KeyHolder] | None = ...,
+        sparse_floor: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["code_bits", b"code_bits", "degree", b"degree", "devices", b"devices", "holders", b"holders", "key_id", b"key_id", "layout_sha256", b"layout_sha256", "members", b"members", "min_sum", b"min_sum", "model_sha256", b"model_sha256", "part", b"part", "pass_number", b"pass_number", "purpose", b"purpose", "round", b"round", "run_id", b"run_id", "secure_sum", b"secure_sum", "threshold", b"threshold", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["code_bits", b"code_bits", "degree", b"degree", "devices", b"devices", "holders", b"holders", "key_id", b"key_id", "layout_sha256", b"layout_sha256", "members", b"members", "min_sum", b"min_sum", "model_sha256", b"model_sha256", "part", b"part", "pass_number", b"pass_number", "purpose", b"purpose", "round", b"round", "run_id", b"run_id", "secure_sum", b"secure_sum", "sparse_floor", b"sparse_floor", "threshold", b"threshold", "version", b"version"]) -> None: ...
 
 Global___SumPlan: typing_extensions.TypeAlias = SumPlan
 
@@ -293,12 +299,15 @@ class SummedVector(google.protobuf.message.Message):
     LEFT_OUT_FIELD_NUMBER: builtins.int
     SIGNATURE_FIELD_NUMBER: builtins.int
     CIPHERTEXTS_FIELD_NUMBER: builtins.int
+    PLACES_FIELD_NUMBER: builtins.int
     codes: builtins.bytes
     """Codes of the quantiser, little-endian uint32, in the order of the layout; masked modulo 2^32 in a masked sum."""
     signature: builtins.bytes
     """Masked sum: Ed25519 signature over (submit, plan hash, SHA-256(codes)), 64 bytes."""
     ciphertexts: builtins.bytes
     """Encrypted sum, instead of the codes: packed Paillier ciphertexts (docs/spec/paillier.md), a tag in each."""
+    places: builtins.bytes
+    """Sparse sum: which ciphertexts these are, place j in bit j mod 8 of byte j / 8."""
     @property
     def left_out(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Masked sum: neighbours that sent shares which did not open here, ascending; there is no mask with these."""
@@ -310,8 +319,9 @@ class SummedVector(google.protobuf.message.Message):
         left_out: collections.abc.Iterable[builtins.int] | None = ...,
         signature: builtins.bytes = ...,
         ciphertexts: builtins.bytes = ...,
+        places: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ciphertexts", b"ciphertexts", "codes", b"codes", "left_out", b"left_out", "signature", b"signature"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ciphertexts", b"ciphertexts", "codes", b"codes", "left_out", b"left_out", "places", b"places", "signature", b"signature"]) -> None: ...
 
 Global___SummedVector: typing_extensions.TypeAlias = SummedVector
 
@@ -322,6 +332,9 @@ class Submitters(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     MEMBERS_FIELD_NUMBER: builtins.int
+    PLACES_FIELD_NUMBER: builtins.int
+    places: builtins.bytes
+    """Sparse sum: what of each of them is added, rows of equally many bytes as in SummedVector.places."""
     @property
     def members(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Positions, ascending."""
@@ -330,8 +343,9 @@ class Submitters(google.protobuf.message.Message):
         self,
         *,
         members: collections.abc.Iterable[builtins.int] | None = ...,
+        places: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["members", b"members"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["members", b"members", "places", b"places"]) -> None: ...
 
 Global___Submitters: typing_extensions.TypeAlias = Submitters
 
@@ -441,6 +455,7 @@ class DecryptionTask(google.protobuf.message.Message):
     PART_FIELD_NUMBER: builtins.int
     FIRST_FIELD_NUMBER: builtins.int
     CIPHERTEXTS_FIELD_NUMBER: builtins.int
+    PLACES_FIELD_NUMBER: builtins.int
     mode: builtins.int
     """Mode of the obfuscators of the sum, 1 to 4."""
     part: builtins.int
@@ -449,6 +464,8 @@ class DecryptionTask(google.protobuf.message.Message):
     """Position in the sum of the first ciphertext of the part."""
     ciphertexts: builtins.bytes
     """Unit and shift of each ciphertext of the part, big-endian, each as long as n."""
+    places: builtins.bytes
+    """That of Submitters."""
     @property
     def members(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Positions of those that submitted, ascending."""
@@ -466,8 +483,9 @@ class DecryptionTask(google.protobuf.message.Message):
         part: builtins.int = ...,
         first: builtins.int = ...,
         ciphertexts: builtins.bytes = ...,
+        places: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ciphertexts", b"ciphertexts", "confirmations", b"confirmations", "first", b"first", "members", b"members", "mode", b"mode", "part", b"part"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ciphertexts", b"ciphertexts", "confirmations", b"confirmations", "first", b"first", "members", b"members", "mode", b"mode", "part", b"part", "places", b"places"]) -> None: ...
 
 Global___DecryptionTask: typing_extensions.TypeAlias = DecryptionTask
 
@@ -541,6 +559,7 @@ class ApplyTask(google.protobuf.message.Message):
     ITEMS_FIELD_NUMBER: builtins.int
     SHARES_FIELD_NUMBER: builtins.int
     POPULATION_FIELD_NUMBER: builtins.int
+    PLACES_FIELD_NUMBER: builtins.int
     mode: builtins.int
     """Mode of the obfuscators of the sum, 1 to 4."""
     ciphertexts: builtins.bytes
@@ -551,6 +570,8 @@ class ApplyTask(google.protobuf.message.Message):
     """Items of the catalogue."""
     population: builtins.int
     """Users of the run."""
+    places: builtins.bytes
+    """That of Submitters."""
     @property
     def members(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Positions of those that submitted, ascending."""
@@ -574,8 +595,9 @@ class ApplyTask(google.protobuf.message.Message):
         items: builtins.int = ...,
         shares: collections.abc.Iterable[builtins.float] | None = ...,
         population: builtins.int = ...,
+        places: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ciphertexts", b"ciphertexts", "confirmations", b"confirmations", "items", b"items", "members", b"members", "mode", b"mode", "model", b"model", "population", b"population", "shares", b"shares"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ciphertexts", b"ciphertexts", "confirmations", b"confirmations", "items", b"items", "members", b"members", "mode", b"mode", "model", b"model", "places", b"places", "population", b"population", "shares", b"shares"]) -> None: ...
 
 Global___ApplyTask: typing_extensions.TypeAlias = ApplyTask
 

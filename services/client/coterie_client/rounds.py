@@ -32,7 +32,7 @@ from coterie.secure_sum.plan import SumPlan, layout_hash
 from coterie.secure_sum.protocol import Declined, Step
 from coterie.secure_sum.steps import DECLINED, KIND_OF, STEP_IN_TASK, TASK_STEP
 from coterie.store import client as store
-from coterie.wire.layout import UnboundedValueError
+from coterie.wire.layout import Layout, UnboundedValueError
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name
 from coterie.wire.tensor import from_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
@@ -278,11 +278,12 @@ class Rounds:
         current = _Round(plan.round, plan, covered)
         today = self._today()
         obfuscators = None if self._encryption is None else await self._encryption.for_plan(plan)
-        for member, users in covered.items():
-            self._admit(current, plan, member, users, today, obfuscators)
         purpose = Purpose(plan.purpose)
         current.side = await self._learner.side()
-        if layout_hash(current.side.layout(purpose)) != plan.layout_sha256:
+        layout = current.side.layout(purpose)
+        for member, users in covered.items():
+            self._admit(current, plan, member, users, today, obfuscators, layout)
+        if layout_hash(layout) != plan.layout_sha256:
             raise Declined("the layout of the sum is not the one that this host computes")
         try:
             current.model = await self._learner.model(version, plan.model_sha256)
@@ -300,6 +301,7 @@ class Rounds:
         users: Sequence[User],
         today: Mapping[int, int],
         obfuscators: Obfuscators | None,
+        layout: Layout,
     ) -> None:
         """Let a member take part, unless the consent of its users is against it."""
         participant = plan.members[member].participant
@@ -315,6 +317,7 @@ class Rounds:
             int(time.time()),
             self._verified,
             obfuscators,
+            layout,
         )
         one = MemberRound(plan, journal, partial(member_half, plan, member, signer))
         if one.reason:
