@@ -312,6 +312,7 @@ class _Record:
             seconds=[now - self._mark],
             version=state.version,
             liars=len(outcome.wrong),
+            dropped_places=outcome.dropped_places,
         )
         self._mark = now
         self._rounds.append(
@@ -331,6 +332,7 @@ class _Record:
                 "bytes_in": None,
                 "version": event.version,
                 "silent_owners": [],
+                "dropped_places": event.dropped_places,
             }
         )
         self._show(wire.WatchRunResponse(round=event))

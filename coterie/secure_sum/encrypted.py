@@ -486,7 +486,8 @@ class EncryptedServer:
             # A hostile contribution: no other holder would decrypt anything else.
             raise Failed(error.message) from None
         self._summed = None
-        return Total(codes.astype(np.uint32), tuple(wrong))
+        dropped = len(self._listed(plan, closed).dropped)
+        return Total(codes.astype(np.uint32), tuple(wrong), dropped_places=dropped)
 
 
 class EncryptedMember:

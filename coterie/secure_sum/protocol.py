@@ -139,11 +139,14 @@ class Total(NamedTuple):
         Members whose answers were found wrong on the way, ascending; the sum is right in spite of them.
     applied : Applied, optional
         What others made of it.
+    dropped_places : int
+        Places of a sparse sum that too few users sent.
     """
 
     codes: NDArray[np.uint32]
     wrong: tuple[int, ...] = ()
     applied: Applied | None = None
+    dropped_places: int = 0
 
     @property
     def formed(self) -> Formed:

@@ -220,7 +220,8 @@ class SharedKeyServer(EncryptedServer):
         first = next(answer for answer in answers.values() if answer.agreement == agreed)
         wrong = tuple(number for number, answer in answers.items() if answer.agreement != agreed)
         measured = {one.name: (one.total, one.count) for one in first.measured}
-        return Total(np.empty(0, np.uint32), wrong, Applied(first.model, measured))
+        dropped = len(self._listed(plan, closed).dropped)
+        return Total(np.empty(0, np.uint32), wrong, Applied(first.model, measured), dropped)
 
 
 class SharedKeyHolder(KeyHolder):

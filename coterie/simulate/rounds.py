@@ -32,7 +32,7 @@ from coterie.rounds.holder import Half, HolderRound
 from coterie.rounds.party import Decline, Journal, Keep, MemberRound, Send, SitOut, Train
 from coterie.rounds.party import Effect as MemberEffect
 from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import Failed, Formed, MemberHalf, ServerHalf, Step
+from coterie.secure_sum.protocol import Failed, Formed, MemberHalf, ServerHalf, Step, Total
 from coterie.wire.layout import Layout
 from coterie.wire.refusal import Refusal
 
@@ -84,6 +84,8 @@ class Outcome:
         Members whose messages were refused.
     wrong : tuple of int
         Members whose answers were found wrong when the sum was unmasked.
+    dropped_places : int
+        Places of a sparse sum that too few users sent.
     """
 
     total: Formed | None
@@ -92,6 +94,7 @@ class Outcome:
     reason: str = ""
     refused: tuple[tuple[int, Refusal], ...] = ()
     wrong: tuple[int, ...] = ()
+    dropped_places: int = 0
 
 
 def run_round(
@@ -122,7 +125,7 @@ def run_round(
     """
     refused: list[tuple[int, Refusal]] = []
     wrong: tuple[int, ...] = ()
-    total: Formed | None = None
+    found: Total | None = None
     event: Event = Opened(0.0)
     state, effects = advance(RoundState.begin(plan, layout, half, _STEP_S), event)
     now = 0.0
@@ -145,11 +148,18 @@ def run_round(
                 now = state.deadline
                 state, effects = advance(state, Tick(now))
             continue
-        event, wrong, total = _carry_out(state, effects, now, apply, wrong, total)
+        event, wrong, found = _carry_out(state, effects, now, apply, wrong, found)
         state, effects = advance(state, event)
-    done = state.phase is Phase.DONE
+    if state.phase is not Phase.DONE:
+        found = None
     return Outcome(
-        total if done else None, state.users, state.submitters, state.reason, tuple(refused), wrong
+        None if found is None else found.formed,
+        state.users,
+        state.submitters,
+        state.reason,
+        tuple(refused),
+        wrong,
+        0 if found is None else found.dropped_places,
     )
 
 
@@ -159,8 +169,8 @@ def _carry_out(
     now: float,
     apply: Callable[[Formed, int], str] | None,
     wrong: tuple[int, ...],
-    total: Formed | None,
-) -> tuple[Event, tuple[int, ...], Formed | None]:
+    total: Total | None,
+) -> tuple[Event, tuple[int, ...], Total | None]:
     match effects[-1]:
         case Unmask():
             if state.running is None:
@@ -169,9 +179,9 @@ def _carry_out(
                 found = state.half.unmask(state.plan, state.closed, state.running)
             except Failed as failed:
                 return UnmaskFailed(str(failed), now, failed.wrong), (*wrong, *failed.wrong), None
-            return Unmasked(found.formed), (*wrong, *found.wrong), None
+            return Unmasked(found.formed), (*wrong, *found.wrong), found
         case Apply(formed, users):
-            return Applied(apply(formed, users) if apply is not None else ""), wrong, formed
+            return Applied(apply(formed, users) if apply is not None else ""), wrong, total
         case other:
             raise AssertionError(f"a round cannot go on after {other}")
 

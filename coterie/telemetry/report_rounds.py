@@ -42,6 +42,8 @@ class Rounds:
         Rounds that were applied without what some data owners know of their items, by the names of these.
     members, dropped, refused, liars : int
         Members of all rounds, those of them that sent nothing at some step, messages refused, wrong shares.
+    dropped_places : int
+        Places of sparse sums that too few users sent, over all rounds.
     per_member : float or None
         Bytes that a member sent in a round of training, on average; None where nothing crossed a network.
     per_user : float or None
@@ -56,6 +58,7 @@ class Rounds:
     dropped: int
     refused: int
     liars: int
+    dropped_places: int
     per_member: float | None
     per_user: float | None
 
@@ -81,6 +84,7 @@ def rounds_of(report: Report) -> Rounds | None:
         dropped=_count(rounds, "dropped"),
         refused=_count(rounds, "refused"),
         liars=_count(rounds, "liars"),
+        dropped_places=_count(rounds, "dropped_places"),
         per_member=_share(_total(training, "bytes_in"), _count(training, "members")),
         per_user=_share(sent, users),
     )
@@ -157,6 +161,8 @@ def _became(rounds: Rounds) -> str:
         said.append(f"{count(rounds.refused)} messages refused")
     if rounds.liars:
         said.append(f"{count(rounds.liars)} wrong shares")
+    if rounds.dropped_places:
+        said.append(f"{count(rounds.dropped_places)} places dropped")
     return ", ".join(said)
 
 
@@ -193,6 +199,8 @@ def rounds_section(report: Report) -> Section:
     ]
     if rounds.liars:
         found.facts.append(Fact("Wrong shares", count(rounds.liars)))
+    if rounds.dropped_places:
+        found.facts.append(Fact("Places dropped", count(rounds.dropped_places), "that too few users sent"))
     if rounds.per_member is not None:
         found.facts.append(Fact("A member sent", volume(rounds.per_member), "in a round of training"))
     if rounds.per_user is not None:

@@ -67,7 +67,7 @@ def test_an_encrypted_sum_changes_no_number(small, federation, kind):
     alone = train_in_process(clear, feed, run_id="test", seed=0, see=lambda event: None)
     assert [one["metrics"] for one in report["history"]] == [one["metrics"] for one in alone.known["history"]]
     assert report["chosen"] == alone.known["chosen"]
-    assert all(one["reason"] == "" and one["liars"] == 0 for one in report["rounds"])
+    assert all(one["reason"] == "" and one["liars"] == one["dropped_places"] == 0 for one in report["rounds"])
     assert {"submit", "confirm", "decrypt"} <= set(report["rounds"][-1]["seconds"])
 
 

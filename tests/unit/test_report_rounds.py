@@ -127,6 +127,13 @@ def test_without_a_ranking_of_its_own_for_all_items_bare_keys_are_that_ranking()
     assert run_label(drift) == "DRIFT"
 
 
+def test_places_that_were_dropped_are_said_where_there_were_any() -> None:
+    made = report(rounds=[one(1, dropped_places=2), one(2, dropped_places=3), one(3)])
+    assert dict(rounds_lines(made))["Rounds"].endswith("5 places dropped")
+    assert [fact.value for fact in rounds_section(made).facts if fact.name == "Places dropped"] == ["5"]
+    assert "places dropped" not in dict(rounds_lines(report()))["Rounds"]
+
+
 def test_rounds_without_what_owners_know_are_counted_by_their_names() -> None:
     rounds = [
         one(1),

@@ -99,7 +99,9 @@ def test_what_covers_too_few_users_is_zero_in_the_sum_and_the_rest_is_there():
     plan = plan_of((1, 1, 1, 1), floor=3)
     places = [{0, 1}, {0, 1}, {0}, {2}]
     codes = {n: codes_in(plan, n, own) for n, own in enumerate(places)}
-    values = LAYOUT.decode(outcome(plan, codes).total, 4)["values"]
+    result = outcome(plan, codes)
+    assert result.dropped_places == 2
+    values = LAYOUT.decode(result.total, 4)["values"]
     expected = LAYOUT.decode(sum(codes.values()), 4)["values"]
     slots = PACKING.slots
     assert np.array_equal(values[:slots], expected[:slots])

@@ -54,5 +54,6 @@ class Remembered:
                     "bytes_in": one.bytes_in,
                     "version": one.version,
                     "silent_owners": list(one.silent_owners),
+                    "dropped_places": one.dropped_places,
                 }
             )

@@ -65,6 +65,7 @@ class OpenSum:
     refused: int = 0
     bytes_in: int = 0
     wrong: tuple[int, ...] = ()
+    dropped_places: int = 0
     marks: list[tuple[str, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -382,6 +383,7 @@ class Sums:
             self._advance(current, machine.UnmaskFailed(str(failed), time.monotonic(), failed.wrong))
             return
         current.wrong += total.wrong
+        current.dropped_places = total.dropped_places
         await self._say_wrong(current, total.wrong)
         self._advance(current, machine.Unmasked(total.formed))
 
@@ -590,6 +592,7 @@ class Sums:
             bytes_in=current.bytes_in,
             version=version,
             liars=len(current.wrong),
+            dropped_places=current.dropped_places,
         )
 
     def progress(self) -> operator.RoundProgress | None:
