@@ -66,4 +66,4 @@ def test_presets_are_the_settings_that_a_run_has_by_their_name():
 
 def test_rows_that_are_trained_differ(made):
     ours = {one["row"]: one["metrics"]["ndcg_rated@10"] for one in made["rows"]}
-    assert len({ours[f"fedmvmf-{name}"] for name in ("paper", "top-n", "both")}) == 3
+    assert len({ours[f"fedmvmf-{name}"] for name in ("paper", "top-n", "both", "both-drawn-anew")}) == 4

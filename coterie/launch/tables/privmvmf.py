@@ -53,7 +53,6 @@ _ROUNDS: Options = {
     "federation.hosts": 2,
 }
 
-_PRESETS = {"paper": "paper's weights", "top-n": "weights on all items", "both": "between the two"}
 _NEW_ITEMS: Options = {"mvmf.side": 10.0, "mvmf.min_touch": 1}
 """New items are served by what is known of them, which weighs more then."""
 
@@ -68,6 +67,19 @@ def _settings(preset: str) -> Options:
     """Return what a preset has beside the paper's, by name."""
     paper, other = (dataclasses.asdict(PRESETS[name]) for name in ("paper", preset))
     return {f"mvmf.{name}": value for name, value in other.items() if value != paper[name]}
+
+
+_VARIANTS: Mapping[str, tuple[str, Options]] = {
+    "paper": ("paper's weights", {}),
+    "top-n": ("weights on all items", _settings("top-n")),
+    "both": ("between the two", _settings("both")),
+    # What is drawn anew in each round shows which items were rated (`coterie.privacy.attacks.intersect`).
+    "both-drawn-anew": (
+        "the same, items drawn anew, weight .3",
+        {**_settings("both"), "mvmf.uncertainty": 0.3, "mvmf.resample": True},
+    ),
+}
+"""By what rows' names say of the weights: label, and what differs from the paper."""
 
 
 def _federated(settings: RunSettings, feed: Feed, seed: int) -> Trained:
@@ -104,13 +116,16 @@ def _rows() -> tuple[Row, ...]:
     rows = []
     for scenario, (title, held_out) in SCENARIOS.items():
         new_items: Options = _NEW_ITEMS if scenario == "cold-items" else {}
-        for preset, label in _PRESETS.items() if not scenario else (("paper", "paper's weights"),):
+        for variant, (label, options) in _VARIANTS.items():
+            # The paper has other scenarios for its own weights only.
+            if scenario and variant != "paper":
+                continue
             rows.append(
                 Row(
-                    _named(f"fedmvmf-{preset}", scenario),
+                    _named(f"fedmvmf-{variant}", scenario),
                     f"FedMVMF, {label}, {title}",
                     configured(_federated),
-                    options={**_settings(preset), **_ROUNDS, **held_out, **new_items},
+                    options={**options, **_ROUNDS, **held_out, **new_items},
                 )
             )
         for name, label in _BESIDE.items():
