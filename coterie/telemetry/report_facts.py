@@ -100,7 +100,9 @@ _RATED = "_rated"
 """Ends the keys of a ranking of the user's own rated test items."""
 _POPULATIONS = {
     name: place
-    for place, name in enumerate(("rated test items", "sampled items", "all unseen items", "test items"))
+    for place, name in enumerate(
+        ("rated test items", "sampled items", "all unseen items", "new items", "test items")
+    )
 }
 
 
@@ -242,7 +244,7 @@ def taught(report: Report) -> tuple[str, list[Report]]:
     return next((name for name, _ in _references(report)), ""), []
 
 
-def metric(key: str, *, sampled: bool = False) -> Metric:
+def metric(key: str, *, sampled: bool = False, new_items: bool = False) -> Metric:
     """Return how a metric key reads.
 
     Parameters
@@ -250,6 +252,8 @@ def metric(key: str, *, sampled: bool = False) -> Metric:
     key : str
     sampled : bool
         Whether keys without ``_all`` are of a ranking of sampled items, as with one held-out item.
+    new_items : bool
+        Whether whole items were held out, and what would be ranked among all unseen items is ranked among those.
 
     >>> metric("ndcg_test_items@10").full_label
     'NDCG@10, test items'
@@ -269,7 +273,8 @@ def metric(key: str, *, sampled: bool = False) -> Metric:
     elif base.endswith(_RATED):
         population = "rated validation items" if validation else "rated test items"
     elif stem in _RANKED:
-        population = "sampled items" if sampled and not base.endswith(_EVERYTHING) else "all unseen items"
+        everything = "new items" if new_items else "all unseen items"
+        population = "sampled items" if sampled and not base.endswith(_EVERYTHING) else everything
     return Metric(key, label, population, lower_is_better=stem in _ERRORS, on_validation=validation)
 
 
@@ -279,7 +284,8 @@ def metrics(report: Report) -> list[Metric]:
     for _, reference in _references(report):
         keys += [key for key in section(reference, "metrics") if key not in keys]
     sampled = any(f"{_EVERYTHING}@" in key for key in keys)
-    found = [metric(key, sampled=sampled) for key in keys]
+    new_items = section(section(report, "settings"), "split").get("kind") == "cold-items"
+    found = [metric(key, sampled=sampled, new_items=new_items) for key in keys]
 
     def order(one: Metric) -> tuple[bool, bool, int, int]:
         place = _ORDER.get(_stem(one.key), len(_ORDER))

@@ -77,6 +77,13 @@ def test_the_leading_metric_is_ndcg_over_all_unseen_items() -> None:
     assert leading_metric({"metrics": {"test_loss": 0.4}}) is None
 
 
+def test_where_whole_items_were_held_out_the_ranking_is_of_new_items() -> None:
+    made = {"metrics": {"precision@10": {"mean": 0.1}, "ndcg_rated@10": {"mean": 0.2}}}
+    cold = {**made, "settings": {"split": {"kind": "cold-items"}}}
+    assert [one.population for one in metrics(cold)] == ["rated test items", "new items"]
+    assert [one.population for one in metrics(made)] == ["rated test items", "all unseen items"]
+
+
 def test_the_lower_error_is_best() -> None:
     report = {"metrics": scores(rmse=0.95), "reference": {"saros": {"metrics": scores(rmse=0.93)}}}
     found = rows(report, metrics(report))

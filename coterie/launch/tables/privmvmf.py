@@ -152,7 +152,7 @@ def _section(scenario: str) -> Section:
         {"rmse": "RMSE"},
         notes=(
             "NDCG among a user's rated test items, gain 2^(x - 1); P, R, F1: ratings of 4 or more among the best 10 "
-            "of all unseen items.",
+            f"of all {'new' if scenario == 'cold-items' else 'unseen'} items.",
             "The paper's figures are those of MovieLens 1M, whichever data ours are of.",
         ),
     )
