@@ -900,8 +900,8 @@ def sparse_sums() -> Json:
     """Return who sent what in a sparse sum, what of it is added, and what stands where something was left out."""
     count, floor, users = 19, 3, (1, 2, 1, 4)
     sent = np.array([[number(f"sent {at} {place}", 3) > 0 for place in range(count)] for at in range(4)])
-    # One place below the floor, one that nobody sent.
-    sent[:, 5], sent[:, 6] = (True, False, True, False), False
+    # One place below the floor, one that nobody sent, one that a single member sent for enough users.
+    sent[:, 5], sent[:, 6], sent[:, 7] = (True, False, True, False), False, (False, False, False, True)
     members = tuple(
         Member(secret(f"member of a sparse sum {at}"), "h", each) for at, each in enumerate(users)
     )

@@ -35,7 +35,7 @@ from coterie.errors import CryptoError
 from coterie.secure_sum.encrypted import check_confirmation, packing_of, proof_context
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined
-from coterie.secure_sum.sparse import unpack_places, users_at
+from coterie.secure_sum.sparse import FEWEST_MEMBERS, covered, unpack_places
 from coterie.secure_sum.statements import CONFIRM, ascending, list_hash
 from coterie.wire.v1 import rounds_pb2 as wire
 
@@ -206,12 +206,11 @@ class KeyHolder:
             sent = unpack_places(places, len(members))
         except ValueError as error:
             raise Declined(str(error)) from None
-        users = users_at(plan, members, sent)
-        short = users[(users > 0) & (users < plan.sparse_floor)]
-        if short.size:
+        short = int(np.count_nonzero(sent.any(axis=0) & ~covered(plan, members, sent)))
+        if short:
             raise Declined(
-                f"{short.size} ciphertexts cover {short.min()} users or a few more, the floor of the plan is "
-                f"{plan.sparse_floor}"
+                f"{short} ciphertexts are of too few, the floor of the plan is {plan.sparse_floor} users, of at least "
+                f"{FEWEST_MEMBERS} members"
             )
         return sent
 

@@ -5,9 +5,9 @@ one user, near which items.  In the place of what was left out the server puts w
 everybody knows, so that every ciphertext of the sum is still one over all members; only the tags are those of the
 members that sent theirs.
 
-A ciphertext over few members would show what is theirs, and a server could say that all others left theirs out.  So the
-plan has a floor for each place (``SumPlan.sparse_floor``): the server drops what fewer users sent, and holders sign no
-list in which a place is below it.
+A ciphertext over few members would show what is theirs, and a server could say that all others left theirs out.  So a
+place has a floor: two members, and as many users as the plan says (``SumPlan.sparse_floor``).  The server drops what
+fewer sent, and holders sign no list in which a place is below it.
 
 Who sent what travels as bits, a row of whole bytes for each member in the order of the list, place ``j`` in bit
 ``j mod 8`` of byte ``j / 8``.
@@ -25,7 +25,18 @@ from coterie.crypto.paillier import Packing
 from coterie.secure_sum.plan import SumPlan
 from coterie.wire.layout import Layout
 
-__all__ = ["above_floor", "nothing", "pack_places", "something", "unpack_places", "users_at"]
+__all__ = [
+    "FEWEST_MEMBERS",
+    "above_floor",
+    "covered",
+    "nothing",
+    "pack_places",
+    "something",
+    "unpack_places",
+]
+
+FEWEST_MEMBERS = 2
+"""Members that must have sent a ciphertext: one alone may stand for all users of a host, and the sum is its own."""
 
 
 def something(codes: NDArray[np.uint32], zeros: NDArray[np.uint32], packing: Packing) -> NDArray[np.bool_]:
@@ -78,16 +89,18 @@ def unpack_places(packed: bytes, members: int, ciphertexts: int = 0) -> NDArray[
     return found[:, :ciphertexts] if ciphertexts else found
 
 
-def users_at(plan: SumPlan, members: Sequence[int], sent: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return how many users each ciphertext of a sum covers, int64 (ciphertexts,)."""
-    found = np.zeros(sent.shape[1], np.int64)
+def covered(plan: SumPlan, members: Sequence[int], sent: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which ciphertexts of a sum enough members and users have sent, bool (ciphertexts,)."""
+    several, users = np.zeros((2, sent.shape[1]), np.int64)
     # Row by row: thousands of members and ciphertexts take no memory but their bits.
     for member, row in zip(members, sent, strict=True):
-        found += row * plan.members[member].users
+        several += row
+        users += row * plan.members[member].users
+    found: NDArray[np.bool_] = (several >= FEWEST_MEMBERS) & (users >= plan.sparse_floor)
     return found
 
 
 def above_floor(plan: SumPlan, members: Sequence[int], sent: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return who sent what, without ciphertexts that fewer users sent than the plan's floor."""
-    found: NDArray[np.bool_] = sent & (users_at(plan, members, sent) >= plan.sparse_floor)
+    """Return who sent what, without ciphertexts that too few members or users sent."""
+    found: NDArray[np.bool_] = sent & covered(plan, members, sent)
     return found

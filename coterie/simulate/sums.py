@@ -216,12 +216,12 @@ def added(plan: SumPlan, layout: Layout, codes: Mapping[int, NDArray[np.uint32]]
     users = {member: plan.members[member].users for member in codes}
     for first in range(0, layout.size, slots):
         place = slice(first, first + slots)
-        there = sum(
+        there = [
             users[member]
             for member, own in codes.items()
             if not np.array_equal(own[place], layout.zeros(users[member])[place])
-        )
-        if there < plan.sparse_floor:
+        ]
+        if sum(there) < plan.sparse_floor or len(there) < 2:
             total[place] = layout.zeros(sum(users.values()))[place]
     return total
 

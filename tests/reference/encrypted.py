@@ -31,8 +31,8 @@ def above_floor(sent, users, floor):
     behind = {}
     for own, count in zip(sent, users, strict=True):
         for place in own:
-            behind[place] = behind.get(place, 0) + count
-    kept = {place for place, count in behind.items() if count >= floor}
+            behind.setdefault(place, []).append(count)
+    kept = {place for place, counts in behind.items() if sum(counts) >= floor and len(counts) >= 2}
     return [sorted(kept.intersection(own)) for own in sent], sorted(behind.keys() - kept)
 
 

@@ -110,6 +110,18 @@ def test_what_covers_too_few_users_is_zero_in_the_sum_and_the_rest_is_there():
     assert expected[slots:].any()
 
 
+def test_what_one_member_alone_has_is_dropped_however_many_users_it_stands_for():
+    plan = plan_of((5, 1, 5), floor=3)
+    codes = {n: codes_in(plan, n, own) for n, own in enumerate(({0, 1}, {1}, {2}))}
+    result = outcome(plan, codes)
+    assert result.dropped_places == 2
+    values = LAYOUT.decode(result.total, result.users)["values"]
+    slots = packing_of(plan, PUBLIC).slots
+    assert not values[:slots].any()
+    assert values[slots : 2 * slots].any()
+    assert not values[2 * slots :].any()
+
+
 def test_a_member_sends_what_it_has_and_says_where():
     plan = plan_of()
     for own in ({0, 2}, set(), set(range(COUNT))):
@@ -255,8 +267,14 @@ def test_an_honest_request_is_answered(asked):
 def test_a_list_that_says_that_all_others_left_theirs_out_is_not_signed(asked):
     alone = [[False] * COUNT for _ in range(4)]
     alone[2][1] = True
-    with pytest.raises(Declined, match="the floor of the plan is 2"):
+    with pytest.raises(Declined, match="1 ciphertexts are of too few, the floor of the plan is 2 users"):
         asked.confirmed(alone)
+    # One member is too few, whatever the floor and however many users it stands for.
+    plan = plan_of((3, 1, 1, 1))
+    places = np.array([[True] * COUNT, *[[False] * COUNT] * 3])
+    shown = wire.Submitters(members=[0, 1, 2, 3], places=pack_places(places)).SerializeToString()
+    with pytest.raises(Declined, match="at least 2 members"):
+        key_holder(plan, 0).confirm(shown)
 
 
 def test_one_contribution_in_the_place_of_a_sum_is_not_decrypted(asked):

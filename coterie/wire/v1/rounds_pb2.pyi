@@ -104,7 +104,7 @@ class SumPlan(google.protobuf.message.Message):
     """Encrypted sum: bits of a code in a plaintext, 1 to 31; the layout's largest."""
     sparse_floor: builtins.int
     """Encrypted sum whose members leave out ciphertexts in which they have nothing: fewest users whose ciphertexts of one
-    place are added; 0 where everybody sends all of them.
+    place, of two members at least, are added; 0 where everybody sends all of them.
     """
     @property
     def devices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
