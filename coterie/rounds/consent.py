@@ -13,6 +13,8 @@ from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
 __all__ = ["Consent"]
 
+_SPARSE = "contributions are sparse, and show the server in which places users have something"
+
 
 @dataclass(frozen=True)
 class Consent:
@@ -73,7 +75,7 @@ class Consent:
         if rounds.min_sum < self.min_sum:
             found.append(f"the floor of a sum is {rounds.min_sum}; accepted is {self.min_sum} or more")
         if rounds.sparse and not self.sparse:
-            found.append("contributions are sparse, and show the server in which places users have something")
+            found.append(_SPARSE)
         if self.metrics is not None:
             outside = sorted(set(metrics) - set(self.metrics))
             if outside:
@@ -96,7 +98,7 @@ class Consent:
         if plan.min_sum < self.min_sum:
             found.append(f"the floor of the sum is {plan.min_sum} users; accepted is {self.min_sum} or more")
         if plan.sparse_floor and not self.sparse:
-            found.append("contributions are sparse, and show the server in which places users have something")
+            found.append(_SPARSE)
         elif 0 < plan.sparse_floor < self.min_sum:
             found.append(
                 f"the floor of a place of the sum is {plan.sparse_floor} users; accepted is {self.min_sum} or more"

@@ -313,13 +313,11 @@ def test_places_that_are_none_of_the_sum_are_not_confirmed():
 
 def test_ciphertexts_beyond_the_places_of_the_list_are_not_decrypted():
     one = Asked(plan_of(), EVERYWHERE)
+    shown = wire.Submitters(members=one.members).SerializeToString()
+    signed = [key_holder(one.plan, n).confirm(shown)[0] for n in range(HOLDERS)]
     task = wire.DecryptionTask(
         members=one.members,
-        confirmations=[
-            wire.Confirmation.FromString(key_holder(one.plan, n).confirm(shown)[0])
-            for shown in [wire.Submitters(members=one.members).SerializeToString()]
-            for n in range(HOLDERS)
-        ],
+        confirmations=[wire.Confirmation.FromString(each) for each in signed],
         mode=1,
         ciphertexts=bytes(PUBLIC.modulus_bytes - 1) + b"\1" + bytes(PUBLIC.modulus_bytes),
     )

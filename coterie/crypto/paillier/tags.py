@@ -20,7 +20,6 @@ tags of everybody.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import repeat
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -96,8 +95,8 @@ def tag_sums(
     end = first + count
     words = np.zeros((count, _TAG_BYTES // 4), np.uint64)
     info, zeros = encode("tag-stream", plan_hash), bytes(end * _TAG_BYTES)
-    # An endless row of None is longer than any list of keys.
-    for key, there in zip(keys, repeat(None) if sent is None else sent, strict=False):
+    pairs = zip(keys, sent, strict=True) if sent is not None else ((key, None) for key in keys)
+    for key, there in pairs:
         # A key for each plan, so the counter begins at zero for each.
         cipher = Cipher(algorithms.AES(_derive(key, info)), modes.CTR(bytes(16))).encryptor()
         own = np.frombuffer(cipher.update(zeros), ">u4").reshape(end, _TAG_BYTES // 4)[first:]
