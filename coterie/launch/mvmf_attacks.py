@@ -249,7 +249,7 @@ def _sent(
     first, width = layout.places["items"].start, layout["items"].size // n_items
     begins = first + width * np.arange(n_items)
     found: dict[int, list[NDArray[np.bool_]]] = defaultdict(list)
-    for _, slots, sent, each in replay.places():
+    for slots, sent, each in replay.places(layout):
         if len(slots) == 1 and slots[0] in watched:
             # A row may lie in two ciphertexts or more: a user who has it has sent the first and the last.
             kept = found[slots[0]]

@@ -12,7 +12,9 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TypeVar, cast
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -26,7 +28,7 @@ from coterie.privacy.transcript import Entry, decode, message_class, read_transc
 from coterie.rounds import cos as machine
 from coterie.rounds.conductor import model_from_bytes
 from coterie.rounds.cos import Phase, RoundState
-from coterie.rounds.systems import server_half
+from coterie.rounds.systems import KEYED, server_half
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.codes import codes_of
 from coterie.secure_sum.plan import SumPlan
@@ -48,6 +50,8 @@ from coterie.wire.v1.thirdparty_pb2 import PaillierPublicKeyResponse, PaillierRe
 __all__ = ["Received", "Replay"]
 
 _READ = (FetchResponse, PaillierPublicKeyResponse, RegisterRequest, RegisterResponse, SubmitRequest)
+
+_ReadT = TypeVar("_ReadT")
 
 _LATER = 1e9
 """So much later every step has taken too long."""
@@ -130,22 +134,26 @@ class Replay:
             version = versions.setdefault(one.plan.model_sha256, len(versions))
             shape = layout(Purpose(one.plan.purpose))
             if self._plan.secure_sum == "clear":
-                for slots, codes in one.contributions(shape.size):
+                for slots, (_, codes) in one.submitted(partial(codes_of, size=shape.size)):
                     yield Received(one.plan, shape, slots, codes, version)
                 continue
             revealed = one.revealed(one.plan, shape, half, self._slots)
             if revealed is not None:
                 yield Received(one.plan, shape, *revealed, version)
 
-    def places(self) -> Iterator[tuple[SumPlan, tuple[int, ...], NDArray[np.bool_], int]]:
-        """Yield what members of sparse sums said that they sent, oldest round first.
+    def places(self, layout: Layout) -> Iterator[tuple[tuple[int, ...], NDArray[np.bool_], int]]:
+        """Yield what members of sparse sums said that they sent, oldest round first; what the server refused left out.
+
+        Parameters
+        ----------
+        layout : Layout
+            Of a contribution to training.
 
         Yields
         ------
-        plan : SumPlan
         slots : tuple of int
             Whose it is.
-        sent : ndarray of bool, shape (ciphertexts or a few more,)
+        sent : ndarray of bool, shape (ciphertexts,)
         each : int
             How many values of the contribution a ciphertext has.
 
@@ -154,20 +162,29 @@ class Replay:
         ConfigError
             When gmpy2 is not installed.
         """
-        for number in sorted(self._rounds):
-            one = self._rounds[number]
-            if one.plan is None or not one.plan.sparse_floor:
+        sparse = [
+            (one, one.plan)
+            for _, one in sorted(self._rounds.items())
+            if one.plan is not None and one.plan.sparse_floor
+        ]
+        if not sparse:
+            return
+        # It says what to install where gmpy2 is missing.
+        half = self._half()
+        from coterie.secure_sum.encrypted import EncryptedServer, packing_of
+        from coterie.secure_sum.sparse import unpack_places
+
+        def told(message: bytes, count: int) -> NDArray[np.bool_]:
+            return unpack_places(rounds_pb2.SummedVector.FromString(message).places, 1, count)
+
+        for one, plan in sparse:
+            try:
+                packing = packing_of(plan, cast(EncryptedServer, half).keys.of(plan))
+            except Failed:
+                # Under a key that the server never had: nothing came of it.
                 continue
-            each = self._values_each(one.plan)
-            for slots, places in one.places() if each else ():
-                yield one.plan, slots, np.unpackbits(places, bitorder="little").astype(np.bool_), each
-
-    def _values_each(self, plan: SumPlan) -> int:
-        """Return how many values a ciphertext has; 0 where the key was never seen."""
-        from coterie.secure_sum.encrypted import packing_of
-
-        known = (record_from_wire(message).key.as_stated() for message in self._keys.values())
-        return next((packing_of(plan, key).slots for key in known if key.key_id == plan.key_id), 0)
+            for slots, (sent,) in one.submitted(partial(told, count=packing.ciphertexts(layout.size))):
+                yield slots, sent, packing.slots
 
     def model(self, plan: SumPlan) -> dict[str, NDArray[np.float32]] | None:
         """Return the model that the members of a round were sent; None where the transcript does not have it."""
@@ -176,7 +193,7 @@ class Replay:
 
     def _half(self) -> ServerHalf:
         half = server_half(self._plan.secure_sum)
-        if self._plan.secure_sum == "encrypted":
+        if self._plan.secure_sum in KEYED:
             from coterie.secure_sum.encrypted import EncryptedServer
 
             if isinstance(half, EncryptedServer):
@@ -257,29 +274,18 @@ class _Round:
     plan: SumPlan | None = None
     messages: list[tuple[Step, tuple[int, ...], bytes]] = field(default_factory=list)
 
-    def contributions(self, size: int) -> Iterator[tuple[tuple[int, ...], NDArray[np.uint32]]]:
-        """Yield each contribution in clear with its slots; the first where one was repeated."""
+    def submitted(self, read: Callable[[bytes], _ReadT]) -> Iterator[tuple[tuple[int, ...], _ReadT]]:
+        """Yield what is read of each contribution with its slots; the first that can be read where one was repeated."""
         seen: set[tuple[int, ...]] = set()
         for step, slots, message in self.messages:
             if step is Step.SUBMIT and slots and slots not in seen:
                 try:
-                    _, codes = codes_of(message, size)
-                except Refusal:
+                    found = read(message)
+                except (DecodeError, Refusal, ValueError):
+                    # The server did not take it either.
                     continue
                 seen.add(slots)
-                yield slots, codes
-
-    def places(self) -> Iterator[tuple[tuple[int, ...], NDArray[np.uint8]]]:
-        """Yield what each contribution says that it has; the first where one was repeated."""
-        seen: set[tuple[int, ...]] = set()
-        for step, slots, message in self.messages:
-            if step is Step.SUBMIT and slots and slots not in seen:
-                try:
-                    places = rounds_pb2.SummedVector.FromString(message).places
-                except DecodeError:
-                    continue
-                seen.add(slots)
-                yield slots, np.frombuffer(places, np.uint8)
+                yield slots, found
 
     def revealed(
         self, plan: SumPlan, layout: Layout, half: ServerHalf, slot_of: dict[bytes, int]

@@ -14,6 +14,7 @@ from coterie.crypto.key_record import KeyFields
 from coterie.launch.replay import Replay
 from coterie.privacy.transcript import TranscriptWriter
 from coterie.rounds.conductor import model_to_bytes
+from coterie.secure_sum.encrypted import packing_of
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.secure_sum.protocol import Step
 from coterie.secure_sum.steps import KIND_OF
@@ -22,6 +23,7 @@ from coterie.simulate.rounds import Holder, Members, run_round
 from coterie.simulate.sums import FIRST_HOLDER, halves, held_by_all, identity, key_holder
 from coterie.wire.layout import Layout, Segment
 from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1.rounds_pb2 import SummedVector
 from coterie.wire.v1.thirdparty_pb2 import PaillierKey, PaillierPublicKeyResponse, PaillierRecord
 
 LAYOUT = Layout((Segment.whole("counts", (40,), 7),))
@@ -32,7 +34,7 @@ SLOTS = ((5,), (6, 7), (0,), (1, 2, 3))
 HOLDER_SLOT = 20
 
 
-def plan_of(number: int = 1) -> SumPlan:
+def plan_of(number: int = 1, sparse_floor: int = 0) -> SumPlan:
     members = tuple(Member(identity(n).participant_id, "client/h", count) for n, count in enumerate(USERS))
     return SumPlan(
         "run",
@@ -43,6 +45,7 @@ def plan_of(number: int = 1) -> SumPlan:
         layout_hash(LAYOUT),
         members,
         min_sum=1,
+        sparse_floor=sparse_floor,
         **SERVER().plan_fields(len(USERS), LAYOUT)._asdict(),
     )
 
@@ -188,3 +191,27 @@ def test_without_the_public_key_ciphertexts_say_nothing(tmp_path):
     outcome, _, replay = replayed(tmp_path, key=False)
     assert outcome.total is not None
     assert not list(replay.received(lambda purpose: LAYOUT))
+
+
+@pytest.mark.parametrize("secure_sum", ["encrypted", "shared-key"])
+def test_what_members_of_a_sparse_sum_said_that_they_sent_is_known_and_what_cannot_be_is_left_out(
+    tmp_path, secure_sum
+):
+    plan, path = plan_of(sparse_floor=1), tmp_path / "transcript.bin"
+    packing = packing_of(plan, held_by_all().secret.public)
+    wide = Layout((Segment.whole("counts", (3 * packing.slots,), 7),))
+    said = {0: b"\x05", 1: b"", 2: b"\xff", 3: b"\x02"}
+    with TranscriptWriter(path, "cos/cos") as writer:
+        recorder = Recorder(writer)
+        recorder.key()
+        recorder.sent(plan.to_wire().SerializeToString())
+        for member, places in said.items():
+            vector = SummedVector(ciphertexts=b"not looked at", places=places)
+            recorder.submitted(plan, Step.SUBMIT, member, vector.SerializeToString())
+        recorder.submitted(plan, Step.SUBMIT, 0, SummedVector(places=b"\x07").SerializeToString())
+    run = wire.RunPlan(run_id="run", secure_sum=secure_sum)
+    found = [(slots, sent.tolist(), each) for slots, sent, each in Replay([path], run).places(wide)]
+    assert found == [
+        (SLOTS[0], [True, False, True], packing.slots),
+        (SLOTS[3], [False, True, False], packing.slots),
+    ]
