@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench import encrypted, federation, local_step, masked, paillier, rounds, scale, sealed, submit
+from bench import encrypted, federation, local_step, masked, paillier, rounds, scale, sealed, sparse, submit
 from bench.rows import Row, machine
 from coterie.telemetry.logs import configure
 
@@ -22,6 +22,7 @@ SUITES: dict[str, Callable[[Path | None], Iterator[Row]]] = {
     "drift.growth": lambda _: federation.growth_rows(),
     "masked": lambda _: masked.rows(),
     "paillier": lambda _: paillier.rows(),
+    "sparse": sparse.rows,
     "local_step": local_step.rows,
     "round": rounds.rows,
     "round.empty": lambda _: rounds.empty_rows(),

@@ -1,0 +1,100 @@
+"""FedMF's PartText against its FullText at 3,072 bits: what a sparse contribution costs, and what it gives away."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.rows import Row, in_turn, lower
+from coterie.config.run import RunSettings
+from coterie.crypto.custody import HeldKey
+from coterie.crypto.identity import Identity
+from coterie.crypto.key_record import KeyTerms
+from coterie.crypto.paillier import Mode, PublicObfuscators
+from coterie.launch.feed import load
+from coterie.learning.fedmf import FedMfSettings, layout
+from coterie.privacy.attacks import intersect
+from coterie.secure_sum.encrypted import EncryptedMember, EncryptedServer, Keyring, packing_of
+from coterie.secure_sum.plan import Member, SumPlan, layout_hash
+from coterie.secure_sum.protocol import Step
+from coterie.wire.layout import Layout
+
+_BITS = 3072
+
+
+def rows(data: Path | None = None) -> Iterator[Row]:
+    """Measure the contribution of the user in the middle, one of all users as members; mode B, CPU seconds."""
+    given = {} if data is None else {"data": {"path": str(data)}}
+    dataset = load(RunSettings.model_validate({"system": "fedmf", "split": {"kind": "random"}, **given}))
+    users, items = len(dataset.users), len(dataset.items)
+    rated = np.zeros((users, items), np.bool_)
+    rated[dataset.user, dataset.item] = True
+    shape = layout(FedMfSettings(), items)
+    width = shape["items"].size // items
+
+    key, identity = HeldKey.generate("bench", 1, KeyTerms(bits=_BITS)), Identity.generate()
+    keys = Keyring()
+    keys.use(key.public, [Member(identity.participant_id, "holder")])
+    # The others are counted, and send nothing here.
+    others = (hashlib.sha256(b"%d" % user).digest() for user in range(1, users))
+    members = tuple(Member(one, "host") for one in (identity.participant_id, *others))
+    plans = [
+        SumPlan(
+            "bench",
+            1,
+            "train",
+            "encrypted",
+            bytes(32),
+            layout_hash(shape),
+            members,
+            sparse_floor=floor,
+            **EncryptedServer(keys).plan_fields(users, shape)._asdict(),
+        )
+        for floor in (20, 0)
+    ]
+    packing = packing_of(plans[0], key.public)
+    begins = shape.places["items"].start + width * np.arange(items)
+    first, last = begins // packing.slots, (begins + width - 1) // packing.slots
+    sent = np.zeros((users, packing.ciphertexts(shape.size)), np.bool_)
+    for user, item in zip(*np.nonzero(rated), strict=True):
+        sent[user, first[item] : last[item] + 1] = True
+    each = sent.sum(axis=1)
+    middle = int(np.argsort(each, kind="stable")[users // 2])
+
+    source = PublicObfuscators(key.public, Mode.PUBLIC)
+    codes = _codes(shape, rated[middle])
+    sparse, whole = (
+        lambda plan=plan: EncryptedMember(plan, 0, identity, source, shape).answer(Step.SUBMIT, b"", codes)
+        for plan in plans
+    )
+    ours, theirs = in_turn(sparse, whole, rounds=3)
+    told = intersect.report([sent[:, first] & sent[:, last]], rated, rated.sum(axis=0))[-1]
+    yield lower(
+        "sparse.encrypt",
+        ours * 1e3,
+        theirs * 1e3,
+        "ms",
+        f"{dataset.name}: {users} users, {items} items; against the whole form of the same user; the places alone tell "
+        f"items with AUC {told['auc']:.3f}, popularity {told['popularity_auc']:.3f}",
+    )
+    yield lower(
+        "sparse.ciphertexts",
+        float(each.mean()),
+        float(sent.shape[1]),
+        "a user",
+        f"mean over users, median {np.median(each):.0f}; one for each value of a rated item would be "
+        f"{width * rated.sum() / users:.0f}",
+    )
+
+
+def _codes(shape: Layout, rated: NDArray[np.bool_]) -> NDArray[np.uint32]:
+    """Return the codes of a user who has something in the rows that it has rated."""
+    codes = shape.zeros(1).copy()
+    rows = codes[shape.places["items"]].reshape(shape["items"].shape)
+    drawn = np.random.default_rng(0).integers(1, 2**15, (int(rated.sum()), rows.shape[1]))
+    rows[rated] = drawn.astype(np.uint32)
+    return codes
