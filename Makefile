@@ -11,6 +11,7 @@
 #   make peers                   what some benchmarks compare with, in .venv-peers
 #   make soak                    100,000 schedules of rounds with faults (slow)
 #   make tables DATA=FOLDER      the tables of the papers on real data (slow)
+#   make audit                   known vulnerabilities, secrets, bills of materials (build/sbom)
 #   make lock                    locked versions again;                   ARGS are given to requirements/compile.sh
 #   make clean                   remove the environment and everything that is built
 PYTHON ?= python3
@@ -19,7 +20,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 DATA ?=
 
-.PHONY: help setup run test lint format proto docs bench peers soak tables lock clean
+.PHONY: help setup run test lint format proto docs bench peers soak tables audit lock clean
 
 help:
 	@sed -n 's/^#  *\(make .*\)/\1/p' Makefile
@@ -83,8 +84,17 @@ tables: setup
 	$(BIN)/coterie evaluate --table drift $(if $(DATA),--data $(DATA)) $(ARGS)
 	$(BIN)/coterie evaluate --table fedncf $(if $(DATA),--data $(DATA)) $(ARGS)
 
+# In an environment of its own: the tools need other versions of what ours needs.
+.venv-audit/.ready: requirements/audit.txt
+	$(PYTHON) -m venv .venv-audit
+	.venv-audit/bin/python -m pip install --quiet --require-hashes -r requirements/audit.txt
+	@touch $@
+
+audit: .venv-audit/.ready
+	PATH="$(CURDIR)/.venv-audit/bin:$$PATH" requirements/audit.sh $(ARGS)
+
 lock: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" requirements/compile.sh $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .venv-audit build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -23,3 +23,4 @@ lock paillier "$@" --constraint requirements/dev.txt --extra fast --extra pailli
 lock operator "$@" --constraint requirements/dev.txt --extra fast --extra report pyproject.toml
 lock data "$@" --constraint requirements/dev.txt --extra data --extra fast --extra report pyproject.toml
 lock build "$@" --constraint requirements/dev.txt --only-build-deps --build-deps-for wheel --build-deps-for editable pyproject.toml
+lock audit "$@" requirements/audit.in

@@ -18,7 +18,7 @@ def sample_report() -> dict[str, Any]:
             "users": 943,
             "items": 1682,
             "interactions": 100_000,
-            "split_sha256": "9c0f6f2b7f8e4b0a6f0d0f1f0b5b3a1c55d2b5c4a8e1f7d6930c2b1a0f9e8d7c",
+            "split_sha256": "feedbeef" * 8,
         },
         "seeds": [0, 1, 2],
         "settings": {

@@ -64,7 +64,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "participant_id": "the pseudonym of a participant, SHA-256 of its public key",
         "slot": "the number of a participant within a run",
         "public_key": "key bundles, certificates, prekeys and the signatures on them",
-        "secret_key": "a private key",
+        "secret_key": "a private key",  # pragma: allowlist secret
         "sealed_key": "a Paillier key's secret, sealed for one of its holders",
         "enrolment_token": "a one-time token for enrolment",
         "delegation": "a participant's statement that a connection speaks for it",

@@ -193,7 +193,7 @@ def test_rows_of_closed_items_stay_and_everything_else_is_as_if_they_were_open(w
 
 
 @pytest.mark.parametrize("way", ["one step", "batches"])
-def test_the_balance_weighs_negatives_in_the_change_of_rows_and_nothing_else(way):
+def test_the_balance_changes_what_negatives_add_to_rows_and_nothing_else(way):
     options = make(**{**WAYS[way], "local_epochs": 1, "batch_size": 0 if way == "one step" else 1000})
     options = options if way == "one step" else replace(options, proximal=1e-30)  # the other code
     weights = np.linspace(1, 3, ITEMS).astype(np.float32)

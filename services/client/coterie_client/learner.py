@@ -39,7 +39,7 @@ __all__ = ["Learner", "Model", "StaleError", "user_keys"]
 
 _log = structlog.get_logger("coterie.rounds")
 
-_SECRET = "randomness.key"  # noqa: S105 - a file's name
+_SECRET = "randomness.key"  # noqa: S105  # pragma: allowlist secret - a file's name
 _SECRET_BYTES = 32
 
 
