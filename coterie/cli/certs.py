@@ -121,10 +121,7 @@ def invite(
     enrolment: Annotated[
         str, typer.Option("--enrol", metavar="HOST:PORT", help="Where the third party takes enrolments.")
     ],
-    address: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Where the third party listens; not for an operator."),
-    ] = None,
+    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the third party listens.")],
     cos: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Where the COS listens; not for the COS itself.")
     ] = None,
@@ -165,21 +162,18 @@ def invite(
         {"address": "--enrol", "name": "--thirdparty"},
         {"address": enrolment, "name": thirdparty, "ca_file": state, "token_file": state},
     )
+    if (cos is None) != (role == "cos"):
+        raise ConfigError(
+            f"--cos {cos!r}: the COS does not call itself"
+            if cos is not None
+            else "--cos is missing: expected HOST:PORT, as in 10.0.0.2:7443"
+        )
+    peers = [("thirdparty", "--address", address, thirdparty)]
+    peers += [("cos", "--cos", cos, cos_name)] if cos is not None else []
     settings: dict[str, Any] = {}
-    peers = (
-        ("thirdparty", "--address", address, thirdparty, role != "operator"),
-        ("cos", "--cos", cos, cos_name, role != "cos"),
-    )
-    for key, option, place, peer, needed in peers:
-        if needed == (place is None):
-            raise ConfigError(
-                f"{option} is missing: expected HOST:PORT, as in 10.0.0.2:7443"
-                if needed
-                else f"{option} {place!r}: {role} has no use for it"
-            )
-        if place is not None:
-            _checked(Peer, {"address": option}, {"address": place, "name": peer})
-            settings[key] = {"address": place, "name": peer}
+    for key, option, place, peer in peers:
+        _checked(Peer, {"address": option, "name": f"--{key}"}, {"address": place, "name": peer})
+        settings[key] = {"address": place, "name": peer}
     if run is not None:
         settings["run"] = run
     if role == "operator":

@@ -184,15 +184,16 @@ def _lay_out(settings: RunSettings, layout: _Layout, run_id: str) -> Order:
         "timeout_s": JOIN_S,
     }
     admit = _Admission(state, layout.invitations, enrol)
+    directory = {"address": thirdparty.address, "name": DIRECTORY}
     for party in laid.parties:
-        values = {**party.values, "thirdparty": {"address": thirdparty.address, "name": DIRECTORY}}
+        values = {**party.values, "thirdparty": directory}
         if settings.federation.transcripts:
             values["transcript"] = True
         own = {"listen": party.place.listen, **service}
         admit(party.place.folder, party.role, party.name, party.participants, values, own)
     cos = {"address": layout.at("cos"), "name": "cos"}
     own = {"state": "state", "output": "report"}
-    admit(operator, "operator", _OPERATOR, 0, {"order": _ORDER, "cos": cos}, own)
+    admit(operator, "operator", _OPERATOR, 0, {"order": _ORDER, "cos": cos, "thirdparty": directory}, own)
     order = Order(
         run_id=run_id,
         seed=seed,

@@ -131,8 +131,8 @@ def _validity(
         return Finding(
             check,
             "warn",
-            f"{text}: more than half of its validity is over",
-            "put a new token into enrol.token_file and remove tls/chain.pem before the next start",
+            f"{text}: it is due for renewal",
+            "start the process, which renews it where the third party is reached; after its end it takes a new token",
         )
     return passed(check, text)
 

@@ -251,8 +251,8 @@ def inviting(third_party, tmp_path, *options):
 
 def test_the_command_invites_and_says_what_is_missing(third_party, tmp_path, capsys):
     client = ["--role", "client", "--enrol", third_party.enrol_address]
-    assert inviting(third_party, tmp_path, *client, "--cos", "10.0.0.2:7443") == ConfigError.exit_code
-    assert "--address is missing" in capsys.readouterr().err
+    assert inviting(third_party, tmp_path, *client, "--address", "10.0.0.1:7443") == ConfigError.exit_code
+    assert "--cos is missing" in capsys.readouterr().err
     both = ["--cos", "10.0.0.2:7443", "--address", third_party.address]
     assert inviting(third_party, tmp_path, *client, *both, "--run", "a-run", "--set", "seed=3") == 0
     made = Invitation.load(tmp_path / "x")
@@ -262,7 +262,7 @@ def test_the_command_invites_and_says_what_is_missing(third_party, tmp_path, cap
     cos = ["--role", "cos", "--enrol", third_party.enrol_address, "--address", third_party.address]
     assert inviting(third_party, tmp_path, *cos, "--cos", "10.0.0.2:7443") == ConfigError.exit_code
     assert (
-        inviting(third_party, tmp_path, "--role", "thirdparty", "--enrol", "a:1")
+        inviting(third_party, tmp_path, "--role", "thirdparty", *client[2:], *both)
         == CertificateError.exit_code
     )
     assert inviting(third_party, tmp_path, *client[:3], "nowhere", *both) == ConfigError.exit_code
