@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,16 +20,18 @@ from grpc_health.v1.health import aio as health_aio
 
 from coterie.config.base import Peer, ServiceSettings
 from coterie.crypto.authority import logical_name
-from coterie.errors import CoterieError, PreflightError, RunError
+from coterie.errors import CertificateError, CoterieError, PreflightError, RunError
 from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
 from coterie.net.meter import Meter
+from coterie.net.revocation import RevocationWatch
 from coterie.net.server import Guard, make_server
 from coterie.privacy.transcript import TranscriptWriter
 from coterie.store.engine import Writer
 from coterie.telemetry.accounting import Accounting
 from coterie.telemetry.exporter import Exporter
 from coterie.telemetry.logs import configure
+from coterie.telemetry.measures import Measure, of_the_disk, of_the_memory
 
 __all__ = ["GRACE_S", "PARENT_VARIABLE", "Runtime", "Service", "ServiceProcess", "in_use", "serve"]
 
@@ -58,6 +60,8 @@ class Runtime:
     transcript: TranscriptWriter | None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     failed: BaseException | None = None
+    measures: list[Measure] = field(default_factory=list)
+    """What the metrics say beside what every process's do."""
     _conditions: dict[str, bool] = field(default_factory=dict)
     _health: Any = field(default_factory=lambda: health_aio.HealthServicer())
     _channels: list[Channel] = field(default_factory=list)
@@ -90,6 +94,32 @@ class Runtime:
         )
         self._channels.append(channel)
         return channel
+
+    def watch_revocations(
+        self, thirdparty: Channel, on_revoked: Callable[[frozenset[bytes]], None] | None = None
+    ) -> RevocationWatch:
+        """Return what keeps revocations known: the condition ``directory``, and a measure of their age.
+
+        Parameters
+        ----------
+        thirdparty : Channel
+        on_revoked : callable, optional
+            Told the ids of all revoked participants whenever there are new ones.
+        """
+        watch = RevocationWatch(
+            thirdparty,
+            self.guard,
+            lambda current: self.holds("directory", current),
+            on_revoked=on_revoked,
+        )
+        self.measures.append(
+            Measure(
+                "coterie_revocation_list_age_seconds",
+                "Time since the third party last said what is revoked.",
+                lambda: watch.age_s,
+            )
+        )
+        return watch
 
     def require(self, conditions: Iterable[str]) -> None:
         """Name what must hold before the service is healthy."""
@@ -252,6 +282,7 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
         accounting=Accounting(),
         transcript=transcript,
     )
+    runtime.measures += [*of_the_disk(settings.state), *of_the_memory(), _of_the_certificate(tls)]
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, runtime.stopping.set)
@@ -274,6 +305,7 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
         {"server": guard.meter, "client": runtime.outgoing},
         lambda: dict(guard.refusals),
         lambda: runtime.serving,
+        runtime.measures,
     )
     if settings.metrics is not None:
         exporter.start(settings.metrics)
@@ -308,6 +340,18 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
     _log.info("stopped")
     if runtime.failed is not None:
         raise runtime.failed
+
+
+def _of_the_certificate(tls: TlsFiles) -> Measure:
+    def end() -> float | None:
+        try:
+            return tls.not_after()
+        except (CertificateError, ValueError):
+            return None
+
+    return Measure(
+        "coterie_certificate_end_timestamp_seconds", "When the certificate of this service ends.", end
+    )
 
 
 async def _enrol(service: Service, settings: ServiceSettings, tls: TlsFiles) -> None:

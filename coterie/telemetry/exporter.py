@@ -1,12 +1,13 @@
 """Prometheus metrics and a liveness page on a second port.
 
-No label ever holds a participant, a user or an item: labels are RPC names, sides, reasons and activities.
+No label ever holds a participant, a user or an item: labels are RPC names, sides, reasons, activities, and purposes and
+outcomes of rounds.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -15,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from coterie.errors import CoterieError
 from coterie.telemetry.accounting import Accounting
+from coterie.telemetry.measures import Measure
 
 __all__ = ["Exporter", "TrafficSource"]
 
@@ -33,7 +35,9 @@ class _Collector:
         traffic: Mapping[str, TrafficSource],
         refusals: Callable[[], Mapping[tuple[str, str], int]],
         serving: Callable[[], bool],
+        measures: Sequence[Measure],
     ) -> None:
+        self._measures = measures
         self._accounting = accounting
         self._traffic = traffic
         self._refusals = refusals
@@ -70,6 +74,19 @@ class _Collector:
         yield cpu
         yield GaugeMetricFamily("coterie_peak_rss_mebibytes", "Peak memory.", value=Accounting.peak_rss_mb())
         yield GaugeMetricFamily("coterie_serving", "1 while healthy.", value=float(self._serving()))
+        for measure in tuple(self._measures):
+            yield from _family(measure)
+
+
+def _family(measure: Measure) -> Iterator[Metric]:
+    found = measure.read()
+    if found is None:
+        return
+    kind = CounterMetricFamily if measure.counter else GaugeMetricFamily
+    family = kind(measure.name, measure.help, labels=measure.labels)
+    for labels, value in found.items() if isinstance(found, Mapping) else [((), found)]:
+        family.add_metric(labels, value)
+    yield family
 
 
 class _Quiet(WSGIRequestHandler):
@@ -78,7 +95,10 @@ class _Quiet(WSGIRequestHandler):
 
 
 class Exporter:
-    """Serves ``/metrics`` and ``/healthz`` (200 while the service is healthy, else 503) from a thread."""
+    """Serves ``/metrics`` and ``/healthz`` (200 while the service is healthy, else 503) from a thread.
+
+    Measures that are added to the sequence later are served, too.
+    """
 
     def __init__(
         self,
@@ -86,9 +106,10 @@ class Exporter:
         traffic: Mapping[str, TrafficSource],
         refusals: Callable[[], Mapping[tuple[str, str], int]],
         serving: Callable[[], bool],
+        measures: Sequence[Measure] = (),
     ) -> None:
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Collector(accounting, traffic, refusals, serving))
+        registry.register(_Collector(accounting, traffic, refusals, serving, measures))
         metrics = make_wsgi_app(registry)
 
         def page(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
