@@ -165,7 +165,6 @@ class DataOwnerProcess:
                 self._owners,
                 self._features,
                 self._party,
-                index,
                 self._settings.state,
                 self._runtime.accounting,
             )
