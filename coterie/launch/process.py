@@ -21,6 +21,7 @@ from grpc_health.v1.health import aio as health_aio
 from coterie.config.base import Peer, ServiceSettings
 from coterie.crypto.authority import logical_name
 from coterie.errors import CoterieError, PreflightError, RunError
+from coterie.net.admission import Limits
 from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
 from coterie.net.meter import Meter
@@ -242,6 +243,7 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
         Meter(),
         recorder=transcript.side("server") if transcript else None,
         debug=settings.log_level == "debug",
+        limits=Limits(**settings.limits.model_dump()),
     )
     runtime = Runtime(
         role=service.role,
@@ -274,6 +276,7 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
         {"server": guard.meter, "client": runtime.outgoing},
         lambda: dict(guard.refusals),
         lambda: runtime.serving,
+        guard.admission,
     )
     if settings.metrics is not None:
         exporter.start(settings.metrics)

@@ -22,7 +22,7 @@ from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
 from coterie.rounds.plan import plan_hash
 from coterie.wire.chunks import Assembler, split
-from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.refusal import LATER, ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Delegation, RoundRef, SlotRange
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
@@ -181,7 +181,7 @@ class Party:
             try:
                 return await self.register(members)
             except Refusal as refusal:
-                if refusal.reason != ErrorReason.ERROR_REASON_UNKNOWN_ROUND:
+                if refusal.reason != ErrorReason.ERROR_REASON_UNKNOWN_ROUND and refusal.reason not in LATER:
                     raise
             except PeerError as error:
                 if type(error) is not PeerError:
@@ -223,8 +223,9 @@ class Party:
             try:
                 response = await self._poll() if brought is None else brought[0]
             except PeerError as error:
-                # A COS that does not know yet whom it may trust is as far away as one that does not answer.
-                if isinstance(error, Refusal) and error.reason != ErrorReason.ERROR_REASON_NOT_READY:
+                # A COS that does not know yet whom it may trust is as far away as one that does not answer; so is one
+                # that has too much to do.
+                if isinstance(error, Refusal) and error.reason not in LATER:
                     raise
                 if reachable:
                     _log.warning("cannot reach the COS", error=error.message)

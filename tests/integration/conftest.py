@@ -174,6 +174,11 @@ class ServiceProcess:
         ]
         return sum(float(line.rpartition(" ")[2]) for line in found)
 
+    def peak_mib(self) -> float:
+        """Return the most memory that the process has had, MiB."""
+        lines = Path(f"/proc/{self._child.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
+
     @contextlib.contextmanager
     def store_held(self, database: str) -> Iterator[None]:
         """Let nobody write to a store of the service meanwhile: a write that has begun waits for the end."""
