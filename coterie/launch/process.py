@@ -101,6 +101,10 @@ class Runtime:
             self._conditions[condition] = value
             _log.info("condition", condition=condition, holds=value)
 
+    def conditions(self) -> dict[str, bool]:
+        """Return what must hold before the service is healthy, and whether it does."""
+        return dict(self._conditions)
+
     async def watch_store(self, writer: Writer) -> None:
         """Keep the condition ``store`` in step with whether the store takes writes: a volume may be full."""
         while True:
@@ -274,6 +278,7 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
         {"server": guard.meter, "client": runtime.outgoing},
         lambda: dict(guard.refusals),
         lambda: runtime.serving,
+        runtime.conditions,
     )
     if settings.metrics is not None:
         exporter.start(settings.metrics)
