@@ -102,6 +102,10 @@ class Runtime:
             self._conditions[condition] = value
             _log.info("condition", condition=condition, holds=value)
 
+    def conditions(self) -> dict[str, bool]:
+        """Return what must hold before the service is healthy, and whether it does."""
+        return dict(self._conditions)
+
     async def watch_store(self, writer: Writer) -> None:
         """Keep the condition ``store`` in step with whether the store takes writes: a volume may be full."""
         while True:
@@ -277,6 +281,7 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
         lambda: dict(guard.refusals),
         lambda: runtime.serving,
         guard.admission,
+        runtime.conditions,
     )
     if settings.metrics is not None:
         exporter.start(settings.metrics)

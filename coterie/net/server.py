@@ -19,12 +19,12 @@ from grpc._cython import cygrpc
 from grpc.aio import _server as aio_server
 
 from coterie.crypto.authority import PeerIdentity
-from coterie.errors import CertificateError, CoterieError
+from coterie.errors import CertificateError, CoterieError, StoreError
 from coterie.net.admission import Admission, Limits, Place
 from coterie.net.authorisation import LARGEST, may_call
 from coterie.net.channel import SERVER_TIME_KEY, Recorder
 from coterie.net.meter import Meter, RpcTotals
-from coterie.net.status import abort
+from coterie.net.status import abort, not_kept
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name
 
 __all__ = ["Guard", "current_peer", "make_server"]
@@ -151,6 +151,10 @@ class _Served:
             self._guard.refused(self._name, refusal, peer)
             await abort(context, refusal)
         except CoterieError as error:
+            if isinstance(error, StoreError) and error.trouble:
+                unkept = not_kept(error)
+                self._guard.refused(self._name, unkept, peer)
+                await abort(context, unkept)
             # Messages of our own errors name no private value; the caller learns no more than that it failed.
             _log.error("rpc failed", rpc=self._name, error=error.code, message=error.message)
             await context.abort(grpc.StatusCode.INTERNAL, f"{error.code}: see the log of the service")

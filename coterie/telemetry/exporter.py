@@ -42,12 +42,14 @@ class _Collector:
         refusals: Callable[[], Mapping[tuple[str, str], int]],
         serving: Callable[[], bool],
         admission: AdmissionSource,
+        conditions: Callable[[], Mapping[str, bool]],
     ) -> None:
         self._accounting = accounting
         self._traffic = traffic
         self._refusals = refusals
         self._serving = serving
         self._admission = admission
+        self._conditions = conditions
 
     def collect(self) -> Iterator[Metric]:
         calls = CounterMetricFamily("coterie_rpc_calls", "Finished calls.", labels=["side", "rpc"])
@@ -87,6 +89,14 @@ class _Collector:
         yield cpu
         yield GaugeMetricFamily("coterie_peak_rss_mebibytes", "Peak memory.", value=Accounting.peak_rss_mb())
         yield GaugeMetricFamily("coterie_serving", "1 while healthy.", value=float(self._serving()))
+        conditions = GaugeMetricFamily(
+            "coterie_condition",
+            "1 while it holds; all must for the service to be healthy.",
+            labels=["condition"],
+        )
+        for name, held in self._conditions().items():
+            conditions.add_metric([name], float(held))
+        yield conditions
 
 
 class _Quiet(WSGIRequestHandler):
@@ -104,9 +114,10 @@ class Exporter:
         refusals: Callable[[], Mapping[tuple[str, str], int]],
         serving: Callable[[], bool],
         admission: AdmissionSource,
+        conditions: Callable[[], Mapping[str, bool]] = dict,
     ) -> None:
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Collector(accounting, traffic, refusals, serving, admission))
+        registry.register(_Collector(accounting, traffic, refusals, serving, admission, conditions))
         metrics = make_wsgi_app(registry)
 
         def page(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

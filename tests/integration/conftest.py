@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import resource
 import signal
 import socket
 import sqlite3
@@ -186,6 +187,17 @@ class ServiceProcess:
             connection.execute("BEGIN IMMEDIATE")
             yield
             connection.execute("ROLLBACK")
+
+    @contextlib.contextmanager
+    def without_room(self) -> Iterator[None]:
+        """Let no file of the service grow meanwhile, its log neither."""
+        pid = self._child.pid
+        before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, before[1]))
+        try:
+            yield
+        finally:
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
 
     async def give_up_while_held(self, database: str, rpc: str, call: Awaitable[Any]) -> None:
         """Make a call, let the service come to its write, and cancel the call before the write can be made."""
