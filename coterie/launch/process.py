@@ -25,6 +25,7 @@ from coterie.net.admission import Limits
 from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
 from coterie.net.meter import Meter
+from coterie.net.renewal import Renewal
 from coterie.net.server import Guard, make_server
 from coterie.privacy.transcript import TranscriptWriter
 from coterie.store.engine import Writer
@@ -62,6 +63,22 @@ class Runtime:
     _conditions: dict[str, bool] = field(default_factory=dict)
     _health: Any = field(default_factory=lambda: health_aio.HealthServicer())
     _channels: list[Channel] = field(default_factory=list)
+    _shown: bytes = b""
+
+    def __post_init__(self) -> None:
+        """Take note of the certificate that channels will show."""
+        self._shown = self.tls.identity().fingerprint
+
+    def shown(self) -> bytes:
+        """Return the SHA-256 of the certificate that channels show."""
+        return self._shown
+
+    def renewed(self) -> None:
+        """Let every channel show the certificate that is in the folder now; the server takes it up by itself."""
+        self._shown = self.tls.identity().fingerprint
+        credentials = self.tls.channel_credentials()
+        for channel in self._channels:
+            channel.renew(credentials)
 
     @property
     def state(self) -> Path:
@@ -81,7 +98,12 @@ class Runtime:
 
     def connect_to(self, address: str, *, tls_name: str, peer: str) -> Channel:
         """Open a channel to an address whose certificate must carry ``tls_name``."""
-        channel = connect(
+        channel = self._open(address, tls_name, peer)
+        self._channels.append(channel)
+        return channel
+
+    def _open(self, address: str, tls_name: str, peer: str) -> Channel:
+        return connect(
             address,
             self.tls.channel_credentials(),
             tls_name=tls_name,
@@ -89,8 +111,16 @@ class Runtime:
             meter=self.outgoing,
             recorder=self.transcript.side("client") if self.transcript else None,
         )
-        self._channels.append(channel)
-        return channel
+
+    def renewal(self, thirdparty: Peer) -> Renewal:
+        """Return what keeps the certificate of this process alive."""
+        name = logical_name("thirdparty", thirdparty.name)
+        return Renewal(
+            self.tls,
+            lambda: self._open(thirdparty.address, name, f"thirdparty/{thirdparty.name}"),
+            self.renewed,
+            lambda holds: self.holds("certificate", holds),
+        )
 
     def require(self, conditions: Iterable[str]) -> None:
         """Name what must hold before the service is healthy."""
@@ -275,6 +305,7 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
             f"cannot listen on {settings.listen}",
             hint="is the port taken, or the address not this machine's?",
         ) from error
+    renewal = _renewal(settings, runtime)
     exporter = Exporter(
         runtime.accounting,
         {"server": guard.meter, "client": runtime.outgoing},
@@ -282,6 +313,7 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
         lambda: runtime.serving,
         guard.admission,
         runtime.conditions,
+        renewal,
     )
     if settings.metrics is not None:
         exporter.start(settings.metrics)
@@ -293,12 +325,15 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
     _log.info("listening", address=settings.listen)
 
     orphaned = asyncio.create_task(_stop_when_orphaned(runtime))
+    renewing = asyncio.create_task(_work(renewal, runtime)) if renewal is not None else None
     work = asyncio.create_task(_work(process, runtime))
     await runtime.stopping.wait()
     _log.info("stopping")
-    work.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await work
+    for task in (work, renewing):
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
     await server.stop(GRACE_S / 2)
     await process.close()
     for channel in runtime._channels:
@@ -316,6 +351,12 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
     _log.info("stopped")
     if runtime.failed is not None:
         raise runtime.failed
+
+
+def _renewal(settings: ServiceSettings, runtime: Runtime) -> Renewal | None:
+    """Return what renews the certificate of a party; the third party signs its own."""
+    thirdparty = getattr(settings, "thirdparty", None)
+    return runtime.renewal(thirdparty) if isinstance(thirdparty, Peer) else None
 
 
 async def _enrol(service: Service, settings: ServiceSettings, tls: TlsFiles) -> None:
@@ -342,7 +383,7 @@ async def _stop_when_orphaned(runtime: Runtime) -> None:
     runtime.stopping.set()
 
 
-async def _work(process: ServiceProcess, runtime: Runtime) -> None:
+async def _work(process: ServiceProcess | Renewal, runtime: Runtime) -> None:
     try:
         await process.run()
     except asyncio.CancelledError:

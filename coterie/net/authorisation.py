@@ -32,6 +32,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "/coterie.v1.KeyDirectory/Revoke": frozenset({"operator"}),
     "/coterie.v1.KeyDirectory/Revocations": _PARTIES | {"cos"},
     "/coterie.v1.KeyDirectory/PublishBundles": _PARTIES,
+    "/coterie.v1.KeyDirectory/RenewCertificate": _PARTIES | {"cos", "operator"},
     "/coterie.v1.KeyDirectory/Beacon": frozenset({"cos"}),
     "/coterie.v1.KeyDirectory/PublishPaillierKey": _HOLDERS,
     "/coterie.v1.KeyDirectory/CountersignPaillierKey": _HOLDERS,

@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from coterie.errors import CoterieError
 from coterie.telemetry.accounting import Accounting
 
-__all__ = ["AdmissionSource", "Exporter", "TrafficSource"]
+__all__ = ["AdmissionSource", "CertificateSource", "Exporter", "TrafficSource"]
 
 
 class TrafficSource(Protocol):
@@ -34,6 +34,22 @@ class AdmissionSource(Protocol):
     turned_away: Counter[str]
 
 
+class CertificateSource(Protocol):
+    """A certificate that is renewed."""
+
+    @property
+    def end(self) -> float:
+        """When it ends, Unix seconds."""
+
+    @property
+    def renewed(self) -> int:
+        """How often it was renewed."""
+
+    @property
+    def failed(self) -> int:
+        """How often that was tried in vain."""
+
+
 class _Collector:
     def __init__(
         self,
@@ -43,7 +59,9 @@ class _Collector:
         serving: Callable[[], bool],
         admission: AdmissionSource,
         conditions: Callable[[], Mapping[str, bool]],
+        certificate: CertificateSource | None,
     ) -> None:
+        self._certificate = certificate
         self._accounting = accounting
         self._traffic = traffic
         self._refusals = refusals
@@ -88,6 +106,18 @@ class _Collector:
         cpu.add_metric(["total"], account["total"])
         yield cpu
         yield GaugeMetricFamily("coterie_peak_rss_mebibytes", "Peak memory.", value=Accounting.peak_rss_mb())
+        if self._certificate is not None:
+            yield GaugeMetricFamily(
+                "coterie_certificate_expiry_timestamp_seconds",
+                "End of the certificate, Unix seconds.",
+                value=self._certificate.end,
+            )
+            renewals = CounterMetricFamily(
+                "coterie_certificate_renewals", "Attempts to renew the certificate.", labels=["outcome"]
+            )
+            renewals.add_metric(["renewed"], self._certificate.renewed)
+            renewals.add_metric(["failed"], self._certificate.failed)
+            yield renewals
         yield GaugeMetricFamily("coterie_serving", "1 while healthy.", value=float(self._serving()))
         conditions = GaugeMetricFamily(
             "coterie_condition",
@@ -115,9 +145,11 @@ class Exporter:
         serving: Callable[[], bool],
         admission: AdmissionSource,
         conditions: Callable[[], Mapping[str, bool]] = dict,
+        certificate: CertificateSource | None = None,
     ) -> None:
+        collector = _Collector(accounting, traffic, refusals, serving, admission, conditions, certificate)
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Collector(accounting, traffic, refusals, serving, admission, conditions))
+        registry.register(collector)
         metrics = make_wsgi_app(registry)
 
         def page(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

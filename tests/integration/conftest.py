@@ -423,7 +423,7 @@ class Operating:
 
 def party_at(cos: Member, enrolled: Enrolled, run_id: str) -> Party:
     """Return a party's side of the COS that does not try again."""
-    return Party(cos.channel(enrolled), run_id, enrolled.fingerprint, Retry(limit_s=0.0))
+    return Party(cos.channel(enrolled), run_id, lambda: enrolled.fingerprint, Retry(limit_s=0.0))
 
 
 async def each(*messages: Any) -> AsyncIterator[Any]:

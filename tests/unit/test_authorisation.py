@@ -29,13 +29,19 @@ CALLERS = {
     },
     "coterie.v1.UserAgent": {"operator": {"RecordInteraction", "Recommend", "DisclosureReceipt"}},
     "coterie.v1.KeyDirectory": {
-        "client": {"Lookup", "Revocations", "PublishBundles", "PaillierPublicKey"}
+        "client": {"Lookup", "Revocations", "PublishBundles", "RenewCertificate", "PaillierPublicKey"}
         | {"PublishPaillierKey", "CountersignPaillierKey", "PaillierEnvelope"},
-        "data-owner": {"Lookup", "Revocations", "PublishBundles", "PaillierPublicKey"},
-        "decrypting-client": {"Lookup", "Revocations", "PublishBundles", "PaillierPublicKey"}
+        "data-owner": {"Lookup", "Revocations", "PublishBundles", "RenewCertificate", "PaillierPublicKey"},
+        "decrypting-client": {
+            "Lookup",
+            "Revocations",
+            "PublishBundles",
+            "RenewCertificate",
+            "PaillierPublicKey",
+        }
         | {"PublishPaillierKey", "CountersignPaillierKey", "PaillierEnvelope"},
-        "cos": {"Lookup", "Revocations", "Beacon", "PaillierPublicKey"},
-        "operator": {"Revoke"},
+        "cos": {"Lookup", "Revocations", "RenewCertificate", "Beacon", "PaillierPublicKey"},
+        "operator": {"Revoke", "RenewCertificate"},
     },
     # Enrolment is for those who have no certificate yet; its own listener lets them in, the table lets in nobody.
     "coterie.v1.Enrolment": {},
