@@ -54,6 +54,12 @@ class ServiceSettings(Model):
         False,
         description="Record everything received in the state folder. Holds private data: off by default.",
     )
+    latency_mb: int = Field(
+        1024,
+        ge=0,
+        le=1 << 20,
+        description="Most that one measurement (`coterie latency`) may have carried from and to this process, MiB.",
+    )
     enrol: EnrolSettings | None = Field(
         None, description="How to enrol when the state folder holds no certificate."
     )

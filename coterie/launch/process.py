@@ -21,15 +21,20 @@ from grpc_health.v1.health import aio as health_aio
 from coterie.config.base import Peer, ServiceSettings
 from coterie.crypto.authority import logical_name
 from coterie.errors import CoterieError, PreflightError, RunError
+from coterie.net.authorisation import OFFERED
 from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
+from coterie.net.latency import Service as Measured
+from coterie.net.latency import attend
 from coterie.net.meter import Meter
+from coterie.net.probe import Probe
 from coterie.net.server import Guard, make_server
 from coterie.privacy.transcript import TranscriptWriter
 from coterie.store.engine import Writer
 from coterie.telemetry.accounting import Accounting
 from coterie.telemetry.exporter import Exporter
 from coterie.telemetry.logs import configure
+from coterie.wire.v1.latency_pb2_grpc import add_ProbeServicer_to_server
 
 __all__ = ["GRACE_S", "PARENT_VARIABLE", "Runtime", "Service", "ServiceProcess", "in_use", "serve"]
 
@@ -61,6 +66,8 @@ class Runtime:
     _conditions: dict[str, bool] = field(default_factory=dict)
     _health: Any = field(default_factory=lambda: health_aio.HealthServicer())
     _channels: list[Channel] = field(default_factory=list)
+    calls: dict[str, Measured] = field(default_factory=dict)
+    """The services that this process has a channel to, by role and name."""
 
     @property
     def state(self) -> Path:
@@ -89,7 +96,19 @@ class Runtime:
             recorder=self.transcript.side("client") if self.transcript else None,
         )
         self._channels.append(channel)
+        self.calls[peer] = Measured(peer, address, tls_name)
         return channel
+
+    async def attend(self) -> None:
+        """Measure to the services that this process calls whenever the operator asks for it, by way of the COS."""
+        for channel in self._channels:
+            if channel.peer.startswith("cos/"):
+                await attend(channel, lambda: self.calls, self.tls, self.latency_bytes)
+
+    @property
+    def latency_bytes(self) -> int:
+        """Most bytes that one measurement may have carried."""
+        return self.settings.latency_mb << 20
 
     def require(self, conditions: Iterable[str]) -> None:
         """Name what must hold before the service is healthy."""
@@ -259,6 +278,7 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
     process = service.build(settings, runtime)
     server = make_server(guard)
     process.add_to(server)
+    add_ProbeServicer_to_server(Probe(service.role), server)
     health_pb2_grpc.add_HealthServicer_to_server(runtime._health, server)
     if settings.reflection:
         _add_reflection(server, service.role)
@@ -286,8 +306,10 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
 
     orphaned = asyncio.create_task(_stop_when_orphaned(runtime))
     work = asyncio.create_task(_work(process, runtime))
+    attending = asyncio.create_task(runtime.attend())
     await runtime.stopping.wait()
     _log.info("stopping")
+    attending.cancel()
     work.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await work
@@ -356,18 +378,6 @@ def _add_reflection(server: grpc.aio.Server, role: str) -> None:
     """Let operators ask what this process offers, and nothing that it does not."""
     from grpc_reflection.v1alpha import reflection
 
-    from coterie.wire.v1 import client_pb2, data_owner_pb2, operator_pb2, orchestrator_pb2, thirdparty_pb2
-
-    offered = {
-        "cos": (
-            orchestrator_pb2.DESCRIPTOR.services_by_name["Orchestrator"],
-            operator_pb2.DESCRIPTOR.services_by_name["Operator"],
-        ),
-        "data-owner": (data_owner_pb2.DESCRIPTOR.services_by_name["DataOwner"],),
-        "client": (client_pb2.DESCRIPTOR.services_by_name["UserAgent"],),
-        "decrypting-client": (),
-        "thirdparty": (thirdparty_pb2.DESCRIPTOR.services_by_name["KeyDirectory"],),
-    }
-    names = [service.full_name for service in offered[role]]
+    names = [f"coterie.v1.{service}" for service in (*OFFERED[role], "Probe")]
     names += [health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
     reflection.enable_server_reflection(names, server)

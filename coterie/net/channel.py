@@ -115,6 +115,10 @@ class Channel:
         self.meter = meter
         self.recorder = recorder
 
+    def metered(self, meter: Meter) -> Channel:
+        """Return the same connection with calls counted elsewhere."""
+        return Channel(self._inner, peer=self.peer, meter=meter, recorder=self.recorder)
+
     async def close(self) -> None:
         """Close the connection; calls under way end with CANCELLED."""
         await self._inner.close()
