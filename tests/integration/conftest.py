@@ -43,7 +43,14 @@ from coterie.net.retry import Retry, status_lost
 from coterie.net.status import from_rpc_error
 from coterie.store.tokens import append_token
 from coterie.wire.refusal import Refusal
-from coterie.wire.v1 import client_pb2, data_owner_pb2, operator_pb2, orchestrator_pb2, thirdparty_pb2
+from coterie.wire.v1 import (
+    client_pb2,
+    data_owner_pb2,
+    latency_pb2,
+    operator_pb2,
+    orchestrator_pb2,
+    thirdparty_pb2,
+)
 from coterie.wire.v1.operator_pb2_grpc import OperatorStub
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 from coterie.wire.v1.thirdparty_pb2_grpc import EnrolmentStub, KeyDirectoryStub
@@ -496,7 +503,7 @@ async def code_of(call: Awaitable[Any] | AsyncIterator[Any] | MakesCall) -> grpc
 
 METHODS = {
     f"/{service.full_name}/{method.name}": method
-    for module in (client_pb2, data_owner_pb2, operator_pb2, orchestrator_pb2, thirdparty_pb2)
+    for module in (client_pb2, data_owner_pb2, latency_pb2, operator_pb2, orchestrator_pb2, thirdparty_pb2)
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
