@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from cryptography.x509 import load_pem_x509_certificate
 
 from coterie.crypto.authority import PeerIdentity
 from coterie.errors import CertificateError
@@ -43,10 +42,6 @@ class TlsFiles:
     def identity(self) -> PeerIdentity:
         """Role, name and fingerprint of the certificate in use."""
         return PeerIdentity.from_certificate(self._read(self.chain))
-
-    def not_after(self) -> float:
-        """When the certificate in use ends, seconds since 1970."""
-        return load_pem_x509_certificate(self._read(self.chain)).not_valid_after_utc.timestamp()
 
     def server_credentials(self, *, require_client: bool = True) -> grpc.ServerCredentials:
         """Credentials of a server; a renewed certificate is taken up at the next handshake.

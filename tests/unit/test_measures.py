@@ -4,6 +4,7 @@ import os
 
 from prometheus_client.parser import text_string_to_metric_families as parse
 
+from coterie.net.admission import Admission, Limits
 from coterie.telemetry.accounting import Accounting
 from coterie.telemetry.exporter import Exporter
 from coterie.telemetry.measures import Measure, memory_limit, of_the_disk, of_the_memory, resident_bytes
@@ -49,7 +50,7 @@ def test_the_page_has_measures_with_and_without_labels_and_leaves_out_what_is_no
         Measure("coterie_known", "Known.", lambda: 3.5),
         Measure("coterie_unknown", "Unknown.", lambda: None),
     ]
-    exporter = Exporter(Accounting(), {}, dict, lambda: True, measures)
+    exporter = Exporter(Accounting(), {}, dict, lambda: True, Admission(Limits()), measures=measures)
     counts = {("train", "applied"): 2.0}
     measures.append(
         Measure("coterie_rounds", "Rounds.", lambda: counts, ("purpose", "outcome"), counter=True)

@@ -58,9 +58,7 @@ class ClientProcess:
         self._revocations = runtime.watch_revocations(thirdparty, on_revoked=directory.exclude)
 
         def party_of(on_reach: Callable[[bool], None] | None) -> Party:
-            return Party(
-                cos, settings.run, runtime.tls.identity().fingerprint, Retry(limit_s=_RETRY_S), on_reach
-            )
+            return Party(cos, settings.run, runtime.shown, Retry(limit_s=_RETRY_S), on_reach)
 
         party = party_of(lambda reached: runtime.holds("run", reached))
         self._holding: KeyHolding | None = None
