@@ -81,7 +81,7 @@ def test_three_item_servers_come_to_the_same_numbers_in_whatever_order_they_come
         assert report["phase"] == "done"
         joined = [one["party"] for one in report["parties"] if one["party"] in names]
         assert joined == list(order)
-        return report["history"], report["chosen"]
+        return [(one["version"], one["metrics"]) for one in report["history"]], report["chosen"]
 
     first = asyncio.run(to_the_end(names))
     assert len(first[0]) == 2

@@ -44,7 +44,7 @@ LABELS = {
     "coterie_runs_in_progress": set(),
     "coterie_model_versions_total": set(),
 }
-"""Labels by name: RPCs, sides, reasons, limits, conditions, activities, purposes and outcomes; there are few of each."""
+"""Labels by name: RPCs, sides, reasons, limits, conditions, activities, purposes, outcomes: few of each."""
 
 
 async def test_health_is_serving_only_while_everything_that_a_service_needs_is_there(small, federation):
