@@ -104,6 +104,12 @@ class ServiceSettings(Model):
     limits: LimitSettings = Field(
         default_factory=LimitSettings, description="What this process takes on at once."
     )
+    latency_mb: int = Field(
+        1024,
+        ge=0,
+        le=1 << 20,
+        description="Most that one measurement (`coterie latency`) may have carried from and to this process, MiB.",
+    )
     enrol: EnrolSettings | None = Field(
         None, description="How to enrol when the state folder holds no certificate."
     )

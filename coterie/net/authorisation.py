@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ALLOWED", "LARGEST", "may_call"]
+__all__ = ["ALLOWED", "LARGEST", "OFFERED", "callers_of", "may_call"]
 
 _EVERY_SERVICE = frozenset({"cos", "data-owner", "client", "decrypting-client", "thirdparty", "operator"})
 _PARTIES = frozenset({"client", "data-owner", "decrypting-client"})
@@ -32,11 +32,17 @@ ALLOWED: dict[str, frozenset[str]] = {
     "/coterie.v1.KeyDirectory/Revoke": frozenset({"operator"}),
     "/coterie.v1.KeyDirectory/Revocations": _PARTIES | {"cos"},
     "/coterie.v1.KeyDirectory/PublishBundles": _PARTIES,
+    "/coterie.v1.KeyDirectory/RenewCertificate": _PARTIES | {"cos", "operator"},
     "/coterie.v1.KeyDirectory/Beacon": frozenset({"cos"}),
     "/coterie.v1.KeyDirectory/PublishPaillierKey": _HOLDERS,
     "/coterie.v1.KeyDirectory/CountersignPaillierKey": _HOLDERS,
     "/coterie.v1.KeyDirectory/PaillierPublicKey": _PARTIES | {"cos"},
     "/coterie.v1.KeyDirectory/PaillierEnvelope": _HOLDERS,
+    # Narrowed to those who may call the service for something else: `callers_of`.
+    "/coterie.v1.Probe/Echo": _PARTIES | {"cos", "operator"},
+    "/coterie.v1.Probe/Carry": _PARTIES | {"cos", "operator"},
+    "/coterie.v1.Latency/Attend": _PARTIES,
+    "/coterie.v1.Latency/Measure": frozenset({"operator"}),
     "/grpc.health.v1.Health/Check": _EVERY_SERVICE,
     "/grpc.health.v1.Health/Watch": _EVERY_SERVICE,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": frozenset({"operator"}),
@@ -70,6 +76,21 @@ LARGEST: dict[str, int] = dict.fromkeys(
     _SMALL,
 )
 """Largest message by full method name, bytes, where it is less than what `limits.message_kib` says for all."""
+
+OFFERED: dict[str, tuple[str, ...]] = {
+    "cos": ("Orchestrator", "Operator", "Latency"),
+    "data-owner": ("DataOwner",),
+    "client": ("UserAgent",),
+    "decrypting-client": (),
+    "thirdparty": ("KeyDirectory",),
+}
+"""Services of the contract by the role of the process that offers them; each offers ``Probe`` beside."""
+
+
+def callers_of(role: str) -> frozenset[str]:
+    """Return the roles that may call anything that a process of a role offers."""
+    prefixes = tuple(f"/coterie.v1.{service}/" for service in OFFERED[role])
+    return frozenset().union(*(roles for name, roles in ALLOWED.items() if name.startswith(prefixes)))
 
 
 def may_call(role: str, method: str) -> bool:

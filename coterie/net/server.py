@@ -19,15 +19,15 @@ from grpc._cython import cygrpc
 from grpc.aio import _server as aio_server
 
 from coterie.crypto.authority import PeerIdentity
-from coterie.errors import CertificateError, CoterieError
+from coterie.errors import CertificateError, CoterieError, StoreError
 from coterie.net.admission import Admission, Limits, Place
 from coterie.net.authorisation import LARGEST, may_call
 from coterie.net.channel import SERVER_TIME_KEY, Recorder
 from coterie.net.meter import Meter, RpcTotals
-from coterie.net.status import abort
+from coterie.net.status import abort, not_kept
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name
 
-__all__ = ["Guard", "current_peer", "make_server"]
+__all__ = ["Guard", "certificate_of", "current_peer", "make_server"]
 
 _log = structlog.get_logger("coterie.net")
 _peer: ContextVar[PeerIdentity] = ContextVar("coterie_peer")
@@ -56,6 +56,12 @@ _HEALTH = "/grpc.health.v1.Health/"
 def current_peer() -> PeerIdentity:
     """Who makes the call that is being served."""
     return _peer.get()
+
+
+def certificate_of(context: Any) -> bytes:
+    """Return the certificate (PEM) that the caller of a call shows; empty without one."""
+    pem: bytes = context.auth_context().get("x509_pem_cert", [b""])[0]
+    return pem
 
 
 def _revoked() -> Refusal:
@@ -151,6 +157,10 @@ class _Served:
             self._guard.refused(self._name, refusal, peer)
             await abort(context, refusal)
         except CoterieError as error:
+            if isinstance(error, StoreError) and error.trouble:
+                unkept = not_kept(error)
+                self._guard.refused(self._name, unkept, peer)
+                await abort(context, unkept)
             # Messages of our own errors name no private value; the caller learns no more than that it failed.
             _log.error("rpc failed", rpc=self._name, error=error.code, message=error.message)
             await context.abort(grpc.StatusCode.INTERNAL, f"{error.code}: see the log of the service")
@@ -313,7 +323,7 @@ class Guard(grpc.aio.ServerInterceptor):
             BAD_SIGNATURE when the certificate carries no role of ours, or has expired since the connection was
             made: TLS looks at it only once.
         """
-        pem = context.auth_context().get("x509_pem_cert", [b""])[0]
+        pem = certificate_of(context)
         if not pem:
             return PeerIdentity(role="", name="", fingerprint=b"")
         known = self._identities.get(pem)
@@ -325,6 +335,7 @@ class Guard(grpc.aio.ServerInterceptor):
                     ErrorReason.ERROR_REASON_BAD_SIGNATURE, error.message, field="certificate"
                 ) from error
             end = x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp()
+            self._forget_expired()
             known = self._identities[pem] = (identity, end)
         identity, end = known
         if time.time() >= end:
@@ -349,6 +360,11 @@ class Guard(grpc.aio.ServerInterceptor):
             # Not when the servicer has done its part: a caller may be slow to take the answer.
             task.add_done_callback(lambda _: self.admission.leave(place))
         return place
+
+    def _forget_expired(self) -> None:
+        # Parties renew theirs: what is not shown any more is not kept either.
+        now = time.time()
+        self._identities = {pem: known for pem, known in self._identities.items() if now < known[1]}
 
     def authorise(self, peer: PeerIdentity, method: str) -> None:
         """Check role and revocation.

@@ -8,10 +8,17 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
-from coterie.errors import CoterieError, PeerError
+from coterie.errors import CoterieError, PeerError, StoreError
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name
 
-__all__ = ["abort", "details_of", "from_rpc_error", "status_code"]
+__all__ = ["abort", "details_of", "from_rpc_error", "not_kept", "status_code", "waits_for_store"]
+
+_STORE = "store"
+_NOT_KEPT = {
+    "full": ErrorReason.ERROR_REASON_STORE_FULL,
+    "away": ErrorReason.ERROR_REASON_NOT_READY,
+    "": ErrorReason.ERROR_REASON_NOT_READY,
+}
 
 DOMAIN = "coterie"
 _DETAILS_KEY = "grpc-status-details-bin"
@@ -61,6 +68,22 @@ def details_of(refusal: Refusal) -> bytes:
         status.details.add().Pack(again)
     details: bytes = status.SerializeToString()
     return details
+
+
+def not_kept(error: StoreError) -> Refusal:
+    """Return the refusal that says that a store failed: nothing was kept, and the same may be asked again later."""
+    return Refusal(
+        _NOT_KEPT[error.trouble],
+        error.message,
+        field=_STORE,
+        expected="the same request again, once the store takes writes",
+    )
+
+
+def waits_for_store(error: BaseException) -> bool:
+    """Whether a peer refused because its store takes no writes now: it lives, and says when it does again."""
+    refusal = from_rpc_error(error, "") if isinstance(error, grpc.aio.AioRpcError) else error
+    return isinstance(refusal, Refusal) and refusal.field == _STORE and refusal.reason in _NOT_KEPT.values()
 
 
 async def abort(context: grpc.aio.ServicerContext, refusal: Refusal) -> NoReturn:  # type: ignore[type-arg]

@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from coterie.errors import CoterieError
 from coterie.telemetry.accounting import Accounting
 
-__all__ = ["AdmissionSource", "Exporter", "TrafficSource"]
+__all__ = ["AdmissionSource", "CertificateSource", "Exporter", "TrafficSource"]
 
 
 class TrafficSource(Protocol):
@@ -34,6 +34,22 @@ class AdmissionSource(Protocol):
     turned_away: Counter[str]
 
 
+class CertificateSource(Protocol):
+    """A certificate that is renewed."""
+
+    @property
+    def end(self) -> float:
+        """When it ends, Unix seconds."""
+
+    @property
+    def renewed(self) -> int:
+        """How often it was renewed."""
+
+    @property
+    def failed(self) -> int:
+        """How often that was tried in vain."""
+
+
 class _Collector:
     def __init__(
         self,
@@ -42,12 +58,16 @@ class _Collector:
         refusals: Callable[[], Mapping[tuple[str, str], int]],
         serving: Callable[[], bool],
         admission: AdmissionSource,
+        conditions: Callable[[], Mapping[str, bool]],
+        certificate: CertificateSource | None,
     ) -> None:
+        self._certificate = certificate
         self._accounting = accounting
         self._traffic = traffic
         self._refusals = refusals
         self._serving = serving
         self._admission = admission
+        self._conditions = conditions
 
     def collect(self) -> Iterator[Metric]:
         calls = CounterMetricFamily("coterie_rpc_calls", "Finished calls.", labels=["side", "rpc"])
@@ -86,7 +106,27 @@ class _Collector:
         cpu.add_metric(["total"], account["total"])
         yield cpu
         yield GaugeMetricFamily("coterie_peak_rss_mebibytes", "Peak memory.", value=Accounting.peak_rss_mb())
+        if self._certificate is not None:
+            yield GaugeMetricFamily(
+                "coterie_certificate_expiry_timestamp_seconds",
+                "End of the certificate, Unix seconds.",
+                value=self._certificate.end,
+            )
+            renewals = CounterMetricFamily(
+                "coterie_certificate_renewals", "Attempts to renew the certificate.", labels=["outcome"]
+            )
+            renewals.add_metric(["renewed"], self._certificate.renewed)
+            renewals.add_metric(["failed"], self._certificate.failed)
+            yield renewals
         yield GaugeMetricFamily("coterie_serving", "1 while healthy.", value=float(self._serving()))
+        conditions = GaugeMetricFamily(
+            "coterie_condition",
+            "1 while it holds; all must for the service to be healthy.",
+            labels=["condition"],
+        )
+        for name, held in self._conditions().items():
+            conditions.add_metric([name], float(held))
+        yield conditions
 
 
 class _Quiet(WSGIRequestHandler):
@@ -104,9 +144,12 @@ class Exporter:
         refusals: Callable[[], Mapping[tuple[str, str], int]],
         serving: Callable[[], bool],
         admission: AdmissionSource,
+        conditions: Callable[[], Mapping[str, bool]] = dict,
+        certificate: CertificateSource | None = None,
     ) -> None:
+        collector = _Collector(accounting, traffic, refusals, serving, admission, conditions, certificate)
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Collector(accounting, traffic, refusals, serving, admission))
+        registry.register(collector)
         metrics = make_wsgi_app(registry)
 
         def page(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
