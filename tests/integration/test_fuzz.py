@@ -23,6 +23,8 @@ from coterie.crypto.identity import Bundle
 from coterie.net.authorisation import ALLOWED
 from coterie.net.party import Member
 from coterie.net.retry import status_lost
+from coterie.net.status import from_rpc_error
+from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1 import rounds_pb2
 from coterie.wire.v1.common_pb2 import Tensor
@@ -57,8 +59,10 @@ READS = frozenset(
         "KeyDirectory/Revocations",
         "KeyDirectory/PaillierPublicKey",
         "KeyDirectory/PaillierEnvelope",
+        "Latency/Attend",
+        "Latency/Measure",
     )
-) | {"/grpc.health.v1.Health/Check"}
+) | {"/grpc.health.v1.Health/Check", "/coterie.v1.Probe/Echo", "/coterie.v1.Probe/Carry"}
 """What may succeed and changes nothing all the same."""
 
 HELD = frozenset(
@@ -69,6 +73,7 @@ HELD = frozenset(
         "KeyDirectory/Revocations",
         "KeyDirectory/PaillierPublicKey",
         "KeyDirectory/PaillierEnvelope",
+        "Latency/Attend",
     )
 )
 """What may be asked to wait with its answer."""
@@ -90,6 +95,7 @@ class Stand:
         role = {
             "coterie.v1.Orchestrator": "cos",
             "coterie.v1.Operator": "cos",
+            "coterie.v1.Latency": "cos",
             "coterie.v1.DataOwner": "data-owner",
             "coterie.v1.UserAgent": "client",
             "coterie.v1.KeyDirectory": "thirdparty",
@@ -318,6 +324,10 @@ class Fuzz:
             assert lost or code not in FAULTS, f"{code.name} ({failure.details()}) for {what}"
             lasts = self.methods[method].server_streaming or method in HELD
             assert lasts or code != grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer for {what}"
+            ended = code == grpc.StatusCode.UNAVAILABLE and not isinstance(
+                from_rpc_error(failure, ""), Refusal
+            )
+            assert not ended, f"the service went away ({failure.details()}) at {what}"
             said = (failure.details() or "").encode() + b"".join(
                 value if isinstance(value, bytes) else value.encode()
                 for _, value in failure.trailing_metadata() or ()
