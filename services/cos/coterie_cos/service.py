@@ -27,6 +27,7 @@ from coterie.rounds.shielded import ShieldedPlan
 from coterie.rounds.systems import SUMS, SYSTEMS, server_side
 from coterie.store import cos as store
 from coterie.store.engine import Term, Writer, failure, file_failure, open_sqlite
+from coterie.store.postgres import Place, open_postgres
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.operator_pb2 import StartRunRequest
 from coterie.wire.v1.operator_pb2_grpc import add_OperatorServicer_to_server
@@ -61,8 +62,13 @@ class CosProcess:
         self._settings = settings
         self._runtime = runtime
         runtime.require(["store", "directory"])
-        self._engine = open_sqlite(settings.state / "cos.db", "cos", cache_kib=_STORE_CACHE_KIB)
-        self._writer = Writer(self._engine)
+        self._limit_s: float | None = None
+        if settings.database is None:
+            self._engine = writing = open_sqlite(settings.state / "cos.db", "cos", cache_kib=_STORE_CACHE_KIB)
+        else:
+            self._engine, writing = open_postgres(Place(**settings.database.model_dump()), "cos")
+            self._limit_s = 3 * settings.database.timeout_s
+        self._writer = Writer(writing)
         self._term = Term(self._writer)
         self._runs: dict[str, Run] = {}
         self._starting = asyncio.Lock()
@@ -86,11 +92,17 @@ class CosProcess:
             max_uploads=settings.max_uploads,
             max_payload=settings.max_payload_mb << 20,
         )
-        self._restore()
+        try:
+            self._restore()
+        except OSError as error:
+            raise StoreError(
+                f"a version of a model that the store names cannot be read: {error.strerror or error}",
+                hint=f"the database and {settings.state / 'models'} belong together",
+            ) from error
 
     def _restore(self) -> None:
         """Take up what is durable, and nothing else."""
-        self._term = Term(self._writer)
+        self._term = Term(self._writer, self._limit_s)
         found: dict[str, Run] = {}
         try:
             with self._engine.connect() as connection:
