@@ -6,6 +6,7 @@ No label ever holds a participant, a user or an item: labels are RPC names, side
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -16,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from coterie.errors import CoterieError
 from coterie.telemetry.accounting import Accounting
 
-__all__ = ["Exporter", "TrafficSource"]
+__all__ = ["AdmissionSource", "CertificateSource", "Exporter", "TrafficSource"]
 
 
 class TrafficSource(Protocol):
@@ -26,6 +27,29 @@ class TrafficSource(Protocol):
         """Return calls, errors, bytes and percentiles by RPC."""
 
 
+class AdmissionSource(Protocol):
+    """Calls at present, and those that were turned away by the limit that did."""
+
+    calls: int
+    turned_away: Counter[str]
+
+
+class CertificateSource(Protocol):
+    """A certificate that is renewed."""
+
+    @property
+    def end(self) -> float:
+        """When it ends, Unix seconds."""
+
+    @property
+    def renewed(self) -> int:
+        """How often it was renewed."""
+
+    @property
+    def failed(self) -> int:
+        """How often that was tried in vain."""
+
+
 class _Collector:
     def __init__(
         self,
@@ -33,12 +57,16 @@ class _Collector:
         traffic: Mapping[str, TrafficSource],
         refusals: Callable[[], Mapping[tuple[str, str], int]],
         serving: Callable[[], bool],
+        admission: AdmissionSource,
         conditions: Callable[[], Mapping[str, bool]],
+        certificate: CertificateSource | None,
     ) -> None:
+        self._certificate = certificate
         self._accounting = accounting
         self._traffic = traffic
         self._refusals = refusals
         self._serving = serving
+        self._admission = admission
         self._conditions = conditions
 
     def collect(self) -> Iterator[Metric]:
@@ -64,6 +92,13 @@ class _Collector:
         for (rpc, reason), count in self._refusals().items():
             refused.add_metric([rpc, reason], count)
         yield refused
+        away = CounterMetricFamily(
+            "coterie_limited", "Calls turned away or cut off by a limit.", labels=["limit"]
+        )
+        for limit, count in dict(self._admission.turned_away).items():
+            away.add_metric([limit], count)
+        yield away
+        yield GaugeMetricFamily("coterie_open_calls", "Calls at present.", value=self._admission.calls)
         cpu = CounterMetricFamily("coterie_cpu_seconds", "CPU time by activity.", labels=["activity"])
         account = self._accounting.cpu_seconds()
         for name, seconds in account["activities"].items():
@@ -71,6 +106,18 @@ class _Collector:
         cpu.add_metric(["total"], account["total"])
         yield cpu
         yield GaugeMetricFamily("coterie_peak_rss_mebibytes", "Peak memory.", value=Accounting.peak_rss_mb())
+        if self._certificate is not None:
+            yield GaugeMetricFamily(
+                "coterie_certificate_expiry_timestamp_seconds",
+                "End of the certificate, Unix seconds.",
+                value=self._certificate.end,
+            )
+            renewals = CounterMetricFamily(
+                "coterie_certificate_renewals", "Attempts to renew the certificate.", labels=["outcome"]
+            )
+            renewals.add_metric(["renewed"], self._certificate.renewed)
+            renewals.add_metric(["failed"], self._certificate.failed)
+            yield renewals
         yield GaugeMetricFamily("coterie_serving", "1 while healthy.", value=float(self._serving()))
         conditions = GaugeMetricFamily(
             "coterie_condition",
@@ -96,10 +143,13 @@ class Exporter:
         traffic: Mapping[str, TrafficSource],
         refusals: Callable[[], Mapping[tuple[str, str], int]],
         serving: Callable[[], bool],
+        admission: AdmissionSource,
         conditions: Callable[[], Mapping[str, bool]] = dict,
+        certificate: CertificateSource | None = None,
     ) -> None:
+        collector = _Collector(accounting, traffic, refusals, serving, admission, conditions, certificate)
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Collector(accounting, traffic, refusals, serving, conditions))
+        registry.register(collector)
         metrics = make_wsgi_app(registry)
 
         def page(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

@@ -43,7 +43,14 @@ from coterie.net.retry import Retry, status_lost
 from coterie.net.status import from_rpc_error
 from coterie.store.tokens import append_token
 from coterie.wire.refusal import Refusal
-from coterie.wire.v1 import client_pb2, data_owner_pb2, operator_pb2, orchestrator_pb2, thirdparty_pb2
+from coterie.wire.v1 import (
+    client_pb2,
+    data_owner_pb2,
+    latency_pb2,
+    operator_pb2,
+    orchestrator_pb2,
+    thirdparty_pb2,
+)
 from coterie.wire.v1.operator_pb2_grpc import OperatorStub
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 from coterie.wire.v1.thirdparty_pb2_grpc import EnrolmentStub, KeyDirectoryStub
@@ -174,6 +181,11 @@ class ServiceProcess:
             line for line in lines if line.startswith(f"{name}{{") and all(one in line for one in wanted)
         ]
         return sum(float(line.rpartition(" ")[2]) for line in found)
+
+    def peak_mib(self) -> float:
+        """Return the most memory that the process has had, MiB."""
+        lines = Path(f"/proc/{self._child.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
 
     @contextlib.contextmanager
     def store_held(self, database: str) -> Iterator[None]:
@@ -418,7 +430,7 @@ class Operating:
 
 def party_at(cos: Member, enrolled: Enrolled, run_id: str) -> Party:
     """Return a party's side of the COS that does not try again."""
-    return Party(cos.channel(enrolled), run_id, enrolled.fingerprint, Retry(limit_s=0.0))
+    return Party(cos.channel(enrolled), run_id, lambda: enrolled.fingerprint, Retry(limit_s=0.0))
 
 
 async def each(*messages: Any) -> AsyncIterator[Any]:
@@ -491,7 +503,7 @@ async def code_of(call: Awaitable[Any] | AsyncIterator[Any] | MakesCall) -> grpc
 
 METHODS = {
     f"/{service.full_name}/{method.name}": method
-    for module in (client_pb2, data_owner_pb2, operator_pb2, orchestrator_pb2, thirdparty_pb2)
+    for module in (client_pb2, data_owner_pb2, latency_pb2, operator_pb2, orchestrator_pb2, thirdparty_pb2)
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }

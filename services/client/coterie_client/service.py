@@ -64,9 +64,7 @@ class ClientProcess:
         )
 
         def party_of(on_reach: Callable[[bool], None] | None) -> Party:
-            return Party(
-                cos, settings.run, runtime.tls.identity().fingerprint, Retry(limit_s=_RETRY_S), on_reach
-            )
+            return Party(cos, settings.run, runtime.shown, Retry(limit_s=_RETRY_S), on_reach)
 
         party = party_of(lambda reached: runtime.holds("run", reached))
         self._holding: KeyHolding | None = None

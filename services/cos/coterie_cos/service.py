@@ -19,6 +19,7 @@ from coterie.net.completion import completed
 from coterie.net.credentials import TlsFiles
 from coterie.net.directory import Directory
 from coterie.net.enrolment import enrol
+from coterie.net.latency import measure_each
 from coterie.net.paillier_directory import HOLD_S, PaillierDirectory
 from coterie.net.revocation import RevocationWatch
 from coterie.rounds.plan import plan_hash
@@ -29,11 +30,13 @@ from coterie.store import cos as store
 from coterie.store.engine import Term, Writer, failure, file_failure, open_sqlite
 from coterie.store.postgres import Place, open_postgres
 from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.v1.latency_pb2_grpc import add_LatencyServicer_to_server
 from coterie.wire.v1.operator_pb2 import StartRunRequest
 from coterie.wire.v1.operator_pb2_grpc import add_OperatorServicer_to_server
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan
 from coterie.wire.v1.orchestrator_pb2_grpc import add_OrchestratorServicer_to_server
 from coterie_cos.asynchronous import AsynchronousRun
+from coterie_cos.latency import Latency
 from coterie_cos.memory import return_freed_memory
 from coterie_cos.operator import Operator
 from coterie_cos.orchestrator import Orchestrator
@@ -91,6 +94,11 @@ class CosProcess:
             runtime.accounting,
             max_uploads=settings.max_uploads,
             max_payload=settings.max_payload_mb << 20,
+        )
+        self._latency = Latency(
+            runtime.party,
+            lambda order: measure_each(runtime.calls, runtime.tls, order, runtime.latency_bytes),
+            runtime.stopping,
         )
         try:
             self._restore()
@@ -196,6 +204,7 @@ class CosProcess:
         """Register the servicers."""
         add_OrchestratorServicer_to_server(self._orchestrator, server)
         add_OperatorServicer_to_server(self._operator, server)
+        add_LatencyServicer_to_server(self._latency, server)
 
     async def run(self) -> None:
         """Watch the clock, the revocation list, and the keys of runs that encrypt."""

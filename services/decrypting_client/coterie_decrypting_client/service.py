@@ -42,7 +42,7 @@ class DecryptingProcess:
         party = Party(
             runtime.connect(settings.cos, "cos"),
             settings.run,
-            runtime.tls.identity().fingerprint,
+            runtime.shown,
             Retry(limit_s=_RETRY_S),
             lambda reached: runtime.holds("run", reached),
         )
