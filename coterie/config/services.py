@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from coterie.config.base import Address, Label, Model, Peer, ServiceSettings
+from coterie.config.base import Address, Label, LimitSettings, Model, Peer, ServiceSettings
 from coterie.crypto.key_record import KeyTerms
 from coterie.rounds.consent import Consent
 
@@ -31,6 +31,23 @@ class ThirdPartySettings(ServiceSettings):
     enrol_listen: Address = Field(description="Address for enrolment, reached without a client certificate.")
     tokens: Path | None = Field(
         None, description="File of token records made by `coterie certs token`; read again when it changes."
+    )
+    enrol_limits: LimitSettings = Field(
+        LimitSettings(
+            connections=512,
+            connections_per_peer=32,
+            calls=128,
+            calls_per_peer=32,
+            calls_per_s=20.0,
+            burst=400,
+            uploads_per_peer=32,
+            message_s=20.0,
+            handshake_s=10.0,
+            keepalive_s=30.0,
+            idle_s=60.0,
+            age_s=600.0,
+        ),
+        description="As `limits`, for enrolment, where nobody shows a certificate: a caller is an address.",
     )
     certificate_days: float = Field(30.0, gt=0, le=397, description="Validity of issued certificates, days.")
 

@@ -21,6 +21,7 @@ from grpc_health.v1.health import aio as health_aio
 from coterie.config.base import Peer, ServiceSettings
 from coterie.crypto.authority import logical_name
 from coterie.errors import CoterieError, PreflightError, RunError
+from coterie.net.admission import Limits
 from coterie.net.authorisation import OFFERED
 from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
@@ -119,6 +120,10 @@ class Runtime:
         if self._conditions.get(condition) != value:
             self._conditions[condition] = value
             _log.info("condition", condition=condition, holds=value)
+
+    def conditions(self) -> dict[str, bool]:
+        """Return what must hold before the service is healthy, and whether it does."""
+        return dict(self._conditions)
 
     async def watch_store(self, writer: Writer) -> None:
         """Keep the condition ``store`` in step with whether the store takes writes: a volume may be full."""
@@ -261,6 +266,7 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
         Meter(),
         recorder=transcript.side("server") if transcript else None,
         debug=settings.log_level == "debug",
+        limits=Limits(**settings.limits.model_dump()),
     )
     runtime = Runtime(
         role=service.role,
@@ -294,6 +300,8 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
         {"server": guard.meter, "client": runtime.outgoing},
         lambda: dict(guard.refusals),
         lambda: runtime.serving,
+        guard.admission,
+        runtime.conditions,
     )
     if settings.metrics is not None:
         exporter.start(settings.metrics)

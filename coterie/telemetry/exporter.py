@@ -6,6 +6,7 @@ No label ever holds a participant, a user or an item: labels are RPC names, side
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -16,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from coterie.errors import CoterieError
 from coterie.telemetry.accounting import Accounting
 
-__all__ = ["Exporter", "TrafficSource"]
+__all__ = ["AdmissionSource", "Exporter", "TrafficSource"]
 
 
 class TrafficSource(Protocol):
@@ -26,6 +27,13 @@ class TrafficSource(Protocol):
         """Return calls, errors, bytes and percentiles by RPC."""
 
 
+class AdmissionSource(Protocol):
+    """Calls at present, and those that were turned away by the limit that did."""
+
+    calls: int
+    turned_away: Counter[str]
+
+
 class _Collector:
     def __init__(
         self,
@@ -33,11 +41,15 @@ class _Collector:
         traffic: Mapping[str, TrafficSource],
         refusals: Callable[[], Mapping[tuple[str, str], int]],
         serving: Callable[[], bool],
+        admission: AdmissionSource,
+        conditions: Callable[[], Mapping[str, bool]],
     ) -> None:
         self._accounting = accounting
         self._traffic = traffic
         self._refusals = refusals
         self._serving = serving
+        self._admission = admission
+        self._conditions = conditions
 
     def collect(self) -> Iterator[Metric]:
         calls = CounterMetricFamily("coterie_rpc_calls", "Finished calls.", labels=["side", "rpc"])
@@ -62,6 +74,13 @@ class _Collector:
         for (rpc, reason), count in self._refusals().items():
             refused.add_metric([rpc, reason], count)
         yield refused
+        away = CounterMetricFamily(
+            "coterie_limited", "Calls turned away or cut off by a limit.", labels=["limit"]
+        )
+        for limit, count in dict(self._admission.turned_away).items():
+            away.add_metric([limit], count)
+        yield away
+        yield GaugeMetricFamily("coterie_open_calls", "Calls at present.", value=self._admission.calls)
         cpu = CounterMetricFamily("coterie_cpu_seconds", "CPU time by activity.", labels=["activity"])
         account = self._accounting.cpu_seconds()
         for name, seconds in account["activities"].items():
@@ -70,6 +89,14 @@ class _Collector:
         yield cpu
         yield GaugeMetricFamily("coterie_peak_rss_mebibytes", "Peak memory.", value=Accounting.peak_rss_mb())
         yield GaugeMetricFamily("coterie_serving", "1 while healthy.", value=float(self._serving()))
+        conditions = GaugeMetricFamily(
+            "coterie_condition",
+            "1 while it holds; all must for the service to be healthy.",
+            labels=["condition"],
+        )
+        for name, held in self._conditions().items():
+            conditions.add_metric([name], float(held))
+        yield conditions
 
 
 class _Quiet(WSGIRequestHandler):
@@ -86,9 +113,11 @@ class Exporter:
         traffic: Mapping[str, TrafficSource],
         refusals: Callable[[], Mapping[tuple[str, str], int]],
         serving: Callable[[], bool],
+        admission: AdmissionSource,
+        conditions: Callable[[], Mapping[str, bool]] = dict,
     ) -> None:
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Collector(accounting, traffic, refusals, serving))
+        registry.register(_Collector(accounting, traffic, refusals, serving, admission, conditions))
         metrics = make_wsgi_app(registry)
 
         def page(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

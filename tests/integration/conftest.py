@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import resource
 import signal
 import socket
 import sqlite3
@@ -181,6 +182,11 @@ class ServiceProcess:
         ]
         return sum(float(line.rpartition(" ")[2]) for line in found)
 
+    def peak_mib(self) -> float:
+        """Return the most memory that the process has had, MiB."""
+        lines = Path(f"/proc/{self._child.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
+
     @contextlib.contextmanager
     def store_held(self, database: str) -> Iterator[None]:
         """Let nobody write to a store of the service meanwhile: a write that has begun waits for the end."""
@@ -188,6 +194,17 @@ class ServiceProcess:
             connection.execute("BEGIN IMMEDIATE")
             yield
             connection.execute("ROLLBACK")
+
+    @contextlib.contextmanager
+    def without_room(self) -> Iterator[None]:
+        """Let no file of the service grow meanwhile, its log neither."""
+        pid = self._child.pid
+        before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, before[1]))
+        try:
+            yield
+        finally:
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
 
     async def give_up_while_held(self, database: str, rpc: str, call: Awaitable[Any]) -> None:
         """Make a call, let the service come to its write, and cancel the call before the write can be made."""

@@ -21,7 +21,6 @@ from coterie.net.completion import completed
 from coterie.net.server import current_peer
 from coterie.rounds.plan import plan_hash
 from coterie.store import cos as store
-from coterie.store.engine import Writer
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.chunks import CHUNK_BYTES, Assembler, split
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -66,8 +65,6 @@ class Orchestrator(OrchestratorServicer):
     ----------
     find : callable
         Returns a run by id, or raises a Refusal.
-    writer : Writer
-        The store's writer.
     directory_key : bytes
         The directory's Ed25519 public key; every bundle must carry its countersignature.
     revoked : callable
@@ -81,7 +78,6 @@ class Orchestrator(OrchestratorServicer):
     def __init__(
         self,
         find: Callable[[str], Run],
-        writer: Writer,
         directory_key: bytes,
         revoked: Callable[[bytes], bool],
         accounting: Accounting,
@@ -90,7 +86,6 @@ class Orchestrator(OrchestratorServicer):
         max_payload: int,
     ) -> None:
         self._find = find
-        self._writer = writer
         self._directory_key = directory_key
         self._revoked = revoked
         self._accounting = accounting
@@ -249,7 +244,7 @@ class Orchestrator(OrchestratorServicer):
             for slot, held in holdings:
                 store.save_holding(connection, run_id, slot, held)
 
-        await self._writer.run(write)
+        await run.term.run(write)
         more = len(registry.by_slot) > before
         await run.joined(party, catalogue=catalogue_changed, more=more)
         return slots
@@ -448,7 +443,7 @@ class Orchestrator(OrchestratorServicer):
                     expected="the same bytes again",
                 )
             # A retry: it may have come before the first answer was durable.
-            await self._writer.run(lambda _: None)
+            await run.term.run(lambda _: None)
             return
         if sequence != at.sequence + 1:
             raise Refusal(

@@ -262,7 +262,7 @@ class RoundsRun(SummingRun[Training]):
         changed = before.purpose is not Purpose.EVALUATE
         round_ = before.round
         if changed:
-            await asyncio.to_thread(self._versions.save, arrays, self.state.version, round_)
+            await asyncio.to_thread(self.save_version, arrays, self.state.version, round_)
         self._arrays = arrays
         if changed:
             self._refresh()
