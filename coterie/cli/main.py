@@ -20,6 +20,7 @@ from coterie.cli.bootstrap import bootstrap
 from coterie.cli.enrol import enrol
 from coterie.cli.evaluate import evaluate, tune
 from coterie.cli.exits import exits
+from coterie.cli.latency import latency
 from coterie.cli.operate import operate
 from coterie.cli.output import Failure, Status, failure_of, print_failure
 from coterie.cli.preflight import preflight
@@ -56,6 +57,7 @@ _ASKING = exits(DataError, CertificateError, PeerError, RunError, interrupted=Tr
 _SERVING = exits(ConfigError, PreflightError, DataError, CertificateError, StoreError, PeerError, RunError)
 _JOINING = exits(ConfigError, PreflightError, DataError, CertificateError, PeerError)
 _OPERATING = exits(ConfigError, PreflightError, CertificateError, PeerError, RunError, interrupted=True)
+_MEASURING = exits(ConfigError, PreflightError, CertificateError, PeerError, RunError, interrupted=True)
 
 app.command(epilog=_RUNNING)(run)
 app.command(epilog=_RUNNING)(evaluate)
@@ -67,6 +69,7 @@ app.command(epilog=_SERVING)(serve)
 app.command(epilog=exits(ConfigError, PreflightError, DataError))(bootstrap)
 app.command(epilog=_JOINING)(enrol)
 app.command(epilog=_OPERATING)(operate)
+app.command(epilog=_MEASURING)(latency)
 app.add_typer(certs.app, name="certs")
 app.add_typer(config_commands.app, name="config")
 app.add_typer(data.app, name="data")

@@ -20,7 +20,7 @@ from coterie.net.enrolment import Enrolling, enrol
 from coterie.net.meter import Meter
 from coterie.net.renewal import Renewal
 from coterie.net.retry import Retry
-from coterie.net.status import from_rpc_error
+from coterie.net.status import from_rpc_error, waits_for_store
 from coterie.wire.v1 import operator_pb2 as wire
 from coterie.wire.v1.operator_pb2_grpc import OperatorStub
 
@@ -147,6 +147,9 @@ class Operator:
                 return
             except grpc.aio.AioRpcError as error:
                 self._check()
+                if waits_for_store(error):
+                    # It lives, and goes on once its store takes writes again.
+                    heard = time.monotonic()
                 if time.monotonic() - heard > PATIENCE_S:
                     raise RunError(f"the COS cannot be reached: {error.details()}") from error
                 await asyncio.sleep(_PAUSE_S)

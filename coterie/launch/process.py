@@ -21,17 +21,25 @@ from grpc_health.v1.health import aio as health_aio
 from coterie.config.base import Peer, ServiceSettings
 from coterie.crypto.authority import logical_name
 from coterie.errors import CoterieError, PreflightError, RunError
+from coterie.net.admission import Limits
+from coterie.net.authorisation import OFFERED
 from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import NewToken
+from coterie.net.latency import Service as Measured
+from coterie.net.latency import attend
 from coterie.net.meter import Meter
+from coterie.net.probe import Probe
 from coterie.net.renewal import Renewal
+from coterie.net.revocation import RevocationWatch
 from coterie.net.server import Guard, make_server
 from coterie.privacy.transcript import TranscriptWriter
 from coterie.store.engine import Writer
 from coterie.telemetry.accounting import Accounting
 from coterie.telemetry.exporter import Exporter
 from coterie.telemetry.logs import configure
+from coterie.telemetry.measures import Measure, of_the_disk, of_the_memory
+from coterie.wire.v1.latency_pb2_grpc import add_ProbeServicer_to_server
 
 __all__ = ["GRACE_S", "PARENT_VARIABLE", "Runtime", "Service", "ServiceProcess", "in_use", "serve"]
 
@@ -60,9 +68,13 @@ class Runtime:
     transcript: TranscriptWriter | None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     failed: BaseException | None = None
+    measures: list[Measure] = field(default_factory=list)
+    """What the metrics say beside what every process's do."""
     _conditions: dict[str, bool] = field(default_factory=dict)
     _health: Any = field(default_factory=lambda: health_aio.HealthServicer())
     _channels: list[Channel] = field(default_factory=list)
+    calls: dict[str, Measured] = field(default_factory=dict)
+    """The services that this process has a channel to, by role and name."""
     _shown: bytes = b""
 
     def __post_init__(self) -> None:
@@ -100,6 +112,7 @@ class Runtime:
         """Open a channel to an address whose certificate must carry ``tls_name``."""
         channel = self._open(address, tls_name, peer)
         self._channels.append(channel)
+        self.calls[peer] = Measured(peer, address, tls_name)
         return channel
 
     def _open(self, address: str, tls_name: str, peer: str) -> Channel:
@@ -123,6 +136,43 @@ class Runtime:
             NewToken(self.settings.enrol, enrol),
         )
 
+    async def attend(self) -> None:
+        """Measure to the services that this process calls whenever the operator asks for it, by way of the COS."""
+        for channel in self._channels:
+            if channel.peer.startswith("cos/"):
+                await attend(channel, lambda: self.calls, self.tls, self.latency_bytes)
+
+    @property
+    def latency_bytes(self) -> int:
+        """Most bytes that one measurement may have carried."""
+        return self.settings.latency_mb << 20
+
+    def watch_revocations(
+        self, thirdparty: Channel, on_revoked: Callable[[frozenset[bytes]], None] | None = None
+    ) -> RevocationWatch:
+        """Return what keeps revocations known: the condition ``directory``, and a measure of their age.
+
+        Parameters
+        ----------
+        thirdparty : Channel
+        on_revoked : callable, optional
+            Told the ids of all revoked participants whenever there are new ones.
+        """
+        watch = RevocationWatch(
+            thirdparty,
+            self.guard,
+            lambda current: self.holds("directory", current),
+            on_revoked=on_revoked,
+        )
+        self.measures.append(
+            Measure(
+                "coterie_revocation_list_age_seconds",
+                "Time since the third party last said what is revoked.",
+                lambda: watch.age_s,
+            )
+        )
+        return watch
+
     def require(self, conditions: Iterable[str]) -> None:
         """Name what must hold before the service is healthy."""
         self._conditions.update(dict.fromkeys(conditions, False))
@@ -132,6 +182,10 @@ class Runtime:
         if self._conditions.get(condition) != value:
             self._conditions[condition] = value
             _log.info("condition", condition=condition, holds=value)
+
+    def conditions(self) -> dict[str, bool]:
+        """Return what must hold before the service is healthy, and whether it does."""
+        return dict(self._conditions)
 
     async def watch_store(self, writer: Writer) -> None:
         """Keep the condition ``store`` in step with whether the store takes writes: a volume may be full."""
@@ -274,6 +328,7 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
         Meter(),
         recorder=transcript.side("server") if transcript else None,
         debug=settings.log_level == "debug",
+        limits=Limits(**settings.limits.model_dump()),
     )
     runtime = Runtime(
         role=service.role,
@@ -284,6 +339,7 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
         accounting=Accounting(),
         transcript=transcript,
     )
+    runtime.measures += [*of_the_disk(settings.state), *of_the_memory()]
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, runtime.stopping.set)
@@ -291,6 +347,7 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
     process = service.build(settings, runtime)
     server = make_server(guard)
     process.add_to(server)
+    add_ProbeServicer_to_server(Probe(service.role), server)
     health_pb2_grpc.add_HealthServicer_to_server(runtime._health, server)
     if settings.reflection:
         _add_reflection(server, service.role)
@@ -307,7 +364,10 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
         {"server": guard.meter, "client": runtime.outgoing},
         lambda: dict(guard.refusals),
         lambda: runtime.serving,
+        guard.admission,
+        runtime.conditions,
         renewal,
+        runtime.measures,
     )
     if settings.metrics is not None:
         exporter.start(settings.metrics)
@@ -321,9 +381,10 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
     orphaned = asyncio.create_task(_stop_when_orphaned(runtime))
     renewing = asyncio.create_task(_work(renewal, runtime)) if renewal is not None else None
     work = asyncio.create_task(_work(process, runtime))
+    attending = asyncio.create_task(runtime.attend())
     await runtime.stopping.wait()
     _log.info("stopping")
-    for task in (work, renewing):
+    for task in (attending, work, renewing):
         if task is not None:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -401,18 +462,6 @@ def _add_reflection(server: grpc.aio.Server, role: str) -> None:
     """Let operators ask what this process offers, and nothing that it does not."""
     from grpc_reflection.v1alpha import reflection
 
-    from coterie.wire.v1 import client_pb2, data_owner_pb2, operator_pb2, orchestrator_pb2, thirdparty_pb2
-
-    offered = {
-        "cos": (
-            orchestrator_pb2.DESCRIPTOR.services_by_name["Orchestrator"],
-            operator_pb2.DESCRIPTOR.services_by_name["Operator"],
-        ),
-        "data-owner": (data_owner_pb2.DESCRIPTOR.services_by_name["DataOwner"],),
-        "client": (client_pb2.DESCRIPTOR.services_by_name["UserAgent"],),
-        "decrypting-client": (),
-        "thirdparty": (thirdparty_pb2.DESCRIPTOR.services_by_name["KeyDirectory"],),
-    }
-    names = [service.full_name for service in offered[role]]
+    names = [f"coterie.v1.{service}" for service in (*OFFERED[role], "Probe")]
     names += [health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
     reflection.enable_server_reflection(names, server)

@@ -164,6 +164,10 @@ class Channel:
         self._retiring[task] = old
         task.add_done_callback(lambda done: self._retiring.pop(done, None))
 
+    def metered(self, meter: Meter) -> Channel:
+        """Return the same connection with calls counted elsewhere; it follows what `renew` does to this one."""
+        return _Metered(self, meter)
+
     async def close(self) -> None:
         """Close the connection; calls under way end with CANCELLED."""
         retiring = dict(self._retiring)
@@ -258,6 +262,18 @@ class Channel:
                         yield response
 
         return call
+
+
+class _Metered(Channel):
+    """Another channel's connection, with calls counted elsewhere."""
+
+    def __init__(self, whole: Channel, meter: Meter) -> None:
+        self._whole = whole
+        self.peer, self.meter, self.recorder = whole.peer, meter, whole.recorder
+
+    @property
+    def _line(self) -> _Line:  # type: ignore[override]
+        return self._whole._line
 
 
 def connect(

@@ -19,10 +19,10 @@ from coterie.errors import PeerError
 from coterie.net.bundles import bundle_to_wire
 from coterie.net.channel import Channel
 from coterie.net.retry import Retry
-from coterie.net.status import from_rpc_error
+from coterie.net.status import from_rpc_error, waits_for_store
 from coterie.rounds.plan import plan_hash
 from coterie.wire.chunks import Assembler, split
-from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.refusal import LATER, ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Delegation, RoundRef, SlotRange
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
@@ -42,6 +42,8 @@ _REACH_S = 2.0
 _BATCH = 500
 _ITEM_BATCH = 10_000
 _MAX_FETCH = 1 << 30
+_STORE_S = 1.0
+"""Pause before what the COS could not store is asked again, seconds."""
 _DELEGATION_S = 30 * 24 * 3600
 _HELD = (wire.FetchKind.FETCH_KIND_MODEL, wire.FetchKind.FETCH_KIND_OPEN_ITEMS)
 """What callers keep from round to round, and need not get again."""
@@ -192,7 +194,7 @@ class Party:
             try:
                 return await self.register(members)
             except Refusal as refusal:
-                if refusal.reason != ErrorReason.ERROR_REASON_UNKNOWN_ROUND:
+                if refusal.reason != ErrorReason.ERROR_REASON_UNKNOWN_ROUND and refusal.reason not in LATER:
                     raise
             except PeerError as error:
                 if type(error) is not PeerError:
@@ -234,8 +236,10 @@ class Party:
             try:
                 response = await self._poll() if brought is None else brought[0]
             except PeerError as error:
-                # A COS that does not know yet whom it may trust is as far away as one that does not answer.
-                if isinstance(error, Refusal) and error.reason != ErrorReason.ERROR_REASON_NOT_READY:
+                # A COS that does not know yet whom it may trust, cannot store or has too much to do is as far away as
+                # one that does not answer.
+                passing = waits_for_store(error) or (isinstance(error, Refusal) and error.reason in LATER)
+                if isinstance(error, Refusal) and not passing:
                     raise
                 if reachable:
                     _log.warning("cannot reach the COS", error=error.message)
@@ -463,8 +467,15 @@ class Party:
         return response
 
     async def call(self, attempt: Callable[[], Awaitable[T]], retry: Retry | None = None) -> T:
-        """Make a call with retries; a failure is raised as the refusal that the COS sent, or as a PeerError."""
-        try:
-            return await (retry or self._retry)(attempt)
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, self._channel.peer) from error
+        """Make a call with retries; a failure is raised as the refusal that the COS sent, or as a PeerError.
+
+        A COS that lives but whose store takes no writes now is asked again for as long as it says so, unless ``retry``
+        bounds the call.
+        """
+        while True:
+            try:
+                return await (retry or self._retry)(attempt)
+            except grpc.aio.AioRpcError as error:
+                if retry is not None or not waits_for_store(error):
+                    raise from_rpc_error(error, self._channel.peer) from error
+            await asyncio.sleep(_STORE_S)

@@ -1,13 +1,15 @@
 """Prometheus metrics and a liveness page on a second port.
 
-No label ever holds a participant, a user or an item: labels are RPC names, sides, reasons and activities.
+No label ever holds a participant, a user or an item: labels are RPC names, sides, reasons, activities, and purposes and
+outcomes of rounds.
 """
 
 from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -16,8 +18,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from coterie.errors import CoterieError
 from coterie.telemetry.accounting import Accounting
+from coterie.telemetry.measures import Measure
 
-__all__ = ["CertificateSource", "Exporter", "TrafficSource"]
+__all__ = ["AdmissionSource", "CertificateSource", "Exporter", "TrafficSource"]
 
 
 class TrafficSource(Protocol):
@@ -25,6 +28,13 @@ class TrafficSource(Protocol):
 
     def summary(self) -> Mapping[str, Mapping[str, Any]]:
         """Return calls, errors, bytes and percentiles by RPC."""
+
+
+class AdmissionSource(Protocol):
+    """Calls at present, and those that were turned away by the limit that did."""
+
+    calls: int
+    turned_away: Counter[str]
 
 
 class CertificateSource(Protocol):
@@ -50,13 +60,19 @@ class _Collector:
         traffic: Mapping[str, TrafficSource],
         refusals: Callable[[], Mapping[tuple[str, str], int]],
         serving: Callable[[], bool],
+        admission: AdmissionSource,
+        conditions: Callable[[], Mapping[str, bool]],
         certificate: CertificateSource | None,
+        measures: Sequence[Measure],
     ) -> None:
+        self._measures = measures
         self._certificate = certificate
         self._accounting = accounting
         self._traffic = traffic
         self._refusals = refusals
         self._serving = serving
+        self._admission = admission
+        self._conditions = conditions
 
     def collect(self) -> Iterator[Metric]:
         calls = CounterMetricFamily("coterie_rpc_calls", "Finished calls.", labels=["side", "rpc"])
@@ -81,6 +97,13 @@ class _Collector:
         for (rpc, reason), count in self._refusals().items():
             refused.add_metric([rpc, reason], count)
         yield refused
+        away = CounterMetricFamily(
+            "coterie_limited", "Calls turned away or cut off by a limit.", labels=["limit"]
+        )
+        for limit, count in dict(self._admission.turned_away).items():
+            away.add_metric([limit], count)
+        yield away
+        yield GaugeMetricFamily("coterie_open_calls", "Calls at present.", value=self._admission.calls)
         cpu = CounterMetricFamily("coterie_cpu_seconds", "CPU time by activity.", labels=["activity"])
         account = self._accounting.cpu_seconds()
         for name, seconds in account["activities"].items():
@@ -101,6 +124,27 @@ class _Collector:
             renewals.add_metric(["failed"], self._certificate.failed)
             yield renewals
         yield GaugeMetricFamily("coterie_serving", "1 while healthy.", value=float(self._serving()))
+        conditions = GaugeMetricFamily(
+            "coterie_condition",
+            "1 while it holds; all must for the service to be healthy.",
+            labels=["condition"],
+        )
+        for name, held in self._conditions().items():
+            conditions.add_metric([name], float(held))
+        yield conditions
+        for measure in tuple(self._measures):
+            yield from _family(measure)
+
+
+def _family(measure: Measure) -> Iterator[Metric]:
+    found = measure.read()
+    if found is None:
+        return
+    kind = CounterMetricFamily if measure.counter else GaugeMetricFamily
+    family = kind(measure.name, measure.help, labels=measure.labels)
+    for labels, value in found.items() if isinstance(found, Mapping) else [((), found)]:
+        family.add_metric(labels, value)
+    yield family
 
 
 class _Quiet(WSGIRequestHandler):
@@ -113,7 +157,10 @@ class _IPv6Server(WSGIServer):
 
 
 class Exporter:
-    """Serves ``/metrics`` and ``/healthz`` (200 while the service is healthy, else 503) from a thread."""
+    """Serves ``/metrics`` and ``/healthz`` (200 while the service is healthy, else 503) from a thread.
+
+    Measures that are added to the sequence later are served, too.
+    """
 
     def __init__(
         self,
@@ -121,10 +168,16 @@ class Exporter:
         traffic: Mapping[str, TrafficSource],
         refusals: Callable[[], Mapping[tuple[str, str], int]],
         serving: Callable[[], bool],
+        admission: AdmissionSource,
+        conditions: Callable[[], Mapping[str, bool]] = dict,
         certificate: CertificateSource | None = None,
+        measures: Sequence[Measure] = (),
     ) -> None:
+        collector = _Collector(
+            accounting, traffic, refusals, serving, admission, conditions, certificate, measures
+        )
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Collector(accounting, traffic, refusals, serving, certificate))
+        registry.register(collector)
         metrics = make_wsgi_app(registry)
 
         def page(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

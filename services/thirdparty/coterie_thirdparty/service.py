@@ -12,6 +12,7 @@ import structlog
 from coterie.config.services import ThirdPartySettings
 from coterie.errors import CertificateError, PreflightError, StoreError
 from coterie.launch.process import GRACE_S, Runtime
+from coterie.net.admission import Limits
 from coterie.net.credentials import TlsFiles
 from coterie.net.server import Guard, make_server
 from coterie.store.authority import create_secrets, load_secrets, secrets_exist
@@ -81,9 +82,11 @@ class ThirdPartyProcess:
             recorder=runtime.transcript.side("server") if runtime.transcript else None,
             anonymous=[_ENROL],
             debug=runtime.guard.debug,
+            limits=Limits(**self._settings.enrol_limits.model_dump()),
         )
         # One account for both listeners.
         guard.refusals = runtime.guard.refusals
+        guard.admission.turned_away = runtime.guard.admission.turned_away
         return guard
 
     def _store_holds(self, value: bool) -> None:
