@@ -59,9 +59,9 @@ def restore(
 ) -> None:
     """Make the state of a service from a file.
 
-    Every byte is checked before anything is made. The state folder has to be absent or empty, and so has the database. A party that answers in rounds takes no
-    further part in protected sums of its run, because the backup does not know what it answered later; --nothing-since
-    says that there is no such thing.
+    Every byte is checked before anything is made. The state folder has to be absent or empty, and so has the database.
+    A party that answers in rounds takes no further part in protected sums of its run, because the backup does not know
+    what it answered later; --nothing-since says that there is no such thing.
     """
     from coterie.config.load import load_service
     from coterie.launch.backup import restore_service
