@@ -234,6 +234,16 @@ def save_items(connection: sa.Connection, run_id: str, keys: Sequence[str], firs
         )
 
 
+def renumber_items(
+    connection: sa.Connection, run_id: str, keys: Sequence[str], held: Mapping[int, bytes]
+) -> None:
+    """Write all items anew in another order, and by slot what each owner holds, as uint32 bytes."""
+    connection.execute(items.delete().where(items.c.run_id == run_id))
+    save_items(connection, run_id, keys, 0)
+    for slot, indices in held.items():
+        save_holding(connection, run_id, slot, indices)
+
+
 def save_holding(connection: sa.Connection, run_id: str, slot: int, held: bytes) -> None:
     """Write the item indices that an owner holds, as uint32 bytes."""
     key = (holdings.c.run_id == run_id) & (holdings.c.slot == slot)

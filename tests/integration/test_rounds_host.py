@@ -2,11 +2,13 @@
 
 import asyncio
 import csv
+import shutil
 import time
 
 import numpy as np
 import pytest
 
+from coterie.cli.main import invoke
 from coterie.crypto.beacon import verify_beacon
 from coterie.net.party import Member
 from coterie.wire.v1 import client_pb2 as agent_wire
@@ -120,6 +122,33 @@ async def test_a_host_leaves_a_run_outside_its_consent_and_each_user_is_told_eve
     ):
         assert words in reasons
     assert not host.healthy()
+
+
+async def test_a_host_that_comes_back_from_a_backup_stays_out_of_the_masked_run_that_was_going_on(world):
+    await world.begin(secure_sum="masked", per_user=True, users=len(NAMES) + 1)
+    host = await asyncio.to_thread(world.host)
+    await asyncio.to_thread(host.stop)
+    archive = host.folder / "host.tar"
+    assert invoke(["backup", "client", str(archive), "--config", str(host.config)]) == 0
+    keys = (host.state / "identities.key").read_bytes()
+    shutil.rmtree(host.state)
+    assert invoke(["restore", "client", str(archive), "--config", str(host.config)]) == 0
+    assert (host.state / "identities.key").read_bytes() == keys
+    await asyncio.to_thread(host.start, healthy=False)
+    async with asyncio.timeout(SOON_S):
+        while not host.answers() or not query(host, "SELECT 1 FROM declined"):
+            await asyncio.sleep(0.05)
+        while (await world.operator.state(world.run)).hosts_alive:
+            await asyncio.sleep(0.05)
+    _, declined = await world.receipt(host, NAMES[0])
+    assert ["restored from a backup" in one.reason for one in declined] == [True]
+    # One that has not run since the backup goes on.
+    await asyncio.to_thread(host.stop)
+    shutil.rmtree(host.state)
+    again = ["restore", "client", str(archive), "--config", str(host.config), "--nothing-since"]
+    assert invoke(again) == 0
+    await asyncio.to_thread(host.start)
+    assert (await world.operator.state(world.run)).hosts_alive == 1
 
 
 async def test_a_host_sits_out_when_its_users_were_in_enough_rounds_today(world):
