@@ -198,6 +198,28 @@ async def test_host_and_server_killed_in_a_round_lose_and_repeat_nothing(
     assert sent["items of the history (clear)"].count == 1
 
 
+async def test_a_host_without_room_waits_for_it_and_is_in_the_round_then(world, calls, third_party):
+    await world.begin(users=len(NAMES) + 1, step_timeout_ms=3_600_000)
+    host = await asyncio.to_thread(world.host)
+    silent = await third_party.enrol("client", f"silent-{world.run}", 1)
+    member = Member(silent.identities[0], silent.bundles[0], wire.ParticipantKind.PARTICIPANT_KIND_USER)
+    party = calls.party_at(world.cos, silent, world.run)
+    with host.without_room():
+        # The last one expected: the first round begins, and the host can keep nothing of it.
+        await party.register([member])
+        await asyncio.to_thread(host.wait_for_health, False)
+        assert query(host, "SELECT count(*) FROM journal") == [(0,)]
+    await asyncio.to_thread(host.wait_for_health, True)
+    kept = "SELECT 1 FROM journal WHERE length > 0"
+    async with asyncio.timeout(SOON_S):
+        while not query(host, kept):
+            await asyncio.sleep(0.02)
+    await party.leave()
+    report = await world.over()
+    assert report["phase"] == "done", report["reason"]
+    assert [(one["summed"], one["refused"]) for one in report["rounds"]] == [(5, 0)] * len(report["rounds"])
+
+
 async def test_private_state_that_is_gone_is_begun_anew_and_said(world):
     await world.begin()
     host = await asyncio.to_thread(world.host)
