@@ -320,31 +320,35 @@ async def test_a_large_request_of_a_call_without_vectors_is_refused(besieged, ho
 
 
 async def test_a_message_that_would_unpack_to_a_huge_one_is_not_unpacked(besieged, hostile, undisturbed):
-    bomb = gzip.compress(bytes(1 << 28))
-    peak = besieged.peak_mib()
+    # As much as fits into the window that a connection begins with.
+    bomb = message(gzip.compress(bytes(56 << 20), mtime=0), compressed=True)
+    assert len(bomb) < 60_000
     async with undisturbed():
+        peak = besieged.peak_mib()
         for encoding in ("gzip", "deflate"):
             raw = await connected(besieged, hostile)
-            part = message(bomb, compressed=True)
-            stream = await raw.call(
-                SUBMIT,
-                *(part[n : n + 16_000] for n in range(0, len(part), 16_000)),
-                further=[("grpc-encoding", encoding)],
-            )
+            parts = [bomb[n : n + 16_000] for n in range(0, len(bomb), 16_000)]
+            stream = await raw.call(SUBMIT, *parts, further=[("grpc-encoding", encoding)])
             assert await raw.ended([stream], SOON_S) == {stream}
             await raw.close()
-    assert besieged.peak_mib() - peak < 100
+        assert besieged.peak_mib() - peak < 40
 
 
 async def test_answers_that_nobody_takes_do_not_gather_for_ever(besieged, hostile, undisturbed):
     """A window of nothing: the service may not send a byte of an answer."""
+    check, most = "/grpc.health.v1.Health/Check", LIMITS["calls_per_peer"]
     async with undisturbed():
-        raw = await (await Raw.to(besieged, hostile)).begin(struct.pack(">HI", 4, 0))
-        request = message(wire.PollRequest(run_id="none").SerializeToString())
-        streams = [await raw.call(POLL, request) for _ in range(4 * LIMITS["calls_per_peer"])]
-        # Refusals have no body, and arrive also where no window is.
-        assert await raw.ended(streams, SOON_S)
-        await raw.close()
+        before = besieged.metric("coterie_open_calls")
+        raws = [await (await Raw.to(besieged, hostile)).begin(struct.pack(">HI", 4, 0)) for _ in range(3)]
+        streams = [[await raw.call(check, message(b"")) for _ in range(most)] for raw in raws]
+        ended = await asyncio.gather(*(raw.ended(own, 3.0) for raw, own in zip(raws, streams, strict=True)))
+        # What has no place is refused, which takes no window.
+        assert sum(map(len, ended)) >= 2 * most
+        # The hosts have a few calls of their own.
+        assert besieged.metric("coterie_open_calls") <= before + most + 8
+        assert limited(besieged, "calls_per_peer")
+        for raw in raws:
+            await raw.close()
 
 
 # --- headers ---------------------------------------------------------------------------------------------------------
