@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,12 +30,14 @@ from coterie.net.latency import attend
 from coterie.net.meter import Meter
 from coterie.net.probe import Probe
 from coterie.net.renewal import Renewal
+from coterie.net.revocation import RevocationWatch
 from coterie.net.server import Guard, make_server
 from coterie.privacy.transcript import TranscriptWriter
 from coterie.store.engine import Writer
 from coterie.telemetry.accounting import Accounting
 from coterie.telemetry.exporter import Exporter
 from coterie.telemetry.logs import configure
+from coterie.telemetry.measures import Measure, of_the_disk, of_the_memory
 from coterie.wire.v1.latency_pb2_grpc import add_ProbeServicer_to_server
 
 __all__ = ["GRACE_S", "PARENT_VARIABLE", "Runtime", "Service", "ServiceProcess", "in_use", "serve"]
@@ -65,6 +67,8 @@ class Runtime:
     transcript: TranscriptWriter | None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     failed: BaseException | None = None
+    measures: list[Measure] = field(default_factory=list)
+    """What the metrics say beside what every process's do."""
     _conditions: dict[str, bool] = field(default_factory=dict)
     _health: Any = field(default_factory=lambda: health_aio.HealthServicer())
     _channels: list[Channel] = field(default_factory=list)
@@ -140,6 +144,32 @@ class Runtime:
     def latency_bytes(self) -> int:
         """Most bytes that one measurement may have carried."""
         return self.settings.latency_mb << 20
+
+    def watch_revocations(
+        self, thirdparty: Channel, on_revoked: Callable[[frozenset[bytes]], None] | None = None
+    ) -> RevocationWatch:
+        """Return what keeps revocations known: the condition ``directory``, and a measure of their age.
+
+        Parameters
+        ----------
+        thirdparty : Channel
+        on_revoked : callable, optional
+            Told the ids of all revoked participants whenever there are new ones.
+        """
+        watch = RevocationWatch(
+            thirdparty,
+            self.guard,
+            lambda current: self.holds("directory", current),
+            on_revoked=on_revoked,
+        )
+        self.measures.append(
+            Measure(
+                "coterie_revocation_list_age_seconds",
+                "Time since the third party last said what is revoked.",
+                lambda: watch.age_s,
+            )
+        )
+        return watch
 
     def require(self, conditions: Iterable[str]) -> None:
         """Name what must hold before the service is healthy."""
@@ -307,6 +337,7 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
         accounting=Accounting(),
         transcript=transcript,
     )
+    runtime.measures += [*of_the_disk(settings.state), *of_the_memory()]
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, runtime.stopping.set)
@@ -334,6 +365,7 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
         guard.admission,
         runtime.conditions,
         renewal,
+        runtime.measures,
     )
     if settings.metrics is not None:
         exporter.start(settings.metrics)

@@ -1,13 +1,14 @@
 """Prometheus metrics and a liveness page on a second port.
 
-No label ever holds a participant, a user or an item: labels are RPC names, sides, reasons and activities.
+No label ever holds a participant, a user or an item: labels are RPC names, sides, reasons, activities, and purposes and
+outcomes of rounds.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -16,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from coterie.errors import CoterieError
 from coterie.telemetry.accounting import Accounting
+from coterie.telemetry.measures import Measure
 
 __all__ = ["AdmissionSource", "CertificateSource", "Exporter", "TrafficSource"]
 
@@ -60,7 +62,9 @@ class _Collector:
         admission: AdmissionSource,
         conditions: Callable[[], Mapping[str, bool]],
         certificate: CertificateSource | None,
+        measures: Sequence[Measure],
     ) -> None:
+        self._measures = measures
         self._certificate = certificate
         self._accounting = accounting
         self._traffic = traffic
@@ -127,6 +131,19 @@ class _Collector:
         for name, held in self._conditions().items():
             conditions.add_metric([name], float(held))
         yield conditions
+        for measure in tuple(self._measures):
+            yield from _family(measure)
+
+
+def _family(measure: Measure) -> Iterator[Metric]:
+    found = measure.read()
+    if found is None:
+        return
+    kind = CounterMetricFamily if measure.counter else GaugeMetricFamily
+    family = kind(measure.name, measure.help, labels=measure.labels)
+    for labels, value in found.items() if isinstance(found, Mapping) else [((), found)]:
+        family.add_metric(labels, value)
+    yield family
 
 
 class _Quiet(WSGIRequestHandler):
@@ -135,7 +152,10 @@ class _Quiet(WSGIRequestHandler):
 
 
 class Exporter:
-    """Serves ``/metrics`` and ``/healthz`` (200 while the service is healthy, else 503) from a thread."""
+    """Serves ``/metrics`` and ``/healthz`` (200 while the service is healthy, else 503) from a thread.
+
+    Measures that are added to the sequence later are served, too.
+    """
 
     def __init__(
         self,
@@ -146,8 +166,11 @@ class Exporter:
         admission: AdmissionSource,
         conditions: Callable[[], Mapping[str, bool]] = dict,
         certificate: CertificateSource | None = None,
+        measures: Sequence[Measure] = (),
     ) -> None:
-        collector = _Collector(accounting, traffic, refusals, serving, admission, conditions, certificate)
+        collector = _Collector(
+            accounting, traffic, refusals, serving, admission, conditions, certificate, measures
+        )
         registry = CollectorRegistry(auto_describe=False)
         registry.register(collector)
         metrics = make_wsgi_app(registry)
