@@ -311,6 +311,17 @@ async def test_a_giant_message_is_refused_before_it_is_there(besieged, hostile, 
         await raw.close()
 
 
+async def test_a_single_request_is_one_message(besieged, hostile, undisturbed):
+    one = message(wire.PollRequest(run_id="none").SerializeToString())
+    before = besieged.metric("coterie_refusals_total", rpc="Poll", reason="INVALID_FIELD")
+    async with undisturbed():
+        raw = await connected(besieged, hostile)
+        streams = [await raw.call(POLL, *data) for data in ((b"",), (one, one), (one, message(b"\xff\xff")))]
+        assert await raw.ended(streams, SOON_S) == set(streams)
+        await raw.close()
+    assert besieged.metric("coterie_refusals_total", rpc="Poll", reason="INVALID_FIELD") == before + 3
+
+
 async def test_a_large_request_of_a_call_without_vectors_is_refused(besieged, hostile, undisturbed):
     stub = besieged.channel(hostile).stub(OrchestratorStub)
     async with undisturbed():
@@ -402,6 +413,38 @@ async def test_a_connection_that_gives_no_sign_of_life_is_closed_with_its_calls(
         raw = await connected(besieged, hostile)
         await raw.call("/grpc.health.v1.Health/Watch", message(b""))
         assert await closed_by_peer(raw.reader)
+
+
+# --- without a certificate -------------------------------------------------------------------------------------------
+
+
+async def test_where_nobody_shows_a_certificate_an_address_gets_its_share_and_others_enrol(start_third_party):
+    third_party = start_third_party(
+        enrol_limits={
+            "calls_per_peer": 8,
+            "uploads_per_peer": 8,
+            "calls": 40,
+            "message_s": 2.0,
+            "connections": 40,
+        }
+    )
+    method, elsewhere = "/coterie.v1.Enrolment/Enrol", "127.0.0.2"
+    raws = [
+        await (await Raw.to(third_party, address=third_party.enrol_address, source=elsewhere)).begin()
+        for _ in range(4)
+    ]
+    streams = [[await raw.call(method) for _ in range(8)] for raw in raws]
+    # A name that is no text ends nothing here either.
+    await raws[0].call(b"/\xff\xfe", message(b""))
+    enrolled = await third_party.enrol("client", "honest-beside-hostile", 1)
+    assert enrolled.bundles
+    ended = await asyncio.gather(*(raw.ended(own, SOON_S) for raw, own in zip(raws, streams, strict=True)))
+    assert ended == [set(own) for own in streams]
+    for raw in raws:
+        await raw.close()
+    assert third_party.metric("coterie_limited_total", limit="calls_per_peer") >= 24
+    await third_party.enrol("client", "honest-after-hostile", 1)
+    assert "Traceback" not in third_party.log.read_text()
 
 
 def test_nothing_unforeseen_stands_in_the_log(besieged_cos):
