@@ -12,6 +12,7 @@
 #   make soak                    100,000 schedules of rounds with faults (slow)
 #   make tables DATA=FOLDER      the tables of the papers on real data (slow)
 #   make audit                   known vulnerabilities, secrets, bills of materials (build/sbom)
+#   make manifests               deploy/kubernetes against the schemas of Kubernetes (kubectl puts it together)
 #   make lock                    locked versions again;                   ARGS are given to requirements/compile.sh
 #   make clean                   remove the environment and everything that is built
 PYTHON ?= python3
@@ -20,7 +21,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 DATA ?=
 
-.PHONY: help setup run test lint format proto docs bench peers soak tables audit lock clean
+.PHONY: help setup run test lint format proto docs bench peers soak tables audit manifests lock clean
 
 help:
 	@sed -n 's/^#  *\(make .*\)/\1/p' Makefile
@@ -93,8 +94,19 @@ tables: setup
 audit: .venv-audit/.ready
 	PATH="$(CURDIR)/.venv-audit/bin:$$PATH" requirements/audit.sh $(ARGS)
 
+.venv-kubernetes/.ready: requirements/kubernetes.txt
+	$(PYTHON) -m venv .venv-kubernetes
+	.venv-kubernetes/bin/python -m pip install --quiet --require-hashes -r requirements/kubernetes.txt
+	@touch $@
+
+manifests: .venv-kubernetes/.ready
+	@for folder in base example; do \
+		kubectl kustomize deploy/kubernetes/$$folder > .venv-kubernetes/$$folder.yaml || exit 1; \
+		.venv-kubernetes/bin/kubernetes-validate --strict -k 1.32 .venv-kubernetes/$$folder.yaml || exit 1; \
+	done
+
 lock: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" requirements/compile.sh $(ARGS)
 
 clean:
-	rm -rf $(VENV) .venv-audit build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .venv-audit .venv-kubernetes build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
