@@ -70,6 +70,8 @@ LARGEST: dict[str, int] = dict.fromkeys(
         "/coterie.v1.KeyDirectory/Beacon",
         "/coterie.v1.KeyDirectory/PaillierPublicKey",
         "/coterie.v1.KeyDirectory/PaillierEnvelope",
+        "/coterie.v1.Probe/Echo",
+        "/coterie.v1.Latency/Measure",
         "/grpc.health.v1.Health/Check",
         "/grpc.health.v1.Health/Watch",
     ),

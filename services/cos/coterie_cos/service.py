@@ -29,6 +29,7 @@ from coterie.rounds.shielded import ShieldedPlan
 from coterie.rounds.systems import SUMS, SYSTEMS, server_side
 from coterie.store import cos as store
 from coterie.store.engine import Term, Writer, failure, file_failure, open_sqlite
+from coterie.store.postgres import Place, open_postgres
 from coterie.telemetry.measures import Measure
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.latency_pb2_grpc import add_LatencyServicer_to_server
@@ -66,8 +67,13 @@ class CosProcess:
         self._settings = settings
         self._runtime = runtime
         runtime.require(["store", "directory"])
-        self._engine = open_sqlite(settings.state / "cos.db", "cos", cache_kib=_STORE_CACHE_KIB)
-        self._writer = Writer(self._engine)
+        self._limit_s: float | None = None
+        if settings.database is None:
+            self._engine = writing = open_sqlite(settings.state / "cos.db", "cos", cache_kib=_STORE_CACHE_KIB)
+        else:
+            self._engine, writing = open_postgres(Place(**settings.database.model_dump()), "cos")
+            self._limit_s = 3 * settings.database.timeout_s
+        self._writer = Writer(writing)
         self._term = Term(self._writer)
         self._runs: dict[str, Run] = {}
         self._starting = asyncio.Lock()
@@ -92,12 +98,18 @@ class CosProcess:
             lambda order: measure_each(runtime.calls, runtime.tls, order, runtime.latency_bytes),
             runtime.stopping,
         )
-        self._restore()
+        try:
+            self._restore()
+        except OSError as error:
+            raise StoreError(
+                f"a version of a model that the store names cannot be read: {error.strerror or error}",
+                hint=f"the database and {settings.state / 'models'} belong together",
+            ) from error
         runtime.measures += _of_the_runs(self._runs)
 
     def _restore(self) -> None:
         """Take up what is durable, and nothing else."""
-        self._term = Term(self._writer)
+        self._term = Term(self._writer, self._limit_s)
         found: dict[str, Run] = {}
         try:
             with self._engine.connect() as connection:

@@ -150,7 +150,7 @@ class KeyDirectory(KeyDirectoryServicer):
         except CertificateError as error:
             raise Refusal(
                 ErrorReason.ERROR_REASON_INVALID_FIELD,
-                error.message,
+                "that is no name of a run",
                 field="run_id",
                 expected="a DNS label: 1 to 63 of a-z, 0-9 and inner '-'",
             ) from error
