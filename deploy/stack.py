@@ -83,10 +83,11 @@ def _idle(service: Mapping[str, Any]) -> bool:
 
 
 def _service(name: str, service: Mapping[str, Any], folders: PurePosixPath) -> dict[str, Any]:
+    service = {key: value for key, value in service.items() if value is not None}
     unknown = sorted(service.keys() - KEPT - DROPPED - TRANSLATED)
     if unknown:
         raise NotAStackError(f"services.{name}.{unknown[0]}: not known how to say this in a stack")
-    made = {key: service[key] for key in sorted(KEPT & service.keys()) if service[key] is not None}
+    made = {key: service[key] for key in sorted(KEPT & service.keys())}
     made["networks"] = sorted(service.get("networks") or ["default"])
     made["volumes"] = [
         *(_tmpfs(name, text) for text in service.get("tmpfs") or ()),

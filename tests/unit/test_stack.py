@@ -32,7 +32,7 @@ COMPOSE = {
         # As the other compose says volumes.
         "owner-1": {**PARTY, "volumes": [{"type": "volume", "source": "owner-1", "target": "/party"}]},
         "owner-2": {**PARTY, "command": ["version"], "restart": "no"},
-        "operator": {**PARTY, "restart": None, "command": "operate", "networks": None},
+        "operator": {**PARTY, "restart": None, "entrypoint": None, "command": "operate", "networks": None},
         "bootstrap": {"image": "coterie-operator:latest", "network_mode": "none"},
     },
     "networks": {"federation": {"internal": True}, "default": None, "unused": {}},
