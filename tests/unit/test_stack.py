@@ -1,5 +1,7 @@
 """deploy/stack.py: a Swarm stack from what compose makes of its files."""
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-SCRIPT = Path(__file__).parents[2] / "deploy" / "stack.py"
+DEPLOY = Path(__file__).parents[2] / "deploy"
+SCRIPT = DEPLOY / "stack.py"
 
 PARTY = {
     "image": "coterie-cos:latest",
@@ -108,3 +111,32 @@ def test_what_is_not_known_is_refused_and_named(compose, arguments, said):
     assert ended.returncode != 0
     assert ended.stdout == ""
     assert said in ended.stderr
+
+
+@pytest.mark.skipif(shutil.which("docker-compose") is None, reason="docker-compose is not installed")
+@pytest.mark.parametrize(
+    ("beside", "there"),
+    [
+        ([], {"owner-1", "owner-2", "host-1"}),
+        (["fedncf", "scale"], {"owner-0", "host-3"}),
+        (["privmvmf", "observability"], {"owner-0", "host-1", "key-2"}),
+    ],
+)
+def test_every_kind_of_run_of_the_compose_files_can_be_a_stack(beside, there):
+    names = ["docker-compose.yml", *(f"docker-compose.{name}.yml" for name in beside)]
+    files = [word for name in names for word in ("--file", name)]
+    settings = {**os.environ, "COTERIE_METRICS": "0.0.0.0:9464"}
+    compose = ["docker-compose", *files, "config"]
+    config = subprocess.run(
+        compose, cwd=DEPLOY, env=settings, capture_output=True, text=True, check=True
+    ).stdout
+    ended = convert(config)
+    assert ended.returncode == 0, ended.stderr
+    services = yaml.safe_load(ended.stdout)["services"]
+    assert {"thirdparty", "cos", "operator", *there} <= services.keys()
+    assert not {"bootstrap", "prometheus"} & services.keys()
+    # In FedNCF and PrivMVMF two owners have nothing to do.
+    assert ("owner-2" in services) is (not beside)
+    for name, service in services.items():
+        assert service["deploy"]["resources"]["limits"].keys() == {"cpus", "memory", "pids"}, name
+        assert name == "operator" or service["environment"]["COTERIE_METRICS"] == "0.0.0.0:9464"
