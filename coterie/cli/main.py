@@ -17,6 +17,7 @@ import typer
 
 from coterie.cli import certs, config_commands, data
 from coterie.cli.bootstrap import bootstrap
+from coterie.cli.enrol import enrol
 from coterie.cli.evaluate import evaluate, tune
 from coterie.cli.exits import exits
 from coterie.cli.latency import latency
@@ -54,6 +55,7 @@ app = typer.Typer(
 _RUNNING = exits(ConfigError, PreflightError, DataError, PeerError, RunError, interrupted=True)
 _ASKING = exits(DataError, CertificateError, PeerError, RunError, interrupted=True)
 _SERVING = exits(ConfigError, PreflightError, DataError, CertificateError, StoreError, PeerError, RunError)
+_JOINING = exits(ConfigError, PreflightError, DataError, CertificateError, PeerError)
 _OPERATING = exits(ConfigError, PreflightError, CertificateError, PeerError, RunError, interrupted=True)
 _MEASURING = exits(ConfigError, PreflightError, CertificateError, PeerError, RunError, interrupted=True)
 
@@ -65,6 +67,7 @@ app.command(epilog=_ASKING)(recommend)
 app.command(epilog=_ASKING)(receipt)
 app.command(epilog=_SERVING)(serve)
 app.command(epilog=exits(ConfigError, PreflightError, DataError))(bootstrap)
+app.command(epilog=_JOINING)(enrol)
 app.command(epilog=_OPERATING)(operate)
 app.command(epilog=_MEASURING)(latency)
 app.add_typer(certs.app, name="certs")

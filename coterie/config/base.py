@@ -101,14 +101,14 @@ class ServiceSettings(Model):
         False,
         description="Record everything received in the state folder. Holds private data: off by default.",
     )
+    limits: LimitSettings = Field(
+        default_factory=LimitSettings, description="What this process takes on at once."
+    )
     latency_mb: int = Field(
         1024,
         ge=0,
         le=1 << 20,
         description="Most that one measurement (`coterie latency`) may have carried from and to this process, MiB.",
-    )
-    limits: LimitSettings = Field(
-        default_factory=LimitSettings, description="What this process takes on at once."
     )
     enrol: EnrolSettings | None = Field(
         None, description="How to enrol when the state folder holds no certificate."

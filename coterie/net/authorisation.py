@@ -32,6 +32,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "/coterie.v1.KeyDirectory/Revoke": frozenset({"operator"}),
     "/coterie.v1.KeyDirectory/Revocations": _PARTIES | {"cos"},
     "/coterie.v1.KeyDirectory/PublishBundles": _PARTIES,
+    "/coterie.v1.KeyDirectory/RenewCertificate": _PARTIES | {"cos", "operator"},
     "/coterie.v1.KeyDirectory/Beacon": frozenset({"cos"}),
     "/coterie.v1.KeyDirectory/PublishPaillierKey": _HOLDERS,
     "/coterie.v1.KeyDirectory/CountersignPaillierKey": _HOLDERS,
@@ -47,22 +48,6 @@ ALLOWED: dict[str, frozenset[str]] = {
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": frozenset({"operator"}),
 }
 """Roles by full method name."""
-
-OFFERED: dict[str, tuple[str, ...]] = {
-    "cos": ("Orchestrator", "Operator", "Latency"),
-    "data-owner": ("DataOwner",),
-    "client": ("UserAgent",),
-    "decrypting-client": (),
-    "thirdparty": ("KeyDirectory",),
-}
-"""Services of the contract by the role of the process that offers them; each offers ``Probe`` beside."""
-
-
-def callers_of(role: str) -> frozenset[str]:
-    """Return the roles that may call anything that a process of a role offers."""
-    prefixes = tuple(f"/coterie.v1.{service}/" for service in OFFERED[role])
-    return frozenset().union(*(roles for name, roles in ALLOWED.items() if name.startswith(prefixes)))
-
 
 _SMALL = 1 << 16
 
@@ -93,6 +78,21 @@ LARGEST: dict[str, int] = dict.fromkeys(
     _SMALL,
 )
 """Largest message by full method name, bytes, where it is less than what `limits.message_kib` says for all."""
+
+OFFERED: dict[str, tuple[str, ...]] = {
+    "cos": ("Orchestrator", "Operator", "Latency"),
+    "data-owner": ("DataOwner",),
+    "client": ("UserAgent",),
+    "decrypting-client": (),
+    "thirdparty": ("KeyDirectory",),
+}
+"""Services of the contract by the role of the process that offers them; each offers ``Probe`` beside."""
+
+
+def callers_of(role: str) -> frozenset[str]:
+    """Return the roles that may call anything that a process of a role offers."""
+    prefixes = tuple(f"/coterie.v1.{service}/" for service in OFFERED[role])
+    return frozenset().union(*(roles for name, roles in ALLOWED.items() if name.startswith(prefixes)))
 
 
 def may_call(role: str, method: str) -> bool:

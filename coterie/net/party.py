@@ -102,8 +102,8 @@ class Party:
         To the COS.
     run_id : str
         The run to take part in.
-    fingerprint : bytes
-        SHA-256 of the caller's certificate; participants delegate to it.
+    fingerprint : callable
+        Returns the SHA-256 of the certificate that the channel shows; participants delegate to it.
     retry : Retry
         For calls that may be repeated, which all of these may.
     on_reach : callable, optional
@@ -114,7 +114,7 @@ class Party:
         self,
         channel: Channel,
         run_id: str,
-        fingerprint: bytes,
+        fingerprint: Callable[[], bytes],
         retry: Retry,
         on_reach: Callable[[bool], None] | None = None,
     ) -> None:
@@ -155,8 +155,19 @@ class Party:
         PeerError
             When the COS refuses, or announces a plan whose hash is not its own.
         """
-        expiry = int(time.time()) + _DELEGATION_S
-        messages = [self._participant(member, expiry) for member in members]
+        messages: list[wire.Participant] = []
+        signed_for = b""
+
+        async def attempt() -> wire.RegisterResponse:
+            nonlocal messages, signed_for
+            # What is shown may be another certificate than at the attempt before.
+            shown = self._fingerprint()
+            if shown != signed_for:
+                expiry = int(time.time()) + _DELEGATION_S
+                messages = [self._participant(member, shown, expiry) for member in members]
+                signed_for = shown
+            response: wire.RegisterResponse = await self._stub.Register(requests())
+            return response
 
         async def requests() -> AsyncIterator[wire.RegisterRequest]:
             intent = wire.RegisterIntent.REGISTER_INTENT_JOIN
@@ -169,7 +180,7 @@ class Party:
                         items=member.items[first : first + _ITEM_BATCH], items_of=position
                     )
 
-        response: wire.RegisterResponse = await self.call(lambda: self._stub.Register(requests()))
+        response = await self.call(attempt)
         if plan_hash(response.plan) != response.plan_hash:
             raise PeerError(f"{self._channel.peer} announced a plan that does not have the hash it gave")
         self.plan = response.plan
@@ -201,8 +212,8 @@ class Party:
 
         await self.call(lambda: self._stub.Register(requests()))
 
-    def _participant(self, member: Member, expiry: int) -> wire.Participant:
-        delegation = SignedDelegation.sign(member.identity, self._fingerprint, self._run_id, expiry)
+    def _participant(self, member: Member, shown: bytes, expiry: int) -> wire.Participant:
+        delegation = SignedDelegation.sign(member.identity, shown, self._run_id, expiry)
         return wire.Participant(
             bundle=bundle_to_wire(member.bundle),
             delegation=Delegation(

@@ -27,7 +27,7 @@ from coterie.net.meter import Meter, RpcTotals
 from coterie.net.status import abort, not_kept
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name
 
-__all__ = ["Guard", "current_peer", "make_server"]
+__all__ = ["Guard", "certificate_of", "current_peer", "make_server"]
 
 _log = structlog.get_logger("coterie.net")
 _peer: ContextVar[PeerIdentity] = ContextVar("coterie_peer")
@@ -56,6 +56,12 @@ _HEALTH = "/grpc.health.v1.Health/"
 def current_peer() -> PeerIdentity:
     """Who makes the call that is being served."""
     return _peer.get()
+
+
+def certificate_of(context: Any) -> bytes:
+    """Return the certificate (PEM) that the caller of a call shows; empty without one."""
+    pem: bytes = context.auth_context().get("x509_pem_cert", [b""])[0]
+    return pem
 
 
 def _revoked() -> Refusal:
@@ -317,7 +323,7 @@ class Guard(grpc.aio.ServerInterceptor):
             BAD_SIGNATURE when the certificate carries no role of ours, or has expired since the connection was
             made: TLS looks at it only once.
         """
-        pem = context.auth_context().get("x509_pem_cert", [b""])[0]
+        pem = certificate_of(context)
         if not pem:
             return PeerIdentity(role="", name="", fingerprint=b"")
         known = self._identities.get(pem)
@@ -329,6 +335,7 @@ class Guard(grpc.aio.ServerInterceptor):
                     ErrorReason.ERROR_REASON_BAD_SIGNATURE, error.message, field="certificate"
                 ) from error
             end = x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp()
+            self._forget_expired()
             known = self._identities[pem] = (identity, end)
         identity, end = known
         if time.time() >= end:
@@ -353,6 +360,11 @@ class Guard(grpc.aio.ServerInterceptor):
             # Not when the servicer has done its part: a caller may be slow to take the answer.
             task.add_done_callback(lambda _: self.admission.leave(place))
         return place
+
+    def _forget_expired(self) -> None:
+        # Parties renew theirs: what is not shown any more is not kept either.
+        now = time.time()
+        self._identities = {pem: known for pem, known in self._identities.items() if now < known[1]}
 
     def authorise(self, peer: PeerIdentity, method: str) -> None:
         """Check role and revocation.

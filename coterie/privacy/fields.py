@@ -242,6 +242,8 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
         "participants": "participant_id",
         "certificates": "public_key",
     },
+    "RenewCertificateRequest": {"certificate_request": "public_key"},
+    "RenewCertificateResponse": {"certificate_chain": "public_key"},
     "PublishBundlesResponse": {"countersignatures": "public_key"},
     "Roster": {"members": "participant_id", "signature": "public_key"}
     | dict.fromkeys(("purpose", "run_id", "issued", "expiry"), "protocol"),

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 
 from coterie.errors import StoreError
 
-__all__ = ["Term", "Writer", "failure", "file_failure", "open_sqlite", "trouble_of"]
+__all__ = ["Term", "Writer", "failure", "file_failure", "migrate", "open_sqlite", "trouble_of"]
 
 T = TypeVar("T")
 
@@ -35,6 +35,9 @@ _SQLITE_FULL = {10, 13}
 """IOERR, which is also what a limit on the size of files gives, and FULL."""
 _SQLITE_AWAY = {5, 6, 8, 14}
 """BUSY, LOCKED, READONLY, CANTOPEN."""
+_PG_FULL = "53100"
+_PG_AWAY = ("08", "25006", "28", "40", "53", "55P03", "57", "58")
+"""Beginnings of SQLSTATE: no connection, only reading, not let in, deadlock, no resources, lock, operator, system."""
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 _HINTS = {
@@ -68,7 +71,7 @@ def open_sqlite(path: Path, schema: str, *, cache_kib: int = 2000) -> sa.Engine:
     sa.event.listen(engine, "connect", lambda connection, _: _set_up(connection, cache_kib))
     try:
         path.touch(mode=0o600)
-        _migrate(engine, schema)
+        migrate(engine, schema)
     except (sa.exc.DatabaseError, OSError) as error:
         cause = getattr(error, "orig", error)
         raise StoreError(f"cannot open the store {path}: {cause}", trouble=trouble_of(error)) from error
@@ -84,10 +87,18 @@ def _set_up(connection: sqlite3.Connection, cache_kib: int) -> None:
     cursor.close()
 
 
-def _migrate(engine: sa.Engine, schema: str) -> None:
+def migrate(engine: sa.Engine, schema: str) -> None:
+    """Bring the tables of a role to the newest revision.
+
+    Raises
+    ------
+    StoreError
+        When they are of a revision that this version does not know.
+    """
     # Alembic is slow to import and needed once in the life of a process.
     from alembic import command
     from alembic.config import Config
+    from alembic.util import CommandError
 
     folder = resources.files("coterie.store") / "migrations"
     config = Config()
@@ -96,7 +107,13 @@ def _migrate(engine: sa.Engine, schema: str) -> None:
     config.set_main_option("path_separator", "newline")
     with engine.begin() as connection:
         config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        try:
+            command.upgrade(config, "head")
+        except CommandError as error:
+            raise StoreError(
+                f"the tables of {engine.url.database} are of a revision that this version does not know",
+                hint="install the version of coterie that wrote them, or a later one; or is it another role's store?",
+            ) from error
 
 
 def trouble_of(error: BaseException) -> str:
@@ -104,10 +121,22 @@ def trouble_of(error: BaseException) -> str:
     cause = getattr(error, "orig", error)
     if isinstance(cause, OSError):
         return "full" if cause.errno in _FULL else "away" if cause.errno in _AWAY else ""
+    if hasattr(cause, "sqlstate"):
+        return _trouble_of_postgres(error, cause.sqlstate)
     if isinstance(cause, sqlite3.Error):
         number = getattr(cause, "sqlite_errorcode", 0) & 0xFF
         return "full" if number in _SQLITE_FULL else "away" if number in _SQLITE_AWAY else ""
     return ""
+
+
+def _trouble_of_postgres(error: BaseException, state: str | None) -> str:
+    if state == _PG_FULL:
+        return "full"
+    if state is None:
+        # Said by the driver and not by the server: there is no connection, or no more.
+        lost = isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError)
+        return "away" if lost else ""
+    return "away" if state.startswith(_PG_AWAY) else ""
 
 
 def failure(error: BaseException) -> StoreError:
@@ -300,6 +329,9 @@ class Writer:
 
 
 def _write_nothing_new(connection: sa.Connection) -> None:
+    if connection.dialect.name != "sqlite":
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = version_num")
+        return
     # Writes the page that holds the number, whatever the number was.
     number = connection.exec_driver_sql("PRAGMA user_version").scalar()
     connection.exec_driver_sql(f"PRAGMA user_version = {number}")
@@ -316,10 +348,13 @@ class Term:
     ----------
     writer : Writer
         The store's writer, which outlives its terms.
+    limit_s : float, optional
+        How long a write may take, seconds: a database that hangs counts as one that is away.
     """
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Writer, limit_s: float | None = None) -> None:
         self._writer = writer
+        self._limit_s = limit_s
         self.lost: StoreError | None = None
         """Why the term is over; None while it is not."""
 
@@ -332,7 +367,14 @@ class Term:
             When the store is full or broken, or was earlier in this term; nothing of the piece was kept.
         """
         self.check()
-        return await self._writer._run(work, self)
+        try:
+            async with asyncio.timeout(self._limit_s):
+                return await self._writer._run(work, self)
+        except TimeoutError as error:
+            # What of it is kept will be seen when the store answers again.
+            self.lose(StoreError("the store does not answer", hint=_HINTS["away"], trouble="away"))
+            self.check()
+            raise AssertionError("the term is over") from error
 
     def check(self) -> None:
         """Raise why the term is over, if it is.

@@ -1,13 +1,14 @@
 """Prometheus metrics and a liveness page on a second port.
 
-No label ever holds a participant, a user or an item: labels are RPC names, sides, reasons and activities.
+No label ever holds a participant, a user or an item: labels are RPC names, sides, reasons, activities, and purposes and
+outcomes of rounds.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -16,8 +17,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from coterie.errors import CoterieError
 from coterie.telemetry.accounting import Accounting
+from coterie.telemetry.measures import Measure
 
-__all__ = ["AdmissionSource", "Exporter", "TrafficSource"]
+__all__ = ["AdmissionSource", "CertificateSource", "Exporter", "TrafficSource"]
 
 
 class TrafficSource(Protocol):
@@ -34,6 +36,22 @@ class AdmissionSource(Protocol):
     turned_away: Counter[str]
 
 
+class CertificateSource(Protocol):
+    """A certificate that is renewed."""
+
+    @property
+    def end(self) -> float:
+        """When it ends, Unix seconds."""
+
+    @property
+    def renewed(self) -> int:
+        """How often it was renewed."""
+
+    @property
+    def failed(self) -> int:
+        """How often that was tried in vain."""
+
+
 class _Collector:
     def __init__(
         self,
@@ -43,7 +61,11 @@ class _Collector:
         serving: Callable[[], bool],
         admission: AdmissionSource,
         conditions: Callable[[], Mapping[str, bool]],
+        certificate: CertificateSource | None,
+        measures: Sequence[Measure],
     ) -> None:
+        self._measures = measures
+        self._certificate = certificate
         self._accounting = accounting
         self._traffic = traffic
         self._refusals = refusals
@@ -88,6 +110,18 @@ class _Collector:
         cpu.add_metric(["total"], account["total"])
         yield cpu
         yield GaugeMetricFamily("coterie_peak_rss_mebibytes", "Peak memory.", value=Accounting.peak_rss_mb())
+        if self._certificate is not None:
+            yield GaugeMetricFamily(
+                "coterie_certificate_expiry_timestamp_seconds",
+                "End of the certificate, Unix seconds.",
+                value=self._certificate.end,
+            )
+            renewals = CounterMetricFamily(
+                "coterie_certificate_renewals", "Attempts to renew the certificate.", labels=["outcome"]
+            )
+            renewals.add_metric(["renewed"], self._certificate.renewed)
+            renewals.add_metric(["failed"], self._certificate.failed)
+            yield renewals
         yield GaugeMetricFamily("coterie_serving", "1 while healthy.", value=float(self._serving()))
         conditions = GaugeMetricFamily(
             "coterie_condition",
@@ -97,6 +131,19 @@ class _Collector:
         for name, held in self._conditions().items():
             conditions.add_metric([name], float(held))
         yield conditions
+        for measure in tuple(self._measures):
+            yield from _family(measure)
+
+
+def _family(measure: Measure) -> Iterator[Metric]:
+    found = measure.read()
+    if found is None:
+        return
+    kind = CounterMetricFamily if measure.counter else GaugeMetricFamily
+    family = kind(measure.name, measure.help, labels=measure.labels)
+    for labels, value in found.items() if isinstance(found, Mapping) else [((), found)]:
+        family.add_metric(labels, value)
+    yield family
 
 
 class _Quiet(WSGIRequestHandler):
@@ -105,7 +152,10 @@ class _Quiet(WSGIRequestHandler):
 
 
 class Exporter:
-    """Serves ``/metrics`` and ``/healthz`` (200 while the service is healthy, else 503) from a thread."""
+    """Serves ``/metrics`` and ``/healthz`` (200 while the service is healthy, else 503) from a thread.
+
+    Measures that are added to the sequence later are served, too.
+    """
 
     def __init__(
         self,
@@ -115,9 +165,14 @@ class Exporter:
         serving: Callable[[], bool],
         admission: AdmissionSource,
         conditions: Callable[[], Mapping[str, bool]] = dict,
+        certificate: CertificateSource | None = None,
+        measures: Sequence[Measure] = (),
     ) -> None:
+        collector = _Collector(
+            accounting, traffic, refusals, serving, admission, conditions, certificate, measures
+        )
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Collector(accounting, traffic, refusals, serving, admission, conditions))
+        registry.register(collector)
         metrics = make_wsgi_app(registry)
 
         def page(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

@@ -184,8 +184,18 @@ class ServiceProcess:
 
     def peak_mib(self) -> float:
         """Return the most memory that the process has had, MiB."""
+        return self._memory("VmHWM")
+
+    def resident_mib(self) -> float:
+        """Return the memory that the process has now, MiB."""
+        return self._memory("VmRSS")
+
+    def _memory(self, key: str) -> float:
         lines = Path(f"/proc/{self._child.pid}/status").read_text().splitlines()
-        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{key}:"))
+
+    def open_files(self) -> int:
+        return len(list(Path(f"/proc/{self._child.pid}/fd").iterdir()))
 
     @contextlib.contextmanager
     def store_held(self, database: str) -> Iterator[None]:
@@ -430,7 +440,7 @@ class Operating:
 
 def party_at(cos: Member, enrolled: Enrolled, run_id: str) -> Party:
     """Return a party's side of the COS that does not try again."""
-    return Party(cos.channel(enrolled), run_id, enrolled.fingerprint, Retry(limit_s=0.0))
+    return Party(cos.channel(enrolled), run_id, lambda: enrolled.fingerprint, Retry(limit_s=0.0))
 
 
 async def each(*messages: Any) -> AsyncIterator[Any]:

@@ -36,13 +36,19 @@ CALLERS = {
     },
     "coterie.v1.UserAgent": {"operator": {"RecordInteraction", "Recommend", "DisclosureReceipt"}},
     "coterie.v1.KeyDirectory": {
-        "client": {"Lookup", "Revocations", "PublishBundles", "PaillierPublicKey"}
+        "client": {"Lookup", "Revocations", "PublishBundles", "RenewCertificate", "PaillierPublicKey"}
         | {"PublishPaillierKey", "CountersignPaillierKey", "PaillierEnvelope"},
-        "data-owner": {"Lookup", "Revocations", "PublishBundles", "PaillierPublicKey"},
-        "decrypting-client": {"Lookup", "Revocations", "PublishBundles", "PaillierPublicKey"}
+        "data-owner": {"Lookup", "Revocations", "PublishBundles", "RenewCertificate", "PaillierPublicKey"},
+        "decrypting-client": {
+            "Lookup",
+            "Revocations",
+            "PublishBundles",
+            "RenewCertificate",
+            "PaillierPublicKey",
+        }
         | {"PublishPaillierKey", "CountersignPaillierKey", "PaillierEnvelope"},
-        "cos": {"Lookup", "Revocations", "Beacon", "PaillierPublicKey"},
-        "operator": {"Revoke"},
+        "cos": {"Lookup", "Revocations", "RenewCertificate", "Beacon", "PaillierPublicKey"},
+        "operator": {"Revoke", "RenewCertificate"},
     },
     # Of the service that is asked it is those who may call it for something else: below.
     "coterie.v1.Probe": {role: {"Echo", "Carry"} for role in ROLES if role != "thirdparty"},

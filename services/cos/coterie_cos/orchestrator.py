@@ -212,10 +212,12 @@ class Orchestrator(OrchestratorServicer):
                 field="items_of",
                 expected="the position of a participant of this registration",
             )
-        if any(not all(keys) or position not in roll.owners for position, keys in items.items()):
+        # A database may know text only without NUL.
+        keyless = any(not key or "\0" in key for keys in items.values() for key in keys)
+        if keyless or not items.keys() <= roll.owners.keys():
             raise Refusal(
                 ErrorReason.ERROR_REASON_INVALID_FIELD,
-                "an item without a key, or of a participant that is no data owner",
+                "an item without a key, with NUL in its key, or of a participant that is no data owner",
                 field="items",
                 expected="keys of items that data owners hold",
             )

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -81,6 +82,8 @@ class Run(abc.ABC):
         # What each party was told last: the revision, and its tasks then.
         self._told: dict[str, tuple[int, list[wire.Task]]] = {}
         self._events: list[operator.WatchRunResponse] = []
+        self.rounds: Counter[tuple[str, str]] = Counter()
+        """How many rounds there were, by purpose and outcome."""
         # Calls in a row that failed by a fault of this service, by kind and party; and the reason to end the run.
         self._faults: dict[tuple[str, str], int] = {}
         self._fault = ""
@@ -194,7 +197,7 @@ class Run(abc.ABC):
         )
         self._events = [operator.WatchRunResponse.FromString(row.message) for row in rows]
         for event in self._events:
-            self.remember(event)
+            self._noted(event)
         self.take_up_parties(present)
 
     def take_up_parties(self, present: Mapping[str, bool]) -> None:
@@ -417,8 +420,13 @@ class Run(abc.ABC):
 
         for event in await self._term.run(write):
             self._events.append(event)
-            self.remember(event)
+            self._noted(event)
         self._wake_watchers()
+
+    def _noted(self, event: operator.WatchRunResponse) -> None:
+        if event.HasField("round"):
+            self.rounds[event.round.purpose, "abandoned" if event.round.reason else "applied"] += 1
+        self.remember(event)
 
     def report(self) -> str:
         """Return what the COS knows, as JSON (docs/report.md)."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
@@ -21,16 +23,17 @@ from coterie.net.directory import Directory
 from coterie.net.enrolment import enrol
 from coterie.net.latency import measure_each
 from coterie.net.paillier_directory import HOLD_S, PaillierDirectory
-from coterie.net.revocation import RevocationWatch
 from coterie.rounds.plan import plan_hash
 from coterie.rounds.policy import LEAST_REDRAW
 from coterie.rounds.shielded import ShieldedPlan
 from coterie.rounds.systems import SUMS, SYSTEMS, server_side
 from coterie.store import cos as store
 from coterie.store.engine import Term, Writer, failure, file_failure, open_sqlite
+from coterie.store.postgres import Place, open_postgres
+from coterie.telemetry.measures import Measure
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.latency_pb2_grpc import add_LatencyServicer_to_server
-from coterie.wire.v1.operator_pb2 import StartRunRequest
+from coterie.wire.v1.operator_pb2 import RunPhase, StartRunRequest
 from coterie.wire.v1.operator_pb2_grpc import add_OperatorServicer_to_server
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan
 from coterie.wire.v1.orchestrator_pb2_grpc import add_OrchestratorServicer_to_server
@@ -64,8 +67,13 @@ class CosProcess:
         self._settings = settings
         self._runtime = runtime
         runtime.require(["store", "directory"])
-        self._engine = open_sqlite(settings.state / "cos.db", "cos", cache_kib=_STORE_CACHE_KIB)
-        self._writer = Writer(self._engine)
+        self._limit_s: float | None = None
+        if settings.database is None:
+            self._engine = writing = open_sqlite(settings.state / "cos.db", "cos", cache_kib=_STORE_CACHE_KIB)
+        else:
+            self._engine, writing = open_postgres(Place(**settings.database.model_dump()), "cos")
+            self._limit_s = 3 * settings.database.timeout_s
+        self._writer = Writer(writing)
         self._term = Term(self._writer)
         self._runs: dict[str, Run] = {}
         self._starting = asyncio.Lock()
@@ -75,11 +83,7 @@ class CosProcess:
         thirdparty = runtime.connect(settings.thirdparty, "thirdparty")
         self._directory = Directory(thirdparty, self._directory_key)
         self._paillier = PaillierDirectory(thirdparty)
-        self._revocations = RevocationWatch(
-            thirdparty,
-            runtime.guard,
-            lambda current: runtime.holds("directory", current),
-        )
+        self._revocations = runtime.watch_revocations(thirdparty)
         self._operator = Operator(self._runs, self._start)
         self._orchestrator = Orchestrator(
             self._operator.find,
@@ -94,11 +98,18 @@ class CosProcess:
             lambda order: measure_each(runtime.calls, runtime.tls, order, runtime.latency_bytes),
             runtime.stopping,
         )
-        self._restore()
+        try:
+            self._restore()
+        except OSError as error:
+            raise StoreError(
+                f"a version of a model that the store names cannot be read: {error.strerror or error}",
+                hint=f"the database and {settings.state / 'models'} belong together",
+            ) from error
+        runtime.measures += _of_the_runs(self._runs)
 
     def _restore(self) -> None:
         """Take up what is durable, and nothing else."""
-        self._term = Term(self._writer)
+        self._term = Term(self._writer, self._limit_s)
         found: dict[str, Run] = {}
         try:
             with self._engine.connect() as connection:
@@ -273,6 +284,31 @@ class CosProcess:
         """Close the store."""
         self._writer.close()
         self._engine.dispose()
+
+
+def _of_the_runs(runs: Mapping[str, Run]) -> list[Measure]:
+    """Return what metrics say of all runs together; their names are no labels, because there may be ever more."""
+
+    def rounds() -> dict[tuple[str, ...], float]:
+        found = Counter[tuple[str, ...]]()
+        for run in list(runs.values()):
+            found.update(run.rounds)
+        return dict(found)
+
+    def in_progress() -> float:
+        idle = (RunPhase.RUN_PHASE_GATHER,)
+        return sum(not run.over and run.phase not in idle for run in list(runs.values()))
+
+    return [
+        Measure("coterie_rounds", "Rounds that ended.", rounds, ("purpose", "outcome"), counter=True),
+        Measure("coterie_runs_in_progress", "Runs past their gathering that have not ended.", in_progress),
+        Measure(
+            "coterie_model_versions",
+            "Versions of models that were made.",
+            lambda: sum(run.version for run in list(runs.values())),
+            counter=True,
+        ),
+    ]
 
 
 def _may_redraw(rounds: RoundsPlan) -> bool:

@@ -36,6 +36,8 @@ _TOKENS = "tokens.jsonl"
 _ENROL = "/coterie.v1.Enrolment/Enrol"
 _TICK_S = 2.0
 _RENEWAL_S = 60.0
+_LOOKS_A_DAY = 24 * 3600 / 20
+"""Seconds between two looks at its own certificate, for each day of its validity, up to the above."""
 
 
 class ThirdPartyProcess:
@@ -111,7 +113,9 @@ class ThirdPartyProcess:
                     self._store_holds(False)
                 else:
                     self._store_holds(True)
-                if time.monotonic() - renewed >= _RENEWAL_S:
+                if time.monotonic() - renewed >= min(
+                    _RENEWAL_S, self._settings.certificate_days * _LOOKS_A_DAY
+                ):
                     renewed = time.monotonic()
                     await asyncio.to_thread(self._renew)
                 await asyncio.sleep(_TICK_S)
