@@ -25,6 +25,7 @@ import ipaddress
 import os
 import random
 import select
+import shlex
 import signal
 import socket
 import struct
@@ -377,6 +378,8 @@ class Emulation:
         What each direction is like.
     between : sequence of (str, str)
         Pairs of addresses of which this machine forwards packets.  None: all that arrives in this namespace.
+    loopback : bool
+        Whether what arrives over loopback is held as well.
     queue : int
         Number of the first queue; each direction of each pair has one.
     seed : int, optional
@@ -393,10 +396,11 @@ class Emulation:
         conditions: Conditions,
         between: list[tuple[str, str]],
         *,
+        loopback: bool = False,
         queue: int = 40,
         seed: int | None = None,
     ) -> None:
-        rules = _rules(between, queue)
+        rules = _rules(between, queue, loopback=loopback)
         numbers = sorted({rule.queue for rule in rules})
         if numbers[-1] > 0xFFFF:
             raise WanError(f"queue {numbers[-1]} is out of its range, 0 to 65535")
@@ -441,10 +445,11 @@ class Emulation:
                 self.passed += 1
 
 
-def _rules(between: list[tuple[str, str]], queue: int) -> list[_Rule]:
+def _rules(between: list[tuple[str, str]], queue: int, *, loopback: bool) -> list[_Rule]:
     four, six = 2, 10
     if not between:
-        return [_Rule(family, _LOCAL_IN, queue, _not_loopback()) for family in (four, six)]
+        which = b"" if loopback else _not_loopback()
+        return [_Rule(family, _LOCAL_IN, queue, which) for family in (four, six)]
     found = []
     for pair in between:
         try:
@@ -503,19 +508,38 @@ def _parser() -> argparse.ArgumentParser:
         help="only what this machine forwards between two addresses, each way; may be given again",
     )
     parser.add_argument(
+        "--loopback",
+        action="store_true",
+        help="also what arrives over loopback: services of one machine, in a namespace of their own",
+    )
+    parser.add_argument(
         "--namespace",
         metavar="WHICH",
         help="network namespace to work in: a process id, a name, or a file; else our own",
     )
     parser.add_argument("--queue", type=int, default=40, metavar="N", help="first queue to use (default: 40)")
+    parser.add_argument(
+        "--from-environment",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="take options from this variable instead, as if they stood here; of several the first that is not empty",
+    )
     parser.add_argument("--seed", type=int, metavar="N", help="of what is drawn, to have it again")
     return parser
+
+
+def _from_environment(names: list[str]) -> list[str]:
+    """Return the options in the first of these variables that is not empty."""
+    return shlex.split(next((text for name in names if (text := os.environ.get(name, "").strip())), ""))
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Emulate as the command line says; return the exit status."""
     parser = _parser()
     given = parser.parse_args(arguments)
+    if given.from_environment:
+        given = parser.parse_args(_from_environment(given.from_environment))
     stop, stopped = socket.socketpair()
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda *_: stopped.send(b"x"))
@@ -531,7 +555,9 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         if given.namespace is not None:
             _enter(given.namespace)
-        emulation = Emulation(conditions, given.between, queue=given.queue, seed=given.seed)
+        emulation = Emulation(
+            conditions, given.between, loopback=given.loopback, queue=given.queue, seed=given.seed
+        )
         print(f"emulating: {conditions}", flush=True)
         emulation.run(stop)
         print(f"{emulation.passed} packets passed, {emulation.lost} lost", flush=True)
