@@ -38,6 +38,8 @@ __all__ = ["Conditions", "Emulation", "Path", "WanError", "main"]
 
 _DEFAULT_BUFFER_MS = 300.0
 _LONGEST_MS = 10_000.0
+_LOOK_S = 1.0
+"""How often it looks whether there is a network still, seconds."""
 
 
 class WanError(Exception):
@@ -415,10 +417,23 @@ class Emulation:
         self.passed = self.lost = 0
 
     def run(self, stop: socket.socket) -> None:
-        """Emulate until there is something to read from ``stop``; then let everything that waits go on."""
+        """Emulate until there is something to read from ``stop``; then let everything that waits go on.
+
+        Raises
+        ------
+        WanError
+            All interfaces but loopback are gone: whose network it was has ended.
+        """
         watched = [self._queues.socket, stop]
+        connected, looked = len(socket.if_nameindex()) > 1, time.monotonic()
         while True:
-            ready, _, _ = select.select(watched, [], [], self._pause())
+            ready, _, _ = select.select(watched, [], [], min(self._pause(), _LOOK_S))
+            if connected and time.monotonic() - looked > _LOOK_S:
+                looked = time.monotonic()
+                if len(socket.if_nameindex()) == 1:
+                    raise WanError(
+                        "the network is gone; where a container was started again, it has another one now"
+                    )
             if stop in ready:
                 break
             now = time.monotonic()
@@ -434,9 +449,9 @@ class Emulation:
         self._release(float("inf"))
         self._queues.socket.close()
 
-    def _pause(self) -> float | None:
+    def _pause(self) -> float:
         first = [held[0][0] for held in self._waiting.values() if held]
-        return max(0.0, min(first) - time.monotonic()) if first else None
+        return max(0.0, min(first) - time.monotonic()) if first else _LOOK_S
 
     def _release(self, now: float) -> None:
         for queue, held in self._waiting.items():
