@@ -72,6 +72,15 @@ def _revoked() -> Refusal:
     return Refusal(ErrorReason.ERROR_REASON_REVOKED, "this certificate was revoked", field="certificate")
 
 
+@contextlib.asynccontextmanager
+async def _unless_gone() -> AsyncIterator[None]:
+    """Let a call end quietly that its caller has given up while something was written, an answer or a refusal."""
+    try:
+        yield
+    except cygrpc.ExecuteBatchError as error:
+        raise asyncio.CancelledError from error
+
+
 class _Writable:
     """The context of a servicer that writes its answers itself."""
 
@@ -173,6 +182,10 @@ class _Served:
             await context.abort(grpc.StatusCode.INTERNAL, f"{error.code}: see the log of the service")
         except grpc.aio.AbortError:
             raise
+        except cygrpc.ExecuteBatchError:
+            # There is nobody any more to write to.
+            failed = False
+            raise
         except asyncio.CancelledError:
             if peer is None or not self._guard.is_revoked(peer):
                 # The caller went away; whether something failed, its side knows and counts.
@@ -239,7 +252,7 @@ class _Served:
         handler = self._handler
 
         async def unary(_: Any, context: Any) -> bytes:
-            async with self._admitted(context):
+            async with _unless_gone(), self._admitted(context):
                 if handler.request_streaming:
                     return self._encode(await handler.stream_unary(self._arriving(context), context))
                 return self._encode(await handler.unary_unary(await self._single(context), context))
@@ -251,7 +264,7 @@ class _Served:
                 async with self._in_time("nothing was taken"):
                     await context.write(data)
 
-            async with self._admitted(context):
+            async with _unless_gone(), self._admitted(context):
                 if handler.request_streaming:
                     responses = handler.stream_stream(self._arriving(context), context)
                 else:
