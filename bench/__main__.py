@@ -24,6 +24,7 @@ from bench import (
     sealed,
     sparse,
     submit,
+    wan,
 )
 from bench.rows import Row, machine
 from coterie.telemetry.logs import configure
@@ -42,9 +43,10 @@ SUITES: dict[str, Callable[[Path | None], Iterator[Row]]] = {
     "encrypted": encrypted.rows,
     "scale": lambda _: scale.rows(),
     "connections": lambda _: connections.rows(),
+    "wan": wan.rows,
 }
 
-ON_REQUEST = frozenset({"encrypted", "scale", "connections"})
+ON_REQUEST = frozenset({"encrypted", "scale", "connections", "wan"})
 """Measured only when they are named."""
 
 

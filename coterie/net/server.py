@@ -27,7 +27,7 @@ from coterie.net.meter import Meter, RpcTotals
 from coterie.net.status import abort, not_kept
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name
 
-__all__ = ["Guard", "certificate_of", "current_peer", "make_server"]
+__all__ = ["CLOCK_KEY", "Guard", "certificate_of", "current_peer", "make_server"]
 
 _log = structlog.get_logger("coterie.net")
 _peer: ContextVar[PeerIdentity] = ContextVar("coterie_peer")
@@ -51,6 +51,10 @@ _LINE_S = 10.0
 
 _HEALTH = "/grpc.health.v1.Health/"
 """Health is answered also while the revocation list is too old: it then says NOT_SERVING."""
+
+
+CLOCK_KEY = "coterie-clock-ms"
+"""Trailing metadata of a call for health: what the clock here says, Unix milliseconds."""
 
 
 def current_peer() -> PeerIdentity:
@@ -161,7 +165,10 @@ class _Served:
                 yield
             failed = False
             spent = int((time.perf_counter() - started - self._waited) * 1e6)
-            context.set_trailing_metadata(((SERVER_TIME_KEY, str(spent)),))
+            told = [(SERVER_TIME_KEY, str(spent))]
+            if self._method.startswith(_HEALTH):
+                told.append((CLOCK_KEY, str(int(time.time() * 1e3))))
+            context.set_trailing_metadata(tuple(told))
         except Refusal as refusal:
             self._guard.refused(self._name, refusal, peer)
             await abort(context, refusal)
