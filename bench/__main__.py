@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import (
+    connections,
     encrypted,
     federation,
     local_step,
@@ -41,10 +42,11 @@ SUITES: dict[str, Callable[[Path | None], Iterator[Row]]] = {
     "submit": lambda _: submit.rows(),
     "encrypted": encrypted.rows,
     "scale": lambda _: scale.rows(),
+    "connections": lambda _: connections.rows(),
     "wan": wan.rows,
 }
 
-ON_REQUEST = frozenset({"encrypted", "scale", "wan"})
+ON_REQUEST = frozenset({"encrypted", "scale", "connections", "wan"})
 """Measured only when they are named."""
 
 
