@@ -10,6 +10,7 @@
 #   make bench                   ratios within one run:                   make bench ARGS="--only sealed --json FILE"
 #   make peers                   what some benchmarks compare with, in .venv-peers
 #   make soak                    100,000 schedules of rounds with faults (slow)
+#   make fuzz                    100,000 malformed and wrong messages to every RPC (slow); SEED names others
 #   make tables DATA=FOLDER      the tables of the papers on real data (slow)
 #   make audit                   known vulnerabilities, secrets, bills of materials (build/sbom)
 #   make lock                    locked versions again;                   ARGS are given to requirements/compile.sh
@@ -19,8 +20,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 DATA ?=
+SEED ?= 5
+MESSAGES ?= 100000
 
-.PHONY: help setup run test lint format proto docs bench peers soak tables audit lock clean
+.PHONY: help setup run test lint format proto docs bench peers soak fuzz tables audit lock clean
 
 help:
 	@sed -n 's/^#  *\(make .*\)/\1/p' Makefile
@@ -79,6 +82,9 @@ peers:
 soak: setup
 	$(BIN)/python -m coterie.simulate --schedules 90000 --sum clear --found soak $(ARGS)
 	$(BIN)/python -m coterie.simulate --schedules 10000 --sum masked --found soak $(ARGS)
+
+fuzz: setup
+	COTERIE_FUZZ_MESSAGES=$(MESSAGES) COTERIE_FUZZ_SEED=$(SEED) $(BIN)/python -m pytest tests/integration/test_fuzz.py $(ARGS)
 
 tables: setup
 	$(BIN)/coterie evaluate --table drift $(if $(DATA),--data $(DATA)) $(ARGS)

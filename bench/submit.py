@@ -142,7 +142,7 @@ class _Site:
             "PARTICIPANT_KIND_USER" if role == "client" else "PARTICIPANT_KIND_DATA_OWNER"
         )
         members = [Member(person, bundle, kind) for person, bundle in zip(people, bundles, strict=True)]
-        return Party(channel, _RUN, tls.identity().fingerprint, Retry(limit_s=30.0)), members, tls
+        return Party(channel, _RUN, lambda: tls.identity().fingerprint, Retry(limit_s=30.0)), members, tls
 
     def stream(self, tls: TlsFiles) -> Callable[[Sequence[wire.SubmitRequest]], Awaitable[Any]]:
         """Start the bare server, with the certificate of the COS, and return a call to it."""

@@ -84,10 +84,23 @@ class CryptoError(CoterieError):
 
 
 class StoreError(CoterieError):
-    """A store that cannot be opened, written or read."""
+    """A store that cannot be opened, written or read.
+
+    Parameters
+    ----------
+    message, hint
+        As for `CoterieError`.
+    trouble : str
+        ``"full"`` when there is no room, ``"away"`` when the store does not answer or takes no writes now: both may
+        pass, and the same may be asked again.  Empty for anything else.
+    """
 
     exit_code = 40
     code = "store"
+
+    def __init__(self, message: str, *, hint: str | None = None, trouble: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.trouble = trouble
 
 
 class PeerError(CoterieError):

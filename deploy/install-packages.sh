@@ -1,9 +1,26 @@
 #!/bin/sh
 # Install locked packages into /opt/venv of an image, without what only tests, compilers and type checkers read.
 #
-#   deploy/install-packages.sh LOCK
+#   deploy/install-packages.sh [--compile] LOCK FOLDER
+#
+# What was not there before is laid out below FOLDER as well, for a layer of its own, compiled where that is asked.  Its
+# files have one time, SOURCE_DATE_EPOCH: a second installation gives the same.
 set -eu
 
-/opt/packaging/bin/pip --python /opt/venv/bin/python install --no-compile --require-hashes -r "$1"
+compile=
+[ "$1" != --compile ] || { compile=yes; shift; }
+lock=$1 folder=$2
+
+there() { find /opt/venv \( -type f -o -type l \) -print | LC_ALL=C sort; }
+
+before=$(mktemp) after=$(mktemp)
+there > "$before"
+/opt/packaging/bin/pip --python /opt/venv/bin/python install --no-compile --require-hashes -r "$lock"
 find /opt/venv/lib \( -type d -name tests -o -name '*.[ach]' -o -name '*.px[di]' -o -name '*.py[xi]' \) \
   -prune -exec rm -rf {} +
+there > "$after"
+mkdir -p "$folder"
+LC_ALL=C comm -13 "$before" "$after" | tar --create --files-from - | tar --extract --directory "$folder"
+rm "$before" "$after"
+[ -z "$compile" ] || python3 -m compileall -q --invalidation-mode unchecked-hash -s "$folder" -p / "$folder/opt/venv/lib"
+find "$folder" -exec touch --no-dereference --date "@$SOURCE_DATE_EPOCH" {} +

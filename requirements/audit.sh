@@ -57,7 +57,7 @@ secrets() {
 materials() {
   mkdir -p "$MATERIALS"
   local lock
-  for lock in base paillier operator data; do
+  for lock in base paillier postgres operator data; do
     cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --validate \
       --output-file "$MATERIALS/$lock.cdx.json" "requirements/$lock.txt" 2>"$work/materials" || {
       cat "$work/materials"

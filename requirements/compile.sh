@@ -20,6 +20,7 @@ lock() {
 lock dev "$@" --extra dev --extra fast pyproject.toml
 lock base "$@" --constraint requirements/dev.txt --extra fast pyproject.toml
 lock paillier "$@" --constraint requirements/dev.txt --extra fast --extra paillier pyproject.toml
+lock postgres "$@" --constraint requirements/dev.txt --extra fast --extra postgres pyproject.toml
 lock operator "$@" --constraint requirements/dev.txt --extra fast --extra report pyproject.toml
 lock data "$@" --constraint requirements/dev.txt --extra data --extra fast --extra report pyproject.toml
 lock build "$@" --constraint requirements/dev.txt --only-build-deps --build-deps-for wheel --build-deps-for editable pyproject.toml

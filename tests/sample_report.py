@@ -65,6 +65,14 @@ def sample_report() -> dict[str, Any]:
             "Flush": _rpc(0, 0, 0, 0, None, None, None, None),
             "Revocations": _rpc(64, 0, 1_300, 5_100, 0.84, 1.9, None, None),
         },
+        "network": {
+            "seconds": 61.2,
+            "of": None,
+            "by_party": {
+                "client/host-0": {"seconds": 3.1, "share": 0.0507},
+                "data-owner/late": {"seconds": 15.9, "share": 0.2598},
+            },
+        },
         "cpu_seconds": {
             "cos/cos": _service(31.4, 0.9, 0.0, apply=12.6, rows=8.4, evaluation=0.0, store=3.1),
             "thirdparty/directory": _service(2.2, 0.8, 0.31, store=0.4),

@@ -24,6 +24,13 @@ def bootstrap(
             help="Where a party is reached, as in cos=10.0.0.5:7443; PARTY:7443 otherwise. May be repeated.",
         ),
     ] = None,
+    invite: Annotated[
+        bool,
+        typer.Option(
+            "--invite",
+            help="Give each party an invitation for `coterie enrol`, and make no configuration for it.",
+        ),
+    ] = False,
     sets: SetOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -31,7 +38,8 @@ def bootstrap(
 
     Makes the authority, and a folder for each party with its token, data and configuration, and the operator's
     order. A folder belongs to one party alone: mount it, or copy it to the party's machine, and start `coterie serve
-    ROLE --config FOLDER/config.toml` there. What is laid out already stays as it is.
+    ROLE --config FOLDER/config.toml` there. What is laid out already stays as it is. With --invite keys and
+    configurations are made on the parties' own machines: `coterie enrol FOLDER/invitation --into NEW`.
     """
     output = Output("bootstrap", as_json=json)
     addresses = dict(_pair(text) for text in address or ())
@@ -47,7 +55,9 @@ def bootstrap(
     if order is not None:
         output.say(f"{into} holds the run {order.run_id} already; nothing is changed")
     else:
-        order = steps.bootstrap(settings, into, new_run_id(settings.name), addresses=addresses)
+        order = steps.bootstrap(
+            settings, into, new_run_id(settings.name), addresses=addresses, invitations=invite
+        )
         holders = (
             f", {settings.encryption.holders} decrypting clients"
             if settings.secure_sum == "encrypted"

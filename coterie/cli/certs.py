@@ -1,4 +1,4 @@
-"""``coterie certs``: the authority, enrolment tokens, certificates and their revocation, rosters of key holders."""
+"""``coterie certs``: the authority, tokens, invitations, certificates and their revocation, rosters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from coterie.cli.exits import exits
-from coterie.cli.options import JsonOption
+from coterie.cli.options import JsonOption, SetOption
 from coterie.cli.output import Output
 from coterie.errors import CertificateError, ConfigError, CryptoError, PeerError
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Make an authority, tokens and rosters; revoke certificates.", no_args_is_help=True)
+app = typer.Typer(help="Make an authority, tokens, rosters; invite; revoke.", no_args_is_help=True)
 
 _TOKENS = "tokens.jsonl"
 _SHOWN = ("chain.pem", "tls/chain.pem", "state/tls/chain.pem", "ca.pem")
@@ -107,6 +107,107 @@ def token(
     output = Output("certs token", as_json=as_json)
     output.say(f"token for {role}/{name} in {file}, to be redeemed within {hours:g} h")
     output.finish({"file": file, "role": role, "name": name, "participants": participants, "expiry": expiry})
+
+
+@app.command(epilog=exits(ConfigError, CertificateError))
+def invite(
+    state: Annotated[Path, typer.Option(metavar="FOLDER", help="State folder of the third party.")],
+    role: Annotated[
+        str, typer.Option(metavar="ROLE", help="cos, data-owner, client, decrypting-client or operator.")
+    ],
+    name: Annotated[
+        str, typer.Option(metavar="NAME", help="Name of the party, a DNS label; unique within its role.")
+    ],
+    enrolment: Annotated[
+        str, typer.Option("--enrol", metavar="HOST:PORT", help="Where the third party takes enrolments.")
+    ],
+    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the third party listens.")],
+    cos: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where the COS listens; not for the COS itself.")
+    ] = None,
+    cos_name: Annotated[str, typer.Option(metavar="NAME", help="Name of the COS.")] = "cos",
+    run: Annotated[str | None, typer.Option(metavar="RUN", help="The run to take part in.")] = None,
+    participants: Annotated[
+        int, typer.Option(metavar="N", min=0, help="For how many participants (users, owners) it may speak.")
+    ] = 0,
+    hours: Annotated[
+        float, typer.Option(metavar="HOURS", min=0.01, help="How long the invitation may be used.")
+    ] = 24.0,
+    thirdparty: NameOption = "directory",
+    sets: SetOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File for it, mode 0600; ROLE-NAME.invitation when absent."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Invite a party on another machine, by one file.
+
+    It is all that the party needs to join: the authority's certificate, addresses and names, and a one-time token;
+    --set adds what else its configuration should say, with files by name only, which lie beside the invitation. There
+    `coterie enrol` makes the party's keys. Send it over a channel that you trust, and tell the fingerprint over
+    another.
+    """
+    from coterie.config.base import EnrolSettings, Peer
+    from coterie.config.load import tree_of
+    from coterie.launch.invitation import invite as invite_party
+
+    if role == "thirdparty":
+        raise CertificateError(
+            "a third party is not invited: it makes its own certificate",
+            hint="start it on its own state folder: `coterie serve thirdparty`",
+        )
+    _checked(
+        EnrolSettings,
+        {"address": "--enrol", "name": "--thirdparty"},
+        {"address": enrolment, "name": thirdparty, "ca_file": state, "token_file": state},
+    )
+    if (cos is None) != (role == "cos"):
+        raise ConfigError(
+            f"--cos {cos!r}: the COS does not call itself"
+            if cos is not None
+            else "--cos is missing: expected HOST:PORT, as in 10.0.0.2:7443"
+        )
+    peers = [("thirdparty", "--address", address, thirdparty)]
+    peers += [("cos", "--cos", cos, cos_name)] if cos is not None else []
+    settings: dict[str, Any] = {}
+    for key, option, place, peer in peers:
+        _checked(Peer, {"address": option, "name": f"--{key}"}, {"address": place, "name": peer})
+        settings[key] = {"address": place, "name": peer}
+    if run is not None:
+        settings["run"] = run
+    if role == "operator":
+        settings["order"] = "order.json"
+    file = out or Path(f"{role}-{name}.invitation")
+    if file.exists():
+        raise CertificateError(
+            f"{file} is there already", hint="remove it, or choose another file with --out"
+        )
+    made = invite_party(
+        state,
+        role,
+        name,
+        participants,
+        enrol=(enrolment, thirdparty),
+        settings=tree_of(settings, sets or ()),
+        hours=hours,
+    )
+    made.save(file)
+    output = Output("certs invite", as_json=as_json)
+    output.say(
+        f"invitation for {role}/{name} in {file}, to be used once within {hours:g} h",
+        f"fingerprint {made.fingerprint} (tell it over another way)",
+    )
+    output.finish(
+        {
+            "file": file,
+            "role": role,
+            "name": name,
+            "participants": participants,
+            "expiry": made.expiry,
+            "fingerprint": made.fingerprint,
+        }
+    )
 
 
 @app.command(epilog=exits(CertificateError))

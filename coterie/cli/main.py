@@ -17,8 +17,10 @@ import typer
 
 from coterie.cli import certs, config_commands, data
 from coterie.cli.bootstrap import bootstrap
+from coterie.cli.enrol import enrol
 from coterie.cli.evaluate import evaluate, tune
 from coterie.cli.exits import exits
+from coterie.cli.latency import latency
 from coterie.cli.operate import operate
 from coterie.cli.output import Failure, Status, failure_of, print_failure
 from coterie.cli.preflight import preflight
@@ -53,7 +55,9 @@ app = typer.Typer(
 _RUNNING = exits(ConfigError, PreflightError, DataError, PeerError, RunError, interrupted=True)
 _ASKING = exits(DataError, CertificateError, PeerError, RunError, interrupted=True)
 _SERVING = exits(ConfigError, PreflightError, DataError, CertificateError, StoreError, PeerError, RunError)
+_JOINING = exits(ConfigError, PreflightError, DataError, CertificateError, PeerError)
 _OPERATING = exits(ConfigError, PreflightError, CertificateError, PeerError, RunError, interrupted=True)
+_MEASURING = exits(ConfigError, PreflightError, CertificateError, PeerError, RunError, interrupted=True)
 
 app.command(epilog=_RUNNING)(run)
 app.command(epilog=_RUNNING)(evaluate)
@@ -63,7 +67,9 @@ app.command(epilog=_ASKING)(recommend)
 app.command(epilog=_ASKING)(receipt)
 app.command(epilog=_SERVING)(serve)
 app.command(epilog=exits(ConfigError, PreflightError, DataError))(bootstrap)
+app.command(epilog=_JOINING)(enrol)
 app.command(epilog=_OPERATING)(operate)
+app.command(epilog=_MEASURING)(latency)
 app.add_typer(certs.app, name="certs")
 app.add_typer(config_commands.app, name="config")
 app.add_typer(data.app, name="data")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-__all__ = ["Address", "EnrolSettings", "Label", "Model", "Peer", "ServiceSettings"]
+__all__ = ["Address", "EnrolSettings", "Label", "LimitSettings", "Model", "Peer", "ServiceSettings"]
 
 Label = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 """A DNS label: lower-case letters, digits and hyphens, at most 63 characters."""
@@ -39,6 +39,53 @@ class EnrolSettings(Model):
     timeout_s: float = Field(60.0, gt=0, description="How long to keep trying, seconds.")
 
 
+class LimitSettings(Model):
+    """What a service takes on at once. Who asks for more is told so, and when to come back; nothing of it is read."""
+
+    connections: int = Field(8192, ge=1, description="Connections in all; further ones are closed.")
+    connections_per_peer: int = Field(
+        64, ge=1, description="Connections with calls of one caller: by certificate, without one by address."
+    )
+    calls: int = Field(16384, ge=1, description="Calls at once in all; health checks are answered beyond it.")
+    calls_per_peer: int = Field(256, ge=1, description="Calls at once of one caller.")
+    calls_per_s: float = Field(
+        2000.0, gt=0, description="Calls of one caller in a second, over a longer time."
+    )
+    burst: int = Field(4000, ge=1, description="Calls that one caller may make at a stretch.")
+    uploads_per_peer: int = Field(16, ge=1, description="Streams that one caller sends at once.")
+    message_kib: int = Field(
+        4096,
+        ge=64,
+        le=4096,
+        description="Largest message, KiB; the requests of many calls may have 64 KiB only.",
+    )
+    headers_kib: int = Field(16, ge=4, le=1024, description="Most headers of a call, KiB.")
+    message_s: float = Field(
+        60.0,
+        gt=0,
+        description="How long a caller may take to send the next message, or to take one, seconds. Who was slower "
+        "sends no stream for as long again.",
+    )
+    least_kib_s: float = Field(
+        4.0, ge=0, description="What has to arrive of a stream on average from then on, KiB in a second."
+    )
+    handshake_s: float = Field(20.0, gt=0, description="How long a TLS handshake may take, seconds.")
+    keepalive_s: float = Field(
+        60.0,
+        ge=1,
+        description="How often silent connections are asked for a sign of life, seconds; within half of it it must "
+        "come.",
+    )
+    idle_s: float = Field(
+        600.0, gt=0, description="After how long a connection without calls is closed, seconds."
+    )
+    age_s: float = Field(
+        14400.0,
+        gt=0,
+        description="After how long a connection is replaced, seconds; calls then have `message_s` to end.",
+    )
+
+
 class ServiceSettings(Model):
     """What every service process has."""
 
@@ -53,6 +100,15 @@ class ServiceSettings(Model):
     transcript: bool = Field(
         False,
         description="Record everything received in the state folder. Holds private data: off by default.",
+    )
+    limits: LimitSettings = Field(
+        default_factory=LimitSettings, description="What this process takes on at once."
+    )
+    latency_mb: int = Field(
+        1024,
+        ge=0,
+        le=1 << 20,
+        description="Most that one measurement (`coterie latency`) may have carried from and to this process, MiB.",
     )
     enrol: EnrolSettings | None = Field(
         None, description="How to enrol when the state folder holds no certificate."

@@ -24,7 +24,7 @@ from coterie.config.run import RunSettings
 from coterie.config.services import Role, settings_model
 from coterie.errors import ConfigError, nearest
 
-__all__ = ["ROLES", "Loaded", "Source", "load", "load_service"]
+__all__ = ["ROLES", "Loaded", "Source", "load", "load_service", "tree_of"]
 
 ROLES: tuple[str, ...] = get_args(Role)
 """Every role that has a configuration model."""
@@ -62,6 +62,7 @@ def load(
     environ: Mapping[str, str] = os.environ,
     prefix: str = "COTERIE_",
     relative_to: Path | None = None,
+    base: Mapping[str, Any] | None = None,
 ) -> Loaded[M]:
     """Load settings from a file, the environment and ``--set``; the later of these win.
 
@@ -91,9 +92,8 @@ def load(
         all of them listed, each with its path, its value, what was expected and the nearest right key.
     """
     draft = Draft()
-    if path is not None:
-        for key, value in _parse(path).items():
-            draft.put((key,), value, Given("file"))
+    for key, value in {**(base or {}), **(_parse(path) if path is not None else {})}.items():
+        draft.put((key,), value, Given("file"))
     _take_environment(draft, model, environ, prefix)
     for text in sets:
         _take_set(draft, text)
@@ -109,6 +109,24 @@ def load(
         origin={dotted(path): draft.source(path) for path in leaves},
         values={dotted(path): value for path, value in leaves.items()},
     )
+
+
+def tree_of(base: Mapping[str, Any], sets: Sequence[str]) -> dict[str, Any]:
+    """Return nested values with those of ``--set`` laid over them; nothing is validated.
+
+    Raises
+    ------
+    ConfigError
+        For a ``--set`` that is no ``key=value``.
+    """
+    draft = Draft()
+    for key, value in base.items():
+        draft.put((key,), value, Given("file"))
+    for text in sets:
+        _take_set(draft, text)
+    if draft.problems:
+        raise _refusal(None, draft.problems)
+    return draft.tree
 
 
 def load_service(

@@ -20,5 +20,8 @@ class OperateSettings(Model):
         None, description="How to enrol when the state folder holds no certificate."
     )
     cos: Peer = Field(description="The orchestration server.")
+    thirdparty: Peer | None = Field(
+        None, description="The third party, which renews the certificate; when absent it is not renewed."
+    )
     order: Path = Field(description="What to run, written by `coterie bootstrap`.")
     output: Path = Field(description="Folder for report.json and report.html.")

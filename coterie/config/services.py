@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from coterie.config.base import Address, Label, Model, Peer, ServiceSettings
+from coterie.config.base import Address, Label, LimitSettings, Model, Peer, ServiceSettings
 from coterie.crypto.key_record import KeyTerms
 from coterie.rounds.consent import Consent
 
@@ -17,6 +17,7 @@ __all__ = [
     "ContributorSettings",
     "CosSettings",
     "DataOwnerSettings",
+    "DatabaseSettings",
     "DecryptingClientSettings",
     "KeySettings",
     "OwnerSettings",
@@ -32,13 +33,62 @@ class ThirdPartySettings(ServiceSettings):
     tokens: Path | None = Field(
         None, description="File of token records made by `coterie certs token`; read again when it changes."
     )
+    enrol_limits: LimitSettings = Field(
+        LimitSettings(
+            connections=512,
+            connections_per_peer=32,
+            calls=128,
+            calls_per_peer=32,
+            calls_per_s=20.0,
+            burst=400,
+            uploads_per_peer=32,
+            message_s=20.0,
+            handshake_s=10.0,
+            keepalive_s=30.0,
+            idle_s=60.0,
+            age_s=600.0,
+        ),
+        description="As `limits`, for enrolment, where nobody shows a certificate: a caller is an address.",
+    )
     certificate_days: float = Field(30.0, gt=0, le=397, description="Validity of issued certificates, days.")
+
+
+class DatabaseSettings(Model):
+    """A database of PostgreSQL."""
+
+    url: str = Field(
+        description="`postgresql+psycopg://USER@HOST:PORT/DATABASE`, without a password. Straight to the server: "
+        "a pool that gives each transaction another connection loses the lock that keeps a second service out."
+    )
+    password_file: Path | None = Field(
+        None,
+        description="File whose first line is the password. Absent: `PGPASSWORD` or `PGPASSFILE` of the environment "
+        "say it, or the server asks for none.",
+    )
+    tls: Literal["disable", "require", "verify-ca", "verify-full"] = Field(
+        "verify-full",
+        description="What is asked of the connection, as PostgreSQL's `sslmode`; a Unix socket has no TLS.",
+    )
+    ca_file: Path | None = Field(
+        None, description="Who may sign the server's certificate, PEM; the system's authorities when absent."
+    )
+    certificate: Path | None = Field(
+        None, description="Certificate of the client, where the server asks for one."
+    )
+    key: Path | None = Field(None, description="The key of `certificate`.")
+    timeout_s: float = Field(
+        10.0, gt=0, le=600, description="Longest time that a statement may take, seconds."
+    )
 
 
 class CosSettings(ServiceSettings):
     """Central orchestration server."""
 
     thirdparty: Peer = Field(description="The key directory.")
+    database: DatabaseSettings | None = Field(
+        None,
+        description="Where runs are kept; a file in the state folder when absent. Versions of the model stay there.",
+    )
     max_uploads: int = Field(8, ge=1, le=1024, description="Uploads taken at once.")
     max_payload_mb: int = Field(64, ge=1, le=4096, description="Largest submitted item, MiB.")
     snapshot_every: int = Field(

@@ -46,18 +46,20 @@ __all__ = [
     "token_hash",
     "validate_name",
     "validate_role",
+    "validity_of",
 ]
 
 ROLES = ("cos", "data-owner", "client", "decrypting-client", "thirdparty", "operator")
 """What a certificate can make somebody; the authorisation table is written in these."""
 
 CERTIFICATE_DAYS = 30
-"""How long a certificate holds; parties renew at half of it."""
+"""How long a certificate holds; parties renew it at two thirds of that."""
 
 _DOMAIN = "coterie.internal"
 _SCHEME = "coterie://"
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _CLOCK_SKEW = timedelta(minutes=5)
+_RENEWED_AT = 2 / 3
 _TOKEN_BYTES = 32
 
 
@@ -201,8 +203,10 @@ class PeerIdentity:
         return f"{self.role}/{self.name}"
 
 
-def renewal_time(pem: bytes) -> int:
-    """Return when a certificate is to be renewed, half-way through its validity, in Unix seconds.
+def validity_of(pem: bytes) -> tuple[float, float]:
+    """Return when a certificate was issued and when it ends, in Unix seconds.
+
+    It begins a little before it was issued, for the sake of clocks that are behind.
 
     Raises
     ------
@@ -210,8 +214,20 @@ def renewal_time(pem: bytes) -> int:
         ``pem`` is no certificate.
     """
     certificate = _load_certificate(pem)
-    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    return int((begin + (end - begin) / 2).timestamp())
+    end = certificate.not_valid_after_utc.timestamp()
+    return min((certificate.not_valid_before_utc + _CLOCK_SKEW).timestamp(), end), end
+
+
+def renewal_time(pem: bytes, share: float = _RENEWED_AT) -> float:
+    """Return when a certificate is to be renewed, after a share of its validity, in Unix seconds.
+
+    Raises
+    ------
+    CertificateError
+        ``pem`` is no certificate.
+    """
+    issued, end = validity_of(pem)
+    return issued + share * (end - issued)
 
 
 class Authority:
@@ -310,7 +326,7 @@ class Authority:
         csr_pem: bytes,
         role: str,
         name: str,
-        days: int = CERTIFICATE_DAYS,
+        days: float = CERTIFICATE_DAYS,
         *,
         now: datetime | None = None,
     ) -> bytes:
@@ -324,7 +340,7 @@ class Authority:
             One of ``ROLES``.
         name : str
             A DNS label.
-        days : int
+        days : float
             Validity; ends no later than the authority's own.
         now : datetime, optional
             Start of the validity; the present by default.
@@ -499,9 +515,9 @@ def _requested_key(csr_pem: bytes) -> ec.EllipticCurvePublicKey:
     return public
 
 
-def _validity(days: int, now: datetime | None) -> tuple[datetime, datetime]:
-    if not 1 <= days <= 36_500:
-        raise CertificateError(f"a certificate for {days} days, expected 1 to 36500")
+def _validity(days: float, now: datetime | None) -> tuple[datetime, datetime]:
+    if not 0 < days <= 36_500:
+        raise CertificateError(f"a certificate for {days} days, expected more than 0 and at most 36500")
     start = now or datetime.now(UTC)
     # A peer whose clock is a little behind should not refuse a fresh certificate.
     return start - _CLOCK_SKEW, start + timedelta(days=days)

@@ -1,7 +1,8 @@
 """A federation laid out before its first process starts: one folder for each party, to be mounted or copied to it.
 
 A folder holds the configuration, the authority's certificate, a one-time token and the party's own data, and nothing
-of anybody else.  All paths in it are relative, so it works wherever it ends up.
+of anybody else.  All paths in it are relative, so it works wherever it ends up.  Instead of the first three it may hold
+an invitation, by which the party makes its keys and its configuration on its own machine.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from coterie.launch.authority import TOKENS, make_authority, make_token
 from coterie.launch.children import toml
 from coterie.launch.cohorts import protection, require_cohorts
 from coterie.launch.feed import load, make_feed
+from coterie.launch.invitation import INVITATION, invite
 from coterie.launch.ncf_reference import reference_rows
 from coterie.launch.order import Order
 from coterie.launch.outcome import about
@@ -48,7 +50,12 @@ def held_order(root: Path) -> Order | None:
 
 
 def bootstrap(
-    settings: RunSettings, root: Path, run_id: str, *, addresses: Mapping[str, str] | None = None
+    settings: RunSettings,
+    root: Path,
+    run_id: str,
+    *,
+    addresses: Mapping[str, str] | None = None,
+    invitations: bool = False,
 ) -> Order:
     """Lay out a federation: ``thirdparty``, ``cos``, ``owner-N``, ``host-N`` and ``operator`` below a folder.
 
@@ -65,6 +72,8 @@ def bootstrap(
     addresses : mapping, optional
         ``host:port`` by folder, where it is not ``FOLDER:7443`` with the folder as host name.  The third
         party's enrolment is ``enrol``.
+    invitations : bool
+        Whether parties get invitations for `coterie.launch.joining`, and no configuration.
 
     Returns
     -------
@@ -81,7 +90,12 @@ def bootstrap(
         The data set cannot be read or divided.
     """
     _require_one_federation(settings)
-    layout = _Layout(root, dict(addresses or {}))
+    if invitations and settings.secure_sum in ("encrypted", "shared-key"):
+        raise ConfigError(
+            f"secure_sum = {settings.secure_sum!r}: the roster names key holders, whose keys would be made here",
+            hint="let them enrol first and sign a roster of their ids: `coterie certs roster`",
+        )
+    layout = _Layout(root, dict(addresses or {}), invitations)
     try:
         return _lay_out(settings, layout, run_id)
     except OSError as error:
@@ -111,6 +125,7 @@ class _Layout:
 
     root: Path
     addresses: dict[str, str]
+    invitations: bool
 
     def __call__(self, role: str, name: str, position: int) -> Place:
         folder = {"data-owner": f"owner-{position}", "thirdparty": "thirdparty"}.get(role, name)
@@ -168,24 +183,17 @@ def _lay_out(settings: RunSettings, layout: _Layout, run_id: str) -> Order:
         "token_file": "token",
         "timeout_s": JOIN_S,
     }
+    admit = _Admission(state, layout.invitations, enrol)
+    directory = {"address": thirdparty.address, "name": DIRECTORY}
     for party in laid.parties:
-        _admit(state, party.role, party.name, party.participants, party.place.folder)
-        _configure(
-            party.place.folder,
-            {
-                "name": party.name,
-                "listen": party.place.listen,
-                **service,
-                **party.values,
-                "thirdparty": {"address": thirdparty.address, "name": DIRECTORY},
-                "enrol": enrol,
-            },
-        )
-
-    _admit(state, "operator", _OPERATOR, 0, operator)
+        values = {**party.values, "thirdparty": directory}
+        if settings.federation.transcripts:
+            values["transcript"] = True
+        own = {"listen": party.place.listen, **service}
+        admit(party.place.folder, party.role, party.name, party.participants, values, own)
     cos = {"address": layout.at("cos"), "name": "cos"}
-    paths = {"state": "state", "order": _ORDER, "output": "report"}
-    _configure(operator, {"name": _OPERATOR, **paths, "cos": cos, "enrol": enrol})
+    own = {"state": "state", "output": "report"}
+    admit(operator, "operator", _OPERATOR, 0, {"order": _ORDER, "cos": cos, "thirdparty": directory}, own)
     order = Order(
         run_id=run_id,
         seed=seed,
@@ -202,10 +210,35 @@ def _lay_out(settings: RunSettings, layout: _Layout, run_id: str) -> Order:
     return order
 
 
-def _admit(authority: Path, role: str, name: str, participants: int, folder: Path) -> None:
-    """Give a party what it needs to enrol."""
-    make_token(authority, role, name, participants, folder / "token", hours=_TOKEN_HOURS)
-    write_private_file(folder / "ca.pem", (authority / "ca.pem").read_bytes())
+@dataclass(frozen=True)
+class _Admission:
+    """Gives each party what it needs to enrol: a token with a configuration, or an invitation."""
+
+    authority: Path
+    invites: bool
+    enrol: dict[str, Any]
+
+    def __call__(
+        self,
+        folder: Path,
+        role: str,
+        name: str,
+        participants: int,
+        values: dict[str, Any],
+        own: dict[str, Any],
+    ) -> None:
+        """Write what one party gets; of ``own`` a party that is invited decides itself."""
+        if self.invites:
+            told = {key: value for key, value in values.items() if value is not None}
+            point = self.enrol["address"], self.enrol["name"]
+            made = invite(
+                self.authority, role, name, participants, enrol=point, settings=told, hours=_TOKEN_HOURS
+            )
+            made.save(folder / INVITATION)
+            return
+        make_token(self.authority, role, name, participants, folder / "token", hours=_TOKEN_HOURS)
+        write_private_file(folder / "ca.pem", (self.authority / "ca.pem").read_bytes())
+        _configure(folder, {"name": name, **own, **values, "enrol": self.enrol})
 
 
 def _configure(folder: Path, values: dict[str, Any]) -> None:

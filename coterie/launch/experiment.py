@@ -24,7 +24,7 @@ from coterie.launch.feed import Feed, load, make_feed
 from coterie.launch.in_process import train_in_process
 from coterie.launch.local_run import save_settings
 from coterie.launch.ncf_reference import reference_rows
-from coterie.launch.outcome import Outcome, about, from_cos, together, write
+from coterie.launch.outcome import Outcome, about, from_cos, network, together, write
 from coterie.net.enrolment import saved_bundles
 from coterie.net.meter import merge
 from coterie.privacy import visibility
@@ -143,6 +143,7 @@ async def _one(
         **from_cos(known),
         "start_seconds": round(start_seconds, 2),
         "traffic": merge(account["called"] for account in accounts.values()),
+        "network": network(from_cos(known), accounts),
         "cpu_seconds": {party: account["cpu_seconds"] for party, account in accounts.items()},
         "counts": {party: account["counts"] for party, account in accounts.items()},
         "peak_rss_mb": {party: account["peak_rss_mb"] for party, account in accounts.items()},

@@ -128,7 +128,8 @@ class Federation:
             ),
         )
         cos = Peer(address=self._addresses["cos"], name="cos")
-        self._operator = await Operator.enrolled(settings, cos, self._require_alive)
+        thirdparty = Peer(address=self._addresses["thirdparty"], name=DIRECTORY)
+        self._operator = await Operator.enrolled(settings, cos, self._require_alive, thirdparty=thirdparty)
         request = start_request(self._settings, self.plan(), owners=laid.owners, users=laid.users)
         await self._operator.start(request)
         self.started_at = time.time()

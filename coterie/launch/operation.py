@@ -53,7 +53,7 @@ async def operate(settings: OperateSettings, order: Order, watcher: Watcher) -> 
         settings.output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise PreflightError(f"cannot use the folder {error.filename}: {error.strerror}") from error
-    operator = await Operator.enrolled(settings, settings.cos)
+    operator = await Operator.enrolled(settings, settings.cos, thirdparty=settings.thirdparty)
     try:
         await operator.start(order.request())
         async with contextlib.aclosing(operator.watch(order.run_id)) as events:

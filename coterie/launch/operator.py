@@ -18,8 +18,9 @@ from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import Enrolling, enrol
 from coterie.net.meter import Meter
+from coterie.net.renewal import Renewal
 from coterie.net.retry import Retry
-from coterie.net.status import from_rpc_error
+from coterie.net.status import from_rpc_error, waits_for_store
 from coterie.wire.v1 import operator_pb2 as wire
 from coterie.wire.v1.operator_pb2_grpc import OperatorStub
 
@@ -63,13 +64,19 @@ class Operator:
     """
 
     def __init__(self, channel: Channel, check: Callable[[], None] = _nothing_to_check) -> None:
+        self._renewing: asyncio.Task[None] | None = None
         self._channel = channel
         self._check = check
         self._stub: Any = channel.stub(OperatorStub)
 
     @classmethod
     async def enrolled(
-        cls, settings: Enrolling, cos: Peer, check: Callable[[], None] = _nothing_to_check
+        cls,
+        settings: Enrolling,
+        cos: Peer,
+        check: Callable[[], None] = _nothing_to_check,
+        *,
+        thirdparty: Peer | None = None,
     ) -> Operator:
         """Enrol where there is no certificate yet, and connect.
 
@@ -79,6 +86,10 @@ class Operator:
             Name, state folder, and how to enrol.
         cos : Peer
             The orchestration server.
+        check : callable
+            As of the class.
+        thirdparty : Peer, optional
+            Where the certificate is renewed; it is not where this is absent.
 
         Raises
         ------
@@ -89,14 +100,25 @@ class Operator:
         """
         tls = TlsFiles(settings.state / "tls")
         await _while_checked(enrol("operator", settings, tls, []), check)
-        channel = connect(
-            cos.address,
-            tls.channel_credentials(),
-            tls_name=logical_name("cos", cos.name),
-            peer=f"cos/{cos.name}",
-            meter=Meter(),
-        )
-        return cls(channel, check)
+
+        def channel_to(role: str, peer: Peer) -> Channel:
+            return connect(
+                peer.address,
+                tls.channel_credentials(),
+                tls_name=logical_name(role, peer.name),
+                peer=f"{role}/{peer.name}",
+                meter=Meter(),
+            )
+
+        operator = cls(channel_to("cos", cos), check)
+        if thirdparty is not None:
+            renewal = Renewal(
+                tls,
+                lambda: channel_to("thirdparty", thirdparty),
+                lambda: operator._channel.renew(tls.channel_credentials()),
+            )
+            operator._renewing = asyncio.create_task(renewal.run())
+        return operator
 
     async def start(self, request: wire.StartRunRequest) -> None:
         """Create a run; the same request again changes nothing."""
@@ -125,6 +147,9 @@ class Operator:
                 return
             except grpc.aio.AioRpcError as error:
                 self._check()
+                if waits_for_store(error):
+                    # It lives, and goes on once its store takes writes again.
+                    heard = time.monotonic()
                 if time.monotonic() - heard > PATIENCE_S:
                     raise RunError(f"the COS cannot be reached: {error.details()}") from error
                 await asyncio.sleep(_PAUSE_S)
@@ -144,6 +169,10 @@ class Operator:
 
     async def close(self) -> None:
         """Close the connection."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._renewing
         await self._channel.close()
 
     async def _ask(self, attempt: Callable[[], Awaitable[T]]) -> T:

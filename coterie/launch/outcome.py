@@ -17,7 +17,7 @@ from coterie.config.run import RunSettings
 from coterie.data import Dataset
 from coterie.launch.reference import Reference
 
-__all__ = ["Outcome", "about", "from_cos", "surroundings", "together", "write"]
+__all__ = ["Outcome", "about", "from_cos", "network", "surroundings", "together", "write"]
 
 Outcome = dict[str, Any]
 """A report, JSON-ready (docs/report.md)."""
@@ -80,6 +80,37 @@ def from_cos(known: Mapping[str, Any]) -> Outcome:
         "chosen": known["chosen"],
         **{key: known[key] for key in ("visits", "held_rows") if key in known},
     }
+
+
+def network(found: Mapping[str, Any], accounts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return how much of a round, or without rounds of training, a party's calls spent on the network.
+
+    Parameters
+    ----------
+    found : mapping
+        What the COS knows, by `from_cos`.
+    accounts : mapping
+        What each process counted, by its party.
+
+    Returns
+    -------
+    dict
+        ``seconds`` of all rounds and ``of`` how many, and ``by_party`` of those who take part: ``seconds`` of its calls
+        without what the called services spent on them, and their ``share``.  Calls may overlap each other and work,
+        so the largest share bounds what a network without delay would save.
+    """
+    rounds = found.get("rounds")
+    if rounds is not None:
+        seconds = sum(sum(one["seconds"].values()) for one in rounds)
+    else:
+        seconds = max((one["time_s"] for one in found["history"]), default=0.0)
+    by_party = {}
+    for party, account in accounts.items():
+        if party.partition("/")[0] in ("client", "data-owner", "decrypting-client"):
+            spent = sum(entry["network_ms"] for entry in account["called"].values()) / 1e3
+            share = round(spent / seconds, 4) if seconds else None
+            by_party[party] = {"seconds": round(spent, 3), "share": share}
+    return {"seconds": round(seconds, 3), "of": None if rounds is None else len(rounds), "by_party": by_party}
 
 
 def _without(record: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -204,6 +235,7 @@ def together(
         "updates",
         "start_seconds",
         "traffic",
+        "network",
         "cpu_seconds",
         "counts",
         "peak_rss_mb",

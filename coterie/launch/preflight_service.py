@@ -17,6 +17,7 @@ from coterie.config.base import ServiceSettings
 from coterie.config.services import (
     ClientSettings,
     ContributorSettings,
+    CosSettings,
     DataOwnerSettings,
     DecryptingClientSettings,
     KeySettings,
@@ -29,6 +30,7 @@ from coterie.launch.finding import Finding, Status, passed
 from coterie.launch.preflight_trust import check_authority, check_certificate, check_peers
 from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import HOLDER, IDENTITIES
+from coterie.store.postgres import Place, read_revision
 
 __all__ = ["check_service", "existing", "unwritable"]
 
@@ -61,7 +63,7 @@ async def check_service(role: str, settings: ServiceSettings, *, timeout_s: floa
     findings = [
         *_ports(settings),
         *_state(settings.state),
-        *([_store(role, settings.state)] if role in _STORES else []),
+        *([_kept(role, settings)] if role in _STORES else []),
         *_inputs(settings),
     ]
     if isinstance(settings, ThirdPartySettings):
@@ -160,6 +162,21 @@ def _state(folder: Path) -> Iterator[Finding]:
         yield passed("disk", text)
 
 
+def _kept(role: str, settings: ServiceSettings) -> Finding:
+    if isinstance(settings, CosSettings) and settings.database is not None:
+        place = Place(**settings.database.model_dump())
+        try:
+            held = read_revision(place)
+            if held is None:
+                return passed("store", f"tables will be made in {place.name}")
+            return _of_revision(place.name, held, _STORES[role][1])
+        except CoterieError as error:
+            return Finding(
+                "store", "fail", error.message, error.hint or "see docs/configuration.md, database"
+            )
+    return _store(role, settings.state)
+
+
 def _store(role: str, state: Path) -> Finding:
     name, schema = _STORES[role]
     path = state / name
@@ -177,6 +194,10 @@ def _store(role: str, state: Path) -> Finding:
         return Finding("store", "fail", f"{path} does not open: {error.orig}", "restore it from a backup")
     finally:
         engine.dispose()
+    return _of_revision(name, held, schema)
+
+
+def _of_revision(name: str, held: str | None, schema: str) -> Finding:
     known, newest = _revisions(schema)
     if held == newest:
         return passed("store", f"{name}, schema {held}")

@@ -31,7 +31,7 @@ from coterie.net.credentials import TlsFiles
 from coterie.net.meter import Meter
 from coterie.store.authority import load_secrets, secrets_exist
 
-__all__ = ["check_authority", "check_certificate", "check_peers"]
+__all__ = ["check_authority", "check_certificate", "check_enrolment", "check_peers"]
 
 
 def check_authority(settings: ThirdPartySettings) -> Iterator[Finding]:
@@ -131,8 +131,8 @@ def _validity(
         return Finding(
             check,
             "warn",
-            f"{text}: more than half of its validity is over",
-            "put a new token into enrol.token_file and remove tls/chain.pem before the next start",
+            f"{text}: it is due for renewal",
+            "start the process, which renews it where the third party is reached; after its end it takes a new token",
         )
     return passed(check, text)
 
@@ -187,7 +187,7 @@ async def check_peers(settings: ServiceSettings, tls: TlsFiles, timeout_s: float
     for role, peer in wanted:
         yield await _peer(role, peer, tls, timeout_s)
     if not tls.complete() and settings.enrol is not None and wanted:
-        yield await _enrolment(settings.enrol, timeout_s)
+        yield await check_enrolment(settings.enrol, timeout_s)
 
 
 async def _peer(role: str, peer: Peer, tls: TlsFiles, timeout_s: float) -> Finding:
@@ -235,7 +235,8 @@ def _refused(check: str, party: str, address: str, error: grpc.aio.AioRpcError) 
     )
 
 
-async def _enrolment(enrol: EnrolSettings, timeout_s: float) -> Finding:
+async def check_enrolment(enrol: EnrolSettings, timeout_s: float) -> Finding:
+    """Check that the third party takes enrolments where a party looks for it; within a time, seconds."""
     check = "enrolment"
     problem = await _reaches(enrol.address, timeout_s)
     if problem is not None:

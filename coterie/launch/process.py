@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,15 +21,24 @@ from grpc_health.v1.health import aio as health_aio
 from coterie.config.base import Peer, ServiceSettings
 from coterie.crypto.authority import logical_name
 from coterie.errors import CoterieError, PreflightError, RunError
+from coterie.net.admission import Limits
+from coterie.net.authorisation import OFFERED
 from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
+from coterie.net.latency import Service as Measured
+from coterie.net.latency import attend
 from coterie.net.meter import Meter
+from coterie.net.probe import Probe
+from coterie.net.renewal import Renewal
+from coterie.net.revocation import RevocationWatch
 from coterie.net.server import Guard, make_server
 from coterie.privacy.transcript import TranscriptWriter
 from coterie.store.engine import Writer
 from coterie.telemetry.accounting import Accounting
 from coterie.telemetry.exporter import Exporter
 from coterie.telemetry.logs import configure
+from coterie.telemetry.measures import Measure, of_the_disk, of_the_memory
+from coterie.wire.v1.latency_pb2_grpc import add_ProbeServicer_to_server
 
 __all__ = ["GRACE_S", "PARENT_VARIABLE", "Runtime", "Service", "ServiceProcess", "in_use", "serve"]
 
@@ -58,9 +67,29 @@ class Runtime:
     transcript: TranscriptWriter | None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     failed: BaseException | None = None
+    measures: list[Measure] = field(default_factory=list)
+    """What the metrics say beside what every process's do."""
     _conditions: dict[str, bool] = field(default_factory=dict)
     _health: Any = field(default_factory=lambda: health_aio.HealthServicer())
     _channels: list[Channel] = field(default_factory=list)
+    calls: dict[str, Measured] = field(default_factory=dict)
+    """The services that this process has a channel to, by role and name."""
+    _shown: bytes = b""
+
+    def __post_init__(self) -> None:
+        """Take note of the certificate that channels will show."""
+        self._shown = self.tls.identity().fingerprint
+
+    def shown(self) -> bytes:
+        """Return the SHA-256 of the certificate that channels show."""
+        return self._shown
+
+    def renewed(self) -> None:
+        """Let every channel show the certificate that is in the folder now; the server takes it up by itself."""
+        self._shown = self.tls.identity().fingerprint
+        credentials = self.tls.channel_credentials()
+        for channel in self._channels:
+            channel.renew(credentials)
 
     @property
     def state(self) -> Path:
@@ -80,7 +109,13 @@ class Runtime:
 
     def connect_to(self, address: str, *, tls_name: str, peer: str) -> Channel:
         """Open a channel to an address whose certificate must carry ``tls_name``."""
-        channel = connect(
+        channel = self._open(address, tls_name, peer)
+        self._channels.append(channel)
+        self.calls[peer] = Measured(peer, address, tls_name)
+        return channel
+
+    def _open(self, address: str, tls_name: str, peer: str) -> Channel:
+        return connect(
             address,
             self.tls.channel_credentials(),
             tls_name=tls_name,
@@ -88,8 +123,53 @@ class Runtime:
             meter=self.outgoing,
             recorder=self.transcript.side("client") if self.transcript else None,
         )
-        self._channels.append(channel)
-        return channel
+
+    def renewal(self, thirdparty: Peer) -> Renewal:
+        """Return what keeps the certificate of this process alive."""
+        name = logical_name("thirdparty", thirdparty.name)
+        return Renewal(
+            self.tls,
+            lambda: self._open(thirdparty.address, name, f"thirdparty/{thirdparty.name}"),
+            self.renewed,
+            lambda holds: self.holds("certificate", holds),
+        )
+
+    async def attend(self) -> None:
+        """Measure to the services that this process calls whenever the operator asks for it, by way of the COS."""
+        for channel in self._channels:
+            if channel.peer.startswith("cos/"):
+                await attend(channel, lambda: self.calls, self.tls, self.latency_bytes)
+
+    @property
+    def latency_bytes(self) -> int:
+        """Most bytes that one measurement may have carried."""
+        return self.settings.latency_mb << 20
+
+    def watch_revocations(
+        self, thirdparty: Channel, on_revoked: Callable[[frozenset[bytes]], None] | None = None
+    ) -> RevocationWatch:
+        """Return what keeps revocations known: the condition ``directory``, and a measure of their age.
+
+        Parameters
+        ----------
+        thirdparty : Channel
+        on_revoked : callable, optional
+            Told the ids of all revoked participants whenever there are new ones.
+        """
+        watch = RevocationWatch(
+            thirdparty,
+            self.guard,
+            lambda current: self.holds("directory", current),
+            on_revoked=on_revoked,
+        )
+        self.measures.append(
+            Measure(
+                "coterie_revocation_list_age_seconds",
+                "Time since the third party last said what is revoked.",
+                lambda: watch.age_s,
+            )
+        )
+        return watch
 
     def require(self, conditions: Iterable[str]) -> None:
         """Name what must hold before the service is healthy."""
@@ -100,6 +180,10 @@ class Runtime:
         if self._conditions.get(condition) != value:
             self._conditions[condition] = value
             _log.info("condition", condition=condition, holds=value)
+
+    def conditions(self) -> dict[str, bool]:
+        """Return what must hold before the service is healthy, and whether it does."""
+        return dict(self._conditions)
 
     async def watch_store(self, writer: Writer) -> None:
         """Keep the condition ``store`` in step with whether the store takes writes: a volume may be full."""
@@ -242,6 +326,7 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
         Meter(),
         recorder=transcript.side("server") if transcript else None,
         debug=settings.log_level == "debug",
+        limits=Limits(**settings.limits.model_dump()),
     )
     runtime = Runtime(
         role=service.role,
@@ -252,6 +337,7 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
         accounting=Accounting(),
         transcript=transcript,
     )
+    runtime.measures += [*of_the_disk(settings.state), *of_the_memory()]
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, runtime.stopping.set)
@@ -259,6 +345,7 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
     process = service.build(settings, runtime)
     server = make_server(guard)
     process.add_to(server)
+    add_ProbeServicer_to_server(Probe(service.role), server)
     health_pb2_grpc.add_HealthServicer_to_server(runtime._health, server)
     if settings.reflection:
         _add_reflection(server, service.role)
@@ -269,11 +356,16 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
             f"cannot listen on {settings.listen}",
             hint="is the port taken, or the address not this machine's?",
         ) from error
+    renewal = _renewal(settings, runtime)
     exporter = Exporter(
         runtime.accounting,
         {"server": guard.meter, "client": runtime.outgoing},
         lambda: dict(guard.refusals),
         lambda: runtime.serving,
+        guard.admission,
+        runtime.conditions,
+        renewal,
+        runtime.measures,
     )
     if settings.metrics is not None:
         exporter.start(settings.metrics)
@@ -285,12 +377,16 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
     _log.info("listening", address=settings.listen)
 
     orphaned = asyncio.create_task(_stop_when_orphaned(runtime))
+    renewing = asyncio.create_task(_work(renewal, runtime)) if renewal is not None else None
     work = asyncio.create_task(_work(process, runtime))
+    attending = asyncio.create_task(runtime.attend())
     await runtime.stopping.wait()
     _log.info("stopping")
-    work.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await work
+    for task in (attending, work, renewing):
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
     await server.stop(GRACE_S / 2)
     await process.close()
     for channel in runtime._channels:
@@ -308,6 +404,12 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
     _log.info("stopped")
     if runtime.failed is not None:
         raise runtime.failed
+
+
+def _renewal(settings: ServiceSettings, runtime: Runtime) -> Renewal | None:
+    """Return what renews the certificate of a party; the third party signs its own."""
+    thirdparty = getattr(settings, "thirdparty", None)
+    return runtime.renewal(thirdparty) if isinstance(thirdparty, Peer) else None
 
 
 async def _enrol(service: Service, settings: ServiceSettings, tls: TlsFiles) -> None:
@@ -334,7 +436,7 @@ async def _stop_when_orphaned(runtime: Runtime) -> None:
     runtime.stopping.set()
 
 
-async def _work(process: ServiceProcess, runtime: Runtime) -> None:
+async def _work(process: ServiceProcess | Renewal, runtime: Runtime) -> None:
     try:
         await process.run()
     except asyncio.CancelledError:
@@ -356,18 +458,6 @@ def _add_reflection(server: grpc.aio.Server, role: str) -> None:
     """Let operators ask what this process offers, and nothing that it does not."""
     from grpc_reflection.v1alpha import reflection
 
-    from coterie.wire.v1 import client_pb2, data_owner_pb2, operator_pb2, orchestrator_pb2, thirdparty_pb2
-
-    offered = {
-        "cos": (
-            orchestrator_pb2.DESCRIPTOR.services_by_name["Orchestrator"],
-            operator_pb2.DESCRIPTOR.services_by_name["Operator"],
-        ),
-        "data-owner": (data_owner_pb2.DESCRIPTOR.services_by_name["DataOwner"],),
-        "client": (client_pb2.DESCRIPTOR.services_by_name["UserAgent"],),
-        "decrypting-client": (),
-        "thirdparty": (thirdparty_pb2.DESCRIPTOR.services_by_name["KeyDirectory"],),
-    }
-    names = [service.full_name for service in offered[role]]
+    names = [f"coterie.v1.{service}" for service in (*OFFERED[role], "Probe")]
     names += [health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
     reflection.enable_server_reflection(names, server)

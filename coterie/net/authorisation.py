@@ -1,8 +1,8 @@
-"""Which role may call which RPC.  What is not in the table may be called by nobody."""
+"""Which role may call which RPC, with how large a message.  What is not in the table may be called by nobody."""
 
 from __future__ import annotations
 
-__all__ = ["ALLOWED", "may_call"]
+__all__ = ["ALLOWED", "LARGEST", "OFFERED", "callers_of", "may_call"]
 
 _EVERY_SERVICE = frozenset({"cos", "data-owner", "client", "decrypting-client", "thirdparty", "operator"})
 _PARTIES = frozenset({"client", "data-owner", "decrypting-client"})
@@ -32,16 +32,67 @@ ALLOWED: dict[str, frozenset[str]] = {
     "/coterie.v1.KeyDirectory/Revoke": frozenset({"operator"}),
     "/coterie.v1.KeyDirectory/Revocations": _PARTIES | {"cos"},
     "/coterie.v1.KeyDirectory/PublishBundles": _PARTIES,
+    "/coterie.v1.KeyDirectory/RenewCertificate": _PARTIES | {"cos", "operator"},
     "/coterie.v1.KeyDirectory/Beacon": frozenset({"cos"}),
     "/coterie.v1.KeyDirectory/PublishPaillierKey": _HOLDERS,
     "/coterie.v1.KeyDirectory/CountersignPaillierKey": _HOLDERS,
     "/coterie.v1.KeyDirectory/PaillierPublicKey": _PARTIES | {"cos"},
     "/coterie.v1.KeyDirectory/PaillierEnvelope": _HOLDERS,
+    # Narrowed to those who may call the service for something else: `callers_of`.
+    "/coterie.v1.Probe/Echo": _PARTIES | {"cos", "operator"},
+    "/coterie.v1.Probe/Carry": _PARTIES | {"cos", "operator"},
+    "/coterie.v1.Latency/Attend": _PARTIES,
+    "/coterie.v1.Latency/Measure": frozenset({"operator"}),
     "/grpc.health.v1.Health/Check": _EVERY_SERVICE,
     "/grpc.health.v1.Health/Watch": _EVERY_SERVICE,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": frozenset({"operator"}),
 }
 """Roles by full method name."""
+
+_SMALL = 1 << 16
+
+LARGEST: dict[str, int] = dict.fromkeys(
+    (
+        "/coterie.v1.Orchestrator/Poll",
+        "/coterie.v1.Orchestrator/Fetch",
+        "/coterie.v1.Orchestrator/Recommend",
+        "/coterie.v1.Operator/StopRun",
+        "/coterie.v1.Operator/ListRuns",
+        "/coterie.v1.Operator/GetRun",
+        "/coterie.v1.Operator/WatchRun",
+        "/coterie.v1.Operator/GetReport",
+        "/coterie.v1.DataOwner/OwnerInfo",
+        "/coterie.v1.DataOwner/Flush",
+        "/coterie.v1.UserAgent/RecordInteraction",
+        "/coterie.v1.UserAgent/Recommend",
+        "/coterie.v1.UserAgent/DisclosureReceipt",
+        "/coterie.v1.KeyDirectory/Revocations",
+        "/coterie.v1.KeyDirectory/Beacon",
+        "/coterie.v1.KeyDirectory/PaillierPublicKey",
+        "/coterie.v1.KeyDirectory/PaillierEnvelope",
+        "/coterie.v1.Probe/Echo",
+        "/coterie.v1.Latency/Measure",
+        "/grpc.health.v1.Health/Check",
+        "/grpc.health.v1.Health/Watch",
+    ),
+    _SMALL,
+)
+"""Largest message by full method name, bytes, where it is less than what `limits.message_kib` says for all."""
+
+OFFERED: dict[str, tuple[str, ...]] = {
+    "cos": ("Orchestrator", "Operator", "Latency"),
+    "data-owner": ("DataOwner",),
+    "client": ("UserAgent",),
+    "decrypting-client": (),
+    "thirdparty": ("KeyDirectory",),
+}
+"""Services of the contract by the role of the process that offers them; each offers ``Probe`` beside."""
+
+
+def callers_of(role: str) -> frozenset[str]:
+    """Return the roles that may call anything that a process of a role offers."""
+    prefixes = tuple(f"/coterie.v1.{service}/" for service in OFFERED[role])
+    return frozenset().union(*(roles for name, roles in ALLOWED.items() if name.startswith(prefixes)))
 
 
 def may_call(role: str, method: str) -> bool:

@@ -2,15 +2,16 @@
 
 ``Channel`` offers the four factory methods that generated stubs use, so a stub made from it behaves as always;
 the callables it hands out add the deadline, count bytes where they are serialised, read the server's own time from
-the trailing metadata and hand bytes to the transcript.
+the trailing metadata and hand bytes to the transcript.  A channel outlives its connection: with a renewed certificate
+further calls go over another one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Protocol, TypeVar, cast
 
 import grpc
@@ -92,6 +93,35 @@ class _Call:
             self._totals.finished(total_ms=total_ms, server_ms=server_ms, failed=failed)
 
 
+Opener = Callable[[grpc.ChannelCredentials], grpc.aio.Channel]
+
+
+class _Line:
+    """One gRPC channel, and how many calls go over it."""
+
+    def __init__(self, inner: grpc.aio.Channel) -> None:
+        self.inner = inner
+        self._calls = 0
+        self._unused: asyncio.Event | None = None
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if not self._calls and self._unused is not None:
+                self._unused.set()
+
+    async def retire(self) -> None:
+        """Close it once its calls have ended, each by itself or by its deadline."""
+        self._unused = asyncio.Event()
+        if self._calls:
+            await self._unused.wait()
+        await self.inner.close()
+
+
 class Channel:
     """A connection to one peer.
 
@@ -105,19 +135,61 @@ class Channel:
         Where calls are counted.
     recorder : Recorder, optional
         Takes down what is received and sent.
+    opener : callable, optional
+        Makes another gRPC channel to the same peer with other credentials.
     """
 
     def __init__(
-        self, inner: grpc.aio.Channel, *, peer: str, meter: Meter, recorder: Recorder | None = None
+        self,
+        inner: grpc.aio.Channel,
+        *,
+        peer: str,
+        meter: Meter,
+        recorder: Recorder | None = None,
+        opener: Opener | None = None,
     ) -> None:
-        self._inner = inner
+        self._line = _Line(inner)
+        self._opener = opener
+        self._retiring: dict[asyncio.Task[None], _Line] = {}
         self.peer = peer
         self.meter = meter
         self.recorder = recorder
 
+    def renew(self, credentials: grpc.ChannelCredentials) -> None:
+        """Let further calls go over a connection with these credentials; those under way end over the old one."""
+        if self._opener is None:
+            raise AssertionError("only a channel made by `connect` can be renewed")
+        old, self._line = self._line, _Line(self._opener(credentials))
+        task = asyncio.create_task(old.retire())
+        self._retiring[task] = old
+        task.add_done_callback(lambda done: self._retiring.pop(done, None))
+
+    def metered(self, meter: Meter) -> Channel:
+        """Return the same connection with calls counted elsewhere; it follows what `renew` does to this one."""
+        return _Metered(self, meter)
+
     async def close(self) -> None:
         """Close the connection; calls under way end with CANCELLED."""
-        await self._inner.close()
+        retiring = dict(self._retiring)
+        for task in retiring:
+            task.cancel()
+        await asyncio.gather(*retiring, return_exceptions=True)
+        for line in (self._line, *retiring.values()):
+            await line.inner.close()
+
+    def _bound(self, make: Callable[[grpc.aio.Channel], Any]) -> Callable[[], tuple[_Line, Any]]:
+        """Return what gives the connection in use and a callable of it, made once for each connection."""
+        line = self._line
+        callable_ = make(line.inner)
+
+        def current() -> tuple[_Line, Any]:
+            nonlocal line, callable_
+            if line is not self._line:
+                line = self._line
+                callable_ = make(line.inner)
+            return line, callable_
+
+        return current
 
     def stub(self, factory: Callable[[grpc.aio.Channel], T]) -> T:
         """Make a generated stub that calls through this channel."""
@@ -128,12 +200,14 @@ class Channel:
     ) -> Any:
         """Return a callable: ``await call(request, timeout=...) -> response``."""
         counted = _Call(self, method, request_serializer, response_deserializer)
-        inner = self._inner.unary_unary(method, counted.encode, counted.decode)
+        bound = self._bound(lambda inner: inner.unary_unary(method, counted.encode, counted.decode))
 
         async def call(request: Any, timeout: float = DEFAULT_TIMEOUT_S) -> Any:
-            under_way = inner(request, timeout=timeout)
-            async with counted.timed(under_way):
-                return await under_way
+            line, inner = bound()
+            with line.call():
+                under_way = inner(request, timeout=timeout)
+                async with counted.timed(under_way):
+                    return await under_way
 
         return call
 
@@ -142,12 +216,14 @@ class Channel:
     ) -> Any:
         """Return a callable: ``await call(async_iterable, timeout=...) -> response``."""
         counted = _Call(self, method, request_serializer, response_deserializer)
-        inner = self._inner.stream_unary(method, counted.encode, counted.decode)
+        bound = self._bound(lambda inner: inner.stream_unary(method, counted.encode, counted.decode))
 
         async def call(requests: AsyncIterator[Any], timeout: float = DEFAULT_TIMEOUT_S) -> Any:
-            under_way = inner(requests, timeout=timeout)
-            async with counted.timed(under_way):
-                return await under_way
+            line, inner = bound()
+            with line.call():
+                under_way = inner(requests, timeout=timeout)
+                async with counted.timed(under_way):
+                    return await under_way
 
         return call
 
@@ -156,13 +232,15 @@ class Channel:
     ) -> Any:
         """Return a callable: ``async for response in call(request, timeout=...)``."""
         counted = _Call(self, method, request_serializer, response_deserializer)
-        inner = self._inner.unary_stream(method, counted.encode, counted.decode)
+        bound = self._bound(lambda inner: inner.unary_stream(method, counted.encode, counted.decode))
 
         async def call(request: Any, timeout: float = DEFAULT_TIMEOUT_S) -> AsyncIterator[Any]:
-            under_way = inner(request, timeout=timeout)
-            async with counted.timed(under_way):
-                async for response in under_way:
-                    yield response
+            line, inner = bound()
+            with line.call():
+                under_way = inner(request, timeout=timeout)
+                async with counted.timed(under_way):
+                    async for response in under_way:
+                        yield response
 
         return call
 
@@ -171,17 +249,31 @@ class Channel:
     ) -> Any:
         """Return a callable: ``async for response in call(async_iterable, timeout=...)``."""
         counted = _Call(self, method, request_serializer, response_deserializer)
-        inner = self._inner.stream_stream(method, counted.encode, counted.decode)
+        bound = self._bound(lambda inner: inner.stream_stream(method, counted.encode, counted.decode))
 
         async def call(
             requests: AsyncIterator[Any], timeout: float = DEFAULT_TIMEOUT_S
         ) -> AsyncIterator[Any]:
-            under_way = inner(requests, timeout=timeout)
-            async with counted.timed(under_way):
-                async for response in under_way:
-                    yield response
+            line, inner = bound()
+            with line.call():
+                under_way = inner(requests, timeout=timeout)
+                async with counted.timed(under_way):
+                    async for response in under_way:
+                        yield response
 
         return call
+
+
+class _Metered(Channel):
+    """Another channel's connection, with calls counted elsewhere."""
+
+    def __init__(self, whole: Channel, meter: Meter) -> None:
+        self._whole = whole
+        self.peer, self.meter, self.recorder = whole.peer, meter, whole.recorder
+
+    @property
+    def _line(self) -> _Line:  # type: ignore[override]
+        return self._whole._line
 
 
 def connect(
@@ -207,5 +299,8 @@ def connect(
         Role and name of the peer, for messages and transcripts.
     """
     options = [*OPTIONS, ("grpc.ssl_target_name_override", tls_name)]
-    inner = grpc.aio.secure_channel(address, credentials, options=options)
-    return Channel(inner, peer=peer, meter=meter, recorder=recorder)
+
+    def opener(shown: grpc.ChannelCredentials) -> grpc.aio.Channel:
+        return grpc.aio.secure_channel(address, shown, options=options)
+
+    return Channel(opener(credentials), peer=peer, meter=meter, recorder=recorder, opener=opener)

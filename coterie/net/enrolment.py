@@ -45,6 +45,7 @@ __all__ = [
     "IDENTITIES",
     "Enrolling",
     "EnrolmentPoint",
+    "check_chain",
     "enrol",
     "identities",
     "saved_bundles",
@@ -392,12 +393,26 @@ def _verify(settings: Enrolling, response: EnrolResponse, bundles: Sequence[Bund
         raise CertificateError(f"the directory's answer does not verify: {error.message}") from error
 
 
-def _check_certificate(role: str, settings: Enrolling, tls: TlsFiles, chain: bytes, authority: bytes) -> None:
+def check_chain(role: str, name: str, tls: TlsFiles, chain: bytes, authority: bytes) -> None:
+    """Check that a certificate is of a party, for its key, and the authority's.
+
+    Parameters
+    ----------
+    role, name : str
+        The party.
+    tls : TlsFiles
+        Where its key is.
+    chain, authority : bytes
+        PEM.
+
+    Raises
+    ------
+    CertificateError
+        It is not.
+    """
     peer = PeerIdentity.from_certificate(chain)
-    if (peer.role, peer.name) != (role, settings.name):
-        raise CertificateError(
-            f"the third party made a certificate for {peer}, expected {role}/{settings.name}"
-        )
+    if (peer.role, peer.name) != (role, name):
+        raise CertificateError(f"the third party made a certificate for {peer}, expected {role}/{name}")
     certificate = x509.load_pem_x509_certificate(chain)
     if certificate.public_key() != load_tls_key(tls.key).public_key():
         raise CertificateError(f"the third party made a certificate for another key than {tls.key}")
@@ -405,10 +420,15 @@ def _check_certificate(role: str, settings: Enrolling, tls: TlsFiles, chain: byt
         certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(authority))
     except (InvalidSignature, ValueError, TypeError) as error:
         raise CertificateError("the third party's certificate is not the authority's") from error
-    end = certificate.not_valid_after_utc
+
+
+def _check_certificate(role: str, settings: Enrolling, tls: TlsFiles, chain: bytes, authority: bytes) -> None:
+    check_chain(role, settings.name, tls, chain, authority)
+    end = x509.load_pem_x509_certificate(chain).not_valid_after_utc
     if time.time() >= end.timestamp():
         # The same token and key give the same certificate again, however old it is.
         raise CertificateError(
-            f"the certificate of {peer} expired at {end:%Y-%m-%d %H:%M} UTC, and its token was used up by it",
+            f"the certificate of {role}/{settings.name} expired at {end:%Y-%m-%d %H:%M} UTC, and its token was used "
+            "up by it",
             hint=_token_hint(role, settings),
         )

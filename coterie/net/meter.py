@@ -27,6 +27,7 @@ class Traffic(TypedDict):
     p99_ms: float | None
     server_p50_ms: float | None
     network_p50_ms: float | None
+    network_s: float
 
 
 @dataclass
@@ -39,12 +40,16 @@ class RpcTotals:
     bytes_in: int = 0
     total_ms: list[float] = field(default_factory=list)
     server_ms: list[float] = field(default_factory=list)
+    network_ms: float = 0.0
+    """Time of all calls that came to their end, without what the server spent on them."""
 
     def finished(self, *, total_ms: float, server_ms: float | None, failed: bool) -> None:
         """Count one finished call."""
         position = self.calls % _KEPT_TIMES
         self.calls += 1
         self.errors += failed
+        if server_ms is not None and not failed:
+            self.network_ms += max(0.0, total_ms - server_ms)
         times = (total_ms, float("nan") if server_ms is None else server_ms)
         for series, value in zip((self.total_ms, self.server_ms), times, strict=True):
             if len(series) <= position:
@@ -66,6 +71,7 @@ class RpcTotals:
             p99_ms=_percentile(total, 99),
             server_p50_ms=_percentile(server[known], 50),
             network_p50_ms=_percentile((total - server)[known], 50),
+            network_s=round(self.network_ms / 1e3, 3),
         )
 
 
@@ -89,6 +95,7 @@ def merge(accounts: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, Traf
             totals.errors += entry["errors"]
             totals.bytes_out += entry["bytes_out"]
             totals.bytes_in += entry["bytes_in"]
+            totals.network_ms += entry["network_ms"]
             totals.total_ms += entry["total_ms"]
             totals.server_ms += entry["server_ms"]
     # A stub asks for the totals of every RPC that it could call.

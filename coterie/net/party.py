@@ -19,10 +19,10 @@ from coterie.errors import PeerError
 from coterie.net.bundles import bundle_to_wire
 from coterie.net.channel import Channel
 from coterie.net.retry import Retry
-from coterie.net.status import from_rpc_error
+from coterie.net.status import from_rpc_error, waits_for_store
 from coterie.rounds.plan import plan_hash
 from coterie.wire.chunks import Assembler, split
-from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.refusal import LATER, ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Delegation, RoundRef, SlotRange
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
@@ -42,6 +42,8 @@ _REACH_S = 2.0
 _BATCH = 500
 _ITEM_BATCH = 10_000
 _MAX_FETCH = 1 << 30
+_STORE_S = 1.0
+"""Pause before what the COS could not store is asked again, seconds."""
 _DELEGATION_S = 30 * 24 * 3600
 _HELD = (wire.FetchKind.FETCH_KIND_MODEL, wire.FetchKind.FETCH_KIND_OPEN_ITEMS)
 """What callers keep from round to round, and need not get again."""
@@ -100,8 +102,8 @@ class Party:
         To the COS.
     run_id : str
         The run to take part in.
-    fingerprint : bytes
-        SHA-256 of the caller's certificate; participants delegate to it.
+    fingerprint : callable
+        Returns the SHA-256 of the certificate that the channel shows; participants delegate to it.
     retry : Retry
         For calls that may be repeated, which all of these may.
     on_reach : callable, optional
@@ -112,7 +114,7 @@ class Party:
         self,
         channel: Channel,
         run_id: str,
-        fingerprint: bytes,
+        fingerprint: Callable[[], bytes],
         retry: Retry,
         on_reach: Callable[[bool], None] | None = None,
     ) -> None:
@@ -153,8 +155,19 @@ class Party:
         PeerError
             When the COS refuses, or announces a plan whose hash is not its own.
         """
-        expiry = int(time.time()) + _DELEGATION_S
-        messages = [self._participant(member, expiry) for member in members]
+        messages: list[wire.Participant] = []
+        signed_for = b""
+
+        async def attempt() -> wire.RegisterResponse:
+            nonlocal messages, signed_for
+            # What is shown may be another certificate than at the attempt before.
+            shown = self._fingerprint()
+            if shown != signed_for:
+                expiry = int(time.time()) + _DELEGATION_S
+                messages = [self._participant(member, shown, expiry) for member in members]
+                signed_for = shown
+            response: wire.RegisterResponse = await self._stub.Register(requests())
+            return response
 
         async def requests() -> AsyncIterator[wire.RegisterRequest]:
             intent = wire.RegisterIntent.REGISTER_INTENT_JOIN
@@ -167,7 +180,7 @@ class Party:
                         items=member.items[first : first + _ITEM_BATCH], items_of=position
                     )
 
-        response: wire.RegisterResponse = await self.call(lambda: self._stub.Register(requests()))
+        response = await self.call(attempt)
         if plan_hash(response.plan) != response.plan_hash:
             raise PeerError(f"{self._channel.peer} announced a plan that does not have the hash it gave")
         self.plan = response.plan
@@ -181,7 +194,7 @@ class Party:
             try:
                 return await self.register(members)
             except Refusal as refusal:
-                if refusal.reason != ErrorReason.ERROR_REASON_UNKNOWN_ROUND:
+                if refusal.reason != ErrorReason.ERROR_REASON_UNKNOWN_ROUND and refusal.reason not in LATER:
                     raise
             except PeerError as error:
                 if type(error) is not PeerError:
@@ -199,8 +212,8 @@ class Party:
 
         await self.call(lambda: self._stub.Register(requests()))
 
-    def _participant(self, member: Member, expiry: int) -> wire.Participant:
-        delegation = SignedDelegation.sign(member.identity, self._fingerprint, self._run_id, expiry)
+    def _participant(self, member: Member, shown: bytes, expiry: int) -> wire.Participant:
+        delegation = SignedDelegation.sign(member.identity, shown, self._run_id, expiry)
         return wire.Participant(
             bundle=bundle_to_wire(member.bundle),
             delegation=Delegation(
@@ -223,8 +236,10 @@ class Party:
             try:
                 response = await self._poll() if brought is None else brought[0]
             except PeerError as error:
-                # A COS that does not know yet whom it may trust is as far away as one that does not answer.
-                if isinstance(error, Refusal) and error.reason != ErrorReason.ERROR_REASON_NOT_READY:
+                # A COS that does not know yet whom it may trust, cannot store or has too much to do is as far away as
+                # one that does not answer.
+                passing = waits_for_store(error) or (isinstance(error, Refusal) and error.reason in LATER)
+                if isinstance(error, Refusal) and not passing:
                     raise
                 if reachable:
                     _log.warning("cannot reach the COS", error=error.message)
@@ -452,8 +467,15 @@ class Party:
         return response
 
     async def call(self, attempt: Callable[[], Awaitable[T]], retry: Retry | None = None) -> T:
-        """Make a call with retries; a failure is raised as the refusal that the COS sent, or as a PeerError."""
-        try:
-            return await (retry or self._retry)(attempt)
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, self._channel.peer) from error
+        """Make a call with retries; a failure is raised as the refusal that the COS sent, or as a PeerError.
+
+        A COS that lives but whose store takes no writes now is asked again for as long as it says so, unless ``retry``
+        bounds the call.
+        """
+        while True:
+            try:
+                return await (retry or self._retry)(attempt)
+            except grpc.aio.AioRpcError as error:
+                if retry is not None or not waits_for_store(error):
+                    raise from_rpc_error(error, self._channel.peer) from error
+            await asyncio.sleep(_STORE_S)

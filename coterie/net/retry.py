@@ -11,6 +11,9 @@ from typing import TypeVar
 
 import grpc
 
+from coterie.net.status import from_rpc_error
+from coterie.wire.refusal import Refusal
+
 __all__ = ["Retry", "status_lost"]
 
 T = TypeVar("T")
@@ -25,6 +28,9 @@ _TRANSIENT = frozenset(
 )
 """Codes after which the same call may succeed: the peer restarts, the network broke."""
 
+_LONGEST_TOLD_S = 60.0
+"""A peer cannot make a caller wait longer than this between two attempts, seconds."""
+
 _CUT_OFF = "Internal error from Core"
 """What gRPC makes of a peer that ends a call before everything was sent: the status it gave is lost."""
 
@@ -32,6 +38,14 @@ _CUT_OFF = "Internal error from Core"
 def status_lost(error: grpc.aio.AioRpcError) -> bool:
     """Whether the peer ended the call with a status that did not reach us; asked again, it gives it again."""
     return error.code() == grpc.StatusCode.INTERNAL and error.details() == _CUT_OFF
+
+
+def _told(error: grpc.aio.AioRpcError) -> float | None:
+    """Return after how long the peer says to come back, seconds; None when it says nothing."""
+    failure = from_rpc_error(error, "")
+    if not isinstance(failure, Refusal) or failure.retry_after_s is None:
+        return None
+    return min(failure.retry_after_s, _LONGEST_TOLD_S)
 
 
 @dataclass(frozen=True)
@@ -43,7 +57,8 @@ class Retry:
     limit_s : float
         No new attempt starts later than this after the first, seconds.
     first_s, longest_s : float
-        Bounds of the pause; it doubles from the first to the longest, and a uniform part of it is waited.
+        Bounds of the pause; it doubles from the first to the longest, and a uniform part of it is waited.  Where the
+        peer says when to come back, as one does that has too much to do, so long is waited, and up to the pause more.
     sleep : callable
         Waits the given seconds; tests inject their own.
     """
@@ -68,8 +83,9 @@ class Retry:
             try:
                 return await attempt()
             except grpc.aio.AioRpcError as error:
-                may_pass = error.code() in _TRANSIENT or status_lost(error)
-                if not may_pass or self.clock() - started >= self.limit_s:
+                told = _told(error)
+                may_pass = told is not None or error.code() in _TRANSIENT or status_lost(error)
+                if not may_pass or self.clock() - started + (told or 0.0) >= self.limit_s:
                     raise
-            await self.sleep(random.uniform(0, pause))  # noqa: S311 - jitter, not a secret
+            await self.sleep((told or 0.0) + random.uniform(0, pause))  # noqa: S311 - jitter, not a secret
             pause = min(2 * pause, self.longest_s)

@@ -95,6 +95,11 @@ class RevocationWatch:
         """Whether the list is recent enough to trust."""
         return self._answered is not None and self._clock() - self._answered < STALE_S
 
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since the last answer; None before the first."""
+        return None if self._answered is None else self._clock() - self._answered
+
     def is_revoked(self, participant: bytes) -> bool:
         """Whether a participant (id, 32 bytes) is revoked."""
         return participant in self.participants

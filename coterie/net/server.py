@@ -1,4 +1,4 @@
-"""Servers: a call is authenticated, authorised, metered and, when asked, recorded before a servicer runs."""
+"""Servers: a call is authenticated, admitted, authorised, metered and, when asked, recorded before a servicer runs."""
 
 from __future__ import annotations
 
@@ -7,23 +7,27 @@ import contextlib
 import inspect
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import structlog
 from cryptography import x509
+from google.protobuf.message import DecodeError
+from grpc._cython import cygrpc
+from grpc.aio import _server as aio_server
 
 from coterie.crypto.authority import PeerIdentity
-from coterie.errors import CertificateError, CoterieError
-from coterie.net.authorisation import may_call
+from coterie.errors import CertificateError, CoterieError, StoreError
+from coterie.net.admission import Admission, Limits, Place
+from coterie.net.authorisation import LARGEST, may_call
 from coterie.net.channel import SERVER_TIME_KEY, Recorder
 from coterie.net.meter import Meter, RpcTotals
-from coterie.net.status import abort
+from coterie.net.status import abort, not_kept
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name
 
-__all__ = ["Guard", "current_peer", "make_server"]
+__all__ = ["Guard", "certificate_of", "current_peer", "make_server"]
 
 _log = structlog.get_logger("coterie.net")
 _peer: ContextVar[PeerIdentity] = ContextVar("coterie_peer")
@@ -36,8 +40,14 @@ SERVER_OPTIONS = (
     # which on a fast one is several megabytes for each stream: they wait in memory.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 1 << 18),
+    # Nobody of ours compresses: a small message that becomes a huge one is taken for no message at all.
+    ("grpc.per_message_decompression", 0),
+    ("grpc.compression_enabled_algorithms_bitset", 1),
 )
 
+
+_LINE_S = 10.0
+"""Least time between two lines of the log about the same limit, seconds."""
 
 _HEALTH = "/grpc.health.v1.Health/"
 """Health is answered also while the revocation list is too old: it then says NOT_SERVING."""
@@ -48,30 +58,69 @@ def current_peer() -> PeerIdentity:
     return _peer.get()
 
 
+def certificate_of(context: Any) -> bytes:
+    """Return the certificate (PEM) that the caller of a call shows; empty without one."""
+    pem: bytes = context.auth_context().get("x509_pem_cert", [b""])[0]
+    return pem
+
+
 def _revoked() -> Refusal:
     return Refusal(ErrorReason.ERROR_REASON_REVOKED, "this certificate was revoked", field="certificate")
 
 
+class _Writable:
+    """The context of a servicer that writes its answers itself."""
+
+    def __init__(self, context: Any, send: Callable[[Any], Awaitable[None]]) -> None:
+        self._context = context
+        self.write = send
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+
 class _Served:
-    """One call while it is served: counts its bytes and the time that the servicer itself takes."""
+    """One call while it is served: admits it, counts its bytes and the time that the servicer itself takes.
+
+    To gRPC every request is a stream, also a single one: nothing of a stream is read before it is asked for, and
+    nothing is asked for before the caller is known and has its place.
+    """
 
     def __init__(self, guard: Guard, method: str, handler: grpc.RpcMethodHandler[Any, Any]) -> None:
         self._guard = guard
         self._method = method
         self._name = method.rsplit("/", 1)[-1]
         self._totals: RpcTotals = guard.meter[method]
-        self._handler = handler
+        self._handler: Any = handler
         self._waited = 0.0
-        self._caller: str | None = None
-        self._unattributed: list[bytes] = []
+        self._received = 0
+        self._caller = ""
+        self._place: Place
 
-    def decode(self, data: bytes) -> Any:
+    def _decode(self, data: bytes) -> Any:
+        largest = LARGEST.get(self._method)
+        if largest is not None and len(data) > largest:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_TOO_LARGE,
+                f"a message of {len(data)} bytes",
+                field="message",
+                expected=f"at most {largest} bytes",
+            )
         self._totals.bytes_in += len(data)
+        self._received += len(data)
         self._note(data, "received")
         decoder = self._handler.request_deserializer
-        return decoder(data) if decoder is not None else data
+        try:
+            return decoder(data) if decoder is not None else data
+        except DecodeError as error:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                "the bytes are no message of this call",
+                field="message",
+                expected="the message that the contract names",
+            ) from error
 
-    def encode(self, message: Any) -> bytes:
+    def _encode(self, message: Any) -> bytes:
         encoder = self._handler.response_serializer
         data: bytes = encoder(message) if encoder is not None else message
         self._totals.bytes_out += len(data)
@@ -79,33 +128,24 @@ class _Served:
         # A call that takes many items may refuse some and take the others.
         parts = Counter(reason_name(one.reason) for one in getattr(message, "refused", ()))
         if parts:
-            self._guard.refused_parts(self._name, parts, self._caller or "")
+            self._guard.refused_parts(self._name, parts, self._caller)
         return data
 
     def _note(self, data: bytes, direction: str) -> None:
-        recorder = self._guard.recorder
-        if recorder is None:
-            return
-        if self._caller is None:
-            # gRPC decodes a single request before it calls the handler, where the caller becomes known.
-            self._unattributed.append(data)
-        else:
-            recorder.record(rpc=self._name, peer=self._caller, direction=direction, payload=data)
-
-    def _attribute(self, peer: PeerIdentity) -> None:
-        self._caller = str(peer)
-        waiting, self._unattributed = self._unattributed, []
-        for data in waiting:
-            self._note(data, "received")
+        if self._guard.recorder is not None:
+            self._guard.recorder.record(rpc=self._name, peer=self._caller, direction=direction, payload=data)
 
     @contextlib.asynccontextmanager
-    async def admitted(self, context: Any) -> AsyncIterator[None]:
+    async def _admitted(self, context: Any) -> AsyncIterator[None]:
         started = time.perf_counter()
         failed = True
         peer: PeerIdentity | None = None
         try:
             peer = self._guard.identify(context)
-            self._attribute(peer)
+            self._caller = str(peer)
+            self._place = self._guard.enter(
+                peer, context, upload=self._handler.request_streaming, method=self._method
+            )
             self._guard.authorise(peer, self._method)
             _peer.set(peer)
             with self._guard.open_call(peer):
@@ -117,6 +157,10 @@ class _Served:
             self._guard.refused(self._name, refusal, peer)
             await abort(context, refusal)
         except CoterieError as error:
+            if isinstance(error, StoreError) and error.trouble:
+                unkept = not_kept(error)
+                self._guard.refused(self._name, unkept, peer)
+                await abort(context, unkept)
             # Messages of our own errors name no private value; the caller learns no more than that it failed.
             _log.error("rpc failed", rpc=self._name, error=error.code, message=error.message)
             await context.abort(grpc.StatusCode.INTERNAL, f"{error.code}: see the log of the service")
@@ -139,60 +183,85 @@ class _Served:
             own_ms = total_ms - self._waited * 1e3
             self._totals.finished(total_ms=total_ms, server_ms=own_ms, failed=failed)
 
-    async def arriving(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        """Hand on a request stream; time spent waiting for the sender is not the servicer's."""
-        iterator = requests.__aiter__()
+    @contextlib.asynccontextmanager
+    async def _in_time(self, what: str) -> AsyncIterator[None]:
+        """Give the caller its time to send or take a message; that is not the servicer's."""
+        asked = time.perf_counter()
+        try:
+            async with asyncio.timeout(self._guard.limits.message_s):
+                yield
+        except TimeoutError as error:
+            raise self._slow(what) from error
+        finally:
+            self._waited += time.perf_counter() - asked
+
+    def _slow(self, what: str) -> Refusal:
+        return self._guard.admission.too_slow(self._place, what)
+
+    async def _arriving(self, context: Any) -> AsyncIterator[Any]:
+        """Hand on what arrives."""
+        limits, before = self._guard.limits, self._waited
         while True:
-            asked = time.perf_counter()
-            try:
-                request = await iterator.__anext__()
-            except StopAsyncIteration:
+            async with self._in_time("nothing arrived"):
+                data = await context.read()
+            if data is grpc.aio.EOF:
                 return
-            finally:
-                self._waited += time.perf_counter() - asked
-            yield request
+            waited = self._waited - before
+            yield self._decode(data)
+            if waited > limits.message_s and self._received < waited * limits.least_kib_s * 1024:
+                raise self._slow("little arrived")
+
+    async def _single(self, context: Any) -> Any:
+        """Return a request that is a single message."""
+        found = []
+        async for request in self._arriving(context):
+            found.append(request)
+            if len(found) > 1:
+                break
+        if len(found) != 1:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_INVALID_FIELD,
+                "more than one message" if found else "no message",
+                field="message",
+                expected="one message",
+            )
+        return found[0]
 
     def wrapped(self) -> grpc.RpcMethodHandler[Any, Any]:
         """Return the handler with everything around it."""
-        handler: Any = self._handler
-        if handler.request_streaming and handler.response_streaming:
+        handler = self._handler
 
-            async def stream_stream(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-                async with self.admitted(context):
-                    # Closed with this one, and not some time later: a caller may go away in the middle.
-                    responses = handler.stream_stream(self.arriving(requests), context)
-                    async with contextlib.aclosing(responses):
-                        async for response in responses:
-                            yield response
+        async def unary(_: Any, context: Any) -> bytes:
+            async with self._admitted(context):
+                if handler.request_streaming:
+                    return self._encode(await handler.stream_unary(self._arriving(context), context))
+                return self._encode(await handler.unary_unary(await self._single(context), context))
+            raise AssertionError("a call that is not admitted is aborted")
 
-            return grpc.stream_stream_rpc_method_handler(stream_stream, self.decode, self.encode)
-        if handler.request_streaming:
+        async def stream(_: Any, context: Any) -> None:
+            async def send(response: Any) -> None:
+                data = self._encode(response)
+                async with self._in_time("nothing was taken"):
+                    await context.write(data)
 
-            async def stream_unary(requests: AsyncIterator[Any], context: Any) -> Any:
-                async with self.admitted(context):
-                    return await handler.stream_unary(self.arriving(requests), context)
+            async with self._admitted(context):
+                if handler.request_streaming:
+                    responses = handler.stream_stream(self._arriving(context), context)
+                else:
+                    request = await self._single(context)
+                    responses = handler.unary_stream(request, _Writable(context, send))
+                if inspect.iscoroutine(responses):
+                    # A servicer that writes to the context itself, as the health service's Watch does.
+                    await responses
+                    return
+                # Closed with this one, and not some time later: a caller may go away in the middle.
+                async with contextlib.aclosing(responses):
+                    async for response in responses:
+                        await send(response)
 
-            return grpc.stream_unary_rpc_method_handler(stream_unary, self.decode, self.encode)
         if handler.response_streaming:
-
-            async def unary_stream(request: Any, context: Any) -> AsyncIterator[Any]:
-                async with self.admitted(context):
-                    responses = handler.unary_stream(request, context)
-                    if inspect.iscoroutine(responses):
-                        # A servicer that writes to the context itself, as the health service's Watch does.
-                        await responses
-                        return
-                    async with contextlib.aclosing(responses):
-                        async for response in responses:
-                            yield response
-
-            return grpc.unary_stream_rpc_method_handler(unary_stream, self.decode, self.encode)
-
-        async def unary_unary(request: Any, context: Any) -> Any:
-            async with self.admitted(context):
-                return await handler.unary_unary(request, context)
-
-        return grpc.unary_unary_rpc_method_handler(unary_unary, self.decode, self.encode)
+            return grpc.stream_stream_rpc_method_handler(stream)
+        return grpc.stream_unary_rpc_method_handler(unary)
 
 
 class Guard(grpc.aio.ServerInterceptor):
@@ -208,6 +277,8 @@ class Guard(grpc.aio.ServerInterceptor):
         Full method names that may be called without a certificate (enrolment only).
     debug : bool
         Whether tracebacks of unforeseen errors are logged; they may show what was being handled.
+    limits : Limits, optional
+        How much is taken at once.
     """
 
     def __init__(
@@ -217,11 +288,15 @@ class Guard(grpc.aio.ServerInterceptor):
         recorder: Recorder | None = None,
         anonymous: Iterable[str] = (),
         debug: bool = False,
+        limits: Limits | None = None,
     ) -> None:
         self.meter = meter
         self.recorder = recorder
         self.debug = debug
         self.refusals: dict[tuple[str, str], int] = {}
+        self.limits = limits or Limits()
+        self.admission = Admission(self.limits)
+        self._logged: dict[str, float] = {}
         self._anonymous = frozenset(anonymous)
         self._identities: dict[bytes, tuple[PeerIdentity, float]] = {}
         self._revoked: frozenset[bytes] = frozenset()
@@ -248,7 +323,7 @@ class Guard(grpc.aio.ServerInterceptor):
             BAD_SIGNATURE when the certificate carries no role of ours, or has expired since the connection was
             made: TLS looks at it only once.
         """
-        pem = context.auth_context().get("x509_pem_cert", [b""])[0]
+        pem = certificate_of(context)
         if not pem:
             return PeerIdentity(role="", name="", fingerprint=b"")
         known = self._identities.get(pem)
@@ -260,6 +335,7 @@ class Guard(grpc.aio.ServerInterceptor):
                     ErrorReason.ERROR_REASON_BAD_SIGNATURE, error.message, field="certificate"
                 ) from error
             end = x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp()
+            self._forget_expired()
             known = self._identities[pem] = (identity, end)
         identity, end = known
         if time.time() >= end:
@@ -267,6 +343,28 @@ class Guard(grpc.aio.ServerInterceptor):
                 ErrorReason.ERROR_REASON_BAD_SIGNATURE, "the certificate has expired", field="certificate"
             )
         return identity
+
+    def enter(self, peer: PeerIdentity, context: Any, *, upload: bool, method: str) -> Place:
+        """Give a call its place until its answer was sent.
+
+        Raises
+        ------
+        Refusal
+            OVERLOADED when there is none.
+        """
+        connection = context.peer()
+        caller = peer.fingerprint or connection.rpartition(":")[0]
+        place = self.admission.enter(caller, connection, upload=upload, essential=method.startswith(_HEALTH))
+        task = asyncio.current_task()
+        if task is not None:
+            # Not when the servicer has done its part: a caller may be slow to take the answer.
+            task.add_done_callback(lambda _: self.admission.leave(place))
+        return place
+
+    def _forget_expired(self) -> None:
+        # Parties renew theirs: what is not shown any more is not kept either.
+        now = time.time()
+        self._identities = {pem: known for pem, known in self._identities.items() if now < known[1]}
 
     def authorise(self, peer: PeerIdentity, method: str) -> None:
         """Check role and revocation.
@@ -312,9 +410,19 @@ class Guard(grpc.aio.ServerInterceptor):
         """Count and log a refusal."""
         key = (rpc, refusal.name)
         self.refusals[key] = self.refusals.get(key, 0) + 1
+        if refusal.reason == ErrorReason.ERROR_REASON_OVERLOADED and not self._worth_a_line(refusal.field):
+            return
         _log.warning(
             "refused", rpc=rpc, reason=refusal.name, field=refusal.field, peer=str(peer) if peer else ""
         )
+
+    def _worth_a_line(self, limit: str) -> bool:
+        """Whether to log that a limit turned a call away: a flood of calls is no flood of lines."""
+        now = time.monotonic()
+        if now - self._logged.get(limit, -_LINE_S) < _LINE_S:
+            return False
+        self._logged[limit] = now
+        return True
 
     def refused_parts(self, rpc: str, parts: Mapping[str, int], peer: str) -> None:
         """Count and log what was refused of a call that went on; how many parts by the reason's short name."""
@@ -339,6 +447,48 @@ class Guard(grpc.aio.ServerInterceptor):
                 self._open.pop(peer.fingerprint, None)
 
 
+class _Listener(cygrpc.AioServer):  # type: ignore[misc]
+    """gRPC's server, which a call with a name that is no text would end: it takes the name of a stranger for UTF-8.
+
+    Calls of what is registered come with a known name.  All others are taken here, where nobody asks for it, and are
+    answered with UNIMPLEMENTED.
+    """
+
+    def _make_request_call_future(self, method: bytes | None) -> asyncio.Future[Any]:
+        if method is not None:
+            known: asyncio.Future[Any] = super()._make_request_call_future(method)
+            return known
+        return asyncio.ensure_future(self._take_strangers())
+
+    async def _take_strangers(self) -> None:
+        loop, nothing = asyncio.get_running_loop(), cygrpc._MethodResolver([], {})
+        answering: set[asyncio.Task[None]] = set()
+        while True:
+            try:
+                state = await self._request_call()
+            except cygrpc._RequestCallError:
+                if not self.is_running():
+                    raise
+                continue
+            answer = cygrpc._handle_rpc("", nothing, (), state, loop, False)
+            task = loop.create_task(cygrpc._schedule_rpc_coro(answer, state, loop, "unknown"))
+            answering.add(task)
+            task.add_done_callback(answering.discard)
+
+
+class _Server(aio_server.Server):
+    """A server of gRPC with that listener."""
+
+    def __init__(self, guard: Guard, options: Sequence[tuple[str, int]]) -> None:
+        super().__init__(None, (), [guard], options, None, None)
+        # Names of gRPC's own, which a release may change: then it is the server as it was.
+        if hasattr(cygrpc.AioServer, "_make_request_call_future"):
+            self._server = _Listener(self._loop, None, (), (guard,), tuple(options), None)
+        else:
+            _log.warning("this gRPC cannot be kept from ending at a call whose name is no text")
+
+
 def make_server(guard: Guard) -> grpc.aio.Server:
-    """Return a server behind a guard; gRPC's own message limit of 4 MiB stays."""
-    return grpc.aio.server(interceptors=[guard], options=list(SERVER_OPTIONS))
+    """Return a server behind a guard, with the limits of the guard; servicers must be registered by their methods."""
+    server: Any = _Server(guard, [*SERVER_OPTIONS, *guard.limits.options()])
+    return cast(grpc.aio.Server, server)

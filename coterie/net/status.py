@@ -5,14 +5,20 @@ from __future__ import annotations
 from typing import NoReturn
 
 import grpc
-from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
-from coterie.errors import CoterieError, PeerError
+from coterie.errors import CoterieError, PeerError, StoreError
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name
 
-__all__ = ["abort", "from_rpc_error", "status_code"]
+__all__ = ["abort", "details_of", "from_rpc_error", "not_kept", "status_code", "waits_for_store"]
+
+_STORE = "store"
+_NOT_KEPT = {
+    "full": ErrorReason.ERROR_REASON_STORE_FULL,
+    "away": ErrorReason.ERROR_REASON_NOT_READY,
+    "": ErrorReason.ERROR_REASON_NOT_READY,
+}
 
 DOMAIN = "coterie"
 _DETAILS_KEY = "grpc-status-details-bin"
@@ -27,6 +33,8 @@ _CODES: dict[ErrorReason.ValueType, grpc.StatusCode] = {
     ErrorReason.ERROR_REASON_BAD_SIGNATURE: grpc.StatusCode.UNAUTHENTICATED,
     ErrorReason.ERROR_REASON_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
     ErrorReason.ERROR_REASON_STORE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ErrorReason.ERROR_REASON_OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ErrorReason.ERROR_REASON_TOO_SLOW: grpc.StatusCode.ABORTED,
     ErrorReason.ERROR_REASON_NOT_READY: grpc.StatusCode.UNAVAILABLE,
     ErrorReason.ERROR_REASON_CONFLICT: grpc.StatusCode.ALREADY_EXISTS,
     ErrorReason.ERROR_REASON_STALE: grpc.StatusCode.FAILED_PRECONDITION,
@@ -43,19 +51,44 @@ def status_code(reason: ErrorReason.ValueType) -> grpc.StatusCode:
     return _CODES.get(reason, grpc.StatusCode.INVALID_ARGUMENT)
 
 
+def details_of(refusal: Refusal) -> bytes:
+    """Return a refusal as details of a status: what ``grpc-status-details-bin`` carries."""
+    number: int = status_code(refusal.reason).value[0]
+    status = status_pb2.Status(code=number, message=refusal.message)
+    status.details.add().Pack(
+        error_details_pb2.ErrorInfo(
+            reason=refusal.name,
+            domain=DOMAIN,
+            metadata={"field": refusal.field, "expected": refusal.expected},
+        )
+    )
+    if refusal.retry_after_s is not None:
+        again = error_details_pb2.RetryInfo()
+        again.retry_delay.FromNanoseconds(int(refusal.retry_after_s * 1e9))
+        status.details.add().Pack(again)
+    details: bytes = status.SerializeToString()
+    return details
+
+
+def not_kept(error: StoreError) -> Refusal:
+    """Return the refusal that says that a store failed: nothing was kept, and the same may be asked again later."""
+    return Refusal(
+        _NOT_KEPT[error.trouble],
+        error.message,
+        field=_STORE,
+        expected="the same request again, once the store takes writes",
+    )
+
+
+def waits_for_store(error: BaseException) -> bool:
+    """Whether a peer refused because its store takes no writes now: it lives, and says when it does again."""
+    refusal = from_rpc_error(error, "") if isinstance(error, grpc.aio.AioRpcError) else error
+    return isinstance(refusal, Refusal) and refusal.field == _STORE and refusal.reason in _NOT_KEPT.values()
+
+
 async def abort(context: grpc.aio.ServicerContext, refusal: Refusal) -> NoReturn:  # type: ignore[type-arg]
     """End a call with a refusal.  Never returns."""
-    code = status_code(refusal.reason)
-    info = error_details_pb2.ErrorInfo(
-        reason=refusal.name,
-        domain=DOMAIN,
-        metadata={"field": refusal.field, "expected": refusal.expected},
-    )
-    detail = any_pb2.Any()
-    detail.Pack(info)
-    number: int = code.value[0]
-    status = status_pb2.Status(code=number, message=refusal.message, details=[detail])
-    await context.abort(code, refusal.message, ((_DETAILS_KEY, status.SerializeToString()),))
+    await context.abort(status_code(refusal.reason), refusal.message, ((_DETAILS_KEY, details_of(refusal)),))
     raise AssertionError("abort returned")
 
 
@@ -81,6 +114,11 @@ def _refusal(details: bytes) -> Refusal | None:
     """Return the refusal that details of a status hold; None when they hold none of ours, or are none at all."""
     try:
         status = status_pb2.Status.FromString(details)
+        after_s = None
+        for detail in status.details:
+            again = error_details_pb2.RetryInfo()
+            if detail.Unpack(again):
+                after_s = max(0.0, again.retry_delay.seconds + again.retry_delay.nanos / 1e9)
         for detail in status.details:
             info = error_details_pb2.ErrorInfo()
             if detail.Unpack(info) and info.domain == DOMAIN:
@@ -89,6 +127,7 @@ def _refusal(details: bytes) -> Refusal | None:
                     status.message,
                     field=info.metadata.get("field", ""),
                     expected=info.metadata.get("expected", ""),
+                    retry_after_s=after_s,
                 )
     except DecodeError:
         return None

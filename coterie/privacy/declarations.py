@@ -70,6 +70,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "delegation": "a participant's statement that a connection speaks for it",
         "endpoint": "logical name, role and address of a service",
         "plan": "what a run learns and how",
+        "latency": "how long messages between two services take, and how much their connection carries",
         "run_state": "phase, epoch, version and counters of a run",
         "protocol": "sequence numbers, cursors, hashes, deadlines",
         UNCLASSIFIED: "a field of a message that has no kind yet",
@@ -198,6 +199,16 @@ _SHARED: Mapping[str, _Row] = {
         "everybody in a run can verify its plan (Register, StartRun)",
         (*_REGISTERED, "operator"),
         otherwise="takes no part in runs: no RPC carries it here",
+    ),
+    "latency": (
+        {
+            "cos": _any("its own, and what parties bring for the operator (Attend)"),
+            "data-owner": _own("it measures to those that it calls (Attend)"),
+            "client": _own("it measures to those that it calls (Attend)"),
+            "decrypting-client": _own("it measures to those that it calls (Attend)"),
+            "operator": _any("it has services measure (Measure)"),
+        },
+        "calls nobody, and no RPC carries it here",
     ),
     "run_state": _everybody(
         "counters over everybody (WatchRun)", ("cos", "operator"), otherwise="no RPC carries it here"

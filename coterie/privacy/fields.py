@@ -20,11 +20,15 @@ UNCLASSIFIED = "unclassified"
 PROTOCOL_MESSAGES: frozenset[str] = frozenset(
     {
         "Attachment",
+        "AttendResponse",
+        "CarryRequest",
+        "CarryResponse",
         "FetchRequest",
         "FetchResponse",
         "FlushRequest",
         "GetReportRequest",
         "GetRunRequest",
+        "MeasureOrder",
         "OwnerProgress",
         "PollRequest",
         "PollResponse",
@@ -78,6 +82,15 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     "OwnerInfoResponse": {"items": "holding"},
     "Prekey": dict.fromkeys(("prekey_id", "public", "expiry", "signature"), "public_key"),
     "FlushResponse": {"blocks": "block_count"},
+    # latency.proto
+    "AttendRequest": {"number": "protocol", "more": "protocol", "declined": "protocol"},
+    "MeasureRequest": {"parties": "endpoint"},
+    "MeasureResponse": {"party": "endpoint", "without": "protocol"},
+    "PairTimes": dict.fromkeys(("source", "target"), "endpoint")
+    | dict.fromkeys(
+        ("echo_ms", "server_ms", "connect_ms", "handshake_ms", "first_ms", "carried", "failure"), "latency"
+    ),
+    "CarriedTimes": dict.fromkeys(("size", "up", "ms"), "latency"),
     # operator.proto
     "StartRunRequest": {"plan": "plan"}
     | dict.fromkeys(
@@ -229,6 +242,8 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
         "participants": "participant_id",
         "certificates": "public_key",
     },
+    "RenewCertificateRequest": {"certificate_request": "public_key"},
+    "RenewCertificateResponse": {"certificate_chain": "public_key"},
     "PublishBundlesResponse": {"countersignatures": "public_key"},
     "Roster": {"members": "participant_id", "signature": "public_key"}
     | dict.fromkeys(("purpose", "run_id", "issued", "expiry"), "protocol"),

@@ -33,7 +33,14 @@ from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from coterie.errors import StoreError
-from coterie.wire.v1 import client_pb2, data_owner_pb2, operator_pb2, orchestrator_pb2, thirdparty_pb2
+from coterie.wire.v1 import (
+    client_pb2,
+    data_owner_pb2,
+    latency_pb2,
+    operator_pb2,
+    orchestrator_pb2,
+    thirdparty_pb2,
+)
 from coterie.wire.v1.orchestrator_pb2 import PollResponse, SubmitResponse
 
 __all__ = [
@@ -419,6 +426,8 @@ def _methods_of(
             yield (role, method.name), tuple(message_factory.GetMessageClass(each) for each in types)
 
 
+_OFFERING = ("cos", "data-owner", "client", "decrypting-client", "thirdparty")
+
 _METHODS: Mapping[tuple[str, str], tuple[type[Message], ...]] = MappingProxyType(
     dict(
         itertools.chain(
@@ -427,6 +436,8 @@ _METHODS: Mapping[tuple[str, str], tuple[type[Message], ...]] = MappingProxyType
             _methods_of("data-owner", data_owner_pb2.DESCRIPTOR),
             _methods_of("client", client_pb2.DESCRIPTOR),
             _methods_of("thirdparty", thirdparty_pb2.DESCRIPTOR),
+            # Beside what each offers; of these the COS alone offers all.
+            *(_methods_of(role, latency_pb2.DESCRIPTOR) for role in _OFFERING),
         )
     )
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -14,6 +14,9 @@ __all__ = ["LoggedUpdate", "Progress", "SavedSum", "metadata"]
 
 metadata = sa.MetaData()
 
+# In a file every integer has 64 bits.
+_INTEGER = sa.Integer().with_variant(sa.BigInteger(), "postgresql")
+
 runs = sa.Table(
     "runs",
     metadata,
@@ -21,14 +24,14 @@ runs = sa.Table(
     sa.Column("request", sa.LargeBinary, nullable=False),
     sa.Column("plan_hash", sa.LargeBinary, nullable=False),
     sa.Column("state", sa.Text, nullable=False),
-    sa.Column("snapshot", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("snapshot", _INTEGER, nullable=False, server_default="0"),
 )
 
 participants = sa.Table(
     "participants",
     metadata,
     sa.Column("run_id", sa.String, primary_key=True),
-    sa.Column("slot", sa.Integer, primary_key=True),
+    sa.Column("slot", _INTEGER, primary_key=True),
     sa.Column("participant", sa.LargeBinary, nullable=False),
     sa.Column("party", sa.String, nullable=False),
     sa.Column("message", sa.LargeBinary, nullable=False),
@@ -39,7 +42,7 @@ items = sa.Table(
     "items",
     metadata,
     sa.Column("run_id", sa.String, primary_key=True),
-    sa.Column("item", sa.Integer, primary_key=True),
+    sa.Column("item", _INTEGER, primary_key=True),
     sa.Column("key", sa.String, nullable=False),
 )
 
@@ -47,7 +50,7 @@ holdings = sa.Table(
     "holdings",
     metadata,
     sa.Column("run_id", sa.String, primary_key=True),
-    sa.Column("slot", sa.Integer, primary_key=True),
+    sa.Column("slot", _INTEGER, primary_key=True),
     sa.Column("items", sa.LargeBinary, nullable=False),
 )
 
@@ -55,7 +58,7 @@ updates = sa.Table(
     "updates",
     metadata,
     sa.Column("run_id", sa.String, primary_key=True),
-    sa.Column("version", sa.Integer, primary_key=True),
+    sa.Column("version", _INTEGER, primary_key=True),
     sa.Column("gradient", sa.LargeBinary, nullable=False),
 )
 
@@ -63,10 +66,10 @@ progress = sa.Table(
     "progress",
     metadata,
     sa.Column("run_id", sa.String, primary_key=True),
-    sa.Column("slot", sa.Integer, primary_key=True),
-    sa.Column("sequence", sa.Integer, nullable=False),
-    sa.Column("epoch", sa.Integer, nullable=False),
-    sa.Column("blocks", sa.Integer, nullable=False),
+    sa.Column("slot", _INTEGER, primary_key=True),
+    sa.Column("sequence", _INTEGER, nullable=False),
+    sa.Column("epoch", _INTEGER, nullable=False),
+    sa.Column("blocks", _INTEGER, nullable=False),
     sa.Column("digest", sa.LargeBinary, nullable=False),
 )
 
@@ -75,7 +78,7 @@ submissions = sa.Table(
     metadata,
     sa.Column("run_id", sa.String, primary_key=True),
     sa.Column("party", sa.String, primary_key=True),
-    sa.Column("kind", sa.Integer, primary_key=True),
+    sa.Column("kind", _INTEGER, primary_key=True),
     sa.Column("place", sa.String, primary_key=True),
     sa.Column("sha256", sa.LargeBinary, nullable=False),
     sa.Column("payload", sa.LargeBinary, nullable=False),
@@ -85,7 +88,7 @@ events = sa.Table(
     "events",
     metadata,
     sa.Column("run_id", sa.String, primary_key=True),
-    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("number", _INTEGER, primary_key=True),
     sa.Column("message", sa.LargeBinary, nullable=False),
 )
 
@@ -94,7 +97,7 @@ sums = sa.Table(
     "sums",
     metadata,
     sa.Column("run_id", sa.String, primary_key=True),
-    sa.Column("round", sa.Integer, primary_key=True),
+    sa.Column("round", _INTEGER, primary_key=True),
     sa.Column("plan", sa.LargeBinary, nullable=False),
     sa.Column("step", sa.String, nullable=False),
     sa.Column("phase", sa.String, nullable=False),
@@ -106,9 +109,9 @@ sum_messages = sa.Table(
     "sum_messages",
     metadata,
     sa.Column("run_id", sa.String, primary_key=True),
-    sa.Column("round", sa.Integer, primary_key=True),
+    sa.Column("round", _INTEGER, primary_key=True),
     sa.Column("step", sa.String, primary_key=True),
-    sa.Column("member", sa.Integer, primary_key=True),
+    sa.Column("member", _INTEGER, primary_key=True),
     sa.Column("message", sa.LargeBinary, nullable=False),
 )
 
@@ -169,10 +172,17 @@ _SET_PROGRESS = (
 )
 
 
+def _write(connection: sa.Connection, statement: str, values: Any) -> sa.CursorResult[Any]:
+    """Run a statement of the hot path, with the placeholders of the driver."""
+    if connection.dialect.paramstyle != "qmark":
+        statement = statement.replace("?", "%s")
+    return connection.exec_driver_sql(statement, values)
+
+
 def log_update(connection: sa.Connection, run_id: str, slot: int, update: LoggedUpdate, at: Progress) -> None:
     """Write an applied update and its owner's progress; one transaction, so that they never disagree."""
-    connection.exec_driver_sql(_ADD_UPDATE, (run_id, *update))
-    connection.exec_driver_sql(_SET_PROGRESS, (run_id, slot, *at))
+    _write(connection, _ADD_UPDATE, (run_id, *update))
+    _write(connection, _SET_PROGRESS, (run_id, slot, *at))
 
 
 def load_progress(connection: sa.Connection, run_id: str) -> dict[int, Progress]:
@@ -203,7 +213,7 @@ def snapshot_taken(connection: sa.Connection, run_id: str, version: int) -> None
 
 def save_state(connection: sa.Connection, run_id: str, state: str) -> None:
     """Write the state of a run."""
-    connection.exec_driver_sql(_SET_STATE, (state, run_id))
+    _write(connection, _SET_STATE, (state, run_id))
 
 
 def save_participants(
@@ -212,7 +222,7 @@ def save_participants(
     """Write new or changed participants: slot, id, party, registration message."""
     written = [(run_id, *row) for row in rows]
     if written:
-        connection.exec_driver_sql(_SET_PARTICIPANT, written)
+        _write(connection, _SET_PARTICIPANT, written)
 
 
 def save_items(connection: sa.Connection, run_id: str, keys: Sequence[str], first: int) -> None:
@@ -222,6 +232,16 @@ def save_items(connection: sa.Connection, run_id: str, keys: Sequence[str], firs
             items.insert(),
             [{"run_id": run_id, "item": first + n, "key": key} for n, key in enumerate(keys)],
         )
+
+
+def renumber_items(
+    connection: sa.Connection, run_id: str, keys: Sequence[str], held: Mapping[int, bytes]
+) -> None:
+    """Write all items anew in another order, and by slot what each owner holds, as uint32 bytes."""
+    connection.execute(items.delete().where(items.c.run_id == run_id))
+    save_items(connection, run_id, keys, 0)
+    for slot, indices in held.items():
+        save_holding(connection, run_id, slot, indices)
 
 
 def save_holding(connection: sa.Connection, run_id: str, slot: int, held: bytes) -> None:
@@ -275,12 +295,12 @@ def load_submissions(connection: sa.Connection, run_id: str, kind: int, place: s
 
 def last_event(connection: sa.Connection, run_id: str) -> int:
     """Return the number of the last event, 0 before the first."""
-    return int(connection.exec_driver_sql(_LAST_EVENT, (run_id,)).scalar() or 0)
+    return int(_write(connection, _LAST_EVENT, (run_id,)).scalar() or 0)
 
 
 def save_event(connection: sa.Connection, run_id: str, number: int, message: bytes) -> None:
     """Append an event."""
-    connection.exec_driver_sql(_ADD_EVENT, (run_id, number, message))
+    _write(connection, _ADD_EVENT, (run_id, number, message))
 
 
 def save_sum(
@@ -293,22 +313,22 @@ def save_sum(
     """
     place = run_id, saved.round
     values = saved.plan, saved.step, saved.phase, saved.reason
-    if not connection.exec_driver_sql(_SET_SUM, (*values, *place)).rowcount:
+    if not _write(connection, _SET_SUM, (*values, *place)).rowcount:
         forget_sums(connection, run_id)
-        connection.exec_driver_sql(_ADD_SUM, (*place, *values, saved.running))
+        _write(connection, _ADD_SUM, (*place, *values, saved.running))
     elif saved.running is not None:
-        connection.exec_driver_sql(_SET_RUNNING, (saved.running, *place))
+        _write(connection, _SET_RUNNING, (saved.running, *place))
     for step, by_member in messages.items():
         members = iter(by_member)
         while some := list(islice(members, _ROWS)):
             rows = [(*place, step, member, by_member[member]) for member in some]
-            connection.exec_driver_sql(_ADD_SUM_MESSAGE, rows)
+            _write(connection, _ADD_SUM_MESSAGE, rows)
 
 
 def forget_sums(connection: sa.Connection, run_id: str) -> None:
     """Forget every sum of a run: the last one is over."""
-    connection.exec_driver_sql(_FORGET_SUMS, (run_id,))
-    connection.exec_driver_sql(_FORGET_SUM_MESSAGES, (run_id,))
+    _write(connection, _FORGET_SUMS, (run_id,))
+    _write(connection, _FORGET_SUM_MESSAGES, (run_id,))
 
 
 def load_sum(
@@ -331,4 +351,4 @@ def load_sum(
 
 def set_snapshot(connection: sa.Connection, run_id: str, number: int) -> None:
     """Record which snapshot of a run is the present one."""
-    connection.exec_driver_sql(_SET_SNAPSHOT, (number, run_id))
+    _write(connection, _SET_SNAPSHOT, (number, run_id))

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import queue
+import re
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,11 +22,28 @@ import sqlalchemy as sa
 
 from coterie.errors import StoreError
 
-__all__ = ["Writer", "is_full", "open_sqlite"]
+__all__ = ["Term", "Writer", "failure", "file_failure", "migrate", "open_sqlite", "trouble_of"]
 
 T = TypeVar("T")
 
 _FULL_PAUSE_S = 1.0
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+_AWAY = {errno.EROFS, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE}
+# By their numbers in <sqlite3.h>: the driver names them from Python 3.11 on, extended ones have these as last byte.
+_SQLITE_FULL = {10, 13}
+"""IOERR, which is also what a limit on the size of files gives, and FULL."""
+_SQLITE_AWAY = {5, 6, 8, 14}
+"""BUSY, LOCKED, READONLY, CANTOPEN."""
+_PG_FULL = "53100"
+_PG_AWAY = ("08", "25006", "28", "40", "53", "55P03", "57", "58")
+"""Beginnings of SQLSTATE: no connection, only reading, not let in, deadlock, no resources, lock, operator, system."""
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+
+_HINTS = {
+    "full": "free space on its volume",
+    "away": "it goes on by itself once the store takes writes again",
+}
 
 
 def open_sqlite(path: Path, schema: str, *, cache_kib: int = 2000) -> sa.Engine:
@@ -51,10 +71,10 @@ def open_sqlite(path: Path, schema: str, *, cache_kib: int = 2000) -> sa.Engine:
     sa.event.listen(engine, "connect", lambda connection, _: _set_up(connection, cache_kib))
     try:
         path.touch(mode=0o600)
-        _migrate(engine, schema)
+        migrate(engine, schema)
     except (sa.exc.DatabaseError, OSError) as error:
         cause = getattr(error, "orig", error)
-        raise StoreError(f"cannot open the store {path}: {cause}") from error
+        raise StoreError(f"cannot open the store {path}: {cause}", trouble=trouble_of(error)) from error
     return engine
 
 
@@ -67,10 +87,18 @@ def _set_up(connection: sqlite3.Connection, cache_kib: int) -> None:
     cursor.close()
 
 
-def _migrate(engine: sa.Engine, schema: str) -> None:
+def migrate(engine: sa.Engine, schema: str) -> None:
+    """Bring the tables of a role to the newest revision.
+
+    Raises
+    ------
+    StoreError
+        When they are of a revision that this version does not know.
+    """
     # Alembic is slow to import and needed once in the life of a process.
     from alembic import command
     from alembic.config import Config
+    from alembic.util import CommandError
 
     folder = resources.files("coterie.store") / "migrations"
     config = Config()
@@ -79,15 +107,62 @@ def _migrate(engine: sa.Engine, schema: str) -> None:
     config.set_main_option("path_separator", "newline")
     with engine.begin() as connection:
         config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        try:
+            command.upgrade(config, "head")
+        except CommandError as error:
+            raise StoreError(
+                f"the tables of {engine.url.database} are of a revision that this version does not know",
+                hint="install the version of coterie that wrote them, or a later one; or is it another role's store?",
+            ) from error
 
 
-def is_full(error: BaseException) -> bool:
-    """Whether an error says that there is no room left: the request may be repeated later, nothing was kept."""
+def trouble_of(error: BaseException) -> str:
+    """Return what kind of failure that may pass an error is, as for `StoreError`; empty when it will not."""
     cause = getattr(error, "orig", error)
-    return isinstance(cause, sqlite3.OperationalError) and (
-        "disk is full" in str(cause) or "disk I/O error" in str(cause)
+    if isinstance(cause, OSError):
+        return "full" if cause.errno in _FULL else "away" if cause.errno in _AWAY else ""
+    if hasattr(cause, "sqlstate"):
+        return _trouble_of_postgres(error, cause.sqlstate)
+    if isinstance(cause, sqlite3.Error):
+        number = getattr(cause, "sqlite_errorcode", 0) & 0xFF
+        return "full" if number in _SQLITE_FULL else "away" if number in _SQLITE_AWAY else ""
+    return ""
+
+
+def _trouble_of_postgres(error: BaseException, state: str | None) -> str:
+    if state == _PG_FULL:
+        return "full"
+    if state is None:
+        # Said by the driver and not by the server: there is no connection, or no more.
+        lost = isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError)
+        return "away" if lost else ""
+    return "away" if state.startswith(_PG_AWAY) else ""
+
+
+def failure(error: BaseException) -> StoreError:
+    """Return a database's error as one of ours: without the statement and its values, which may be private."""
+    trouble = trouble_of(error)
+    cause = getattr(error, "orig", error)
+    text = {"full": "the store is full", "away": "the store cannot be written now"}.get(
+        trouble, f"the store failed: {type(cause).__name__}"
     )
+    found = StoreError(text, hint=_HINTS.get(trouble), trouble=trouble)
+    found.__cause__ = error
+    return found
+
+
+def file_failure(what: str, error: Exception) -> StoreError:
+    """Return the error of a file that could not be written as one of ours; ``what`` is what could not be done."""
+    told = _OS_ERROR.search(str(error))
+    if told is not None and not isinstance(error, OSError):
+        # The library that writes arrays has errors of its own around those of the system.
+        number = int(told[1])
+        error = OSError(number, os.strerror(number))
+    trouble = trouble_of(error)
+    reason = getattr(error, "strerror", None) or type(error).__name__
+    found = StoreError(f"cannot {what}: {reason}", hint=_HINTS.get(trouble), trouble=trouble)
+    found.__cause__ = error
+    return found
 
 
 class Writer:
@@ -113,8 +188,15 @@ class Writer:
         # room to make another, which a full volume does not have even for somebody who only wants to read.
         self._connection: sa.Connection | None = engine.connect()
         self._thread = threading.Thread(target=self._write, name="store-writer", daemon=True)
+        self._failing = False
+        # Files that wait for room.
+        self._waiting = 0
         self._thread.start()
-        self.failed = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether the last write failed, or files wait for room."""
+        return self._failing or self._waiting > 0
 
     async def run(self, work: Callable[[sa.Connection], T]) -> T:
         """Run a piece of work in the next transaction and return its result once that is durable.
@@ -122,11 +204,15 @@ class Writer:
         Raises
         ------
         StoreError
-            When the store is full or broken; nothing of the piece was kept.
+            When the store is full or broken; nothing of the piece was kept.  (A database that was lost while it
+            committed may have kept all of it.)
         """
+        return await self._run(work, None)
+
+    async def _run(self, work: Callable[[sa.Connection], T], term: Term | None) -> T:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
-        self._pending.put(_Piece(work, loop, done))
+        self._pending.put(_Piece(work, loop, done, term))
         return await done
 
     async def run_when_possible(self, work: Callable[[sa.Connection], T]) -> T:
@@ -135,9 +221,39 @@ class Writer:
             try:
                 return await self.run(work)
             except StoreError as error:
-                if error.__cause__ is None or not is_full(error.__cause__):
+                if not error.trouble:
                     raise
                 await asyncio.sleep(_FULL_PAUSE_S)
+
+    async def files_when_possible(self, what: str, write: Callable[[], None]) -> None:
+        """Write files that belong to the store, in a thread; while there is no room, try again.
+
+        Parameters
+        ----------
+        what : str
+            What that is, for the error: "keep contributions".
+        write : callable
+            May be run several times.
+
+        Raises
+        ------
+        StoreError
+            When they cannot be written for a reason that does not pass.
+        """
+        waiting = False
+        try:
+            while True:
+                try:
+                    return await asyncio.to_thread(write)
+                except (OSError, StoreError) as error:
+                    failed = error if isinstance(error, StoreError) else file_failure(what, error)
+                if not failed.trouble:
+                    raise failed
+                self._waiting += not waiting
+                waiting = True
+                await asyncio.sleep(_FULL_PAUSE_S)
+        finally:
+            self._waiting -= waiting
 
     async def probe(self) -> None:
         """Write nothing new, to find out whether the store takes writes; ``failed`` says so afterwards."""
@@ -182,13 +298,13 @@ class Writer:
     def _together(self, connection: sa.Connection, pieces: list[_Piece]) -> bool:
         try:
             with connection.begin():
-                results = [piece.work(connection) for piece in pieces]
+                results = [piece.carried_out(connection) for piece in pieces]
         except Exception as error:
             if len(pieces) > 1:
                 return False
             self._failed(pieces[0], error)
             return True
-        self.failed = False
+        self._failing = False
         for piece, result in zip(pieces, results, strict=True):
             piece.succeed(result)
         return True
@@ -196,42 +312,124 @@ class Writer:
     def _alone(self, connection: sa.Connection, piece: _Piece) -> None:
         try:
             with connection.begin():
-                result = piece.work(connection)
+                result = piece.carried_out(connection)
         except Exception as error:
             self._failed(piece, error)
         else:
-            self.failed = False
+            self._failing = False
             piece.succeed(result)
 
     def _failed(self, piece: _Piece, error: Exception) -> None:
-        if isinstance(error, sa.exc.DBAPIError):
-            self.failed = True
-            full = is_full(error)
-            text = "the store is full" if full else f"the store failed: {type(error.orig).__name__}"
-            wrapped = StoreError(text, hint="free space on its volume" if full else None)
-            wrapped.__cause__ = error
-            piece.fail(wrapped)
-        else:
-            piece.fail(error)
+        told = failure(error) if isinstance(error, sa.exc.DBAPIError) else error
+        if isinstance(told, StoreError) and (told is not error or told.trouble):
+            self._failing = True
+            if piece.term is not None:
+                piece.term.lose(told)
+        piece.fail(told)
 
 
 def _write_nothing_new(connection: sa.Connection) -> None:
+    if connection.dialect.name != "sqlite":
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = version_num")
+        return
     # Writes the page that holds the number, whatever the number was.
     number = connection.exec_driver_sql("PRAGMA user_version").scalar()
     connection.exec_driver_sql(f"PRAGMA user_version = {number}")
 
 
+class Term:
+    """Writes of a service that changes what it has in memory before that is durable: after one that failed, none.
+
+    Then memory is ahead of the store, and what follows from it must not be kept: an update that was refused would be
+    missing below the next one.  Such a service drops its memory, waits until the store takes writes again, and takes
+    up what is durable, under a new term.  Whatever still goes on under the old one is refused.
+
+    Parameters
+    ----------
+    writer : Writer
+        The store's writer, which outlives its terms.
+    limit_s : float, optional
+        How long a write may take, seconds: a database that hangs counts as one that is away.
+    """
+
+    def __init__(self, writer: Writer, limit_s: float | None = None) -> None:
+        self._writer = writer
+        self._limit_s = limit_s
+        self.lost: StoreError | None = None
+        """Why the term is over; None while it is not."""
+
+    async def run(self, work: Callable[[sa.Connection], T]) -> T:
+        """Run a piece of work, as `Writer.run`.
+
+        Raises
+        ------
+        StoreError
+            When the store is full or broken, or was earlier in this term; nothing of the piece was kept.
+        """
+        self.check()
+        try:
+            async with asyncio.timeout(self._limit_s):
+                return await self._writer._run(work, self)
+        except TimeoutError as error:
+            # What of it is kept will be seen when the store answers again.
+            self.lose(StoreError("the store does not answer", hint=_HINTS["away"], trouble="away"))
+            self.check()
+            raise AssertionError("the term is over") from error
+
+    def check(self) -> None:
+        """Raise why the term is over, if it is.
+
+        Raises
+        ------
+        StoreError
+        """
+        if self.lost is not None:
+            lost = self.lost
+            raise StoreError(lost.message, hint=lost.hint, trouble=lost.trouble) from lost
+
+    def lose(self, error: StoreError) -> None:
+        """End the term; the first reason is kept."""
+        self.lost = self.lost or error
+
+    @contextlib.contextmanager
+    def keeping(self, what: str) -> Iterator[None]:
+        """Write files that belong to the store: a failure ends the term, as one of the store's own does.
+
+        Raises
+        ------
+        StoreError
+            ``what``, such as "write a version of the model", could not be done.
+        """
+        self.check()
+        try:
+            yield
+        except Exception as error:
+            lost = file_failure(what, error)
+            self.lose(lost)
+            raise lost from error
+
+
 class _Piece:
     """A piece of work and the future that waits for it."""
 
-    __slots__ = ("_done", "_loop", "work")
+    __slots__ = ("_done", "_loop", "_work", "term")
 
     def __init__(
-        self, work: Callable[[sa.Connection], Any], loop: asyncio.AbstractEventLoop, done: asyncio.Future[Any]
+        self,
+        work: Callable[[sa.Connection], Any],
+        loop: asyncio.AbstractEventLoop,
+        done: asyncio.Future[Any],
+        term: Term | None,
     ) -> None:
-        self.work = work
+        self._work = work
         self._loop = loop
         self._done = done
+        self.term = term
+
+    def carried_out(self, connection: sa.Connection) -> Any:
+        if self.term is not None:
+            self.term.check()
+        return self._work(connection)
 
     def succeed(self, result: Any) -> None:
         self._settle(lambda: self._done.set_result(result))

@@ -26,7 +26,7 @@ from coterie.store.thirdparty_keys import (
 )
 from coterie.wire.refusal import ErrorReason, Refusal
 
-__all__ = ["Directory", "Published", "Redemption", "Revoked", "ThirdPartyStore", "metadata"]
+__all__ = ["Directory", "Published", "Redemption", "Renewed", "Revoked", "ThirdPartyStore", "metadata"]
 
 T = TypeVar("T")
 
@@ -50,6 +50,18 @@ bundles = sa.Table(
     sa.Column("token_hash", sa.LargeBinary, nullable=False, index=True),
     sa.Column("version", sa.Integer, nullable=False),
     sa.Column("message", sa.LargeBinary, nullable=False),
+)
+
+# Certificates that followed another one of the same party, which the token of the first one allows.
+renewals = sa.Table(
+    "renewals",
+    metadata,
+    sa.Column("fingerprint", sa.LargeBinary, primary_key=True),
+    sa.Column("after", sa.LargeBinary, nullable=False, unique=True),
+    sa.Column("token_hash", sa.LargeBinary, nullable=False, index=True),
+    sa.Column("public_key_hash", sa.LargeBinary, nullable=False),
+    sa.Column("chain", sa.LargeBinary, nullable=False),
+    sa.Column("renewed", sa.Integer, nullable=False),
 )
 
 revocations = sa.Table(
@@ -102,6 +114,19 @@ class Redemption(NamedTuple):
     chain: bytes
     """The certificate and the authority's, PEM."""
     redeemed: int
+    """Unix seconds."""
+
+
+class Renewed(NamedTuple):
+    """A certificate in place of another one."""
+
+    fingerprint: bytes
+    """SHA-256 of the certificate, if it is the one that will be kept."""
+    public_key_hash: bytes
+    """SHA-256 of its public key, 32 bytes."""
+    chain: bytes
+    """The certificate and the authority's, PEM."""
+    renewed: int
     """Unix seconds."""
 
 
@@ -188,6 +213,51 @@ class ThirdPartyStore:
 
         return await self._write(write)
 
+    async def renew(self, after: bytes, renewed: Renewed) -> bytes:
+        """Keep the certificate that follows another one; each is followed by one only.
+
+        Parameters
+        ----------
+        after : bytes
+            SHA-256 of the certificate that the party shows.
+        renewed : Renewed
+            The new one.
+
+        Returns
+        -------
+        bytes
+            The chain given, or, when this certificate was renewed before for the same key, the one of that time.
+
+        Raises
+        ------
+        Refusal
+            WRONG_STATE for a certificate that was not issued for a token, REVOKED when any certificate of its line is
+            revoked, CONFLICT when it was renewed before for another key.
+        """
+
+        def write(connection: sa.Connection) -> bytes:
+            token = _token_of(connection, after)
+            if _line(connection, token.token_hash) & _revoked_certificates(connection):
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_REVOKED, "this certificate was revoked", field="certificate"
+                )
+            held = connection.execute(sa.select(renewals).where(renewals.c.after == after)).one_or_none()
+            if held is None:
+                row = {"after": after, "token_hash": token.token_hash, **renewed._asdict()}
+                connection.execute(renewals.insert(), row)
+                return renewed.chain
+            if held.public_key_hash != renewed.public_key_hash:
+                raise Refusal(
+                    ErrorReason.ERROR_REASON_CONFLICT,
+                    "this certificate was renewed before, for another key",
+                    field="certificate_request",
+                    expected="the key that it was renewed for, or a new token",
+                )
+            chain: bytes = held.chain
+            return chain
+
+        return await self._write(write)
+
     async def publish(self, fingerprint: bytes, published: Sequence[Published]) -> None:
         """Add or replace bundles of a party, all or none.
 
@@ -209,15 +279,7 @@ class ThirdPartyStore:
         """
 
         def write(connection: sa.Connection) -> None:
-            token = _redemption(connection, tokens.c.fingerprint == fingerprint)
-            if token is None:
-                raise Refusal(
-                    ErrorReason.ERROR_REASON_WRONG_STATE,
-                    "this certificate was not issued for a token",
-                    field="certificate",
-                    expected="a party that enrolled with a token",
-                )
-            _publish(connection, token, published)
+            _publish(connection, _token_of(connection, fingerprint), published)
 
         await self._write(write)
 
@@ -238,17 +300,18 @@ class ThirdPartyStore:
         return await self._read(read)
 
     async def revoke(self, participants: Iterable[bytes], certificates: Iterable[bytes]) -> int:
-        """Revoke participants and certificates for good.
+        """Revoke participants and certificates for good; with a certificate all that were renewed from it or before it.
 
         Returns
         -------
         int
             The directory's revision from which all of them are revoked.
         """
-        subjects = [(_PARTICIPANT, item) for item in participants]
-        subjects += [(_CERTIFICATE, item) for item in certificates]
+        people, shown = list(participants), list(certificates)
 
         def write(connection: sa.Connection) -> int:
+            subjects = [(_PARTICIPANT, item) for item in people]
+            subjects += [(_CERTIFICATE, item) for item in _with_their_lines(connection, shown)]
             held = {(row.kind, row.subject) for row in connection.execute(sa.select(revocations))}
             fresh = [subject for subject in dict.fromkeys(subjects) if subject not in held]
             if not fresh:
@@ -409,6 +472,49 @@ class ThirdPartyStore:
 def _redemption(connection: sa.Connection, which: sa.ColumnElement[bool]) -> Redemption | None:
     row = connection.execute(sa.select(tokens).where(which)).one_or_none()
     return None if row is None else Redemption(**row._mapping)
+
+
+def _token_hash_of(connection: sa.Connection, fingerprint: bytes) -> bytes | None:
+    """Return the hash of the token that a certificate goes back to; None for one that nobody here issued."""
+    renewed = sa.select(renewals.c.token_hash).where(renewals.c.fingerprint == fingerprint)
+    first = sa.select(tokens.c.token_hash).where(tokens.c.fingerprint == fingerprint)
+    found: bytes | None = connection.execute(renewed.union(first)).scalar_one_or_none()
+    return found
+
+
+def _token_of(connection: sa.Connection, fingerprint: bytes) -> Redemption:
+    key = _token_hash_of(connection, fingerprint)
+    token = None if key is None else _redemption(connection, tokens.c.token_hash == key)
+    if token is None:
+        raise Refusal(
+            ErrorReason.ERROR_REASON_WRONG_STATE,
+            "this certificate was not issued for a token",
+            field="certificate",
+            expected="a party that enrolled with a token",
+        )
+    return token
+
+
+def _line(connection: sa.Connection, token_hash: bytes) -> set[bytes]:
+    """Return the fingerprints of all certificates that go back to a token."""
+    renewed = sa.select(renewals.c.fingerprint).where(renewals.c.token_hash == token_hash)
+    first = sa.select(tokens.c.fingerprint).where(tokens.c.token_hash == token_hash)
+    return set(connection.execute(renewed.union(first)).scalars())
+
+
+def _with_their_lines(connection: sa.Connection, fingerprints: Iterable[bytes]) -> list[bytes]:
+    found: dict[bytes, None] = {}
+    for fingerprint in fingerprints:
+        found[fingerprint] = None
+        key = _token_hash_of(connection, fingerprint)
+        if key is not None:
+            found.update(dict.fromkeys(sorted(_line(connection, key))))
+    return list(found)
+
+
+def _revoked_certificates(connection: sa.Connection) -> set[bytes]:
+    rows = connection.execute(sa.select(revocations.c.subject).where(revocations.c.kind == _CERTIFICATE))
+    return set(rows.scalars())
 
 
 def _revision(connection: sa.Connection) -> int:

@@ -1,12 +1,14 @@
 """Prometheus metrics and a liveness page on a second port.
 
-No label ever holds a participant, a user or an item: labels are RPC names, sides, reasons and activities.
+No label ever holds a participant, a user or an item: labels are RPC names, sides, reasons, activities, and purposes and
+outcomes of rounds.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -15,8 +17,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from coterie.errors import CoterieError
 from coterie.telemetry.accounting import Accounting
+from coterie.telemetry.measures import Measure
 
-__all__ = ["Exporter", "TrafficSource"]
+__all__ = ["AdmissionSource", "CertificateSource", "Exporter", "TrafficSource"]
 
 
 class TrafficSource(Protocol):
@@ -26,6 +29,29 @@ class TrafficSource(Protocol):
         """Return calls, errors, bytes and percentiles by RPC."""
 
 
+class AdmissionSource(Protocol):
+    """Calls at present, and those that were turned away by the limit that did."""
+
+    calls: int
+    turned_away: Counter[str]
+
+
+class CertificateSource(Protocol):
+    """A certificate that is renewed."""
+
+    @property
+    def end(self) -> float:
+        """When it ends, Unix seconds."""
+
+    @property
+    def renewed(self) -> int:
+        """How often it was renewed."""
+
+    @property
+    def failed(self) -> int:
+        """How often that was tried in vain."""
+
+
 class _Collector:
     def __init__(
         self,
@@ -33,11 +59,19 @@ class _Collector:
         traffic: Mapping[str, TrafficSource],
         refusals: Callable[[], Mapping[tuple[str, str], int]],
         serving: Callable[[], bool],
+        admission: AdmissionSource,
+        conditions: Callable[[], Mapping[str, bool]],
+        certificate: CertificateSource | None,
+        measures: Sequence[Measure],
     ) -> None:
+        self._measures = measures
+        self._certificate = certificate
         self._accounting = accounting
         self._traffic = traffic
         self._refusals = refusals
         self._serving = serving
+        self._admission = admission
+        self._conditions = conditions
 
     def collect(self) -> Iterator[Metric]:
         calls = CounterMetricFamily("coterie_rpc_calls", "Finished calls.", labels=["side", "rpc"])
@@ -62,6 +96,13 @@ class _Collector:
         for (rpc, reason), count in self._refusals().items():
             refused.add_metric([rpc, reason], count)
         yield refused
+        away = CounterMetricFamily(
+            "coterie_limited", "Calls turned away or cut off by a limit.", labels=["limit"]
+        )
+        for limit, count in dict(self._admission.turned_away).items():
+            away.add_metric([limit], count)
+        yield away
+        yield GaugeMetricFamily("coterie_open_calls", "Calls at present.", value=self._admission.calls)
         cpu = CounterMetricFamily("coterie_cpu_seconds", "CPU time by activity.", labels=["activity"])
         account = self._accounting.cpu_seconds()
         for name, seconds in account["activities"].items():
@@ -69,7 +110,40 @@ class _Collector:
         cpu.add_metric(["total"], account["total"])
         yield cpu
         yield GaugeMetricFamily("coterie_peak_rss_mebibytes", "Peak memory.", value=Accounting.peak_rss_mb())
+        if self._certificate is not None:
+            yield GaugeMetricFamily(
+                "coterie_certificate_expiry_timestamp_seconds",
+                "End of the certificate, Unix seconds.",
+                value=self._certificate.end,
+            )
+            renewals = CounterMetricFamily(
+                "coterie_certificate_renewals", "Attempts to renew the certificate.", labels=["outcome"]
+            )
+            renewals.add_metric(["renewed"], self._certificate.renewed)
+            renewals.add_metric(["failed"], self._certificate.failed)
+            yield renewals
         yield GaugeMetricFamily("coterie_serving", "1 while healthy.", value=float(self._serving()))
+        conditions = GaugeMetricFamily(
+            "coterie_condition",
+            "1 while it holds; all must for the service to be healthy.",
+            labels=["condition"],
+        )
+        for name, held in self._conditions().items():
+            conditions.add_metric([name], float(held))
+        yield conditions
+        for measure in tuple(self._measures):
+            yield from _family(measure)
+
+
+def _family(measure: Measure) -> Iterator[Metric]:
+    found = measure.read()
+    if found is None:
+        return
+    kind = CounterMetricFamily if measure.counter else GaugeMetricFamily
+    family = kind(measure.name, measure.help, labels=measure.labels)
+    for labels, value in found.items() if isinstance(found, Mapping) else [((), found)]:
+        family.add_metric(labels, value)
+    yield family
 
 
 class _Quiet(WSGIRequestHandler):
@@ -78,7 +152,10 @@ class _Quiet(WSGIRequestHandler):
 
 
 class Exporter:
-    """Serves ``/metrics`` and ``/healthz`` (200 while the service is healthy, else 503) from a thread."""
+    """Serves ``/metrics`` and ``/healthz`` (200 while the service is healthy, else 503) from a thread.
+
+    Measures that are added to the sequence later are served, too.
+    """
 
     def __init__(
         self,
@@ -86,9 +163,16 @@ class Exporter:
         traffic: Mapping[str, TrafficSource],
         refusals: Callable[[], Mapping[tuple[str, str], int]],
         serving: Callable[[], bool],
+        admission: AdmissionSource,
+        conditions: Callable[[], Mapping[str, bool]] = dict,
+        certificate: CertificateSource | None = None,
+        measures: Sequence[Measure] = (),
     ) -> None:
+        collector = _Collector(
+            accounting, traffic, refusals, serving, admission, conditions, certificate, measures
+        )
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Collector(accounting, traffic, refusals, serving))
+        registry.register(collector)
         metrics = make_wsgi_app(registry)
 
         def page(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

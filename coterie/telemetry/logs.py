@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import sys
@@ -17,10 +18,14 @@ class _StandardError(io.TextIOBase):
     """Standard error as it is at the moment of writing; loggers are made once and outlive a replaced stream."""
 
     def write(self, text: str, /) -> int:
-        return sys.stderr.write(text)
+        # A log whose volume is full, or whose reader is gone, stops no service.
+        with contextlib.suppress(OSError):
+            return sys.stderr.write(text)
+        return 0
 
     def flush(self) -> None:
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
 
 
 def configure(level: str, *, service: str) -> None:

@@ -281,6 +281,7 @@ def _traffic(report: Report) -> Section:
                 f"{count(total.errors)} refused or repeated" if total.errors else "none failed",
             ),
         ]
+        found.facts += _network(report)
         interactions = finite(section(report, "dataset").get("interactions"))
         if interactions and total.bytes_total is not None:
             each = volume(total.bytes_total / interactions)
@@ -318,6 +319,21 @@ def _traffic(report: Report) -> Section:
         )
     ]
     return found
+
+
+def _network(report: Report) -> list[Fact]:
+    """Say what share of a round the network took, of the party where it took most."""
+    network = section(report, "network")
+    shares = {
+        party: share
+        for party, one in section(network, "by_party").items()
+        if isinstance(one, Mapping) and (share := finite(one.get("share"))) is not None
+    }
+    if not shares:
+        return []
+    most = max(shares, key=lambda party: shares[party])
+    what = "Network's share of training" if network.get("of") is None else "Network's share of a round"
+    return [Fact(what, percent(shares[most]), f"of {most}; at the others less. Calls overlap with work")]
 
 
 def _work(report: Report) -> Section:

@@ -9,7 +9,17 @@ from __future__ import annotations
 from coterie.errors import PeerError
 from coterie.wire.v1.common_pb2 import ErrorReason
 
-__all__ = ["ErrorReason", "Refusal", "reason_name"]
+__all__ = ["LATER", "ErrorReason", "Refusal", "reason_name"]
+
+LATER = frozenset(
+    {
+        ErrorReason.ERROR_REASON_STORE_FULL,
+        ErrorReason.ERROR_REASON_NOT_READY,
+        ErrorReason.ERROR_REASON_OVERLOADED,
+        ErrorReason.ERROR_REASON_TOO_SLOW,
+    }
+)
+"""Reasons that pass: the same request may be taken later."""
 
 _PREFIX = "ERROR_REASON_"
 
@@ -32,17 +42,26 @@ class Refusal(PeerError):  # noqa: N818 - the contract's word for it
         Name of the message field, or of the thing, that was wrong.
     expected : str
         What would have been right.
+    retry_after_s : float, optional
+        After how long the same request may be made again, seconds.
     """
 
     code = "refused"
 
     def __init__(
-        self, reason: ErrorReason.ValueType, message: str, *, field: str = "", expected: str = ""
+        self,
+        reason: ErrorReason.ValueType,
+        message: str,
+        *,
+        field: str = "",
+        expected: str = "",
+        retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message, hint=f"expected {expected}" if expected else None)
         self.reason = reason
         self.field = field
         self.expected = expected
+        self.retry_after_s = retry_after_s
 
     @property
     def name(self) -> str:

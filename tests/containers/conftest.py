@@ -53,7 +53,7 @@ def images(engine: Engine) -> dict[str, str]:
         "COTERIE_HEALTH_INTERVAL": "2s",
         **TRAINING,
     }
-    Stack(engine, settings).compose("build")
+    Stack(engine, settings, "docker-compose.privmvmf.yml").compose("build")
     return settings
 
 

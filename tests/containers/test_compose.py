@@ -100,6 +100,17 @@ def test_each_party_sees_only_its_own_volume(stack):
         ]
 
 
+def test_every_container_has_limits_keeps_little_log_and_is_given_time_to_end(stack):
+    for party in (*PARTIES, "bootstrap"):
+        attached = stack.container(party).attrs
+        limits = attached["HostConfig"]
+        assert 256 << 20 <= limits["Memory"] <= 2 << 30, party
+        assert limits["NanoCpus"] == 1_000_000_000, party
+        assert limits["PidsLimit"] == 256, party
+        assert limits["LogConfig"]["Config"] == {"max-file": "3", "max-size": "10m"}, party
+        assert attached["Config"]["StopTimeout"] >= 5, party
+
+
 def test_health_waits_for_what_a_service_waits_for(stack):
     assert stack.healthy("thirdparty")
     assert stack.healthy("cos")

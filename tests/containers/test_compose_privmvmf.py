@@ -6,12 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.config.load import load
-from coterie.config.run import RunSettings
-from coterie.launch.feed import load as load_dataset
-from coterie.launch.feed import make_feed
-from coterie.launch.in_process import train_in_process
-
+from .same_run import in_one_process
 from .stack import HOSTS, Stack
 
 pytestmark = pytest.mark.containers
@@ -76,22 +71,14 @@ def test_an_encrypted_run_goes_on_when_a_decrypting_client_crashes_and_when_anot
 
 
 def test_the_numbers_are_those_of_sums_in_clear_in_one_process(images, trained):
-    run = Path(__file__).parents[2] / "examples/privmvmf.toml"
-    settings = load(
-        RunSettings,
-        run,
-        sets=["secure_sum=clear", "federation.hosts=2"],
-        environ={
-            key: value for key, value in {**images, **SETTINGS}.items() if "__" in key or "REFERENCE" in key
-        },
-    ).settings
-    feed = make_feed(settings, load_dataset(settings), 0)
-    alone = train_in_process(settings, feed, run_id="test", seed=0, see=lambda event: None)
-    history, wanted = trained.report["history"], alone.known["history"]
+    alone = in_one_process(
+        "privmvmf", {**images, **SETTINGS}, sets=["secure_sum=clear", "federation.hosts=2"]
+    )
+    history, wanted = trained.report["history"], alone["history"]
     assert [one["epoch"] for one in history] == [one["epoch"] for one in wanted]
     counted = [one["metrics"] for one in history]
     assert counted == [pytest.approx(one["metrics"], rel=1e-6) for one in wanted]
-    assert trained.report["chosen"] == alone.known["chosen"]
+    assert trained.report["chosen"] == alone["chosen"]
     assert counted[-1]["rmse"] < counted[0]["rmse"]
 
 

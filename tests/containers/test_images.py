@@ -1,20 +1,36 @@
 """The images hold what their role needs and nothing to build or break in with."""
 
+import os
+import tomllib
+from pathlib import Path
+
 import pytest
 
 pytestmark = pytest.mark.containers
 
-MOST_BYTES = 350_000_000
+ROOT = Path(__file__).parents[2]
+MOST_BYTES = {"thirdparty": 300e6, "data-owner": 300e6, "cos": 300e6, "client": 300e6, "operator": 350e6}
+MOST_BYTES["decrypting-client"] = MOST_BYTES["client"]
+ENCRYPTING = ("cos", "client", "decrypting-client")
+WRITTEN_AT = "1767225600"
+"""SOURCE_DATE_EPOCH of the Dockerfile."""
 
 
-@pytest.fixture(params=["service", "operator"])
-def image(request, engine, images):
-    return engine.client.images.get(f"coterie-{request.param}:{images['COTERIE_TAG']}")
+@pytest.fixture(params=sorted(MOST_BYTES))
+def role(request):
+    return request.param
 
 
-def run(engine, image, *command):
+@pytest.fixture
+def image(role, engine, images):
+    return engine.client.images.get(f"coterie-{role}:{images['COTERIE_TAG']}")
+
+
+def run(engine, image, *command, user=None):
     """Run a command in a container of its own and return its status and what it printed."""
-    container = engine.client.containers.create(image.id, list(command), entrypoint="", network_mode="none")
+    container = engine.client.containers.create(
+        image.id, list(command), entrypoint="", network_mode="none", user=user
+    )
     try:
         container.start()
         status = container.wait()["StatusCode"]
@@ -23,8 +39,30 @@ def run(engine, image, *command):
         container.remove(force=True)
 
 
-def test_an_image_is_below_350_megabytes(image):
-    assert image.attrs["Size"] < MOST_BYTES
+def test_an_image_is_small(role, image):
+    assert image.attrs["Size"] < MOST_BYTES[role]
+
+
+def test_an_image_says_what_it_is(role, image):
+    labels = image.labels
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert labels["org.opencontainers.image.title"] == f"coterie-{role}"
+    assert labels["org.opencontainers.image.version"] == project["version"]
+    assert labels["org.opencontainers.image.licenses"] == project["license"]
+    command = ["--help"] if role == "operator" else ["serve", role, "--config", "/party/config.toml"]
+    assert image.attrs["Config"]["Cmd"] == command
+
+
+def test_images_share_all_layers_but_those_of_their_role(engine, images):
+    layers = {
+        one: engine.client.images.get(f"coterie-{one}:{images['COTERIE_TAG']}").attrs["RootFS"]["Layers"]
+        for one in MOST_BYTES
+    }
+    assert layers["thirdparty"] == layers["data-owner"]
+    assert layers["cos"] == layers["client"] == layers["decrypting-client"]
+    assert layers["cos"][:-1] == layers["data-owner"]
+    # All but the folder of a party.
+    assert layers["operator"][: len(layers["data-owner"]) - 1] == layers["data-owner"][:-1]
 
 
 def test_an_image_starts_as_a_user_without_rights(engine, image):
@@ -40,18 +78,21 @@ def test_an_image_has_no_compiler_and_no_installer(engine, image):
     assert status != 0
 
 
-def test_an_image_has_no_packages_of_other_roles(engine, image, request):
+def test_an_image_has_no_packages_of_other_roles(engine, image, role):
     # phe's licence would be that of whatever it is distributed with.
     foreign = ["torch", "polars", "pytest", "grpc_tools", "phe"]
-    foreign.append("matplotlib" if "service" in request.node.name else "gmpy2")
+    foreign += [] if role == "operator" else ["matplotlib"]
+    foreign += [] if role in ENCRYPTING else ["gmpy2"]
     found = f"from importlib.util import find_spec; print([n for n in {foreign} if find_spec(n)])"
     assert run(engine, image, "python3", "-c", found) == (0, "[]\n")
 
 
-def test_no_module_is_compiled_again_at_each_start(engine, image, request):
-    modules = "ssl, asyncio, grpc, numpy, sqlalchemy, coterie.launch.process, coterie_cos.service"
-    if "service" in request.node.name:
-        modules += ", coterie.net.custody, coterie_decrypting_client.service, gmpy2"
+def test_no_module_is_compiled_again_at_each_start(engine, image, role):
+    modules = "ssl, asyncio, grpc, numpy, sqlalchemy, coterie.launch.process"
+    if role != "operator":
+        modules += f", coterie_{role.replace('-', '_')}.service"
+    if role in ENCRYPTING:
+        modules += ", coterie.net.custody, gmpy2"
     uncompiled = (
         f"import os, sys, {modules}\n"
         "specs = [getattr(module, '__spec__', None) for module in list(sys.modules.values())]\n"
@@ -59,3 +100,68 @@ def test_no_module_is_compiled_again_at_each_start(engine, image, request):
         "print(len(sources) > 500, [spec.name for spec in sources if not os.path.exists(spec.cached)])"
     )
     assert run(engine, image, "python3", "-c", uncompiled) == (0, "True []\n")
+
+
+# --- the same files again ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def build(engine, images):
+    """Build a stage of the Dockerfile; return the id of its image."""
+
+    def run(target, *options):
+        arguments = {name: os.environ.get(name) for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")}
+        arguments["BASE_IMAGE"] = images["BASE_IMAGE"]
+        command = ["docker", "build", "--quiet", "--file", "deploy/Dockerfile", "--target", target, *options]
+        for name, value in arguments.items():
+            command += ["--build-arg", f"{name}={value or ''}"]
+        return engine.run([*command, "."], cwd=ROOT).strip()
+
+    return run
+
+
+_DIGESTS = """
+import hashlib, os, sys
+for folder, _, names in os.walk(sys.argv[1]):
+    for name in names:
+        path = os.path.join(folder, name)
+        at, digest = os.lstat(path), hashlib.sha256()
+        digest.update(os.readlink(path).encode() if os.path.islink(path) else open(path, "rb").read())
+        print(os.path.relpath(path, sys.argv[1]), oct(at.st_mode), at.st_uid, int(at.st_mtime), digest.hexdigest())
+"""
+"""Prints what there is to say about each file below a folder."""
+
+
+def test_a_second_installation_gives_the_same_files_with_the_same_times(engine, build):
+    again = 'deploy/install-coterie.sh /again >&2 && python3 -c "$0" /staged && echo --- && python3 -c "$0" /again'
+    status, said = run(engine, engine.client.images.get(build("coterie")), "sh", "-c", again, _DIGESTS)
+    first, _, second = said.partition("---\n")
+    assert status == 0, said
+    assert len(first.splitlines()) > 200
+    assert sorted(second.splitlines()) == sorted(first.splitlines())
+
+
+def test_files_of_an_image_say_nothing_of_when_it_was_built(engine, image):
+    status, said = run(engine, image, "python3", "-c", _DIGESTS, "/opt")
+    assert status == 0
+    assert len(said.splitlines()) > 1000
+    assert {line.split()[-2] for line in said.splitlines()} == {WRITTEN_AT}
+
+
+@pytest.mark.skipif(
+    not os.environ.get("COTERIE_REBUILD"), reason="builds everything again: COTERIE_REBUILD=1"
+)
+def test_a_second_build_of_everything_gives_the_same_files(engine, build):
+    ids = [build("data"), build("data", "--no-cache")]
+    found = []
+    for image in map(engine.client.images.get, ids):
+        found.append([])
+        for folder in ("/opt", "/etc", "/usr"):
+            status, said = run(engine, image, "python3", "-c", _DIGESTS, folder, user="0")
+            assert status == 0, said[-300:]
+            # These are the container's, not the image's.
+            own = ("hosts ", "hostname ", "resolv.conf ", "mtab ")
+            found[-1] += [f"{folder}/{line}" for line in said.splitlines() if not line.startswith(own)]
+    assert ids[0] != ids[1]
+    assert min(map(len, found)) > 10_000
+    assert sorted(set(found[0]) ^ set(found[1])) == []

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import resource
 import signal
 import socket
 import sqlite3
@@ -42,7 +43,14 @@ from coterie.net.retry import Retry, status_lost
 from coterie.net.status import from_rpc_error
 from coterie.store.tokens import append_token
 from coterie.wire.refusal import Refusal
-from coterie.wire.v1 import client_pb2, data_owner_pb2, operator_pb2, orchestrator_pb2, thirdparty_pb2
+from coterie.wire.v1 import (
+    client_pb2,
+    data_owner_pb2,
+    latency_pb2,
+    operator_pb2,
+    orchestrator_pb2,
+    thirdparty_pb2,
+)
 from coterie.wire.v1.operator_pb2_grpc import OperatorStub
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 from coterie.wire.v1.thirdparty_pb2_grpc import EnrolmentStub, KeyDirectoryStub
@@ -174,6 +182,21 @@ class ServiceProcess:
         ]
         return sum(float(line.rpartition(" ")[2]) for line in found)
 
+    def peak_mib(self) -> float:
+        """Return the most memory that the process has had, MiB."""
+        return self._memory("VmHWM")
+
+    def resident_mib(self) -> float:
+        """Return the memory that the process has now, MiB."""
+        return self._memory("VmRSS")
+
+    def _memory(self, key: str) -> float:
+        lines = Path(f"/proc/{self._child.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{key}:"))
+
+    def open_files(self) -> int:
+        return len(list(Path(f"/proc/{self._child.pid}/fd").iterdir()))
+
     @contextlib.contextmanager
     def store_held(self, database: str) -> Iterator[None]:
         """Let nobody write to a store of the service meanwhile: a write that has begun waits for the end."""
@@ -181,6 +204,17 @@ class ServiceProcess:
             connection.execute("BEGIN IMMEDIATE")
             yield
             connection.execute("ROLLBACK")
+
+    @contextlib.contextmanager
+    def without_room(self) -> Iterator[None]:
+        """Let no file of the service grow meanwhile, its log neither."""
+        pid = self._child.pid
+        before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, before[1]))
+        try:
+            yield
+        finally:
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
 
     async def give_up_while_held(self, database: str, rpc: str, call: Awaitable[Any]) -> None:
         """Make a call, let the service come to its write, and cancel the call before the write can be made."""
@@ -406,7 +440,7 @@ class Operating:
 
 def party_at(cos: Member, enrolled: Enrolled, run_id: str) -> Party:
     """Return a party's side of the COS that does not try again."""
-    return Party(cos.channel(enrolled), run_id, enrolled.fingerprint, Retry(limit_s=0.0))
+    return Party(cos.channel(enrolled), run_id, lambda: enrolled.fingerprint, Retry(limit_s=0.0))
 
 
 async def each(*messages: Any) -> AsyncIterator[Any]:
@@ -479,7 +513,7 @@ async def code_of(call: Awaitable[Any] | AsyncIterator[Any] | MakesCall) -> grpc
 
 METHODS = {
     f"/{service.full_name}/{method.name}": method
-    for module in (client_pb2, data_owner_pb2, operator_pb2, orchestrator_pb2, thirdparty_pb2)
+    for module in (client_pb2, data_owner_pb2, latency_pb2, operator_pb2, orchestrator_pb2, thirdparty_pb2)
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }

@@ -1292,6 +1292,28 @@ async def test_what_a_caller_began_is_completed_also_when_it_goes_away(own_cos):
     assert cos.healthy()
 
 
+async def test_an_update_that_finds_no_room_is_refused_and_counts_once_when_there_is(own_cos, calls):
+    cos, new_world = own_cos
+    world = await (await new_world()).begin()
+    await deliver(world)
+    first, second = (world.request(world.gradient(rows_version=n, first_block=n), n + 1) for n in range(2))
+    await world.at_owner.Exchange(first)
+    kept = await world.everything()
+    with cos.without_room():
+        why = await calls.refused(lambda: world.at_owner.Exchange(second))
+        assert (why.code, why.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "STORE_FULL")
+        await asyncio.to_thread(cos.wait_for_health, False)
+        # What another asks for is not put on top of what was not kept.
+        why = await calls.refused(lambda: world.at_owner.Exchange(first))
+        assert why.reason == "STORE_FULL"
+    await asyncio.to_thread(cos.wait_for_health, True)
+    assert await world.everything() == kept
+    assert (await world.at_owner.Exchange(second)).version == 2
+    again = await world.at_owner.Exchange(second)
+    assert (again.version, again.progress.sequence) == (2, 2)
+    assert await world.goes_on()
+
+
 async def test_a_killed_cos_comes_back_with_everything_that_it_acknowledged(own_cos):
     cos, new_world = own_cos
     world = await (await new_world()).begin()

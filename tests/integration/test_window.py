@@ -46,7 +46,7 @@ async def test_a_sender_waits_when_little_is_not_taken_also_on_a_fast_connection
     server = make_server(Guard(Meter(), anonymous=[METHOD]))
     service, name = METHOD[1:].split("/")
     handlers = {name: grpc.stream_unary_rpc_method_handler(fill)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    server.add_registered_method_handlers(service, handlers)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with asyncio.timeout(SOON_S), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

@@ -1,15 +1,10 @@
 """Parties that come late, leave, fall silent or run out of disk while a federation trains."""
 
-import contextlib
-import os
 import re
 import signal
-import subprocess
 import urllib.error
-from pathlib import Path
 
-import pytest
-
+from ..volumes import fill, small_volume
 from .gate import Gate
 
 LARGER = {"synthetic": {"users": 160, "interactions": 6000}}
@@ -197,28 +192,6 @@ async def test_the_histogram_of_ages_counts_every_update(small, federation):
 
 
 # --- a full disk -------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def small_volume(folder: Path, size: str):
-    """Mount a volume of a fixed size in memory."""
-    folder.mkdir(parents=True, exist_ok=True)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "tmpfs", str(folder)]
-    if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("mounting a volume in memory needs the rights of root")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def fill(folder: Path) -> Path:
-    """Write a file until nothing more fits."""
-    ballast = folder / "ballast"
-    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(512))
-    return ballast
 
 
 def refused(running, party: str, rpc: str, reason: str) -> float:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import sqlite3
 
@@ -60,6 +61,31 @@ KINDS = {
         "mvmf": {"factors": 4, "update": "sgd", "private_rate": 1e-3},
     },
 }
+
+
+def test_three_item_servers_come_to_the_same_numbers_in_whatever_order_they_come(small, federation):
+    settings = small(
+        **{**MVMF, "mvmf": {**MVMF["mvmf"], "item_servers": 3}, "rounds": {**ROUNDS, "passes": 2}}
+    )
+    names = [f"data-owner/catalogue-{n}" for n in range(3)]
+
+    async def to_the_end(order):
+        async with federation(settings, hold=order[1:]) as running:
+            await running.start()
+            for before, name in itertools.pairwise(order):
+                await running.until(
+                    lambda event, before=before: event.party.party == before, f"{before} is there"
+                )
+                running.release(name)
+            report = await running.finish()
+        assert report["phase"] == "done"
+        joined = [one["party"] for one in report["parties"] if one["party"] in names]
+        assert joined == list(order)
+        return [(one["version"], one["metrics"]) for one in report["history"]], report["chosen"]
+
+    first = asyncio.run(to_the_end(names))
+    assert len(first[0]) == 2
+    assert asyncio.run(to_the_end(names[::-1])) == first
 
 
 @pytest.mark.parametrize("kind", KINDS)

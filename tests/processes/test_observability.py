@@ -1,13 +1,25 @@
 """What an operator sees of running services: health that tells the truth, metrics, structured logs."""
 
+import asyncio
+import contextlib
+import json
 import re
+import shutil
+import subprocess
+import time
 import urllib.request
 from pathlib import Path
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "architecture.md"
+from coterie.launch.children import free_port
+
+from .patience import WAIT_S
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = ROOT / "docs" / "architecture.md"
+OBSERVABILITY = ROOT / "deploy" / "observability"
 
 LABELS = {
     "coterie_rpc_calls_total": {"side", "rpc"},
@@ -15,11 +27,24 @@ LABELS = {
     "coterie_rpc_bytes_total": {"side", "rpc", "direction"},
     "coterie_rpc_milliseconds": {"side", "rpc", "quantile"},
     "coterie_refusals_total": {"rpc", "reason"},
+    "coterie_limited_total": {"limit"},
+    "coterie_open_calls": set(),
+    "coterie_certificate_expiry_timestamp_seconds": set(),
+    "coterie_certificate_renewals_total": {"outcome"},
+    "coterie_condition": {"condition"},
     "coterie_cpu_seconds_total": {"activity"},
     "coterie_peak_rss_mebibytes": set(),
     "coterie_serving": set(),
+    "coterie_disk_free_bytes": set(),
+    "coterie_disk_size_bytes": set(),
+    "coterie_resident_memory_bytes": set(),
+    "coterie_memory_limit_bytes": set(),
+    "coterie_revocation_list_age_seconds": set(),
+    "coterie_rounds_total": {"purpose", "outcome"},
+    "coterie_runs_in_progress": set(),
+    "coterie_model_versions_total": set(),
 }
-"""Labels by name: RPCs, sides, reasons and activities, of which there are few."""
+"""Labels by name: RPCs, sides, reasons, limits, conditions, activities, purposes, outcomes: few of each."""
 
 
 async def test_health_is_serving_only_while_everything_that_a_service_needs_is_there(small, federation):
@@ -52,13 +77,16 @@ async def test_health_is_serving_only_while_everything_that_a_service_needs_is_t
     assert running.ended_well()
 
 
-async def test_metrics_pages_are_valid_and_hold_the_documented_names_and_no_other(small, federation):
+async def test_metrics_pages_are_valid_and_hold_the_documented_names_and_no_other(
+    small, federation, tmp_path
+):
     settings = small(drift={"epochs": 5000}, federation={"owners": 1, "hosts": 1})
     async with federation(settings) as running:
         await running.start()
         await running.phase("epoch", 2)
         pages = {party: running.page(party) for party in running.children}
         strict = {party: openmetrics(running.metrics[party]) for party in running.children}
+        await asyncio.to_thread(scrape, running.metrics, tmp_path)
 
     documented = set(re.findall(r"`(coterie_[a-z_]+)`", DOCUMENT.read_text()))
     assert documented == LABELS.keys()
@@ -76,14 +104,67 @@ async def test_metrics_pages_are_valid_and_hold_the_documented_names_and_no_othe
         assert values["coterie_serving",] == 1
         assert values["coterie_peak_rss_mebibytes",] > 10
         assert values["coterie_cpu_seconds_total", "total"] > 0
+        assert values["coterie_disk_size_bytes",] > values["coterie_disk_free_bytes",] > 0
+        assert 1 << 24 < values["coterie_resident_memory_bytes",] < 1 << 31
+        assert party == "thirdparty/directory" or values["coterie_revocation_list_age_seconds",] < 60
         assert all(family.documentation for family in families)
         if party == "cos/cos":
+            assert values["coterie_runs_in_progress",] == 1
+            assert values["coterie_model_versions_total",] > 0
             assert values["coterie_rpc_calls_total", "Exchange", "server"] > 0
             assert values["coterie_rpc_bytes_total", "Exchange", "in", "server"] > 0
             assert values["coterie_cpu_seconds_total", "apply gradients"] > 0
             assert values["coterie_rpc_milliseconds", "Exchange", "p99", "server"] > 0
         if party.startswith("client/"):
             assert values["coterie_rpc_calls_total", "SubmitInteractions", "client"] > 0
+
+
+def scrape(metrics, folder):
+    """Let a real Prometheus with the configuration of deploy/ look at the services, and ask it what it saw."""
+    if shutil.which("prometheus") is None:
+        return
+    shutil.copytree(OBSERVABILITY, folder / "etc")
+    (folder / "etc/targets/compose.yml").write_text(
+        json.dumps(
+            [{"targets": [at], "labels": {"role": party.split("/")[0]}} for party, at in metrics.items()]
+        )
+    )
+    config = folder / "etc/prometheus.yml"
+    config.write_text(config.read_text().replace("_interval: 15s", "_interval: 500ms"))
+    address = f"127.0.0.1:{free_port()}"
+    options = [
+        f"--config.file={config}",
+        f"--storage.tsdb.path={folder}/data",
+        f"--web.listen-address={address}",
+    ]
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(["prometheus", *options], stdout=log, stderr=log)
+
+    def ask(path):
+        with urllib.request.urlopen(f"http://{address}/api/v1/{path}", timeout=5) as answer:
+            return json.load(answer)["data"]
+
+    def seen():
+        with contextlib.suppress(OSError):
+            asked = ask("query?query=coterie_serving==1")
+            rules = [rule for group in ask("rules")["groups"] for rule in group["rules"]]
+            if len(asked["result"]) == len(metrics) and all(rule["health"] == "ok" for rule in rules):
+                return asked["result"], rules
+        return None
+
+    try:
+        deadline = time.monotonic() + WAIT_S
+        while (found := seen()) is None:
+            assert time.monotonic() < deadline, (folder / "log").read_text()[-3000:]
+            time.sleep(0.1)
+    finally:
+        server.terminate()
+        server.wait(timeout=WAIT_S)
+    serving, rules = found
+    assert {one["metric"]["role"] for one in serving} == {party.split("/")[0] for party in metrics}
+    assert len(rules) >= 9
+    # Nothing is wrong with these, but that they run on a machine whose disk may be full.
+    assert {rule["name"] for rule in rules if rule["state"] != "inactive"} <= {"CoterieDiskLow"}
 
 
 def openmetrics(address):

@@ -3,12 +3,19 @@ from __future__ import annotations
 import pytest
 
 from coterie.crypto.authority import ROLES
-from coterie.net.authorisation import ALLOWED, may_call
-from coterie.wire.v1 import client_pb2, data_owner_pb2, operator_pb2, orchestrator_pb2, thirdparty_pb2
+from coterie.net.authorisation import ALLOWED, OFFERED, callers_of, may_call
+from coterie.wire.v1 import (
+    client_pb2,
+    data_owner_pb2,
+    latency_pb2,
+    operator_pb2,
+    orchestrator_pb2,
+    thirdparty_pb2,
+)
 
 SERVICES = {
     service.full_name: [method.name for method in service.methods]
-    for module in (client_pb2, data_owner_pb2, operator_pb2, orchestrator_pb2, thirdparty_pb2)
+    for module in (client_pb2, data_owner_pb2, latency_pb2, operator_pb2, orchestrator_pb2, thirdparty_pb2)
     for service in module.DESCRIPTOR.services_by_name.values()
 }
 
@@ -29,13 +36,25 @@ CALLERS = {
     },
     "coterie.v1.UserAgent": {"operator": {"RecordInteraction", "Recommend", "DisclosureReceipt"}},
     "coterie.v1.KeyDirectory": {
-        "client": {"Lookup", "Revocations", "PublishBundles", "PaillierPublicKey"}
+        "client": {"Lookup", "Revocations", "PublishBundles", "RenewCertificate", "PaillierPublicKey"}
         | {"PublishPaillierKey", "CountersignPaillierKey", "PaillierEnvelope"},
-        "data-owner": {"Lookup", "Revocations", "PublishBundles", "PaillierPublicKey"},
-        "decrypting-client": {"Lookup", "Revocations", "PublishBundles", "PaillierPublicKey"}
+        "data-owner": {"Lookup", "Revocations", "PublishBundles", "RenewCertificate", "PaillierPublicKey"},
+        "decrypting-client": {
+            "Lookup",
+            "Revocations",
+            "PublishBundles",
+            "RenewCertificate",
+            "PaillierPublicKey",
+        }
         | {"PublishPaillierKey", "CountersignPaillierKey", "PaillierEnvelope"},
-        "cos": {"Lookup", "Revocations", "Beacon", "PaillierPublicKey"},
-        "operator": {"Revoke"},
+        "cos": {"Lookup", "Revocations", "RenewCertificate", "Beacon", "PaillierPublicKey"},
+        "operator": {"Revoke", "RenewCertificate"},
+    },
+    # Of the service that is asked it is those who may call it for something else: below.
+    "coterie.v1.Probe": {role: {"Echo", "Carry"} for role in ROLES if role != "thirdparty"},
+    "coterie.v1.Latency": {
+        **{key: {"Attend"} for key in ("client", "data-owner", "decrypting-client")},
+        "operator": {"Measure"},
     },
     # Enrolment is for those who have no certificate yet; its own listener lets them in, the table lets in nobody.
     "coterie.v1.Enrolment": {},
@@ -74,3 +93,13 @@ def test_whoever_has_no_role_of_ours_may_call_nothing(role: str) -> None:
 @pytest.mark.parametrize("method", ["", "/", "/coterie.v1.Operator/DropAll", "coterie.v1.Operator/StartRun"])
 def test_what_is_not_in_the_table_may_be_called_by_nobody(method: str) -> None:
     assert not any(may_call(role, method) for role in ROLES)
+
+
+def test_who_may_probe_a_service_is_who_may_call_it() -> None:
+    assert {role: callers_of(role) for role in OFFERED} == {
+        "cos": {"client", "data-owner", "decrypting-client", "operator"},
+        "data-owner": {"client", "cos", "operator"},
+        "client": {"operator"},
+        "decrypting-client": set(),
+        "thirdparty": {"client", "data-owner", "decrypting-client", "cos", "operator"},
+    }

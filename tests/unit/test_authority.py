@@ -33,6 +33,7 @@ from coterie.crypto.authority import (
     token_hash,
     validate_name,
     validate_role,
+    validity_of,
 )
 from coterie.crypto.explicit import encode
 from coterie.errors import CertificateError
@@ -186,13 +187,14 @@ def test_what_is_no_request_is_refused(authority, pem):
         authority.issue(pem, "client", "one")
 
 
-def test_a_certificate_holds_thirty_days_and_is_due_for_renewal_half_way(authority, key):
+def test_a_certificate_holds_thirty_days_and_is_due_for_renewal_after_two_thirds(authority, key):
     pem = authority.issue(make_csr(key), "client", "one")
     certificate = x509.load_pem_x509_certificate(pem)
     length = certificate.not_valid_after_utc - certificate.not_valid_before_utc
     assert length == timedelta(days=30, minutes=5)
-    begin = int(certificate.not_valid_before_utc.timestamp())
-    assert renewal_time(pem) == begin + int(length.total_seconds() / 2)
+    issued = certificate.not_valid_before_utc + timedelta(minutes=5)
+    assert renewal_time(pem) == (issued + timedelta(days=20)).timestamp()
+    assert validity_of(pem) == (issued.timestamp(), certificate.not_valid_after_utc.timestamp())
 
 
 def test_a_certificate_never_outlives_its_authority(key):
@@ -207,9 +209,9 @@ def test_a_certificate_never_outlives_its_authority(key):
 
 @pytest.mark.parametrize("days", [0, -1, 40_000])
 def test_a_number_of_days_out_of_range_is_refused(authority, key, days):
-    with pytest.raises(CertificateError, match=f"{days} days, expected 1 to"):
+    with pytest.raises(CertificateError, match=f"{days} days, expected more than 0"):
         authority.issue(make_csr(key), "cos", "one", days)
-    with pytest.raises(CertificateError, match=f"{days} days, expected 1 to"):
+    with pytest.raises(CertificateError, match=f"{days} days, expected more than 0"):
         Authority.create("Test", days)
 
 

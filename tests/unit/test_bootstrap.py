@@ -124,3 +124,25 @@ def test_what_takes_one_machine_is_refused_before_anything_is_written(change, na
 def test_an_address_of_nobody_is_refused_by_name(tmp_path):
     with pytest.raises(ConfigError, match="'owner-7'"):
         bootstrap(RunSettings.model_validate(SMALL), tmp_path, "a-run", addresses={"owner-7": "10.0.0.9:1"})
+
+
+def test_with_invitations_no_key_token_or_configuration_of_a_party_is_made(tmp_path):
+    bootstrap(RunSettings.model_validate(SMALL), tmp_path, "a-run", invitations=True)
+    for folder in tmp_path.iterdir():
+        held = {path.name for path in folder.iterdir()}
+        if folder.name == "thirdparty":
+            assert held == {"config.toml", "state"}
+        else:
+            assert "invitation" in held
+            assert not held & {"config.toml", "ca.pem", "token", "state"}
+            assert (folder / "invitation").stat().st_mode & 0o777 == 0o600
+    host = json.loads((tmp_path / "host-0" / "invitation").read_text())
+    assert (host["role"], host["name"], host["settings"]["run"]) == ("client", "host-0", "a-run")
+
+
+@pytest.mark.parametrize("secure_sum", ["encrypted", "shared-key"])
+def test_holders_of_a_key_are_not_invited_with_a_roster_that_would_need_their_keys(secure_sum, tmp_path):
+    change = {"system": "fedncf", "secure_sum": secure_sum, "split": {"kind": "leave-last-out"}}
+    with pytest.raises(ConfigError, match="the roster names key holders"):
+        bootstrap(RunSettings.model_validate(SMALL | change), tmp_path / "here", "a-run", invitations=True)
+    assert not (tmp_path / "here").exists()

@@ -375,7 +375,7 @@ def test_the_protocol_lists_every_rpc_with_who_may_call_it() -> None:
 
 def test_the_page_on_the_report_describes_every_key() -> None:
     single = {"seed": 0, "split_sha256": "", "history": [{"metrics": {}}], "updates": 0, "cpu_seconds": {}}
-    for key in ("staleness", "owners_timeline", "events", "start_seconds", "traffic", "counts"):
+    for key in ("staleness", "owners_timeline", "events", "start_seconds", "traffic", "network", "counts"):
         single[key] = {}
     single |= {"peak_rss_mb": {}, "visibility": {}, "attacks": {}, "reference": {}}
     single |= {

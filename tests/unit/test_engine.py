@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from safetensors import SafetensorError
 
 from coterie.errors import StoreError
 from coterie.store import engine as module
-from coterie.store.engine import Writer, is_full, open_sqlite
+from coterie.store.engine import Term, Writer, open_sqlite, trouble_of
 
 RUNS = "SELECT user FROM users ORDER BY user"
 
@@ -144,7 +146,7 @@ async def test_a_full_store_says_so_keeps_nothing_and_takes_the_same_later(
         await writer.run(adding(1, name=large))
     assert failed.value.hint == "free space on its volume"
     assert failed.value.__cause__ is not None
-    assert is_full(failed.value.__cause__)
+    assert (failed.value.trouble, trouble_of(failed.value.__cause__)) == ("full", "full")
     assert (stored(engine), writer.failed) == ([], True)
 
     monkeypatch.setattr(module, "_FULL_PAUSE_S", 0.01)
@@ -196,3 +198,67 @@ def test_a_file_that_is_no_store_is_named(tmp_path: Path) -> None:
 
 def test_a_store_is_for_its_owner_only(engine: sa.Engine, tmp_path: Path) -> None:
     assert (tmp_path / "client.db").stat().st_mode & 0o777 == 0o600
+
+
+async def test_after_a_write_that_failed_nothing_of_its_term_is_kept(
+    engine: sa.Engine, writer: Writer
+) -> None:
+    term = Term(writer)
+    await term.run(adding(1))
+    pieces = [term.run(adding(n)) for n in (2, 1, 3)]  # the second is there already
+    results = await asyncio.gather(*pieces, return_exceptions=True)
+    assert [type(result) for result in results] == [int, StoreError, StoreError]
+    with pytest.raises(StoreError, match="IntegrityError"):
+        await term.run(adding(4))
+    assert stored(engine) == [1, 2]
+    # Others, and the next term, write.
+    assert await writer.run(adding(5)) == 5
+    assert await Term(writer).run(adding(6)) == 6
+
+
+async def test_files_that_find_no_room_end_the_term_too(engine: sa.Engine, writer: Writer) -> None:
+    term = Term(writer)
+    with (
+        pytest.raises(StoreError, match="cannot write a version: No space left") as failed,
+        term.keeping("write a version"),
+    ):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    assert failed.value.trouble == "full"
+    with pytest.raises(StoreError) as later:
+        await term.run(adding(1))
+    assert later.value.trouble == "full"
+    assert stored(engine) == []
+
+
+async def test_files_wait_for_room_and_health_can_tell(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_FULL_PAUSE_S", 0.01)
+    errors = [OSError(errno.ENOSPC, "No space left on device")] * 3
+    seen = []
+
+    def write() -> None:
+        seen.append(writer.failed)
+        if errors:
+            raise errors.pop()
+
+    await asyncio.wait_for(writer.files_when_possible("write", write), 10)
+    assert seen == [False, True, True, True]
+    assert not writer.failed
+    with pytest.raises(StoreError, match="cannot write: Permission denied"):
+        await writer.files_when_possible("write", denied)
+
+
+def denied() -> None:
+    raise PermissionError(errno.EACCES, "Permission denied")
+
+
+def test_what_may_pass_is_told_from_what_will_not(engine: sa.Engine) -> None:
+    assert trouble_of(OSError(errno.EDQUOT, "")) == "full"
+    assert trouble_of(OSError(errno.EROFS, "")) == "away"
+    assert trouble_of(OSError(errno.EACCES, "")) == ""
+    with engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA query_only = on")
+        with pytest.raises(sa.exc.OperationalError) as failed:
+            connection.exec_driver_sql("INSERT INTO users VALUES (1, 'x')")
+    assert trouble_of(failed.value) == "away"

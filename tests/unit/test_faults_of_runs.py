@@ -18,7 +18,7 @@ from coterie.learning.ncf import Architecture
 from coterie.net import server
 from coterie.rounds.fedncf import FedNcfPlan
 from coterie.store import cos as store
-from coterie.store.engine import Writer, open_sqlite
+from coterie.store.engine import Term, Writer, open_sqlite
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.chunks import CHUNK_BYTES
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -43,7 +43,7 @@ class Stand:
         )
         request = operator.StartRunRequest(plan=plan, phase_timeout_ms=3_600_000, party_timeout_ms=3_600_000)
         around = Surroundings(
-            folder, self.writer, lambda: (0, 0), Accounting(), bytes(32), lambda participant: False
+            folder, Term(self.writer), lambda: (0, 0), Accounting(), bytes(32), lambda participant: False
         )
         self.run = RoundsRun(request, around)
         row = {"run_id": "run", "request": b"", "plan_hash": b"", "state": self.run.state_json()}
@@ -53,7 +53,6 @@ class Stand:
             self.run.registry.add(party, [party.encode()], {})
         self.servicer = Orchestrator(
             lambda run_id: self.run,
-            self.writer,
             bytes(32),
             lambda participant: False,
             Accounting(),

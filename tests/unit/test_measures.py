@@ -1,64 +1,65 @@
-"""Metrics inside a contribution: sums over users come out as they went in, also of metrics that may be large."""
+"""What a process can be asked for at any time."""
 
-import numpy as np
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import os
 
-from coterie.rounds.measures import LARGEST, Measure, add_measures, measure_segments, measured_in, names_of
-from coterie.rounds.training import means
-from coterie.wire.layout import Contribution, Layout
+from prometheus_client.parser import text_string_to_metric_families as parse
 
-MEASURES = ("hit", Measure("error", LARGEST), Measure("count", 40))
-VALUES = (
-    st.one_of(st.just(np.nan), st.floats(0, 1)),
-    st.floats(0, 3e4),
-    st.one_of(st.just(np.nan), st.integers(0, 40)),
-)
+from coterie.net.admission import Admission, Limits
+from coterie.telemetry.accounting import Accounting
+from coterie.telemetry.exporter import Exporter
+from coterie.telemetry.measures import Measure, memory_limit, of_the_disk, of_the_memory, resident_bytes
 
 
-def summed(users: list[tuple[float, ...]]) -> dict[str, tuple[float, float]]:
-    layout = Layout(measure_segments(MEASURES))
-    made = Contribution(layout)
-    rng = np.random.default_rng(0)
-    for values in users:
-        add_measures(made, np.array(values, np.float64), rng)
-        made.count()
-    return measured_in(layout.decode(made.codes(), len(users)), MEASURES)
+def read(measures):
+    return {measure.name: measure.read() for measure in measures}
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(*VALUES), min_size=1, max_size=20))
-def test_sums_and_numbers_of_users_come_out_as_they_went_in(users):
-    found = summed(users)
-    assert tuple(found) == names_of(MEASURES) == ("hit", "error", "count")
-    for (total, count), column in zip(found.values(), np.array(users, np.float64).T, strict=True):
-        assert count == np.count_nonzero(~np.isnan(column))
-        # Whatever the size of a value, it is rounded to steps of 3e-5.
-        assert total == pytest.approx(np.nansum(column), abs=len(users) / LARGEST, rel=1e-12)
+def test_space_is_that_of_the_volume_and_nothing_is_said_of_a_folder_that_is_gone(tmp_path):
+    found = read(of_the_disk(tmp_path))
+    volume = os.statvfs(tmp_path)
+    assert found["coterie_disk_size_bytes"] == volume.f_blocks * volume.f_frsize
+    assert 0 < found["coterie_disk_free_bytes"] <= found["coterie_disk_size_bytes"]
+    assert set(read(of_the_disk(tmp_path / "gone")).values()) == {None}
 
 
-def test_what_is_beyond_the_largest_value_is_cut_off_at_it():
-    assert summed([(1.0, 1e6, 40.0)])["error"] == (LARGEST, 1.0)
+def test_memory_grows_with_what_a_process_holds(tmp_path):
+    before = resident_bytes()
+    held = b"x" * (64 << 20)
+    assert resident_bytes() - before > len(held) / 2
+    assert resident_bytes(tmp_path / "statm") is None
+    assert "coterie_resident_memory_bytes" in read(of_the_memory())
 
 
-def test_metrics_up_to_one_need_no_whole_parts_and_have_room_for_as_many_users():
-    narrow, wide = Layout(measure_segments(("a", "b"))), Layout(measure_segments(MEASURES))
-    assert [one.name for one in narrow.segments] == ["metrics", "measured"]
-    assert [one.name for one in wide.segments] == ["metrics", "measured", "wholes"]
-    assert narrow.capacity == wide.capacity == 65537
+def test_the_limit_is_that_of_either_kind_of_control_group(tmp_path):
+    assert memory_limit(tmp_path) is None
+    (tmp_path / "memory").mkdir()
+    old = tmp_path / "memory/memory.limit_in_bytes"
+    old.write_text("268435456\n")
+    assert memory_limit(tmp_path) == 268435456
+    old.write_text("9223372036854771712\n")  # none
+    assert memory_limit(tmp_path) is None
+    new = tmp_path / "memory.max"
+    new.write_text("536870912\n")
+    assert memory_limit(tmp_path) == 536870912
+    new.write_text("max\n")
+    assert memory_limit(tmp_path) is None
 
 
-def test_a_metric_that_may_be_large_stands_behind_the_others():
-    with pytest.raises(ValueError, match="expected it behind"):
-        measure_segments((Measure("error", 2), "hit"))
-
-
-@pytest.mark.parametrize("bound", [0, LARGEST + 1])
-def test_a_bound_without_a_code_is_refused(bound):
-    with pytest.raises(ValueError, match="expected 1 to 32767"):
-        Measure("error", bound)
-
-
-def test_a_mean_is_over_the_users_that_have_the_metric():
-    assert means({"a": (3.0, 4.0), "b": (0.0, 0.0)}) == {"a": (0.75, 4)}
+def test_the_page_has_measures_with_and_without_labels_and_leaves_out_what_is_not_known():
+    measures = [
+        Measure("coterie_known", "Known.", lambda: 3.5),
+        Measure("coterie_unknown", "Unknown.", lambda: None),
+    ]
+    exporter = Exporter(Accounting(), {}, dict, lambda: True, Admission(Limits()), measures=measures)
+    counts = {("train", "applied"): 2.0}
+    measures.append(
+        Measure("coterie_rounds", "Rounds.", lambda: counts, ("purpose", "outcome"), counter=True)
+    )
+    page = b"".join(
+        exporter._page({"PATH_INFO": "/metrics", "REQUEST_METHOD": "GET"}, lambda *_: None)
+    ).decode()
+    samples = {sample.name: sample for family in parse(page) for sample in family.samples}
+    assert samples["coterie_known"].value == 3.5
+    assert "coterie_unknown" not in samples
+    assert samples["coterie_rounds_total"].labels == {"purpose": "train", "outcome": "applied"}
+    assert samples["coterie_rounds_total"].value == 2

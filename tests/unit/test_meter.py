@@ -100,3 +100,13 @@ def test_full_names_and_short_names_are_the_same_rpc() -> None:
     meter["/coterie.v1.Orchestrator/Poll"].bytes_in += 3
     meter["Poll"].bytes_in += 4
     assert meter.bytes_in == meter["Poll"].bytes_in == 7
+
+
+def test_the_networks_time_is_what_the_server_did_not_spend_on_calls_that_succeeded() -> None:
+    totals = RpcTotals()
+    totals.finished(total_ms=50.0, server_ms=10.0, failed=False)
+    totals.finished(total_ms=30.0, server_ms=25.0, failed=False)
+    totals.finished(total_ms=900.0, server_ms=None, failed=False)
+    totals.finished(total_ms=900.0, server_ms=1.0, failed=True)
+    assert totals.network_ms == 45.0
+    assert totals.summary()["network_s"] == 0.045

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from coterie.learning.drift import initial
 from coterie.store import cos as store
-from coterie.store.engine import Writer, open_sqlite
+from coterie.store.engine import Term, Writer, open_sqlite
 from coterie.wire.refusal import Refusal
 from coterie.wire.tensor import to_wire
 from coterie.wire.v1.orchestrator_pb2 import Gradient, RunPlan
@@ -76,7 +76,7 @@ class Server:
     def start(self) -> None:
         self.engine = sa.create_engine(f"sqlite:///{self.folder / 'cos.db'}", poolclass=sa.pool.NullPool)
         self.writer = Writer(self.engine)
-        self.model = Model(PLAN, self.folder / "models", self.writer, self.snapshot_every)
+        self.model = Model(PLAN, self.folder / "models", Term(self.writer), self.snapshot_every)
         with self.engine.connect() as connection:
             snapshot = connection.execute(sa.select(store.runs.c.snapshot)).scalar_one()
             self.model.restore(connection, snapshot, USERS, ITEMS)

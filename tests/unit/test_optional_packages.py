@@ -10,7 +10,8 @@ import importlib, sys
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"scipy", "polars", "matplotlib", "implicit", "ranx", "torch", "gmpy2", "phe"}:
+        optional = {"scipy", "polars", "matplotlib", "implicit", "ranx", "torch", "gmpy2", "phe", "psycopg"}
+        if name.partition(".")[0] in optional:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Absent())

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from coterie.config.run import RunSettings
-from coterie.launch.outcome import Outcome, from_cos, together, write
+from coterie.launch.outcome import Outcome, from_cos, network, together, write
 from coterie.launch.reference import Reference
 
 KEYS = {
@@ -102,3 +102,22 @@ def test_a_report_has_the_documented_keys_and_names_the_split(tmp_path: Path) ->
     write(made, tmp_path)
     assert json.loads((tmp_path / "report.json").read_text())["metrics"] == made["metrics"]
     assert "DRIFT" in (tmp_path / "report.html").read_text()
+
+
+def test_the_networks_share_is_of_the_rounds_and_where_there_are_none_of_training() -> None:
+    def account(*ms: float) -> dict[str, Any]:
+        return {"called": {f"rpc{n}": {"network_ms": one} for n, one in enumerate(ms)}}
+
+    accounts = {"cos/cos": account(9e9), "client/host-0": account(500.0, 250.0), "data-owner/a": account()}
+    rounds = [{"seconds": {"train": 1.0, "apply": 0.5}}, {"seconds": {"train": 1.5}}]
+    assert network({"rounds": rounds, "history": []}, accounts) == {
+        "seconds": 3.0,
+        "of": 2,
+        "by_party": {
+            "client/host-0": {"seconds": 0.75, "share": 0.25},
+            "data-owner/a": {"seconds": 0.0, "share": 0.0},
+        },
+    }
+    asynchronous = network({"history": [{"time_s": 1.0}, {"time_s": 1.5}]}, accounts)
+    assert (asynchronous["of"], asynchronous["by_party"]["client/host-0"]["share"]) == (None, 0.5)
+    assert network({"history": []}, accounts)["by_party"]["client/host-0"]["share"] is None

@@ -79,7 +79,7 @@ def party(server: Server) -> Party:
     async def at_once(_: float) -> None:
         await asyncio.sleep(0)
 
-    return Party(server, "run", bytes(32), Retry(sleep=at_once))  # type: ignore[arg-type]
+    return Party(server, "run", lambda: bytes(32), Retry(sleep=at_once))  # type: ignore[arg-type]
 
 
 def payload(data: bytes) -> wire.FetchResponse:

@@ -447,8 +447,8 @@ def test_a_certificate_from_the_future_points_at_the_clock(federation: Federatio
     assert "clock" in early.fix
 
 
-def test_a_certificate_past_half_of_its_life_is_a_warning(federation: Federation) -> None:
-    federation.enrolled("cos", "cos", days=30, begun_days_ago=20)
+def test_a_certificate_that_is_due_for_renewal_is_a_warning(federation: Federation) -> None:
+    federation.enrolled("cos", "cos", days=30, begun_days_ago=21)
     late = found(check_cos(federation), "certificate")
     assert late.status == "warn"
     assert "token" in late.fix

@@ -159,6 +159,12 @@ def test_security_is_stated_as_a_share_of_the_cpu_time(page: Page) -> None:
     assert f"{100 * share:.2f}%" in page.inside("dd")
 
 
+def test_the_network_is_stated_as_a_share_of_training_at_the_party_where_it_took_most(page: Page) -> None:
+    assert "Network's share of training" in page.inside("dt")
+    assert "of data-owner/late; at the others less. Calls overlap with work" in page.text
+    assert any(one.startswith("26") for one in page.inside("dd"))
+
+
 def test_the_matrix_says_seen_or_not_seen_in_words(page: Page) -> None:
     cells = [one.get("class") for one in page.tags("td") if one.get("class")]
     assert {word: cells.count(word) for word in set(cells)} == {"seen": 10, "unseen": 9, "unstated": 1}

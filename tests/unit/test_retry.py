@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.net.retry import Retry
+from coterie.net.status import details_of
+from coterie.wire.refusal import ErrorReason, Refusal
 
 TRANSIENT = [
     grpc.StatusCode.UNAVAILABLE,
@@ -129,3 +131,37 @@ def test_other_errors_are_not_the_networks() -> None:
 
     with pytest.raises(ValueError, match="not a call"):
         asyncio.run(Retry()(broken))
+
+
+def told(seconds: float) -> grpc.aio.AioRpcError:
+    """Return the failure of a call that a peer with too much to do has turned away."""
+    refusal = Refusal(ErrorReason.ERROR_REASON_OVERLOADED, "too much", retry_after_s=seconds)
+    details = (("grpc-status-details-bin", details_of(refusal)),)
+    metadata = grpc.aio.Metadata(*details)
+    return grpc.aio.AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.aio.Metadata(), metadata)
+
+
+@given(st.lists(st.floats(0, 59), max_size=10))
+def test_who_is_told_when_to_come_back_waits_so_long_and_comes_back(delays: list[float]) -> None:
+    peer, failures = Peer([]), [told(seconds) for seconds in delays]
+
+    async def attempt() -> str:
+        if failures:
+            raise failures.pop(0)
+        return "answer"
+
+    assert asyncio.run(peer.retry(limit_s=1e6)(attempt)) == "answer"
+    for delay, pause in zip(delays, peer.pauses, strict=True):
+        assert delay - 1e-6 <= pause <= delay + 2.0
+
+
+def test_nobody_waits_for_longer_than_its_own_limit_whatever_it_is_told() -> None:
+    peer = Peer([])
+
+    async def attempt() -> str:
+        raise told(50.0)
+
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        asyncio.run(peer.retry(limit_s=10.0)(attempt))
+    assert failed.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert peer.pauses == []

@@ -22,7 +22,7 @@ from coterie.secure_sum.steps import KIND_OF, TASK_STEP
 from coterie.simulate.sums import LAYOUT, halves, identity
 from coterie.store import cos as store
 from coterie.store import spool
-from coterie.store.engine import Writer, open_sqlite
+from coterie.store.engine import Term, Writer, open_sqlite
 from coterie.store.spool import Spool, Spooled
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -92,7 +92,7 @@ class Round:
             self.server(),
             self.owner,
             self.folder,
-            self.writer,
+            Term(self.writer),
             Accounting(),
             lambda: None,
             lambda participant: False,

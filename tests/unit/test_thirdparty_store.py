@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.store.thirdparty import Published, Redemption, ThirdPartyStore
+from coterie.store.thirdparty import Published, Redemption, Renewed, ThirdPartyStore
 from coterie.wire.refusal import Refusal
 
 
@@ -188,3 +188,51 @@ async def outcome(request):
     except Refusal as refusal:
         return refusal.name
     return None
+
+
+# --- Renewals ----------------------------------------------------------------------------------------------------
+
+
+def renewed(name, key="key"):
+    return Renewed(digest(name), digest(key), f"chain {name}".encode(), 1_700_000_001)
+
+
+async def test_a_certificate_is_followed_by_one_other_however_often_it_is_asked_for(store):
+    await store.enrol(redemption(), [])
+    first = redemption().fingerprint
+    assert await store.renew(first, renewed("second")) == b"chain second"
+    assert await store.renew(first, renewed("another")) == b"chain second"
+    with pytest.raises(Refusal) as refused:
+        await store.renew(first, renewed("other", key="other"))
+    assert refused.value.name == "CONFLICT"
+    assert await store.renew(digest("second"), renewed("third", key="other")) == b"chain third"
+
+
+async def test_a_certificate_that_no_token_stands_for_is_not_renewed(store):
+    with pytest.raises(Refusal) as refused:
+        await store.renew(digest("unknown"), renewed("second"))
+    assert refused.value.name == "WRONG_STATE"
+
+
+@pytest.mark.parametrize("which", ["first", "second", "third"])
+async def test_who_revokes_one_certificate_revokes_the_whole_line_and_its_renewal(store, which):
+    await store.enrol(redemption()._replace(fingerprint=digest("first")), [])
+    await store.enrol(redemption("other", party="client/berta"), [])
+    await store.renew(digest("first"), renewed("second"))
+    await store.renew(digest("second"), renewed("third"))
+    await store.revoke([], [digest(which)])
+    line = {digest(name) for name in ("first", "second", "third")}
+    assert set((await store.revocations()).certificates) == line
+    for shown in line:
+        with pytest.raises(Refusal) as refused:
+            await store.renew(shown, renewed("fourth"))
+        assert refused.value.name == "REVOKED"
+
+
+async def test_a_renewed_certificate_publishes_on_the_strength_of_the_first_token(store):
+    await store.enrol(redemption(participants=1), [])
+    await store.renew(redemption().fingerprint, renewed("second"))
+    await store.publish(digest("second"), [published("a")])
+    with pytest.raises(Refusal) as refused:
+        await store.publish(digest("second"), [published("b")])
+    assert refused.value.name == "TOO_LARGE"

@@ -107,10 +107,15 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """Fewer participants than the floor that protects each of them."""
     ERROR_REASON_WRONG_STATE: _ErrorReason.ValueType  # 24
     """The operation is not allowed in the run's present state."""
+    ERROR_REASON_OVERLOADED: _ErrorReason.ValueType  # 25
+    """More than the service takes at once, from this caller or from all; nothing of the request was read."""
+    ERROR_REASON_TOO_SLOW: _ErrorReason.ValueType  # 26
+    """The caller took too long to send the next message, or to take one."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a request was refused: the `reason` of google.rpc.ErrorInfo, domain "coterie".
-    The metadata keys are `field` and `expected`; never a private value.
+    The metadata keys are `field` and `expected`; never a private value.  A google.rpc.RetryInfo beside it says after
+    how long the same request may be made again.
     """
 
 ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
@@ -163,6 +168,10 @@ ERROR_REASON_BELOW_FLOOR: ErrorReason.ValueType  # 23
 """Fewer participants than the floor that protects each of them."""
 ERROR_REASON_WRONG_STATE: ErrorReason.ValueType  # 24
 """The operation is not allowed in the run's present state."""
+ERROR_REASON_OVERLOADED: ErrorReason.ValueType  # 25
+"""More than the service takes at once, from this caller or from all; nothing of the request was read."""
+ERROR_REASON_TOO_SLOW: ErrorReason.ValueType  # 26
+"""The caller took too long to send the next message, or to take one."""
 Global___ErrorReason: typing_extensions.TypeAlias = ErrorReason
 
 @typing.final

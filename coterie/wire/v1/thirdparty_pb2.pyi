@@ -275,6 +275,42 @@ class PublishBundlesRequest(google.protobuf.message.Message):
 Global___PublishBundlesRequest: typing_extensions.TypeAlias = PublishBundlesRequest
 
 @typing.final
+class RenewCertificateRequest(google.protobuf.message.Message):
+    """A certificate request."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CERTIFICATE_REQUEST_FIELD_NUMBER: builtins.int
+    certificate_request: builtins.bytes
+    """PKCS#10, PEM.  Only its key counts; role and name are the caller's."""
+    def __init__(
+        self,
+        *,
+        certificate_request: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["certificate_request", b"certificate_request"]) -> None: ...
+
+Global___RenewCertificateRequest: typing_extensions.TypeAlias = RenewCertificateRequest
+
+@typing.final
+class RenewCertificateResponse(google.protobuf.message.Message):
+    """A renewed certificate."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CERTIFICATE_CHAIN_FIELD_NUMBER: builtins.int
+    certificate_chain: builtins.bytes
+    """X.509 certificate, PEM, followed by the authority's."""
+    def __init__(
+        self,
+        *,
+        certificate_chain: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["certificate_chain", b"certificate_chain"]) -> None: ...
+
+Global___RenewCertificateResponse: typing_extensions.TypeAlias = RenewCertificateResponse
+
+@typing.final
 class PublishBundlesResponse(google.protobuf.message.Message):
     """The directory's countersignatures."""
 

@@ -132,6 +132,11 @@ class KeyDirectoryStub(object):
                 request_serializer=coterie_dot_v1_dot_thirdparty__pb2.PublishBundlesRequest.SerializeToString,
                 response_deserializer=coterie_dot_v1_dot_thirdparty__pb2.PublishBundlesResponse.FromString,
                 _registered_method=True)
+        self.RenewCertificate = channel.unary_unary(
+                '/coterie.v1.KeyDirectory/RenewCertificate',
+                request_serializer=coterie_dot_v1_dot_thirdparty__pb2.RenewCertificateRequest.SerializeToString,
+                response_deserializer=coterie_dot_v1_dot_thirdparty__pb2.RenewCertificateResponse.FromString,
+                _registered_method=True)
         self.Beacon = channel.unary_unary(
                 '/coterie.v1.KeyDirectory/Beacon',
                 request_serializer=coterie_dot_v1_dot_thirdparty__pb2.BeaconRequest.SerializeToString,
@@ -186,6 +191,14 @@ class KeyDirectoryServicer(object):
 
     def PublishBundles(self, request, context):
         """Adds or replaces bundles of the caller's participants, within what its token allowed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RenewCertificate(self, request, context):
+        """A new certificate for the caller, under the one that it shows, from half of that one's validity on.  The same request
+        under the same certificate gives the same one again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -250,6 +263,11 @@ def add_KeyDirectoryServicer_to_server(servicer, server):
                     servicer.PublishBundles,
                     request_deserializer=coterie_dot_v1_dot_thirdparty__pb2.PublishBundlesRequest.FromString,
                     response_serializer=coterie_dot_v1_dot_thirdparty__pb2.PublishBundlesResponse.SerializeToString,
+            ),
+            'RenewCertificate': grpc.unary_unary_rpc_method_handler(
+                    servicer.RenewCertificate,
+                    request_deserializer=coterie_dot_v1_dot_thirdparty__pb2.RenewCertificateRequest.FromString,
+                    response_serializer=coterie_dot_v1_dot_thirdparty__pb2.RenewCertificateResponse.SerializeToString,
             ),
             'Beacon': grpc.unary_unary_rpc_method_handler(
                     servicer.Beacon,
@@ -386,6 +404,33 @@ class KeyDirectory(object):
             '/coterie.v1.KeyDirectory/PublishBundles',
             coterie_dot_v1_dot_thirdparty__pb2.PublishBundlesRequest.SerializeToString,
             coterie_dot_v1_dot_thirdparty__pb2.PublishBundlesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RenewCertificate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/coterie.v1.KeyDirectory/RenewCertificate',
+            coterie_dot_v1_dot_thirdparty__pb2.RenewCertificateRequest.SerializeToString,
+            coterie_dot_v1_dot_thirdparty__pb2.RenewCertificateResponse.FromString,
             options,
             channel_credentials,
             insecure,

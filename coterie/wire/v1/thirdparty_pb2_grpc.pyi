@@ -153,6 +153,22 @@ _KeyDirectoryPublishBundlesType = typing_extensions.TypeVar(
     ],
 )
 
+_KeyDirectoryRenewCertificateType = typing_extensions.TypeVar(
+    '_KeyDirectoryRenewCertificateType',
+    grpc.UnaryUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.RenewCertificateRequest,
+        coterie.wire.v1.thirdparty_pb2.RenewCertificateResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.RenewCertificateRequest,
+        coterie.wire.v1.thirdparty_pb2.RenewCertificateResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.RenewCertificateRequest,
+        coterie.wire.v1.thirdparty_pb2.RenewCertificateResponse,
+    ],
+)
+
 _KeyDirectoryBeaconType = typing_extensions.TypeVar(
     '_KeyDirectoryBeaconType',
     grpc.UnaryUnaryMultiCallable[
@@ -233,7 +249,7 @@ _KeyDirectoryPaillierEnvelopeType = typing_extensions.TypeVar(
     ],
 )
 
-class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevokeType, _KeyDirectoryRevocationsType, _KeyDirectoryPublishBundlesType, _KeyDirectoryBeaconType, _KeyDirectoryPublishPaillierKeyType, _KeyDirectoryCountersignPaillierKeyType, _KeyDirectoryPaillierPublicKeyType, _KeyDirectoryPaillierEnvelopeType]):
+class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevokeType, _KeyDirectoryRevocationsType, _KeyDirectoryPublishBundlesType, _KeyDirectoryRenewCertificateType, _KeyDirectoryBeaconType, _KeyDirectoryPublishPaillierKeyType, _KeyDirectoryCountersignPaillierKeyType, _KeyDirectoryPaillierPublicKeyType, _KeyDirectoryPaillierEnvelopeType]):
     """Reached with a certificate."""
 
     @typing.overload
@@ -253,6 +269,10 @@ class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevo
         grpc.UnaryUnaryMultiCallable[
             coterie.wire.v1.thirdparty_pb2.PublishBundlesRequest,
             coterie.wire.v1.thirdparty_pb2.PublishBundlesResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            coterie.wire.v1.thirdparty_pb2.RenewCertificateRequest,
+            coterie.wire.v1.thirdparty_pb2.RenewCertificateResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             coterie.wire.v1.thirdparty_pb2.BeaconRequest,
@@ -295,6 +315,10 @@ class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevo
             coterie.wire.v1.thirdparty_pb2.PublishBundlesResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            coterie.wire.v1.thirdparty_pb2.RenewCertificateRequest,
+            coterie.wire.v1.thirdparty_pb2.RenewCertificateResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             coterie.wire.v1.thirdparty_pb2.BeaconRequest,
             coterie.wire.v1.thirdparty_pb2.BeaconResponse,
         ],
@@ -327,6 +351,11 @@ class KeyDirectoryStub(typing.Generic[_KeyDirectoryLookupType, _KeyDirectoryRevo
 
     PublishBundles: _KeyDirectoryPublishBundlesType
     """Adds or replaces bundles of the caller's participants, within what its token allowed."""
+
+    RenewCertificate: _KeyDirectoryRenewCertificateType
+    """A new certificate for the caller, under the one that it shows, from half of that one's validity on.  The same request
+    under the same certificate gives the same one again.
+    """
 
     Beacon: _KeyDirectoryBeaconType
     """Signed randomness for the groups of a run.  Drawn at the first call for this run; the same ever after."""
@@ -363,6 +392,10 @@ KeyDirectoryAsyncStub: typing_extensions.TypeAlias = KeyDirectoryStub[
     grpc.aio.UnaryUnaryMultiCallable[
         coterie.wire.v1.thirdparty_pb2.PublishBundlesRequest,
         coterie.wire.v1.thirdparty_pb2.PublishBundlesResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        coterie.wire.v1.thirdparty_pb2.RenewCertificateRequest,
+        coterie.wire.v1.thirdparty_pb2.RenewCertificateResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         coterie.wire.v1.thirdparty_pb2.BeaconRequest,
@@ -420,6 +453,16 @@ class KeyDirectoryServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[coterie.wire.v1.thirdparty_pb2.PublishBundlesResponse, collections.abc.Awaitable[coterie.wire.v1.thirdparty_pb2.PublishBundlesResponse]]:
         """Adds or replaces bundles of the caller's participants, within what its token allowed."""
+
+    @abc.abstractmethod
+    def RenewCertificate(
+        self,
+        request: coterie.wire.v1.thirdparty_pb2.RenewCertificateRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[coterie.wire.v1.thirdparty_pb2.RenewCertificateResponse, collections.abc.Awaitable[coterie.wire.v1.thirdparty_pb2.RenewCertificateResponse]]:
+        """A new certificate for the caller, under the one that it shows, from half of that one's validity on.  The same request
+        under the same certificate gives the same one again.
+        """
 
     @abc.abstractmethod
     def Beacon(

@@ -24,8 +24,13 @@ def replace_array(path: Path, array: NDArray[Any]) -> None:
 def replace_bytes(path: Path, content: bytes) -> None:
     """Write a file as a whole, mode 0600, durably."""
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    Path(temporary).replace(path)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        # Where there is no room, a part of the content takes what is left.
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -26,7 +26,7 @@ from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
 from coterie.store import client as store
 from coterie.store.engine import Writer
-from coterie.wire.refusal import ErrorReason, Refusal, reason_name
+from coterie.wire.refusal import LATER, ErrorReason, Refusal, reason_name
 from coterie.wire.v1 import data_owner_pb2 as wire
 from coterie.wire.v1.data_owner_pb2_grpc import DataOwnerStub
 from coterie.wire.v1.orchestrator_pb2 import CatalogueOwner
@@ -43,7 +43,6 @@ _STREAM_S = 600.0
 _AT_ONCE = 4
 _RETRY_S = 5.0
 _PAUSE_S = 1.0
-_LATER = frozenset({ErrorReason.ERROR_REASON_STORE_FULL, ErrorReason.ERROR_REASON_NOT_READY})
 """Reasons for which the same batches may be taken later."""
 
 
@@ -185,7 +184,7 @@ class Delivery:
                     return await self._retry(partial(self._attempt, recipient))
             except grpc.aio.AioRpcError as error:
                 failure = from_rpc_error(error, recipient.channel.peer)
-                if isinstance(failure, Refusal) and failure.reason not in _LATER:
+                if isinstance(failure, Refusal) and failure.reason not in LATER:
                     raise failure from error
             _log.warning("waiting for a data owner", owner=recipient.name, error=failure.message)
             await asyncio.sleep(_PAUSE_S)

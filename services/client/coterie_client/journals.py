@@ -146,11 +146,8 @@ class Journals:
             store.add_taken_part(connection, taking_part, day)
 
         # Both at once: a row whose range is not what its checksum says is that of a contribution that was lost.
-        beside = [asyncio.to_thread(write_file)] if new else []
-        try:
-            await asyncio.gather(self._writer.run_when_possible(write), *beside)
-        except OSError as error:
-            raise StoreError(f"cannot keep contributions: {error.strerror}") from error
+        beside = [self._writer.files_when_possible("keep contributions", write_file)] if new else []
+        await asyncio.gather(self._writer.run_when_possible(write), *beside)
         for entry in entries:
             self._entries[entry.participant] = entry
             if entry.length:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from coterie.errors import StoreError
 from coterie.rounds.system import Arrays
+from coterie.store.engine import file_failure
 from coterie_client.arrays import replace_array, replace_bytes
 from coterie_client.evaluated import Evaluated
 
@@ -153,7 +154,7 @@ class PrivateFiles:
         try:
             self._evaluated.keep(version, self._arrays, [best])
         except OSError as error:
-            raise StoreError(f"cannot write the private state: {error.strerror}") from error
+            raise file_failure("write the private state", error) from error
 
     def adopt(self, version: int) -> None:
         """Go back to what users had at the version that was chosen: the run is over."""
@@ -177,7 +178,7 @@ class PrivateFiles:
                         os.pwrite(file, array[user].tobytes(), offset + user * size)
                     os.fdatasync(file)
         except OSError as error:
-            raise StoreError(f"cannot write the private state: {error.strerror}") from error
+            raise file_failure("write the private state", error) from error
 
     def close(self) -> None:
         """Close the files."""

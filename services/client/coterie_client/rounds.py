@@ -414,7 +414,9 @@ class Rounds:
 
     async def _evaluated(self, plan: SumPlan, version: int, side: HostSide, users: Sequence[int]) -> None:
         """Keep what belongs to a version that was evaluated, before the COS learns that it was."""
-        await asyncio.to_thread(self._learner.evaluated, version, self._best)
+        await self._host.writer.files_when_possible(
+            "write the private state", partial(self._learner.evaluated, version, self._best)
+        )
         if self._host.settings.per_user_metrics:
             await asyncio.to_thread(self._host.write_per_user, plan.pass_number, dict(side.measured), users)
 
@@ -492,7 +494,15 @@ class Rounds:
         if (sends and self._pending) or self._refused:
             # A member that is only asked to train is written down with its contribution: before that nothing leaves.
             await self._keep(current)
-        saving = asyncio.create_task(asyncio.to_thread(self._learner.save, trained)) if trained else None
+        saving = (
+            asyncio.create_task(
+                self._host.writer.files_when_possible(
+                    "write the private state", partial(self._learner.save, trained)
+                )
+            )
+            if trained
+            else None
+        )
         try:
             await self._submit(current, sends, last=last)
         finally:

@@ -17,7 +17,6 @@ from coterie.net.directory import Directory
 from coterie.net.enrolment import HOLDER, enrol, identities, saved_bundles
 from coterie.net.party import Member, Party
 from coterie.net.retry import Retry
-from coterie.net.revocation import RevocationWatch
 from coterie.rounds.systems import SYSTEMS, ratings_of
 from coterie.store.client import Interaction
 from coterie.store.engine import Writer, open_sqlite
@@ -56,17 +55,10 @@ class ClientProcess:
         cos = runtime.connect(settings.cos, "cos")
         directory_key = (settings.state / "directory.key").read_bytes()
         directory = Directory(thirdparty, directory_key)
-        self._revocations = RevocationWatch(
-            thirdparty,
-            runtime.guard,
-            lambda current: runtime.holds("directory", current),
-            on_revoked=directory.exclude,
-        )
+        self._revocations = runtime.watch_revocations(thirdparty, on_revoked=directory.exclude)
 
         def party_of(on_reach: Callable[[bool], None] | None) -> Party:
-            return Party(
-                cos, settings.run, runtime.tls.identity().fingerprint, Retry(limit_s=_RETRY_S), on_reach
-            )
+            return Party(cos, settings.run, runtime.shown, Retry(limit_s=_RETRY_S), on_reach)
 
         party = party_of(lambda reached: runtime.holds("run", reached))
         self._holding: KeyHolding | None = None

@@ -25,7 +25,7 @@ from coterie.learning.drift_shielded import initial_row
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
 from coterie.store import client as store
-from coterie.wire.refusal import ErrorReason, Refusal, reason_name
+from coterie.wire.refusal import LATER, ErrorReason, Refusal, reason_name
 from coterie.wire.v1 import data_owner_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2 import CatalogueOwner
 from coterie.wire.visit import Reply, Visit
@@ -46,8 +46,6 @@ _RETRY_S = 5.0
 _PAUSE_S = 1.0
 _ORDER = 6
 """First element of the key under which a user's order of owners is drawn; `coterie.learning` has lower ones."""
-
-_LATER = frozenset({ErrorReason.ERROR_REASON_STORE_FULL, ErrorReason.ERROR_REASON_NOT_READY})
 
 
 @dataclass
@@ -212,7 +210,7 @@ class Visits:
                 return
             except grpc.aio.AioRpcError as error:
                 failure = from_rpc_error(error, recipient.channel.peer)
-                if isinstance(failure, Refusal) and failure.reason not in _LATER:
+                if isinstance(failure, Refusal) and failure.reason not in LATER:
                     raise failure from error
             _log.warning("waiting for a data owner", owner=recipient.name, error=failure.message)
             try:

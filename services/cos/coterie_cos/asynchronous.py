@@ -14,7 +14,7 @@ import structlog
 
 from coterie.rounds import asynchronous as rounds
 from coterie.store import cos as store
-from coterie.store.engine import Writer
+from coterie.store.engine import Term
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import from_wire, to_wire
 from coterie.wire.v1 import operator_pb2 as operator
@@ -43,7 +43,7 @@ class AsynchronousRun(Run):
 
     Parameters
     ----------
-    request, writer, traffic
+    request, term, traffic
         As for `Run`.
     folder : Path
         State folder of the service.
@@ -55,12 +55,12 @@ class AsynchronousRun(Run):
         self,
         request: operator.StartRunRequest,
         folder: Path,
-        writer: Writer,
+        term: Term,
         snapshot_every: int,
         traffic: Callable[[], tuple[int, int]],
     ) -> None:
-        super().__init__(request, writer, traffic)
-        self.model = Model(self.plan, folder / "models" / self.plan.run_id, writer, snapshot_every)
+        super().__init__(request, term, traffic)
+        self.model = Model(self.plan, folder / "models" / self.plan.run_id, term, snapshot_every)
         self.state = rounds.RunState(
             epochs=self.plan.epochs,
             expect_owners=request.expect_owners,
@@ -74,6 +74,11 @@ class AsynchronousRun(Run):
         self._epoch_loss = float("nan")
 
     # --- durable state -----------------------------------------------------------------------------------------
+
+    async def drop(self) -> None:
+        """Let go of what is in memory, once no snapshot of it is being written."""
+        await super().drop()
+        await self.model.drop()
 
     def state_json(self) -> str:
         """Return the state for the store."""
@@ -266,7 +271,7 @@ class AsynchronousRun(Run):
                 connection, run_id, party, kind, place, head.sha256, payload, only_if_filed=not is_open
             )
 
-        filed = await self._writer.run(write)
+        filed = await self._term.run(write)
         if filed is None:
             raise Refusal(
                 ErrorReason.ERROR_REASON_UNKNOWN_ROUND,

@@ -134,7 +134,7 @@ class ItemServers:
             except TimeoutError:
                 continue
         told, silent = [], []
-        for slot in self._registry.owners:
+        for slot in sorted(self._registry.owners, key=self._registry.by_name):
             found = self._answers.get(slot)
             # An owner that knows nothing sends no rows, of whatever length.
             if found is None or not all(

@@ -16,16 +16,21 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import sqlalchemy as sa
+import structlog
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from coterie.errors import StoreError
 from coterie.learning.drift import DriftSettings, initial_item_rows, initial_user_rows
 from coterie.store import cos as store
-from coterie.store.engine import Writer
+from coterie.store.engine import Term, file_failure
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import from_wire, increasing_ids
 from coterie.wire.v1.orchestrator_pb2 import Gradient, RunPlan
 
 __all__ = ["Frozen", "Model", "settings_of"]
+
+_log = structlog.get_logger("coterie.cos")
 
 _KEPT_SNAPSHOTS = 3
 _NO_USER = ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT
@@ -65,19 +70,21 @@ class Model:
         The run's plan.
     folder : Path
         Where snapshots go.
-    writer : Writer
-        The store's writer.
+    term : Term
+        Writes of the present term.
     snapshot_every : int
         Updates between two snapshots.
     """
 
-    def __init__(self, plan: RunPlan, folder: Path, writer: Writer, snapshot_every: int) -> None:
+    def __init__(self, plan: RunPlan, folder: Path, term: Term, snapshot_every: int) -> None:
         self._plan = plan
         self._settings = settings_of(plan)
         self._folder = folder
-        self._writer = writer
+        self._term = term
         self._every = snapshot_every
         self._snapshot = 0
+        # Version of the last snapshot that was begun: one that had no room is not tried again at once.
+        self._tried = 0
         self._snapshotting: asyncio.Task[None] | None = None
         self.version = 0
         self.items: npt.NDArray[np.float32] = np.zeros((0, plan.dim), np.float32)
@@ -104,7 +111,7 @@ class Model:
 
     def restore(self, connection: sa.Connection, snapshot: int, n_users: int, n_items: int) -> None:
         """Take up the last snapshot and the log after it."""
-        self._snapshot = snapshot
+        self._snapshot = self._tried = snapshot
         if snapshot:
             arrays = load_file(self._path(snapshot))
             self.items, self.users = arrays["items"], arrays["users"]
@@ -185,8 +192,8 @@ class Model:
         self.loss_blocks += gradient.blocks
         update = store.LoggedUpdate(self.version, packed)
         run_id = self._plan.run_id
-        await self._writer.run(lambda connection: store.log_update(connection, run_id, owner, update, at))
-        if self.version - self._snapshot >= self._every and self._snapshotting is None:
+        await self._term.run(lambda connection: store.log_update(connection, run_id, owner, update, at))
+        if self.version - self._tried >= self._every and self._snapshotting is None:
             self._snapshotting = asyncio.create_task(self.snapshot())
 
     def take_loss(self) -> float:
@@ -195,10 +202,22 @@ class Model:
         self.loss_sum, self.loss_blocks = 0.0, 0
         return mean
 
+    async def drop(self) -> None:
+        """Return once no snapshot is being written any more."""
+        if self._snapshotting is not None:
+            await asyncio.gather(self._snapshotting, return_exceptions=True)
+
     def freeze(self) -> Frozen:
-        """Keep the present version for evaluation, durably."""
+        """Keep the present version for evaluation, durably.
+
+        Raises
+        ------
+        StoreError
+            When it cannot be written.
+        """
         frozen = Frozen(self.version, self.items.copy(), self.users.copy())
-        self._save(frozen, f"evaluated-{frozen.version}.safetensors")
+        with self._term.keeping("write a version of the model"):
+            self._save(frozen, f"evaluated-{frozen.version}.safetensors")
         self._frozen[frozen.version] = frozen
         return frozen
 
@@ -232,15 +251,19 @@ class Model:
     async def snapshot(self) -> None:
         """Write the present version to disk and cut the log."""
         taken = Frozen(self.version, self.items.copy(), self.users.copy())
+        self._tried = taken.version
         try:
             await asyncio.to_thread(self._save, taken, self._path(taken.version).name)
             run_id = self._plan.run_id
-            await self._writer.run(lambda connection: store.snapshot_taken(connection, run_id, taken.version))
+            await self._term.run(lambda connection: store.snapshot_taken(connection, run_id, taken.version))
             self._snapshot = taken.version
             kept = sorted(self._folder.glob("model-*.safetensors"))[-_KEPT_SNAPSHOTS:]
             for path in self._folder.glob("model-*.safetensors"):
                 if path not in kept:
                     path.unlink(missing_ok=True)
+        except (StoreError, SafetensorError, OSError) as error:
+            # The log covers what it does not.
+            _log.warning("no snapshot", run=self._plan.run_id, error=file_failure("take one", error).message)
         finally:
             self._snapshotting = None
 
@@ -250,10 +273,15 @@ class Model:
     def _save(self, frozen: Frozen, name: str) -> None:
         # Written beside, synced and renamed: a reader finds the whole file or none.
         beside = self._folder / f".{name}.part"
-        save_file({"items": frozen.items, "users": frozen.users}, beside)
-        with beside.open("rb") as written:
-            os.fsync(written.fileno())
-        beside.replace(self._folder / name)
+        try:
+            save_file({"items": frozen.items, "users": frozen.users}, beside)
+            with beside.open("rb") as written:
+                os.fsync(written.fileno())
+            beside.replace(self._folder / name)
+        except BaseException:
+            # Where there is no room, a part of a version takes what is left.
+            beside.unlink(missing_ok=True)
+            raise
         folder = os.open(self._folder, os.O_RDONLY)
         try:
             os.fsync(folder)

@@ -40,6 +40,8 @@ class Operator(OperatorServicer):
         ------
         Refusal
             UNKNOWN_ROUND when there is none of this id.
+        StoreError
+            When the store takes no writes now: what is in memory may never have been.
         """
         run = self._runs.get(run_id)
         if run is None:
@@ -49,6 +51,7 @@ class Operator(OperatorServicer):
                 field="run_id",
                 expected="a run that the operator has started",
             )
+        run.term.check()
         return run
 
     async def StartRun(self, request: wire.StartRunRequest, context: Any) -> wire.StartRunResponse:  # noqa: N802
@@ -64,6 +67,8 @@ class Operator(OperatorServicer):
 
     async def ListRuns(self, request: wire.ListRunsRequest, context: Any) -> wire.ListRunsResponse:  # noqa: N802
         """Return all runs."""
+        for run in self._runs.values():
+            run.term.check()
         return wire.ListRunsResponse(runs=[run.summary() for run in self._runs.values()])
 
     async def GetRun(self, request: wire.GetRunRequest, context: Any) -> wire.GetRunResponse:  # noqa: N802

@@ -21,7 +21,6 @@ from coterie.net.completion import completed
 from coterie.net.server import current_peer
 from coterie.rounds.plan import plan_hash
 from coterie.store import cos as store
-from coterie.store.engine import Writer
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.chunks import CHUNK_BYTES, Assembler, split
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -66,8 +65,6 @@ class Orchestrator(OrchestratorServicer):
     ----------
     find : callable
         Returns a run by id, or raises a Refusal.
-    writer : Writer
-        The store's writer.
     directory_key : bytes
         The directory's Ed25519 public key; every bundle must carry its countersignature.
     revoked : callable
@@ -81,7 +78,6 @@ class Orchestrator(OrchestratorServicer):
     def __init__(
         self,
         find: Callable[[str], Run],
-        writer: Writer,
         directory_key: bytes,
         revoked: Callable[[bytes], bool],
         accounting: Accounting,
@@ -90,7 +86,6 @@ class Orchestrator(OrchestratorServicer):
         max_payload: int,
     ) -> None:
         self._find = find
-        self._writer = writer
         self._directory_key = directory_key
         self._revoked = revoked
         self._accounting = accounting
@@ -217,10 +212,12 @@ class Orchestrator(OrchestratorServicer):
                 field="items_of",
                 expected="the position of a participant of this registration",
             )
-        if any(not all(keys) or position not in roll.owners for position, keys in items.items()):
+        # A database may know text only without NUL.
+        keyless = any(not key or "\0" in key for keys in items.values() for key in keys)
+        if keyless or not items.keys() <= roll.owners.keys():
             raise Refusal(
                 ErrorReason.ERROR_REASON_INVALID_FIELD,
-                "an item without a key, or of a participant that is no data owner",
+                "an item without a key, with NUL in its key, or of a participant that is no data owner",
                 field="items",
                 expected="keys of items that data owners hold",
             )
@@ -249,7 +246,7 @@ class Orchestrator(OrchestratorServicer):
             for slot, held in holdings:
                 store.save_holding(connection, run_id, slot, held)
 
-        await self._writer.run(write)
+        await run.term.run(write)
         more = len(registry.by_slot) > before
         await run.joined(party, catalogue=catalogue_changed, more=more)
         return slots
@@ -448,7 +445,7 @@ class Orchestrator(OrchestratorServicer):
                     expected="the same bytes again",
                 )
             # A retry: it may have come before the first answer was durable.
-            await self._writer.run(lambda _: None)
+            await run.term.run(lambda _: None)
             return
         if sequence != at.sequence + 1:
             raise Refusal(

@@ -245,6 +245,37 @@ class Registry:
         self._is_held[slot] = np.zeros(len(self.items), bool)
         self._is_held[slot][indices] = True
 
+    def number_by_owner(self) -> bool:
+        """Give the items new numbers: owner by owner in the order of their names, each owner's in its own order.
+
+        As they stand, they follow the order in which owners happened to register.  Whoever has fetched the catalogue
+        has to fetch it again.
+
+        Returns
+        -------
+        bool
+            Whether the numbers have changed.
+        """
+        order: dict[int, None] = {}
+        for slot in sorted(self.held, key=self.by_name):
+            order |= dict.fromkeys(self.held[slot].tolist())
+        order |= dict.fromkeys(range(len(self.items)))
+        before = list(order)
+        if before == list(range(len(before))):
+            return False
+        number = np.empty(len(before), np.uint32)
+        number[before] = np.arange(len(before), dtype=np.uint32)
+        self.items = [self.items[item] for item in before]
+        self._item_index = {key: item for item, key in enumerate(self.items)}
+        for slot, held in list(self.held.items()):
+            self.hold(slot, number[held])
+        return True
+
+    def by_name(self, slot: int) -> tuple[str, bytes]:
+        """Return what owners are sorted by, where the order in which they came must not matter."""
+        one = self.by_slot[slot]
+        return "" if one.owner is None else one.owner.name, one.participant
+
     def check_items(self, slot: int, items: npt.NDArray[np.uint32], *, field: str) -> None:
         """Check that strictly increasing item indices are all an owner's own.
 

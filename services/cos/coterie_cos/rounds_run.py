@@ -199,12 +199,14 @@ class RoundsRun(SummingRun[Training]):
             [self.registry.by_slot[slot].participant for slot in order],
             [self.registry.by_slot[slot].party for slot in order],
         )
+        # The model begins by the items' numbers: they must not depend on who came first.
+        renumbered = self._item_servers is not None and self.registry.number_by_owner()
         sketch = Conductor(self.plan, population, self._side(0, 0), self._half)
         self.state = training.step(self.state, sketch.started(order))
         self._arrays = self._model_state().initial()
         self._refresh()
         _log.info("population fixed", run=self.plan.run_id, users=len(order), groups=self.state.groups)
-        await self._save_state()
+        await self._save_state(items=renumbered)
         self.proceed()
 
     def proceed(self) -> None:
@@ -262,7 +264,7 @@ class RoundsRun(SummingRun[Training]):
         changed = before.purpose is not Purpose.EVALUATE
         round_ = before.round
         if changed:
-            await asyncio.to_thread(self._versions.save, arrays, self.state.version, round_)
+            await asyncio.to_thread(self.save_version, arrays, self.state.version, round_)
         self._arrays = arrays
         if changed:
             self._refresh()
@@ -304,11 +306,15 @@ class RoundsRun(SummingRun[Training]):
         await self.record(write)
         self.settle(self.state)
 
-    async def _save_state(self) -> None:
+    async def _save_state(self, *, items: bool = False) -> None:
         text, run_id = self.state.to_json(), self.plan.run_id
+        keys = list(self.registry.items)
+        held = {slot: indices.tobytes() for slot, indices in self.registry.held.items()} if items else {}
         phase = operator.WatchRunResponse(phase=operator.PhaseEvent(phase=self.phase, epoch=self.epoch))
 
         def write(connection: sa.Connection) -> list[operator.WatchRunResponse]:
+            if items:
+                store.renumber_items(connection, run_id, keys, held)
             store.save_state(connection, run_id, text)
             return [phase]
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from coterie.store import cos as store
-from coterie.store.engine import Writer
+from coterie.store.engine import Term
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import to_wire
 from coterie.wire.v1 import operator_pb2 as operator
@@ -56,20 +57,22 @@ class Run(abc.ABC):
     ----------
     request : StartRunRequest
         As the operator sent it.
-    writer : Writer
-        The store's writer.
+    term : Term
+        Writes of the present term.
     traffic : callable
         Returns bytes received and sent by the service so far.
     """
 
     def __init__(
-        self, request: operator.StartRunRequest, writer: Writer, traffic: Callable[[], tuple[int, int]]
+        self, request: operator.StartRunRequest, term: Term, traffic: Callable[[], tuple[int, int]]
     ) -> None:
         self.request = request
         self.plan = request.plan
         self.registry = Registry(self.plan.run_id)
         self.ended = asyncio.Event()
-        self._writer = writer
+        self.dropped = False
+        """Whether the run was taken up anew elsewhere, from what is durable."""
+        self.term = self._term = term
         self._traffic = traffic
         self._parties: dict[str, _Presence] = {}
         # Another number after each start, so that no cursor from before is taken for the present one.
@@ -79,6 +82,8 @@ class Run(abc.ABC):
         # What each party was told last: the revision, and its tasks then.
         self._told: dict[str, tuple[int, list[wire.Task]]] = {}
         self._events: list[operator.WatchRunResponse] = []
+        self.rounds: Counter[tuple[str, str]] = Counter()
+        """How many rounds there were, by purpose and outcome."""
         # Calls in a row that failed by a fault of this service, by kind and party; and the reason to end the run.
         self._faults: dict[tuple[str, str], int] = {}
         self._fault = ""
@@ -192,13 +197,18 @@ class Run(abc.ABC):
         )
         self._events = [operator.WatchRunResponse.FromString(row.message) for row in rows]
         for event in self._events:
-            self.remember(event)
+            self._noted(event)
         self.take_up_parties(present)
 
     def take_up_parties(self, present: Mapping[str, bool]) -> None:
         """Give every party that was present its full time to be heard again."""
         now = time.monotonic()
         self._parties = {party: _Presence(now, lost=not there) for party, there in present.items()}
+
+    async def drop(self) -> None:
+        """Let go of what is in memory, which is ahead of the store: nothing more is told, and nothing more kept."""
+        self.dropped = True
+        self.touch()
 
     def touch(self) -> None:
         """Wake everybody who waits for a change."""
@@ -305,6 +315,9 @@ class Run(abc.ABC):
         except Refusal:
             raise
         except Exception as error:
+            if self._term.lost is not None:
+                # A matter of the store: the run is taken up again from what is durable.
+                raise
             failed = self._faults[rpc, party] = self._faults.get((rpc, party), 0) + 1
             if failed >= _MOST_FAULTS:
                 name = type(error).__name__
@@ -330,6 +343,8 @@ class Run(abc.ABC):
                     await changed.wait()
             except TimeoutError:
                 break
+            self._term.check()
+        self._term.check()
         self.heard(party)
         self._told[party] = revision, tasks = self._revision, self.tasks(party)
         return wire.PollResponse(revision=revision, tasks=tasks, deadline_ms=self.request.phase_timeout_ms)
@@ -369,6 +384,7 @@ class Run(abc.ABC):
         """Yield events from a number on, as they happen, until the run has ended."""
         number = max(first, 1)
         while True:
+            self._term.check()
             happened = self._happened
             while number <= len(self._events):
                 yield self._events[number - 1]
@@ -402,10 +418,15 @@ class Run(abc.ABC):
                 store.save_event(connection, self.plan.run_id, number, event.SerializeToString())
             return made
 
-        for event in await self._writer.run(write):
+        for event in await self._term.run(write):
             self._events.append(event)
-            self.remember(event)
+            self._noted(event)
         self._wake_watchers()
+
+    def _noted(self, event: operator.WatchRunResponse) -> None:
+        if event.HasField("round"):
+            self.rounds[event.round.purpose, "abandoned" if event.round.reason else "applied"] += 1
+        self.remember(event)
 
     def report(self) -> str:
         """Return what the COS knows, as JSON (docs/report.md)."""
@@ -454,6 +475,8 @@ class Run(abc.ABC):
             with self.charged("the clock", ""):
                 await self._on_tick()
         except Exception:
+            if self._term.lost is not None:
+                return
             _log.exception("the clock of a run failed", run=self.plan.run_id)
 
     async def _on_tick(self) -> None:

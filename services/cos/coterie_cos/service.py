@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
@@ -18,20 +21,24 @@ from coterie.net.completion import completed
 from coterie.net.credentials import TlsFiles
 from coterie.net.directory import Directory
 from coterie.net.enrolment import enrol
+from coterie.net.latency import measure_each
 from coterie.net.paillier_directory import HOLD_S, PaillierDirectory
-from coterie.net.revocation import RevocationWatch
 from coterie.rounds.plan import plan_hash
 from coterie.rounds.policy import LEAST_REDRAW
 from coterie.rounds.shielded import ShieldedPlan
 from coterie.rounds.systems import SUMS, SYSTEMS, server_side
 from coterie.store import cos as store
-from coterie.store.engine import Writer, open_sqlite
+from coterie.store.engine import Term, Writer, failure, file_failure, open_sqlite
+from coterie.store.postgres import Place, open_postgres
+from coterie.telemetry.measures import Measure
 from coterie.wire.refusal import ErrorReason, Refusal
-from coterie.wire.v1.operator_pb2 import StartRunRequest
+from coterie.wire.v1.latency_pb2_grpc import add_LatencyServicer_to_server
+from coterie.wire.v1.operator_pb2 import RunPhase, StartRunRequest
 from coterie.wire.v1.operator_pb2_grpc import add_OperatorServicer_to_server
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan
 from coterie.wire.v1.orchestrator_pb2_grpc import add_OrchestratorServicer_to_server
 from coterie_cos.asynchronous import AsynchronousRun
+from coterie_cos.latency import Latency
 from coterie_cos.memory import return_freed_memory
 from coterie_cos.operator import Operator
 from coterie_cos.orchestrator import Orchestrator
@@ -46,6 +53,9 @@ _log = structlog.get_logger("coterie.cos")
 
 _TICK_S = 0.5
 
+_PAUSES_S = 0.5, 10.0
+"""First and longest pause before a store that failed is tried again, seconds."""
+
 _STORE_CACHE_KIB = 256
 """Messages of rounds go through the store once, and are deleted: a large cache would be full of what nobody reads."""
 
@@ -57,37 +67,61 @@ class CosProcess:
         self._settings = settings
         self._runtime = runtime
         runtime.require(["store", "directory"])
-        self._engine = open_sqlite(settings.state / "cos.db", "cos", cache_kib=_STORE_CACHE_KIB)
-        self._writer = Writer(self._engine)
+        self._limit_s: float | None = None
+        if settings.database is None:
+            self._engine = writing = open_sqlite(settings.state / "cos.db", "cos", cache_kib=_STORE_CACHE_KIB)
+        else:
+            self._engine, writing = open_postgres(Place(**settings.database.model_dump()), "cos")
+            self._limit_s = 3 * settings.database.timeout_s
+        self._writer = Writer(writing)
+        self._term = Term(self._writer)
         self._runs: dict[str, Run] = {}
         self._starting = asyncio.Lock()
+        # When the store was taken up last, and the pause before that.
+        self._since, self._pause = -1e9, _PAUSES_S[0]
         self._directory_key = (settings.state / "directory.key").read_bytes()
         thirdparty = runtime.connect(settings.thirdparty, "thirdparty")
         self._directory = Directory(thirdparty, self._directory_key)
         self._paillier = PaillierDirectory(thirdparty)
-        self._revocations = RevocationWatch(
-            thirdparty,
-            runtime.guard,
-            lambda current: runtime.holds("directory", current),
-        )
+        self._revocations = runtime.watch_revocations(thirdparty)
         self._operator = Operator(self._runs, self._start)
         self._orchestrator = Orchestrator(
             self._operator.find,
-            self._writer,
             self._directory_key,
             self._revocations.is_revoked,
             runtime.accounting,
             max_uploads=settings.max_uploads,
             max_payload=settings.max_payload_mb << 20,
         )
-        self._restore()
+        self._latency = Latency(
+            runtime.party,
+            lambda order: measure_each(runtime.calls, runtime.tls, order, runtime.latency_bytes),
+            runtime.stopping,
+        )
+        try:
+            self._restore()
+        except OSError as error:
+            raise StoreError(
+                f"a version of a model that the store names cannot be read: {error.strerror or error}",
+                hint=f"the database and {settings.state / 'models'} belong together",
+            ) from error
+        runtime.measures += _of_the_runs(self._runs)
 
     def _restore(self) -> None:
-        with self._engine.connect() as connection:
-            for row in connection.execute(sa.select(store.runs)):
-                run = self._new(StartRunRequest.FromString(row.request))
-                run.restore(connection, row.state, row.snapshot)
-                self._runs[row.run_id] = run
+        """Take up what is durable, and nothing else."""
+        self._term = Term(self._writer, self._limit_s)
+        found: dict[str, Run] = {}
+        try:
+            with self._engine.connect() as connection:
+                for row in connection.execute(sa.select(store.runs)).all():
+                    run = found[row.run_id] = self._new(StartRunRequest.FromString(row.request))
+                    run.restore(connection, row.state, row.snapshot)
+        except Exception:
+            # Those before it have begun to work.
+            self._term.lose(StoreError("the store cannot be read", trouble="away"))
+            raise
+        self._runs.clear()
+        self._runs.update(found)
         self._runtime.holds("store")
 
     def _new(self, request: StartRunRequest) -> Run:
@@ -99,9 +133,9 @@ class CosProcess:
         if request.plan.system in SYSTEMS or request.plan.form == "shielded":
             kind = RoundsRun if request.plan.system in SYSTEMS else ShieldedRun
             accounting = self._runtime.accounting
-            around = Surroundings(folder, self._writer, traffic, accounting, self._directory_key, revoked)
+            around = Surroundings(folder, self._term, traffic, accounting, self._directory_key, revoked)
             return kind(request, around)
-        return AsynchronousRun(request, folder, self._writer, self._settings.snapshot_every, traffic)
+        return AsynchronousRun(request, folder, self._term, self._settings.snapshot_every, traffic)
 
     async def _start(self, request: StartRunRequest) -> Run:
         return await completed(self._start_in_turn(request))
@@ -112,7 +146,8 @@ class CosProcess:
             return await self._start_alone(request)
 
     async def _start_alone(self, request: StartRunRequest) -> Run:
-        plan = request.plan
+        plan, term = request.plan, self._term
+        term.check()
         held = self._runs.get(plan.run_id)
         if held is not None:
             if plan_hash(held.plan) != plan_hash(_with_beacon_of(held.plan, plan)):
@@ -139,14 +174,17 @@ class CosProcess:
             )
         if plan.system in SYSTEMS and not plan.rounds.beacon:
             plan.rounds.beacon, plan.rounds.beacon_signature = await self._beacon(plan.run_id)
-        run = self._new(request)
+            term.check()
+        with term.keeping("make the folder of a run"):
+            run = self._new(request)
         row = {
             "run_id": plan.run_id,
             "request": request.SerializeToString(),
             "plan_hash": plan_hash(plan),
             "state": run.state_json(),
         }
-        await self._writer.run(lambda connection: connection.execute(store.runs.insert(), row))
+        await term.run(lambda connection: connection.execute(store.runs.insert(), row))
+        term.check()
         self._runs[plan.run_id] = run
         return run
 
@@ -165,6 +203,7 @@ class CosProcess:
         """Register the servicers."""
         add_OrchestratorServicer_to_server(self._orchestrator, server)
         add_OperatorServicer_to_server(self._operator, server)
+        add_LatencyServicer_to_server(self._latency, server)
 
     async def run(self) -> None:
         """Watch the clock, the revocation list, and the keys of runs that encrypt."""
@@ -173,30 +212,70 @@ class CosProcess:
             tasks.create_task(self._tick(tasks))
 
     async def _tick(self, tasks: asyncio.TaskGroup) -> None:
-        watched: set[str] = set()
+        watched: dict[str, Run] = {}
         while True:
             for run in list(self._runs.values()):
                 await run.tick()
                 if (
                     isinstance(run, RoundsRun)
                     and run.key_epoch is not None
-                    and run.plan.run_id not in watched
+                    and watched.get(run.plan.run_id) is not run
                 ):
-                    watched.add(run.plan.run_id)
+                    watched[run.plan.run_id] = run
                     tasks.create_task(self._watch_key(run))
-            if self._writer.failed:
-                # Memory may be ahead of the store now; a restart takes up what is durable.
-                raise StoreError("the store cannot be written", hint="free space on its volume, then restart")
+            if self._term.lost is not None:
+                await self._taken_up_again(self._term.lost)
             await asyncio.sleep(_TICK_S)
+
+    async def _taken_up_again(self, lost: StoreError) -> None:
+        """Wait until the store takes writes again, and go on from what is durable: memory may be ahead of it.
+
+        Meanwhile everything is refused that asks for or changes a run.
+
+        Raises
+        ------
+        StoreError
+            When the store is broken in a way that does not pass.
+        """
+        self._runtime.holds("store", False)
+        _log.error("the store takes no writes", message=lost.message, trouble=lost.trouble)
+        first, longest = _PAUSES_S
+        pause = first if time.monotonic() - self._since > 2 * longest else min(2 * self._pause, longest)
+        while True:
+            if not lost.trouble:
+                raise lost
+            for run in self._runs.values():
+                await run.drop()
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, longest)
+            await self._writer.probe()
+            if self._writer.failed:
+                continue
+            try:
+                self._restore()
+            except sa.exc.DBAPIError as error:
+                lost = failure(error)
+            except OSError as error:
+                lost = file_failure("read the state of a run", error)
+            except StoreError as error:
+                lost = error
+            else:
+                break
+        self._since, self._pause = time.monotonic(), pause
+        _log.info("the store takes writes again", runs=len(self._runs))
 
     async def _watch_key(self, run: RoundsRun) -> None:
         """Tell a run of its newest key, for as long as it goes on."""
-        while not run.over:
+        while not (run.over or run.dropped):
             try:
                 held = run.key_epoch or 0
                 record = await self._paillier.public_key(run.plan.run_id, held_epoch=held, hold_s=HOLD_S)
-                if record is not None and record.epoch > held:
+                if record is not None and record.epoch > held and not run.dropped:
                     await run.new_key(record)
+            except StoreError as error:
+                # The run is taken up again, and its key asked for then.
+                _log.warning("a paillier key is not taken up", run=run.plan.run_id, error=error.message)
+                return
             except (PeerError, CryptoError) as error:
                 _log.warning("no new paillier key", run=run.plan.run_id, error=error.message)
                 await asyncio.sleep(1.0)
@@ -205,6 +284,31 @@ class CosProcess:
         """Close the store."""
         self._writer.close()
         self._engine.dispose()
+
+
+def _of_the_runs(runs: Mapping[str, Run]) -> list[Measure]:
+    """Return what metrics say of all runs together; their names are no labels, because there may be ever more."""
+
+    def rounds() -> dict[tuple[str, ...], float]:
+        found = Counter[tuple[str, ...]]()
+        for run in list(runs.values()):
+            found.update(run.rounds)
+        return dict(found)
+
+    def in_progress() -> float:
+        idle = (RunPhase.RUN_PHASE_GATHER,)
+        return sum(not run.over and run.phase not in idle for run in list(runs.values()))
+
+    return [
+        Measure("coterie_rounds", "Rounds that ended.", rounds, ("purpose", "outcome"), counter=True),
+        Measure("coterie_runs_in_progress", "Runs past their gathering that have not ended.", in_progress),
+        Measure(
+            "coterie_model_versions",
+            "Versions of models that were made.",
+            lambda: sum(run.version for run in list(runs.values())),
+            counter=True,
+        ),
+    ]
 
 
 def _may_redraw(rounds: RoundsPlan) -> bool:

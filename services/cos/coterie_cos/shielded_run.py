@@ -269,7 +269,7 @@ class ShieldedRun(SummingRun[Shielded]):
         items = self._items.copy()
         items[: len(gradient)] -= np.float32(self.plan.rate) * gradient
         round_, version = self.state.round, self.state.version + 1
-        await asyncio.to_thread(self._versions.save, {"items": items}, version, round_)
+        await asyncio.to_thread(self.save_version, {"items": items}, version, round_)
         if not self.in_progress(current):
             # Stopped meanwhile.
             return ""

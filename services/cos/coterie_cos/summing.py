@@ -12,8 +12,9 @@ from typing import Generic, Protocol, TypeVar
 import structlog
 
 from coterie.rounds.pace import pause_s
+from coterie.rounds.system import Arrays
 from coterie.rounds.systems import server_half
-from coterie.store.engine import Writer
+from coterie.store.engine import Term
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie_cos.remembered import Remembered
@@ -58,7 +59,7 @@ class Surroundings:
     ----------
     folder : Path
         State folder of the service.
-    writer, traffic
+    term, traffic
         As for `Run`.
     accounting : Accounting
         Where CPU time is counted.
@@ -69,7 +70,7 @@ class Surroundings:
     """
 
     folder: Path
-    writer: Writer
+    term: Term
     traffic: Callable[[], tuple[int, int]]
     accounting: Accounting
     directory_key: bytes
@@ -89,7 +90,7 @@ class SummingRun(Run, SumOwner, Generic[S]):
     """
 
     def __init__(self, request: operator.StartRunRequest, around: Surroundings, state: S) -> None:
-        super().__init__(request, around.writer, around.traffic)
+        super().__init__(request, around.term, around.traffic)
         self._accounting = around.accounting
         self._versions = Versions(around.folder / "models" / self.plan.run_id)
         self._half = server_half(self.plan.secure_sum, around.directory_key)
@@ -99,7 +100,7 @@ class SummingRun(Run, SumOwner, Generic[S]):
             self._half,
             self,
             around.folder,
-            around.writer,
+            around.term,
             around.accounting,
             self.touch,
             around.revoked,
@@ -115,6 +116,11 @@ class SummingRun(Run, SumOwner, Generic[S]):
     @abc.abstractmethod
     def passes(self) -> tuple[int, int]:
         """Passes over all users that are complete, or in progress; and how many there are at most."""
+
+    async def drop(self) -> None:
+        """Let go of what is in memory, and of the sum in progress."""
+        await super().drop()
+        await self._sums.drop()
 
     def state_json(self) -> str:
         """Return the state for the store."""
@@ -141,6 +147,17 @@ class SummingRun(Run, SumOwner, Generic[S]):
     def waits(self) -> bool:
         """Whether no sum may be opened now: the run is over, one is in progress, or it pauses."""
         return self.state.phase.ended or self._sums.busy or time.monotonic() < self._not_before
+
+    def save_version(self, arrays: Arrays, version: int, round_: int) -> None:
+        """Write a version of the model; when this returns it is durable.
+
+        Raises
+        ------
+        StoreError
+            When it cannot be written.
+        """
+        with self._term.keeping("write a version of the model"):
+            self._versions.save(arrays, version, round_)
 
     def in_progress(self, current: OpenSum) -> bool:
         """Whether a sum was not stopped meanwhile."""

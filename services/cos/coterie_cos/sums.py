@@ -20,7 +20,7 @@ from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Failed, Formed, Running, ServerHalf, Step, Total
 from coterie.secure_sum.steps import DECLINED, STEP_OF_KIND, TASK_STEP
 from coterie.store import cos as store
-from coterie.store.engine import Writer
+from coterie.store.engine import Term
 from coterie.store.spool import Spool
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.layout import Layout
@@ -154,8 +154,8 @@ class Sums:
         Whose they are.
     folder : Path
         State folder of the service: messages on their way are kept in a file there when they are many.
-    writer : Writer
-        The store's writer.
+    term : Term
+        Writes of the present term.
     accounting : Accounting
         Where CPU time is counted.
     touch : callable
@@ -170,7 +170,7 @@ class Sums:
         half: ServerHalf,
         owner: SumOwner,
         folder: Path,
-        writer: Writer,
+        term: Term,
         accounting: Accounting,
         touch: Callable[[], None],
         revoked: Callable[[bytes], bool],
@@ -180,13 +180,15 @@ class Sums:
         self._half = half
         self._owner = owner
         self._folder = folder
-        self._writer = writer
+        self._term = term
         self._accounting = accounting
         self._touch = touch
         self.current: OpenSum | None = None
         self.failure: BaseException | None = None
         self._skipping = False
-        self._work: asyncio.Queue[tuple[OpenSum | None, RoundState | None, Sequence[_Task]]] = asyncio.Queue()
+        self._work: asyncio.Queue[tuple[OpenSum | None, RoundState | None, Sequence[_Task]] | None] = (
+            asyncio.Queue()
+        )
         self._worker: asyncio.Task[None] | None = None
         # The write of the last step's close, while the sum is computed.
         self._saving: asyncio.Task[None] | None = None
@@ -262,6 +264,15 @@ class Sums:
         """Drop the sum in progress: the run is over."""
         self.current = None
 
+    async def drop(self) -> None:
+        """Drop the sum in progress, and return once nothing of it is being carried out any more."""
+        self.stop()
+        self._work.put_nowait(None)
+        if self._worker is not None:
+            await asyncio.gather(self._worker, return_exceptions=True)
+        if self._saving is not None:
+            await asyncio.gather(self._saving, return_exceptions=True)
+
     def lost(self, party: str) -> None:
         """Wait no longer for a party's members."""
         current = self.current
@@ -285,9 +296,10 @@ class Sums:
                 self._worker = asyncio.create_task(self._carry_out())
 
     async def _carry_out(self) -> None:
-        while True:
-            # Nothing of a sum is held here while there is nothing to do.
-            await self._all(*await self._work.get())
+        # Nothing of a sum is held here while there is nothing to do.
+        while (work := await self._work.get()) is not None:
+            await self._all(*work)
+            del work
 
     async def _all(self, current: OpenSum | None, state: RoundState | None, effects: Sequence[_Task]) -> None:
         try:
@@ -306,6 +318,9 @@ class Sums:
                     break
                 await self._effect(current, effect)
         except Exception as error:
+            if self._term.lost is not None:
+                _log.warning("a round waits for the store", run=self._run_id, error=type(error).__name__)
+                return
             _log.exception("a round failed", run=self._run_id)
             self.failure = error
 
@@ -363,7 +378,7 @@ class Sums:
                 store.save_state(connection, run_id, text)
             store.save_sum(connection, run_id, saved, messages)
 
-        await self._writer.run(write)
+        await self._term.run(write)
         if text is not None:
             self._owner.saved()
         current.durable = state.step

@@ -38,8 +38,13 @@ class Versions:
         # names it yet.
         path = self._path(version, round_)
         beside = path.with_name(f".{path.name}.part")
-        save_file(arrays, beside)
-        beside.replace(path)
+        try:
+            save_file(arrays, beside)
+            beside.replace(path)
+        except BaseException:
+            # Where there is no room, a part of a version takes what is left.
+            beside.unlink(missing_ok=True)
+            raise
         with path.open("rb") as written:
             os.fsync(written.fileno())
         folder = os.open(self._folder, os.O_RDONLY)

@@ -241,7 +241,7 @@ class Holdings:
                     )
             except BaseException:
                 # Memory is ahead of the store.
-                await self._writer.run(self.rebuild)
+                await self._writer.run_when_possible(self.rebuild)
                 raise
             self._since += len(taken)
             self.visits += len(taken)

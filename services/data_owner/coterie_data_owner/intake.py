@@ -24,8 +24,9 @@ from coterie.crypto.sealed import (
 from coterie.crypto.verification import Reason, VerificationError
 from coterie.errors import CertificateError, CoterieError, StoreError
 from coterie.net.completion import completed
+from coterie.net.status import not_kept
 from coterie.store import data_owner as store
-from coterie.store.engine import Writer, is_full
+from coterie.store.engine import Writer
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import data_owner_pb2 as wire
@@ -422,9 +423,8 @@ def _check_number(batches: Sequence[wire.SealedBatch]) -> None:
 
 
 def _not_kept(error: StoreError) -> Refusal:
-    full = error.__cause__ is not None and is_full(error.__cause__)
     return Refusal(
-        ErrorReason.ERROR_REASON_STORE_FULL if full else ErrorReason.ERROR_REASON_NOT_READY,
+        not_kept(error).reason,
         f"{error.message}; nothing of this message was kept",
         field="batches",
         expected="the same message again, later",

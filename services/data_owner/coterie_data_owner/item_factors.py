@@ -103,8 +103,6 @@ class ItemFactors:
         What each knows of its items, in the order of ``Owner.items``.
     party : Party
         To the COS.
-    index : mapping of str to int
-        Position of each item in the catalogue.
     state : Path
         Folder of the process.
     accounting : Accounting
@@ -115,22 +113,19 @@ class ItemFactors:
         owners: Sequence[Owner],
         features: Sequence[AttributeTable | None],
         party: Party,
-        index: dict[str, int],
         state: Path,
         accounting: Accounting,
     ) -> None:
         self._party = party
         self._accounting = accounting
-        plan = party.plan
-        self._mark = plan_hash(plan).hex()
+        self._state = state
+        self._mark = plan_hash(party.plan).hex()
+        self._features = {
+            owner.slot: (owner, table)
+            for owner, table in zip(owners, features, strict=True)
+            if table is not None
+        }
         self._sides: dict[int, tuple[OwnerSide, _Kept]] = {}
-        for owner, table in zip(owners, features, strict=True):
-            if table is None:
-                continue
-            items = np.array([index[key] for key in owner.items], np.int64)
-            side = owner_side(plan.system, plan.settings, items, table, plan.seed)
-            kept = _Kept(state / f"item-factors-{owner.name}.safetensors", self._mark)
-            self._sides[owner.slot] = side, kept
         self._task: wire.Task | None = None
         self._asked_at = 0.0
         self._news = asyncio.Event()
@@ -165,7 +160,11 @@ class ItemFactors:
         slots = [slot for slot in slots if self._sent.get((number, slot), -1.0) < asked_at]
         if not slots:
             return
-        model = await self._fetch(task.version) if any(slot in self._sides for slot in slots) else None
+        model = None
+        if any(slot in self._features for slot in slots):
+            if not self._sides:
+                await self._begin()
+            model = await self._fetch(task.version)
         for slot in slots:
             found = _NOTHING
             if model is not None and slot in self._sides:
@@ -181,6 +180,17 @@ class ItemFactors:
                 _log.info("items are not told of", round=number, reason=str(refusal))
                 return
             self._sent = {**self._of_round(number), (number, slot): time.monotonic()}
+
+    async def _begin(self) -> None:
+        """Learn the items' numbers, which hold from the first question on."""
+        plan = self._party.plan
+        _, payload = await self._party.fetch(wire.FetchKind.FETCH_KIND_CATALOGUE)
+        index = {key: n for n, key in enumerate(wire.Catalogue.FromString(payload or b"").items)}
+        for slot, (owner, table) in self._features.items():
+            items = np.array([index[key] for key in owner.items], np.int64)
+            side = owner_side(plan.system, plan.settings, items, table, plan.seed)
+            kept = _Kept(self._state / f"item-factors-{owner.name}.safetensors", self._mark)
+            self._sides[slot] = side, kept
 
     def _of_round(self, number: int) -> dict[tuple[int, int], float]:
         return {key: at for key, at in self._sent.items() if key[0] == number}

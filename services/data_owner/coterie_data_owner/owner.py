@@ -15,7 +15,7 @@ from coterie.crypto.sealed import decode_records
 from coterie.errors import DataError, StoreError
 from coterie.learning.drift import Block, BlockBuilder
 from coterie.store import data_owner as store
-from coterie.store.engine import Writer, is_full
+from coterie.store.engine import Writer
 from coterie_data_owner.prekeys import Prekeys
 
 __all__ = ["Owner", "read_items"]
@@ -158,7 +158,7 @@ class Owner:
                     self.flushed = True
                 break
             except StoreError as error:
-                if error.__cause__ is None or not is_full(error.__cause__):
+                if not error.trouble:
                     raise
                 # Not within the lock: users who deliver meanwhile are refused, and not kept waiting.
                 await asyncio.sleep(_FULL_PAUSE_S)

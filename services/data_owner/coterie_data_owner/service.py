@@ -19,7 +19,6 @@ from coterie.net.directory import Directory
 from coterie.net.enrolment import enrol, identities, saved_bundles
 from coterie.net.party import Member, Party
 from coterie.net.retry import Retry
-from coterie.net.revocation import RevocationWatch
 from coterie.rounds.systems import asks_owners
 from coterie.store.engine import Writer, open_sqlite
 from coterie.wire.v1 import orchestrator_pb2 as wire
@@ -64,13 +63,11 @@ class DataOwnerProcess:
             for owner, identity, bundle in zip(settings.owners, keys, bundles, strict=True)
         ]
         thirdparty = runtime.connect(settings.thirdparty, "thirdparty")
-        self._revocations = RevocationWatch(
-            thirdparty, runtime.guard, lambda current: runtime.holds("directory", current)
-        )
+        self._revocations = runtime.watch_revocations(thirdparty)
         self._party = Party(
             runtime.connect(settings.cos, "cos"),
             settings.run,
-            runtime.tls.identity().fingerprint,
+            runtime.shown,
             Retry(limit_s=_RETRY_S),
             lambda reached: runtime.holds("run", reached),
         )
@@ -168,7 +165,6 @@ class DataOwnerProcess:
                 self._owners,
                 self._features,
                 self._party,
-                index,
                 self._settings.state,
                 self._runtime.accounting,
             )

@@ -16,7 +16,6 @@ from coterie.net.enrolment import enrol, identities, saved_bundles
 from coterie.net.key_holding import KeyHolding
 from coterie.net.party import Party
 from coterie.net.retry import Retry
-from coterie.net.revocation import RevocationWatch
 
 __all__ = ["SERVICE"]
 
@@ -33,16 +32,11 @@ class DecryptingProcess:
         (identity,) = identities(settings.state, 1)
         thirdparty = runtime.connect(settings.thirdparty, "thirdparty")
         directory = Directory(thirdparty, (settings.state / "directory.key").read_bytes())
-        self._revocations = RevocationWatch(
-            thirdparty,
-            runtime.guard,
-            lambda current: runtime.holds("directory", current),
-            on_revoked=directory.exclude,
-        )
+        self._revocations = runtime.watch_revocations(thirdparty, on_revoked=directory.exclude)
         party = Party(
             runtime.connect(settings.cos, "cos"),
             settings.run,
-            runtime.tls.identity().fingerprint,
+            runtime.shown,
             Retry(limit_s=_RETRY_S),
             lambda reached: runtime.holds("run", reached),
         )

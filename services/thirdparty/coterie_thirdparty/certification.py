@@ -6,7 +6,6 @@ import hashlib
 import math
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from cryptography import x509
@@ -33,6 +32,7 @@ from coterie.wire.v1.common_pb2 import KeyBundle
 
 __all__ = ["PER_MESSAGE", "Certification", "Countersigned", "Issued", "check_count"]
 
+_RENEWABLE_AT = 0.5
 PER_MESSAGE = 1_000
 """Most bundles in one message."""
 
@@ -93,6 +93,24 @@ class Certification:
         """Whether the authority's own certificate still holds."""
         return time.time() < self._ends
 
+    @staticmethod
+    def check_due(shown: bytes) -> None:
+        """Check that a certificate (PEM) is old enough to be renewed: so nobody has any number of them.
+
+        Raises
+        ------
+        Refusal
+            NOT_READY before half of its validity.
+        """
+        left = renewal_time(shown, _RENEWABLE_AT) - time.time()
+        if left > 0:
+            raise Refusal(
+                ErrorReason.ERROR_REASON_NOT_READY,
+                f"this certificate is renewed in {math.ceil(left)} s at the earliest",
+                field="certificate",
+                expected="half of its validity to be over",
+            )
+
     def issue(self, request: bytes, role: str, name: str) -> Issued:
         """Sign a certificate for the key of a certificate request (PEM).
 
@@ -118,10 +136,7 @@ class Certification:
             ) from error
 
     def _issue(self, request: bytes, role: str, name: str) -> Issued:
-        # The authority counts in whole days: a part of a day moves the beginning back, and the end is exact.
-        whole = math.ceil(self._days)
-        begin = datetime.now(UTC) - timedelta(days=whole - self._days)
-        pem = self._secrets.authority.issue(request, role, name, whole, now=begin)
+        pem = self._secrets.authority.issue(request, role, name, self._days)
         public = x509.load_pem_x509_certificate(pem).public_key()
         key = public.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
         return Issued(
@@ -131,7 +146,7 @@ class Certification:
         )
 
     def certify_self(self, tls: TlsFiles, name: str) -> bool:
-        """Give the third party a certificate of its own where it has none, or one past half of its validity.
+        """Give the third party a certificate of its own where it has none, or one that is due for renewal.
 
         The key stays; running servers take up the new certificate at the next handshake.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -12,8 +13,8 @@ import structlog
 from coterie.crypto.authority import validate_name
 from coterie.errors import CertificateError
 from coterie.net.completion import completed
-from coterie.net.server import Guard, current_peer
-from coterie.store.thirdparty import Revoked, ThirdPartyStore
+from coterie.net.server import Guard, certificate_of, current_peer
+from coterie.store.thirdparty import Renewed, Revoked, ThirdPartyStore
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.common_pb2 import KeyBundle
@@ -33,6 +34,8 @@ from coterie.wire.v1.thirdparty_pb2 import (
     PublishBundlesResponse,
     PublishPaillierKeyRequest,
     PublishPaillierKeyResponse,
+    RenewCertificateRequest,
+    RenewCertificateResponse,
     RevocationsRequest,
     RevocationsResponse,
     RevokeRequest,
@@ -127,6 +130,19 @@ class KeyDirectory(KeyDirectoryServicer):
             await self._store.publish(current_peer().fingerprint, [one.published for one in done])
         return PublishBundlesResponse(countersignatures=[one.signature for one in done])
 
+    async def RenewCertificate(  # noqa: N802 - the contract's name
+        self, request: RenewCertificateRequest, context: Any
+    ) -> RenewCertificateResponse:
+        """Sign a certificate that follows the one that the caller shows."""
+        peer = current_peer()
+        self._certification.check_due(certificate_of(context))
+        issued = self._certification.issue(request.certificate_request, peer.role, peer.name)
+        renewed = Renewed(issued.fingerprint, issued.public_key_hash, issued.chain, int(time.time()))
+        with storing(self._store_holds):
+            chain = await self._store.renew(peer.fingerprint, renewed)
+        _log.info("renewed a certificate", party=str(peer))
+        return RenewCertificateResponse(certificate_chain=chain)
+
     async def Beacon(self, request: BeaconRequest, context: Any) -> BeaconResponse:  # noqa: N802 - contract
         """Return the beacon of a run: drawn once, whoever asks however often."""
         try:
@@ -134,7 +150,7 @@ class KeyDirectory(KeyDirectoryServicer):
         except CertificateError as error:
             raise Refusal(
                 ErrorReason.ERROR_REASON_INVALID_FIELD,
-                error.message,
+                "that is no name of a run",
                 field="run_id",
                 expected="a DNS label: 1 to 63 of a-z, 0-9 and inner '-'",
             ) from error

@@ -263,7 +263,7 @@ def _check_run(run_id: str, field: str) -> None:
     except CertificateError as error:
         raise Refusal(
             ErrorReason.ERROR_REASON_INVALID_FIELD,
-            error.message,
+            "that is no name of a run",
             field=field,
             expected="a DNS label: 1 to 63 of a-z, 0-9 and inner '-'",
         ) from error

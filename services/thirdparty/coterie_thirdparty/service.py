@@ -12,6 +12,7 @@ import structlog
 from coterie.config.services import ThirdPartySettings
 from coterie.errors import CertificateError, PreflightError, StoreError
 from coterie.launch.process import GRACE_S, Runtime
+from coterie.net.admission import Limits
 from coterie.net.credentials import TlsFiles
 from coterie.net.server import Guard, make_server
 from coterie.store.authority import create_secrets, load_secrets, secrets_exist
@@ -35,6 +36,8 @@ _TOKENS = "tokens.jsonl"
 _ENROL = "/coterie.v1.Enrolment/Enrol"
 _TICK_S = 2.0
 _RENEWAL_S = 60.0
+_LOOKS_A_DAY = 24 * 3600 / 20
+"""Seconds between two looks at its own certificate, for each day of its validity, up to the above."""
 
 
 class ThirdPartyProcess:
@@ -79,9 +82,11 @@ class ThirdPartyProcess:
             recorder=runtime.transcript.side("server") if runtime.transcript else None,
             anonymous=[_ENROL],
             debug=runtime.guard.debug,
+            limits=Limits(**self._settings.enrol_limits.model_dump()),
         )
         # One account for both listeners.
         guard.refusals = runtime.guard.refusals
+        guard.admission.turned_away = runtime.guard.admission.turned_away
         return guard
 
     def _store_holds(self, value: bool) -> None:
@@ -108,7 +113,9 @@ class ThirdPartyProcess:
                     self._store_holds(False)
                 else:
                     self._store_holds(True)
-                if time.monotonic() - renewed >= _RENEWAL_S:
+                if time.monotonic() - renewed >= min(
+                    _RENEWAL_S, self._settings.certificate_days * _LOOKS_A_DAY
+                ):
                     renewed = time.monotonic()
                     await asyncio.to_thread(self._renew)
                 await asyncio.sleep(_TICK_S)

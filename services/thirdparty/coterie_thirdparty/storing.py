@@ -6,8 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from coterie.errors import StoreError
-from coterie.store.engine import is_full
-from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.net.status import not_kept
 
 __all__ = ["storing"]
 
@@ -25,10 +24,5 @@ def storing(holds: Callable[[bool], None]) -> Iterator[None]:
         yield
     except StoreError as error:
         holds(False)
-        full = error.__cause__ is not None and is_full(error.__cause__)
-        raise Refusal(
-            ErrorReason.ERROR_REASON_STORE_FULL if full else ErrorReason.ERROR_REASON_NOT_READY,
-            error.message,
-            field="store",
-        ) from error
+        raise not_kept(error) from error
     holds(True)

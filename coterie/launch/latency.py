@@ -1,0 +1,227 @@
+"""The operator's measurement of the network between services: asked for at the COS, brought together, in numbers."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypedDict
+
+import grpc
+import numpy as np
+
+from coterie.config.base import Peer
+from coterie.config.operate import OperateSettings
+from coterie.crypto.authority import logical_name
+from coterie.errors import PeerError, PreflightError, RunError
+from coterie.launch.local_run import LocalRun
+from coterie.launch.operator import Operator
+from coterie.launch.process import in_use
+from coterie.net.channel import connect
+from coterie.net.credentials import TlsFiles
+from coterie.net.latency import Service, check_order, measure
+from coterie.net.meter import Meter
+from coterie.net.status import from_rpc_error
+from coterie.wire.v1 import latency_pb2 as wire
+from coterie.wire.v1.latency_pb2_grpc import LatencyStub
+
+__all__ = [
+    "SIZES",
+    "Carried",
+    "Latencies",
+    "Pair",
+    "Times",
+    "Without",
+    "measure_all",
+    "of_local_run",
+    "of_operator",
+]
+
+SIZES = (0, 1 << 10, 1 << 15, 1 << 20, 1 << 24)
+"""What is carried, bytes: 0 B to 16 MiB."""
+
+_LONGEST_S = 24 * 3600.0
+
+
+class Times(TypedDict):
+    """Several measurements of a time, milliseconds."""
+
+    count: int
+    least: float
+    p50: float
+    p90: float
+    p99: float
+
+
+class Carried(TypedDict):
+    """One size carried one way; ``mbit_s`` counts the median time from the first byte to the end of the answer."""
+
+    size: int
+    up: bool
+    ms: Times
+    mbit_s: float
+
+
+class Pair(TypedDict):
+    """From one service to another it calls; a time that was not measured is None."""
+
+    source: str
+    target: str
+    echo_ms: Times | None
+    server_ms: Times | None
+    network_ms: Times | None
+    connect_ms: Times | None
+    handshake_ms: Times | None
+    first_ms: Times | None
+    carried: list[Carried]
+    failure: str
+
+
+class Without(TypedDict):
+    """A party that measured nothing, and why."""
+
+    party: str
+    why: str
+
+
+class Latencies(TypedDict):
+    """A whole measurement."""
+
+    pairs: list[Pair]
+    without: list[Without]
+
+
+def of_local_run(run: LocalRun) -> tuple[TlsFiles, Service]:
+    """Return the operator's certificate and the COS of a run that is running on this machine.
+
+    Raises
+    ------
+    RunError
+        It is not running.
+    CertificateError
+        It has no operator's certificate, or an old one.
+    """
+    folder = run.folder / "cos"
+    if not in_use(folder / "state"):
+        raise RunError(
+            f"run {run.run_id} is not running: there is no network to measure",
+            hint="measure while it runs, or name the configuration of an operator (--config)",
+        )
+    try:
+        listen = str(tomllib.loads((folder / "config.toml").read_text())["listen"])
+    except (OSError, ValueError, KeyError) as error:
+        raise RunError(f"{folder}/config.toml does not say where the COS listens: {error}") from error
+    return run.operator(), _cos(Peer(address=listen, name="cos"))
+
+
+async def of_operator(settings: OperateSettings) -> tuple[TlsFiles, Service]:
+    """Return the certificate of an operator, enrolled now where it has none, and its COS.
+
+    Raises
+    ------
+    CertificateError, PeerError
+        The operator cannot enrol.
+    """
+    try:
+        settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise PreflightError(f"cannot use the folder {error.filename}: {error.strerror}") from error
+    operator = await Operator.enrolled(settings, settings.cos)
+    await operator.close()
+    return TlsFiles(settings.state / "tls"), _cos(settings.cos)
+
+
+def _cos(peer: Peer) -> Service:
+    return Service(f"cos/{peer.name}", peer.address, logical_name("cos", peer.name))
+
+
+async def measure_all(
+    tls: TlsFiles,
+    cos: Service,
+    order: wire.MeasureOrder,
+    parties: Sequence[str],
+    told: Callable[[str], None],
+) -> Latencies:
+    """Measure from here to the COS, then between all services that call each other.
+
+    Parameters
+    ----------
+    tls : TlsFiles
+        The operator's certificate.
+    cos : Service
+        The orchestration server, by which the others are reached.
+    order : MeasureOrder
+        What to measure.
+    parties : sequence of str
+        Who is to measure, ``"client/host-0"``; everybody when empty.
+    told : callable
+        Called with a line about what was done.
+
+    Raises
+    ------
+    Refusal
+        The order asks for too much, or another measurement is under way.
+    PeerError
+        The COS cannot be reached.
+    """
+    check_order(order)
+    found = Latencies(pairs=[], without=[])
+    me = str(tls.identity())
+
+    def take(pair: wire.PairTimes) -> None:
+        found["pairs"].append(_in_numbers(pair))
+        told(f"{pair.source} -> {pair.target}: {pair.failure or 'measured'}")
+
+    if not parties or me in parties:
+        own = await measure(cos, tls, order)
+        own.source = me
+        take(own)
+    others = [party for party in parties if party != me]
+    if parties and not others:
+        return found
+    channel = connect(
+        cos.address, tls.channel_credentials(), tls_name=cos.tls_name, peer=cos.peer, meter=Meter()
+    )
+    try:
+        stub: Any = channel.stub(LatencyStub)
+        request = wire.MeasureRequest(order=order, parties=others)
+        async for response in stub.Measure(request, timeout=_LONGEST_S):
+            if response.HasField("pair"):
+                take(response.pair)
+            if response.without:
+                found["without"].append(Without(party=response.party, why=response.without))
+                told(f"{response.party}: {response.without}")
+    except grpc.aio.AioRpcError as error:
+        if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+            raise PeerError(f"{cos.peer} is of a version that measures nothing", hint="upgrade it") from error
+        raise from_rpc_error(error, cos.peer) from error
+    finally:
+        await channel.close()
+    return found
+
+
+def _in_numbers(pair: wire.PairTimes) -> Pair:
+    network = [whole - server for whole, server in zip(pair.echo_ms, pair.server_ms, strict=False)]
+    return Pair(
+        source=pair.source,
+        target=pair.target,
+        echo_ms=_times(pair.echo_ms),
+        server_ms=_times(pair.server_ms),
+        network_ms=_times(network),
+        connect_ms=_times(pair.connect_ms),
+        handshake_ms=_times(pair.handshake_ms),
+        first_ms=_times(pair.first_ms),
+        carried=[_carried(one.size, one.up, times) for one in pair.carried if (times := _times(one.ms))],
+        failure=pair.failure,
+    )
+
+
+def _carried(size: int, up: bool, times: Times) -> Carried:
+    return Carried(size=size, up=up, ms=times, mbit_s=round(size * 8e-3 / max(times["p50"], 1e-6), 3))
+
+
+def _times(taken: Iterable[float]) -> Times | None:
+    held = np.fromiter(taken, float)
+    if not held.size or np.isnan(held).any():
+        return None
+    p50, p90, p99 = (round(float(one), 3) for one in np.percentile(held, [50, 90, 99]))
+    return Times(count=held.size, least=round(float(held.min()), 3), p50=p50, p90=p90, p99=p99)

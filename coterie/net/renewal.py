@@ -1,0 +1,163 @@
+"""A process renews its certificate while it runs: under the one that it holds, before that one ends."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import grpc
+import structlog
+
+from coterie.crypto.authority import load_tls_key, make_csr, renewal_time, validity_of
+from coterie.crypto.keyfile import write_private_file
+from coterie.errors import CertificateError, CoterieError
+from coterie.net.channel import Channel
+from coterie.net.credentials import TlsFiles
+from coterie.net.enrolment import check_chain
+from coterie.net.status import from_rpc_error
+from coterie.wire.v1.thirdparty_pb2 import RenewCertificateRequest, RenewCertificateResponse
+from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryStub
+
+if TYPE_CHECKING:
+    from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryAsyncStub
+
+__all__ = ["Renewal"]
+
+_log = structlog.get_logger("coterie.renewal")
+
+_FIRST, _LAST = 2 / 3, 3 / 4
+"""Between these parts of its validity a certificate is renewed: not all of a federation in the same moment."""
+_LOOK_S = 60.0
+"""How long a change of the clock, or of the files, may stay unseen, seconds."""
+_LONGEST_PAUSE_S = 300.0
+_CALL_S = 30.0
+
+
+class Renewal:
+    """Keeps the certificate of one process alive, and tells when there is another.
+
+    The key stays.  A chain that somebody else puts into the folder is taken up, too.
+
+    Parameters
+    ----------
+    tls : TlsFiles
+        Key and certificate of the process.
+    open_channel : callable
+        Opens a channel to the third party with the certificate that is held then.
+    on_renewed : callable
+        Told that there is another certificate: connections are made anew.
+    on_change : callable, optional
+        Told whether the certificate holds, whenever that changes from what it was; at first it does.
+    clock : callable
+        Unix seconds.
+    sleep : callable
+        Waits the given seconds.
+    """
+
+    def __init__(
+        self,
+        tls: TlsFiles,
+        open_channel: Callable[[], Channel],
+        on_renewed: Callable[[], None],
+        on_change: Callable[[bool], None] | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._tls = tls
+        self._open_channel = open_channel
+        self._on_renewed = on_renewed
+        self._on_change = on_change
+        self._clock = clock
+        self._sleep = sleep
+        self._chain = b""
+        self._holds = True
+        self._take_up(tls.chain.read_bytes())
+        self.renewed = 0
+        """How often the certificate was renewed."""
+        self.failed = 0
+        """How often that was tried in vain."""
+
+    @property
+    def end(self) -> float:
+        """When the certificate in use ends, Unix seconds."""
+        return self._end
+
+    async def run(self) -> None:
+        """Renew again and again until cancelled."""
+        while True:
+            self._look_at_the_files()
+            now = self._clock()
+            self._report(now < self._end)
+            if now < self._due:
+                await self._sleep(min(self._due - now, _LOOK_S))
+                continue
+            try:
+                await self._renew()
+            except CoterieError as error:
+                self.failed += 1
+                await self._sleep(self._put_off(error))
+
+    def _put_off(self, error: CoterieError) -> float:
+        """Say that the certificate is not renewed, and return how long to wait, seconds."""
+        left = self._end - self._clock()
+        self._report(left > 0)
+        if left > 0:
+            _log.warning("cannot renew the certificate yet", error=error.message, left_s=round(left))
+        else:
+            _log.error(
+                "the certificate has ended, nobody takes it any more",
+                error=error.message,
+                hint="put a new token into enrol.token_file (`coterie certs token`) and restart",
+            )
+        pause = min(max(0.1, (self._end - self._issued) / 30), _LONGEST_PAUSE_S)
+        pause = random.uniform(pause / 2, pause)  # noqa: S311 - jitter
+        # The end is reported when it comes.
+        return min(pause, left) if left > 0 else pause
+
+    async def _renew(self) -> None:
+        request = RenewCertificateRequest(certificate_request=make_csr(load_tls_key(self._tls.key)))
+        channel = self._open_channel()
+        stub: KeyDirectoryAsyncStub = channel.stub(lambda inner: KeyDirectoryStub(inner))
+        timeout = min(_CALL_S, max(1.0, (self._end - self._issued) / 10))
+        try:
+            response: RenewCertificateResponse = await stub.RenewCertificate(request, timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, channel.peer) from error
+        finally:
+            await channel.close()
+        chain = response.certificate_chain
+        held = self._tls.identity()
+        check_chain(held.role, held.name, self._tls, chain, self._tls.authority.read_bytes())
+        if validity_of(chain)[1] <= self._end:
+            raise CertificateError("the third party answered with a certificate that ends no later")
+        write_private_file(self._tls.chain, chain)
+        self.renewed += 1
+        self._take_up(chain)
+        _log.info("renewed the certificate", left_s=round(self._end - self._clock()))
+        self._on_renewed()
+
+    def _look_at_the_files(self) -> None:
+        try:
+            chain = self._tls.chain.read_bytes()
+            if chain == self._chain:
+                return
+            self._take_up(chain)
+        except (OSError, CertificateError):
+            # Being written, perhaps; what is in use stays.
+            return
+        _log.info("took up another certificate")
+        self._on_renewed()
+
+    def _take_up(self, chain: bytes) -> None:
+        self._issued, self._end = validity_of(chain)
+        self._due = renewal_time(chain, random.uniform(_FIRST, _LAST))  # noqa: S311 - jitter
+        self._chain = chain
+
+    def _report(self, holds: bool) -> None:
+        if holds != self._holds and self._on_change is not None:
+            self._on_change(holds)
+        self._holds = holds

@@ -1,0 +1,270 @@
+"""A store in PostgreSQL, for a role that may keep it there: the same tables and migrations as in a file.
+
+One service at a time: every connection that writes holds an advisory lock of the database, so that a second service is
+kept out, also one that comes while the first has lost its connection and not yet found out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from coterie.errors import ConfigError, StoreError
+from coterie.store.engine import migrate, trouble_of
+
+__all__ = ["LEAST_VERSION", "Place", "open_postgres", "read_revision"]
+
+LEAST_VERSION = 13
+"""Oldest major version of the server."""
+
+_DRIVER = "postgresql+psycopg"
+# Of the name of this project: other applications of a database have locks of their own.
+_LOCK = int.from_bytes(b"coterie\x01", "big")
+_CONNECT_S = 10
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a database is, and how it is reached.
+
+    Parameters
+    ----------
+    url : str
+        ``postgresql+psycopg://user@host:port/database``, without a password.
+    password_file : Path, optional
+        Its first line is the password.  Without one the environment says it (``PGPASSWORD``, ``PGPASSFILE``).
+    tls : str
+        What is asked of the connection, as PostgreSQL's ``sslmode``; a Unix socket has no TLS.
+    ca_file, certificate, key : Path, optional
+        Who may sign the server's certificate, where not the system's authorities; the client's own, and its key.
+    timeout_s : float
+        Longest time that a statement may take, seconds.
+    """
+
+    url: str
+    password_file: Path | None = None
+    tls: str = "verify-full"
+    ca_file: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    timeout_s: float = 10.0
+
+    @property
+    def name(self) -> str:
+        """The place for people: without anything secret."""
+        url = self._parsed()
+        where = url.host or url.query.get("host", "the local socket")
+        return f"database {url.database!r} at {where}"
+
+    def _parsed(self) -> sa.URL:
+        # The text itself is never repeated in an error: it may hold a password.
+        try:
+            url = sa.make_url(self.url)
+        except sa.exc.ArgumentError:
+            raise ConfigError(
+                "database.url is no URL", hint=f"{_DRIVER}://USER@HOST:PORT/DATABASE is expected"
+            ) from None
+        if url.drivername not in (_DRIVER, "postgresql"):
+            raise ConfigError(
+                f"database.url is one of {url.drivername!r}",
+                hint=f"{_DRIVER}://USER@HOST:PORT/DATABASE is expected",
+            )
+        if url.password is not None or "password" in url.query:
+            raise ConfigError(
+                "database.url holds a password, which then stands in configurations and process lists",
+                hint="leave it out, and name a file of mode 0600 as database.password_file",
+            )
+        if not url.database or not url.username:
+            raise ConfigError(
+                "database.url names no user or no database",
+                hint=f"{_DRIVER}://USER@HOST:PORT/DATABASE is expected",
+            )
+        return url.set(drivername=_DRIVER)
+
+    def engine(self) -> sa.Engine:
+        """Return an engine whose connections wait for nothing longer than they may.
+
+        Raises
+        ------
+        ConfigError
+            The URL or a file cannot be used, or the driver is not installed.
+        """
+        url = self._parsed()
+        try:
+            return sa.create_engine(
+                url,
+                connect_args=self._arguments(url),
+                poolclass=sa.pool.NullPool,
+                # What is written is private, and errors would carry it.
+                hide_parameters=True,
+            )
+        except ImportError as error:
+            raise ConfigError(
+                "a store in PostgreSQL needs the package psycopg", hint="install coterie[postgres]"
+            ) from error
+
+    def _arguments(self, url: sa.URL) -> Mapping[str, Any]:
+        limit = int(self.timeout_s * 1000)
+        options = {
+            # Whatever the server's own default is: acknowledged means durable.
+            "synchronous_commit": "on",
+            "statement_timeout": limit,
+            "lock_timeout": limit,
+            "idle_in_transaction_session_timeout": 6 * limit,
+            # A server that finds out late that a client is gone would keep its successor out as long.
+            "tcp_keepalives_idle": 10,
+            "tcp_keepalives_interval": 5,
+            "tcp_keepalives_count": 3,
+        }
+        arguments: dict[str, Any] = {
+            "application_name": "coterie-cos",
+            "connect_timeout": _CONNECT_S,
+            "options": " ".join(f"-c {name}={value}" for name, value in options.items()),
+            "keepalives_idle": 10,
+            "keepalives_interval": 5,
+            "keepalives_count": 3,
+            "tcp_user_timeout": 2 * limit,
+            "client_encoding": "utf8",
+        }
+        socket = str(url.query.get("host", url.host or "")).startswith("/")
+        if not socket:
+            arguments["sslmode"] = self.tls
+            if self.tls.startswith("verify"):
+                arguments["sslrootcert"] = "system" if self.ca_file is None else str(self.ca_file)
+            if self.certificate is not None and self.key is not None:
+                arguments |= {"sslcert": str(self.certificate), "sslkey": str(self.key)}
+        if self.password_file is not None:
+            arguments["password"] = _password(self.password_file)
+        return arguments
+
+
+def _password(path: Path) -> str:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise ConfigError(f"cannot read the password in {path}: {reason}") from None
+    if not lines or not lines[0]:
+        raise ConfigError(f"{path} is empty", hint="its first line is to be the password of the database")
+    return lines[0]
+
+
+def open_postgres(place: Place, schema: str) -> tuple[sa.Engine, sa.Engine]:
+    """Open a store in PostgreSQL, creating or migrating it to the newest revision.
+
+    Parameters
+    ----------
+    place : Place
+    schema : str
+        Folder of the role's revisions under ``coterie/store/migrations``.
+
+    Returns
+    -------
+    reading, writing : sqlalchemy.Engine
+        Each connection of the second one holds the lock: there can be one at a time.
+
+    Raises
+    ------
+    ConfigError
+        When the place cannot be used as it is given.
+    StoreError
+        When the server does not answer, refuses, or is too old; the database is not there, is used by another service,
+        or holds something else.
+    """
+    reading, writing = place.engine(), place.engine()
+    sa.event.listen(writing, "connect", lambda connection, _: _alone(connection, place))
+    try:
+        with reading.connect() as connection:
+            _check(connection, place)
+        # Migrations, too, are one service's at a time.
+        migrate(writing, schema)
+    except sa.exc.DBAPIError as error:
+        raise StoreError(
+            f"cannot open {place.name}: {_said(error)}", hint=_hint(error), trouble=trouble_of(error)
+        ) from error
+    return reading, writing
+
+
+def read_revision(place: Place) -> str | None:
+    """Return the revision of the tables that a database has, and change nothing; None when it has none.
+
+    Raises
+    ------
+    ConfigError, StoreError
+        As `open_postgres`.
+    """
+    from alembic.runtime.migration import MigrationContext
+
+    engine = place.engine()
+    try:
+        with engine.connect() as connection:
+            _check(connection, place)
+            return MigrationContext.configure(connection).get_current_revision()
+    except sa.exc.DBAPIError as error:
+        raise StoreError(
+            f"cannot open {place.name}: {_said(error)}", hint=_hint(error), trouble=trouble_of(error)
+        ) from error
+    finally:
+        engine.dispose()
+
+
+def _check(connection: sa.Connection, place: Place) -> None:
+    version = connection.dialect.server_version_info or (0,)
+    if int(version[0]) < LEAST_VERSION:
+        raise StoreError(
+            f"{place.name} is of PostgreSQL {'.'.join(map(str, version))}",
+            hint=f"version {LEAST_VERSION} or later is expected",
+        )
+    encoding = connection.exec_driver_sql("SHOW server_encoding").scalar()
+    if encoding != "UTF8":
+        raise StoreError(
+            f"{place.name} is encoded in {encoding}", hint="make it again: createdb --encoding UTF8"
+        )
+
+
+def _alone(connection: Any, place: Place) -> None:
+    """Take the lock of the database for a new connection, or close it again."""
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_try_advisory_lock(%s)", (_LOCK,))
+            (held,) = cursor.fetchone()
+        connection.rollback()
+    except Exception:
+        connection.close()
+        raise
+    if not held:
+        connection.close()
+        raise StoreError(
+            f"another service uses {place.name}",
+            hint="stop it first, or name another database; a server needs a while to notice that a client is gone",
+            trouble="away",
+        )
+
+
+def _said(error: sa.exc.DBAPIError) -> str:
+    """Return what the server or the driver said of a connection: it names no values that were written."""
+    lines = str(error.orig).strip().splitlines()
+    return lines[0].removeprefix("connection failed: ") if lines else type(error.orig).__name__
+
+
+_SAID = {
+    "password authentication failed": "is the password in database.password_file, or PGPASSWORD, the user's?",
+    "no password supplied": "name a file with the password as database.password_file, or set PGPASSWORD",
+    "does not exist": "create it first: CREATE ROLE ... LOGIN, and createdb --owner ... --encoding UTF8",
+    "permission denied": "the user must own the database, or be allowed to create tables in it",
+    "certificate verify failed": "database.ca_file names who may sign the server's certificate",
+    "server does not support SSL": "switch TLS on there, or let database.tls say otherwise",
+    "pg_hba.conf": "the server's pg_hba.conf does not let this user in from here",
+    "Connection refused": "does the server run there, and listen on that address?",
+    "No such file or directory": "does the server run, and is its socket in that folder?",
+}
+"""What to do next, by what the server or the driver says."""
+
+
+def _hint(error: sa.exc.DBAPIError) -> str | None:
+    said = str(error.orig)
+    return next((hint for words, hint in _SAID.items() if words in said), None)

@@ -1,0 +1,545 @@
+#!/usr/bin/env python3
+"""Emulate a wide-area network: what arrives waits, gets lost, and comes no faster than a link would bring it.
+
+Linux's own emulator (netem) is missing from many kernels.  This one hands arriving packets to a program (NFQUEUE), and
+that is this one, which lets each go on when its time has come.  It needs the standard library, and CAP_NET_ADMIN in the
+network namespace.
+
+    wan.py --delay 20                           everything that arrives in this network namespace, but not over loopback
+    wan.py --delay 20 --namespace 4711          the same in the namespace of process 4711
+    wan.py --delay 20 --between 10.0.0.2 10.0.0.3    what this machine forwards between two addresses, both ways
+
+A delay stands for one way.  Between two namespaces of which each lets what arrives wait 20 ms, a round trip takes 40 ms
+longer.  What leaves is not held: that would hold its sender's socket too, and slow it for another reason.
+
+It emulates until SIGTERM or SIGINT; when it ends, however it ends, the kernel takes its rules away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import ctypes
+import errno
+import ipaddress
+import os
+import random
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+__all__ = ["Conditions", "Emulation", "Path", "WanError", "main"]
+
+_DEFAULT_BUFFER_MS = 300.0
+_LONGEST_MS = 10_000.0
+
+
+class WanError(Exception):
+    """What keeps a network from being emulated, and what to do about it."""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What happens to packets on their way.
+
+    Attributes
+    ----------
+    delay_s, jitter_s : float
+        Each waits for the delay, give or take a uniform share of the jitter.  None overtakes another.
+    loss : float
+        Share of packets that do not arrive, 0 to 1.
+    rate : float
+        Bits per second of the slowest link; 0 for no limit.
+    buffer_s : float
+        How long packets may wait for that link.  Those that would have to wait longer are lost.
+    """
+
+    delay_s: float = 0.0
+    jitter_s: float = 0.0
+    loss: float = 0.0
+    rate: float = 0.0
+    buffer_s: float = _DEFAULT_BUFFER_MS / 1e3
+
+    def __post_init__(self) -> None:
+        longest = _LONGEST_MS / 1e3
+        ranges = {
+            "delay": (0 <= self.delay_s <= longest, "0 to 10000 ms"),
+            "jitter": (
+                0 <= self.jitter_s <= self.delay_s,
+                "0 ms to the delay: nothing arrives before it was sent",
+            ),
+            "loss": (0 <= self.loss < 1, "0 to below 100 percent"),
+            "rate": (self.rate == 0 or 1e4 <= self.rate <= 1e11, "0 for no limit, or 0.01 to 100000 Mbit/s"),
+            "buffer": (0 < self.buffer_s <= longest, "above 0, to 10000 ms"),
+        }
+        for name, (fits, expected) in ranges.items():
+            if not fits:
+                raise WanError(f"{name} is out of its range, {expected}")
+
+    @property
+    def nothing(self) -> bool:
+        """Whether packets pass as if there were no emulation."""
+        return not (self.delay_s or self.loss or self.rate)
+
+    def __str__(self) -> str:
+        parts = [f"delay {self.delay_s * 1e3:g} ms"]
+        if self.jitter_s:
+            parts.append(f"jitter {self.jitter_s * 1e3:g} ms")
+        if self.loss:
+            parts.append(f"loss {self.loss * 100:g} %")
+        if self.rate:
+            parts.append(f"rate {self.rate / 1e6:g} Mbit/s")
+        return ", ".join(parts)
+
+
+class Path:
+    """One direction of a network: says of each packet when it arrives.  Knows neither a socket nor a clock.
+
+    Parameters
+    ----------
+    conditions : Conditions
+        What the network is like.
+    draw : random.Random
+        Decides what is lost, and how long each waits.
+    """
+
+    def __init__(self, conditions: Conditions, draw: random.Random) -> None:
+        self._conditions = conditions
+        self._draw = draw
+        self._free = 0.0
+        self._last = 0.0
+
+    def due(self, now: float, length: int) -> float | None:
+        """Return when a packet arrives that is sent now; None when it never does.
+
+        Parameters
+        ----------
+        now : float
+            Seconds of a clock that only goes forward.
+        length : int
+            Bytes.
+        """
+        how = self._conditions
+        if how.loss and self._draw.random() < how.loss:
+            return None
+        through = now
+        if how.rate:
+            begins = max(now, self._free)
+            if begins - now > how.buffer_s:
+                return None
+            through = self._free = begins + length * 8 / how.rate
+        wait = how.delay_s + (self._draw.uniform(-how.jitter_s, how.jitter_s) if how.jitter_s else 0.0)
+        self._last = max(self._last, through + wait)
+        return self._last
+
+
+# --- netlink ---------------------------------------------------------------------------------------------------
+
+_NETLINK_NETFILTER = 12
+_SOL_NETLINK, _NO_ENOBUFS = 270, 5
+_SO_RCVBUFFORCE = 33
+_REQUEST, _ACK, _CREATE = 1, 4, 0x400
+_ERROR = 2
+_QUEUE_SUBSYSTEM, _NFTABLES = 3, 10
+_PACKET, _VERDICT, _CONFIG = 0, 1, 2
+_DROP, _ACCEPT = 0, 1
+_FAIL_OPEN, _WHOLE_SEGMENTS = 1, 4
+_LOCAL_IN, _FORWARD = 1, 2
+_COPIED_BYTES = 40
+
+
+def _attribute(kind: int, payload: bytes) -> bytes:
+    size = 4 + len(payload)
+    return struct.pack("=HH", size, kind) + payload + bytes(-size % 4)
+
+
+def _nested(kind: int, *attributes: bytes) -> bytes:
+    return _attribute(kind | 0x8000, b"".join(attributes))
+
+
+def _text(kind: int, value: str) -> bytes:
+    return _attribute(kind, value.encode() + b"\0")
+
+
+def _number(kind: int, value: int) -> bytes:
+    return _attribute(kind, struct.pack(">I", value))
+
+
+def _message(subsystem: int, kind: int, flags: int, family: int, resource: int, body: bytes = b"") -> bytes:
+    head = struct.pack("=BB", family, 0) + struct.pack(">H", resource)
+    return struct.pack("=IHHII", 20 + len(body), subsystem << 8 | kind, _REQUEST | flags, 0, 0) + head + body
+
+
+def _attributes(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield kind, begin and end of each attribute."""
+    while start + 4 <= end:
+        size, kind = struct.unpack_from("=HH", data, start)
+        if size < 4:
+            return
+        yield kind & 0x3FFF, start + 4, start + size
+        start += (size + 3) & ~3
+
+
+class _Netlink:
+    """A socket to the kernel's packet filter."""
+
+    def __init__(self) -> None:
+        try:
+            self.socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
+        except OSError as error:
+            raise WanError("this kernel has no packet filter (CONFIG_NETFILTER_NETLINK)") from error
+        self.socket.bind((0, 0))
+
+    def ask(self, message: bytes, answers: int = 1) -> int:
+        """Send messages that each are answered; return the first error, 0 when there is none."""
+        self.socket.send(message)
+        first, heard = 0, 0
+        self.socket.settimeout(5)
+        while heard < answers and not first:
+            data = self.socket.recv(1 << 16)
+            start = 0
+            while start + 20 <= len(data):
+                size, kind = struct.unpack_from("=IH", data, start)
+                if kind == _ERROR:
+                    heard += 1
+                    first = first or -struct.unpack_from("=i", data, start + 16)[0]
+                start += (size + 3) & ~3
+        return first
+
+
+def _require(error: int, what: str, missing: str) -> None:
+    if error in (errno.EPERM, errno.EACCES):
+        # The kernel says the same of a queue that another program has.
+        raise WanError(
+            f"may not {what}: be root, or have CAP_NET_ADMIN in the network namespace; and where another program has "
+            "this queue, --queue names another"
+        )
+    if error in (errno.ENOENT, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, errno.EINVAL):
+        raise WanError(f"cannot {what}: this kernel lacks {missing}")
+    if error:
+        raise WanError(f"cannot {what}: {os.strerror(error)}")
+
+
+# --- rules: which packets are handed over ----------------------------------------------------------------------
+
+
+def _expression(name: str, *attributes: bytes) -> bytes:
+    return _nested(1, _text(1, name), _nested(2, *attributes))
+
+
+def _equals(value: bytes, *, not_: bool = False) -> bytes:
+    return _expression("cmp", _number(1, 1), _number(2, int(not_)), _nested(3, _attribute(1, value)))
+
+
+def _not_loopback() -> bytes:
+    # Of every network namespace loopback is the first interface.
+    return _expression("meta", _number(2, 4), _number(1, 1)) + _equals(struct.pack("=I", 1), not_=True)
+
+
+def _address(address: bytes, *, source: bool) -> bytes:
+    four = len(address) == 4
+    offset = (12 if source else 16) if four else (8 if source else 24)
+    load = _expression("payload", _number(1, 1), _number(2, 1), _number(3, offset), _number(4, len(address)))
+    return load + _equals(address)
+
+
+def _hand_over(queue: int, *, native: bool) -> bytes:
+    """Hand a packet to a queue; where nobody takes them, let it pass."""
+    if native:
+        numbers = [_attribute(kind, struct.pack(">H", value)) for kind, value in ((1, queue), (2, 1), (3, 1))]
+        return _expression("queue", *numbers)
+    # The same by the older filter's target, for kernels without nft_queue.
+    information = struct.pack("=HHHxx", queue, 1, 1)
+    return _expression("target", _text(1, "NFQUEUE"), _number(2, 3), _attribute(3, information))
+
+
+@dataclass(frozen=True)
+class _Rule:
+    family: int
+    hook: int
+    queue: int
+    which: bytes
+
+
+class _Rules(_Netlink):
+    """Tables that belong to this socket: they go when it is closed, or its process dies."""
+
+    @classmethod
+    def installed(cls, name: str, rules: list[_Rule]) -> _Rules:
+        """Return the rules in force."""
+        error = 0
+        for native in (True, False):
+            made = cls()
+            error = made._install(name, rules, native=native)
+            if not error:
+                return made
+            made.socket.close()
+            if error != errno.ENOENT:
+                break
+        missing = "nf_tables with NFQUEUE (nft_queue, or xt_NFQUEUE with nft_compat)"
+        _require(error, "have packets handed over", missing)
+        raise AssertionError("unreachable")
+
+    def _install(self, name: str, rules: list[_Rule], *, native: bool) -> int:
+        messages = []
+        owner = 2
+        for family in sorted({rule.family for rule in rules}):
+            messages.append(self._new(0, family, _text(1, name) + _number(2, owner)))
+            for hook in sorted({rule.hook for rule in rules if rule.family == family}):
+                place = _nested(4, _number(1, hook), _attribute(2, struct.pack(">i", -150)))
+                messages.append(
+                    self._new(
+                        3, family, _text(1, name) + _text(3, f"hook{hook}") + place + _text(7, "filter")
+                    )
+                )
+        for rule in rules:
+            expressions = rule.which + _hand_over(rule.queue, native=native)
+            body = _text(1, name) + _text(2, f"hook{rule.hook}") + _nested(4, expressions)
+            messages.append(self._new(6, rule.family, body, 0x800))
+        # All or nothing.
+        begin = _message(0, 0x10, 0, 0, _NFTABLES)
+        end = _message(0, 0x11, 0, 0, _NFTABLES)
+        return self.ask(begin + b"".join(messages) + end, len(messages))
+
+    @staticmethod
+    def _new(kind: int, family: int, body: bytes, flags: int = 0) -> bytes:
+        return _message(_NFTABLES, kind, _CREATE | _ACK | flags, family, 0, body)
+
+
+# --- packets ---------------------------------------------------------------------------------------------------
+
+
+class _Queues(_Netlink):
+    """Packets that the kernel hands over, of one or more queues, until it is told what becomes of each."""
+
+    def __init__(self, numbers: list[int], *, whole: bool) -> None:
+        super().__init__()
+        self.socket.setsockopt(_SOL_NETLINK, _NO_ENOBUFS, 1)
+        for number in numbers:
+            # Without this flag the kernel cuts what the network card would cut: each frame is handed over by itself.
+            flags = struct.pack(">I", _FAIL_OPEN | (_WHOLE_SEGMENTS if whole else 0))
+            mask = struct.pack(">I", _FAIL_OPEN | _WHOLE_SEGMENTS)
+            for attributes in (
+                _attribute(1, struct.pack(">BxH", 1, 0)),
+                _attribute(2, struct.pack(">IB", _COPIED_BYTES, 2)),
+                _attribute(3, struct.pack(">I", 1 << 16)),
+                _attribute(4, mask) + _attribute(5, flags),
+            ):
+                error = self.ask(_message(_QUEUE_SUBSYSTEM, _CONFIG, _ACK, 0, number, attributes))
+                _require(error, "take packets", "NFQUEUE (CONFIG_NETFILTER_NETLINK_QUEUE)")
+        try:
+            self.socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 16 << 20)
+        except PermissionError:
+            # Within a container it takes the machine's own right.
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+        self.socket.setblocking(False)
+
+    def arrived(self) -> Iterator[tuple[int, int, int]]:
+        """Yield queue, id and length of each packet that is there now."""
+        for _ in range(64):
+            try:
+                data = self.socket.recv(1 << 16)
+            except BlockingIOError:
+                return
+            start = 0
+            while start + 20 <= len(data):
+                size, kind = struct.unpack_from("=IH", data, start)
+                if kind == _QUEUE_SUBSYSTEM << 8 | _PACKET:
+                    (queue,) = struct.unpack_from(">H", data, start + 18)
+                    identity = length = 0
+                    for name, begin, end in _attributes(data, start + 20, start + size):
+                        if name == 1:
+                            (identity,) = struct.unpack_from(">I", data, begin)
+                        elif name == 10 and not length:
+                            length = end - begin
+                        elif name == 13:
+                            (length,) = struct.unpack_from(">I", data, begin)
+                    yield queue, identity, length
+                start += (size + 3) & ~3
+
+    def decide(self, queue: int, identity: int, verdict: int) -> None:
+        """Let a packet go on, or drop it."""
+        body = _attribute(2, struct.pack(">II", verdict, identity))
+        self.socket.send(_message(_QUEUE_SUBSYSTEM, _VERDICT, 0, 0, queue, body))
+
+
+class Emulation:
+    """A network, emulated in the namespace that the process is in.
+
+    Parameters
+    ----------
+    conditions : Conditions
+        What each direction is like.
+    between : sequence of (str, str)
+        Pairs of addresses of which this machine forwards packets.  None: all that arrives in this namespace.
+    queue : int
+        Number of the first queue; each direction of each pair has one.
+    seed : int, optional
+        Of what is drawn.
+
+    Raises
+    ------
+    WanError
+        What is missing: rights, the kernel's filter or queues, addresses that are none.
+    """
+
+    def __init__(
+        self,
+        conditions: Conditions,
+        between: list[tuple[str, str]],
+        *,
+        queue: int = 40,
+        seed: int | None = None,
+    ) -> None:
+        rules = _rules(between, queue)
+        numbers = sorted({rule.queue for rule in rules})
+        if numbers[-1] > 0xFFFF:
+            raise WanError(f"queue {numbers[-1]} is out of its range, 0 to 65535")
+        draw = random.Random(seed)  # noqa: S311 - a network, not a secret
+        self._paths = {number: Path(conditions, draw) for number in numbers}
+        self._queues = _Queues(numbers, whole=not (conditions.loss or conditions.rate))
+        self._rules = _Rules.installed(f"coterie-wan-{queue}", rules)
+        # None overtakes another on its path, so what comes first is due first there.
+        self._waiting: dict[int, collections.deque[tuple[float, int]]] = {
+            number: collections.deque() for number in numbers
+        }
+        self.passed = self.lost = 0
+
+    def run(self, stop: socket.socket) -> None:
+        """Emulate until there is something to read from ``stop``; then let everything that waits go on."""
+        watched = [self._queues.socket, stop]
+        while True:
+            ready, _, _ = select.select(watched, [], [], self._pause())
+            if stop in ready:
+                break
+            now = time.monotonic()
+            for queue, identity, length in self._queues.arrived():
+                due = self._paths[queue].due(now, length)
+                if due is None:
+                    self.lost += 1
+                    self._queues.decide(queue, identity, _DROP)
+                else:
+                    self._waiting[queue].append((due, identity))
+            self._release(time.monotonic())
+        self._rules.socket.close()
+        self._release(float("inf"))
+        self._queues.socket.close()
+
+    def _pause(self) -> float | None:
+        first = [held[0][0] for held in self._waiting.values() if held]
+        return max(0.0, min(first) - time.monotonic()) if first else None
+
+    def _release(self, now: float) -> None:
+        for queue, held in self._waiting.items():
+            while held and held[0][0] <= now:
+                self._queues.decide(queue, held.popleft()[1], _ACCEPT)
+                self.passed += 1
+
+
+def _rules(between: list[tuple[str, str]], queue: int) -> list[_Rule]:
+    four, six = 2, 10
+    if not between:
+        return [_Rule(family, _LOCAL_IN, queue, _not_loopback()) for family in (four, six)]
+    found = []
+    for pair in between:
+        try:
+            one, other = (ipaddress.ip_address(address) for address in pair)
+        except ValueError as error:
+            raise WanError(f"{error}; expected two addresses such as 10.0.0.2 10.0.0.3") from error
+        if one.version != other.version or one == other:
+            raise WanError(f"{one} and {other}: expected two addresses of one kind")
+        for source, target in ((one, other), (other, one)):
+            which = _address(source.packed, source=True) + _address(target.packed, source=False)
+            found.append(_Rule(four if one.version == 4 else six, _FORWARD, queue + len(found), which))
+    return found
+
+
+def _enter(namespace: str) -> None:
+    """Move this process into a network namespace: of a process, of a name that `ip netns` gave, or a file."""
+    if namespace.isdigit():
+        path = f"/proc/{namespace}/ns/net"
+    else:
+        path = namespace if "/" in namespace else f"/run/netns/{namespace}"
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise WanError(f"no network namespace {namespace}: {path}: {error.strerror}") from error
+    try:
+        if ctypes.CDLL(None, use_errno=True).setns(handle, 0x40000000):
+            raise WanError(
+                f"cannot enter the network namespace {namespace}: {os.strerror(ctypes.get_errno())}"
+            )
+    finally:
+        os.close(handle)
+
+
+def _parser() -> argparse.ArgumentParser:
+    summary, _, rest = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        prog="wan.py", description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+    def number(name: str, unit: str, help_: str, default: float = 0.0) -> None:
+        parser.add_argument(
+            f"--{name}", type=float, default=default, metavar=unit, help=f"{help_} (default: {default:g})"
+        )
+
+    number("delay", "MS", "how long each packet waits, milliseconds")
+    number("jitter", "MS", "by how much that varies up and down, milliseconds; order is kept")
+    number("loss", "PERCENT", "share of packets that do not arrive, percent")
+    number("rate", "MBIT", "what the slowest link brings, megabits per second; 0 for no limit")
+    number("buffer", "MS", "how long packets may wait for that link before they are lost", _DEFAULT_BUFFER_MS)
+    parser.add_argument(
+        "--between",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("A", "B"),
+        help="only what this machine forwards between two addresses, each way; may be given again",
+    )
+    parser.add_argument(
+        "--namespace",
+        metavar="WHICH",
+        help="network namespace to work in: a process id, a name, or a file; else our own",
+    )
+    parser.add_argument("--queue", type=int, default=40, metavar="N", help="first queue to use (default: 40)")
+    parser.add_argument("--seed", type=int, metavar="N", help="of what is drawn, to have it again")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Emulate as the command line says; return the exit status."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    stop, stopped = socket.socketpair()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, lambda *_: stopped.send(b"x"))
+    try:
+        conditions = Conditions(
+            given.delay / 1e3, given.jitter / 1e3, given.loss / 100, given.rate * 1e6, given.buffer / 1e3
+        )
+        if not 0 <= given.queue <= 0xFFFF:
+            raise WanError(f"queue {given.queue} is out of its range, 0 to 65535")
+        if conditions.nothing:
+            print("nothing to emulate: neither delay, loss nor rate", flush=True)
+            stop.recv(1)
+            return 0
+        if given.namespace is not None:
+            _enter(given.namespace)
+        emulation = Emulation(conditions, given.between, queue=given.queue, seed=given.seed)
+        print(f"emulating: {conditions}", flush=True)
+        emulation.run(stop)
+        print(f"{emulation.passed} packets passed, {emulation.lost} lost", flush=True)
+    except WanError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""An orchestration server whose volume is full: it refuses, lives, and goes on from what is durable."""
+
+import asyncio
+import time
+
+import grpc
+import pytest
+
+from coterie.secure_sum.protocol import Step
+from coterie.wire.v1 import operator_pb2 as operating
+from coterie.wire.v1 import orchestrator_pb2 as wire
+
+from ..volumes import fill, small_volume
+from .playing import SOON_S, STEPS, World
+
+
+@pytest.fixture(scope="module")
+def people(shared_third_party):
+    async def enrol():
+        return {
+            "left": await shared_third_party.enrol("client", "full-left", 3),
+            "right": await shared_third_party.enrol("client", "full-right", 3),
+            "owner": await shared_third_party.enrol("data-owner", "full-owner", 1),
+        }
+
+    return asyncio.run(enrol())
+
+
+@pytest.fixture
+async def full_cos(shared_third_party, tmp_path, calls):
+    """A COS on a small volume of its own."""
+    cos = calls.Member("cos", f"full-{time.monotonic_ns()}", shared_third_party, tmp_path)
+    with small_volume(cos.state, "2m"):
+        cos.start()
+        yield cos
+        await cos.release()
+        if cos.running:
+            await asyncio.to_thread(cos.stop)
+
+
+async def told(condition):
+    async with asyncio.timeout(SOON_S):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize(("secure_sum", "step"), [("clear", Step.SUBMIT), ("masked", Step.SHARE)])
+async def test_a_round_that_found_no_room_is_taken_up_where_it_was_durable(
+    full_cos, certificates, people, calls, secure_sum, step
+):
+    operator = calls.Operating(full_cos, certificates["operator"])
+    run = await World(full_cos, operator, people, calls, secure_sum=secure_sum).begin(
+        "left", "right", passes=1
+    )
+    left, right = run.hosts["left"], run.hosts["right"]
+    while True:
+        tasks = [await host.task(wire.TaskKind.TASK_KIND_ROUND) for host in (left, right)]
+        plan = await left.plan(tasks[0].round.round)
+        if plan.purpose == "train" and STEPS[tasks[0].step][0] is step:
+            break
+        for host, task in zip((left, right), tasks, strict=True):
+            await host.answer(task)
+    before = [event async for event in events(run)]
+    ballast = await asyncio.to_thread(fill, full_cos.state)
+    # The step closes with these answers, which cannot be kept.
+    await left.answer(tasks[0])
+    await right.answer(tasks[1])
+    await told(lambda: not full_cos.healthy())
+    assert full_cos.metric("coterie_condition", condition="store") == 0
+
+    # Whoever asks for something is told why it is not done, also who only looks.
+    for call in (
+        lambda: operator.stub.GetReport(operating.GetReportRequest(run_id=run.run)),
+        lambda: operator.stub.StopRun(operating.StopRunRequest(run_id=run.run)),
+        lambda: left.stub.Poll(wire.PollRequest(run_id=run.run)),
+        lambda: operator.start("another"),
+    ):
+        why = await calls.refused(call)
+        assert (why.code, why.reason, why.field) == (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "STORE_FULL",
+            "store",
+        )
+    assert full_cos.running
+    assert not full_cos.healthy()
+
+    ballast.unlink()
+    await told(full_cos.healthy)
+    for host in (left, right):
+        host.clock = 0
+    # Nothing that was told before is told otherwise.
+    assert [event async for event in events(run)][: len(before)] == before
+    finished = await asyncio.gather(left.play(), right.play())
+    assert [task.reason for task in finished] == ["", ""]
+    report = await run.report()
+    assert report["version"] == 1
+    numbers = [one["round"] for one in report["rounds"]]
+    assert numbers == sorted(set(numbers))
+    assert all(one["summed"] == 6 for one in report["rounds"])
+
+
+async def events(run):
+    """Yield the numbered events so far."""
+    request = operating.WatchRunRequest(run_id=run.run)
+    async for event in run.operator.stub.WatchRun(request):
+        if not event.number:
+            return
+        yield event

@@ -1,0 +1,407 @@
+"""Hostile callers at a real orchestration server, while two hosts train there to the same model as without them.
+
+Every hostile caller but those before the handshake has a certificate of its own and takes part in nothing.
+"""
+
+import asyncio
+import contextlib
+import gzip
+import os
+import struct
+import time
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from coterie.net.retry import Retry
+from coterie.net.status import from_rpc_error
+from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
+
+from .playing import World
+from .raw import CONTINUATION, DATA, END_HEADERS, HEADERS, RST_STREAM, Raw, frame, message
+
+SOON_S = 20.0
+POLL, FETCH, SUBMIT, REGISTER = (
+    f"/coterie.v1.Orchestrator/{name}" for name in ("Poll", "Fetch", "Submit", "Register")
+)
+LIMITS = {
+    "connections": 60,
+    "connections_per_peer": 4,
+    "calls_per_peer": 24,
+    "calls_per_s": 200.0,
+    "burst": 400,
+    "uploads_per_peer": 3,
+    "message_s": 1.5,
+    "least_kib_s": 4.0,
+    "handshake_s": 1.5,
+    "keepalive_s": 1.0,
+    "idle_s": 2.0,
+    "age_s": 60.0,
+}
+
+
+@pytest.fixture(scope="module")
+def people(shared_third_party):
+    async def enrol():
+        return {
+            "left": await shared_third_party.enrol("client", "calm-left", 3),
+            "right": await shared_third_party.enrol("client", "calm-right", 3),
+            "owner": await shared_third_party.enrol("data-owner", "calm-owner", 1),
+        }
+
+    return asyncio.run(enrol())
+
+
+@pytest.fixture(scope="module")
+def besieged_cos(shared_third_party, tmp_path_factory, calls):
+    """A COS with tight limits."""
+    folder = tmp_path_factory.mktemp("besieged")
+    service = calls.Member("cos", "besieged", shared_third_party, folder, limits=LIMITS)
+    service.start()
+    yield service
+    service.stop()
+
+
+@pytest.fixture
+async def besieged(besieged_cos):
+    yield besieged_cos
+    await besieged_cos.release()
+
+
+@pytest.fixture
+def hostile(shared_third_party, tmp_path):
+    """A certificate of a client that nobody knows."""
+    return shared_third_party.issue(tmp_path / "hostile", "client", f"hostile-{time.monotonic_ns()}")
+
+
+@pytest.fixture(scope="module")
+def calm():
+    """The model that the run comes to undisturbed, once it is known."""
+    return {}
+
+
+@pytest.fixture
+def train(besieged, people, certificates, calls):
+    """Return a function that trains and returns the model."""
+
+    async def run():
+        operating = calls.Operating(besieged, certificates["operator"])
+        world = World(besieged, operating, people, calls, per_user=True)
+        await world.begin("left", "right", passes=1)
+        async with asyncio.timeout(SOON_S):
+            await asyncio.gather(*(host.play() for host in world.hosts.values()))
+            return await world.model()
+
+    return run
+
+
+@pytest.fixture
+async def undisturbed(train, calm):
+    """Return a context in which the hosts train, to the model that they come to without anybody else."""
+    if not calm:
+        calm.update(await train())
+
+    @contextlib.asynccontextmanager
+    async def context():
+        training = asyncio.create_task(train())
+        try:
+            yield
+            found = await training
+        finally:
+            training.cancel()
+        assert found.keys() == calm.keys()
+        for name, values in calm.items():
+            assert np.array_equal(found[name], values), name
+
+    return context
+
+
+def limited(service, limit):
+    return service.metric("coterie_limited_total", limit=limit)
+
+
+async def connected(service, tls):
+    return await (await Raw.to(service, tls)).begin()
+
+
+async def gather_ended(raw, streams):
+    return await raw.ended(streams, SOON_S)
+
+
+# --- before the handshake ------------------------------------------------------------------------------------------
+
+
+async def closed_by_peer(reader):
+    """Whether the other side closes a connection soon."""
+    try:
+        async with asyncio.timeout(SOON_S):
+            while await reader.read(1 << 16):
+                pass
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01", os.urandom(2000), b"GET / HTTP/1.1\r\n\r\n"])
+async def test_a_handshake_that_does_not_come_to_its_end_is_cut_off(besieged, undisturbed, sent):
+    host, _, port = besieged.address.rpartition(":")
+    async with undisturbed():
+        half_open = [await asyncio.open_connection(host, int(port)) for _ in range(20)]
+        for _, writer in half_open:
+            writer.write(sent)
+        assert all(await asyncio.gather(*(closed_by_peer(reader) for reader, _ in half_open)))
+        for _, writer in half_open:
+            writer.close()
+
+
+async def test_connections_above_the_number_are_closed_and_places_are_given_back(besieged, undisturbed):
+    host, _, port = besieged.address.rpartition(":")
+    async with undisturbed():
+        # The hosts have their connections before these come.
+        await asyncio.sleep(0.3)
+        opened = [await asyncio.open_connection(host, int(port)) for _ in range(LIMITS["connections"] * 2)]
+        assert all(await asyncio.gather(*(closed_by_peer(reader) for reader, _ in opened)))
+        for _, writer in opened:
+            writer.close()
+
+
+# --- calls -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_flood_of_calls_is_told_when_to_come_back(besieged, hostile, undisturbed):
+    stub = besieged.channel(hostile).stub(OrchestratorStub)
+    reasons = []
+
+    async def flood(seconds):
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends:
+            try:
+                await stub.Poll(wire.PollRequest(run_id="none"))
+            except grpc.aio.AioRpcError as error:
+                reasons.append(from_rpc_error(error, "cos"))
+
+    async with undisturbed():
+        await asyncio.gather(*(flood(3.0) for _ in range(12)))
+    away = [one for one in reasons if one.name == "OVERLOADED"]
+    served = [one for one in reasons if one.name != "OVERLOADED"]
+    assert away
+    assert len(served) <= LIMITS["burst"] + 10 * LIMITS["calls_per_s"]
+    assert all(one.field == "limits.calls_per_s" and one.retry_after_s > 0 for one in away)
+    assert limited(besieged, "calls_per_s") >= len(away)
+    # Who waits as it is told is served.
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await Retry(limit_s=SOON_S)(lambda: stub.Poll(wire.PollRequest(run_id="none")))
+    assert from_rpc_error(failed.value, "cos").name == "UNKNOWN_ROUND"
+
+
+async def test_more_calls_at_once_than_a_caller_may_have_wait_or_are_refused(besieged, hostile, undisturbed):
+    """On one connection gRPC takes no more streams; over several the service counts."""
+    async with undisturbed():
+        raws = [await connected(besieged, hostile) for _ in range(3)]
+        streams = [[await raw.call(SUBMIT) for _ in range(LIMITS["calls_per_peer"])] for raw in raws]
+        ended = await asyncio.gather(
+            *(gather_ended(raw, own) for raw, own in zip(raws, streams, strict=True))
+        )
+        assert [set(own) for own in streams] == ended
+        for raw in raws:
+            await raw.close()
+    assert limited(besieged, "uploads_per_peer")
+    assert limited(besieged, "message_s")
+
+
+async def test_connections_of_one_caller_are_counted(besieged, hostile, undisturbed):
+    channels = [besieged.channel(hostile).stub(health_pb2_grpc.HealthStub) for _ in range(6)]
+    watches = [one.Watch(health_pb2.HealthCheckRequest(), timeout=SOON_S) for one in channels]
+    found = []
+
+    async def first(watch):
+        try:
+            found.append((await anext(watch)).status)
+        except grpc.aio.AioRpcError as error:
+            found.append(from_rpc_error(error, "cos").field)
+
+    async with undisturbed():
+        await asyncio.gather(*(first(watch) for watch in watches))
+    assert sorted(map(str, found)) == ["1"] * 4 + ["limits.connections_per_peer"] * 2
+
+
+async def test_streams_that_are_reset_at_once_hold_nobody_up(besieged, hostile, undisturbed):
+    raw = await connected(besieged, hostile)
+    began = 0
+
+    async def reset():
+        nonlocal began
+        ends = time.monotonic() + 3.0
+        while time.monotonic() < ends and not raw.closed:
+            burst = b""
+            for _ in range(50):
+                stream = raw.new_stream()
+                burst += frame(HEADERS, stream, raw.call_headers(POLL), END_HEADERS)
+                burst += frame(RST_STREAM, stream, struct.pack(">I", 8))
+                began += 1
+            await raw.send(burst)
+
+    before = limited(besieged, "calls_per_s")
+    async with undisturbed():
+        reading = asyncio.create_task(raw.until_closed(SOON_S))
+        await reset()
+        await raw.close()
+        await reading
+    # It was cut off, or what it began counted against its rate.
+    assert raw.closed or limited(besieged, "calls_per_s") > before
+    assert began > 50
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+async def test_an_upload_that_does_not_end_is_cut_off(besieged, hostile, undisturbed):
+    async with undisturbed():
+        raw = await connected(besieged, hostile)
+        one = wire.SubmitRequest(kind=wire.SubmitKind.SUBMIT_KIND_VECTOR)
+        one.chunk.data = b"x"
+        stream = await raw.call(SUBMIT)
+        began = time.monotonic()
+
+        async def trickle():
+            sent = 0
+            while not raw.closed:
+                # Each message in time, and all together next to nothing.
+                one.chunk.offset = sent
+                await raw.send(frame(DATA, stream, message(one.SerializeToString())))
+                sent += 1
+                await asyncio.sleep(0.2)
+
+        trickling = asyncio.create_task(trickle())
+        assert await raw.ended([stream], SOON_S) == {stream}
+        assert time.monotonic() - began < 10.0
+        trickling.cancel()
+        await raw.close()
+
+
+async def test_who_was_too_slow_is_told_so_and_may_not_send_a_stream_at_once(besieged, hostile, undisturbed):
+    stub = besieged.channel(hostile).stub(OrchestratorStub)
+    release = asyncio.Event()
+
+    async def nothing():
+        await release.wait()
+        yield wire.SubmitRequest()
+
+    async with undisturbed():
+        for reason, field in (("TOO_SLOW", "limits.message_s"), ("OVERLOADED", "limits.message_s")):
+            with pytest.raises(grpc.aio.AioRpcError) as failed:
+                await stub.Submit(nothing(), timeout=SOON_S)
+            refusal = from_rpc_error(failed.value, "cos")
+            assert (refusal.name, refusal.field) == (reason, field)
+            assert 0 < refusal.retry_after_s <= LIMITS["message_s"]
+    release.set()
+
+
+@pytest.mark.parametrize("length", [5 << 20, 0xFFFFFFFF])
+async def test_a_giant_message_is_refused_before_it_is_there(besieged, hostile, undisturbed, length):
+    async with undisturbed():
+        raw = await connected(besieged, hostile)
+        stream = await raw.call(SUBMIT, struct.pack(">BI", 0, length) + bytes(10_000), end=False)
+        assert await raw.ended([stream], SOON_S) == {stream}
+        await raw.close()
+
+
+async def test_a_large_request_of_a_call_without_vectors_is_refused(besieged, hostile, undisturbed):
+    stub = besieged.channel(hostile).stub(OrchestratorStub)
+    async with undisturbed():
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await stub.Poll(wire.PollRequest(run_id="x" * (1 << 20)))
+        assert from_rpc_error(failed.value, "cos").name == "TOO_LARGE"
+
+
+async def test_a_message_that_would_unpack_to_a_huge_one_is_not_unpacked(besieged, hostile, undisturbed):
+    bomb = gzip.compress(bytes(1 << 28))
+    peak = besieged.peak_mib()
+    async with undisturbed():
+        for encoding in ("gzip", "deflate"):
+            raw = await connected(besieged, hostile)
+            part = message(bomb, compressed=True)
+            stream = await raw.call(
+                SUBMIT,
+                *(part[n : n + 16_000] for n in range(0, len(part), 16_000)),
+                further=[("grpc-encoding", encoding)],
+            )
+            assert await raw.ended([stream], SOON_S) == {stream}
+            await raw.close()
+    assert besieged.peak_mib() - peak < 100
+
+
+async def test_answers_that_nobody_takes_do_not_gather_for_ever(besieged, hostile, undisturbed):
+    """A window of nothing: the service may not send a byte of an answer."""
+    async with undisturbed():
+        raw = await (await Raw.to(besieged, hostile)).begin(struct.pack(">HI", 4, 0))
+        request = message(wire.PollRequest(run_id="none").SerializeToString())
+        streams = [await raw.call(POLL, request) for _ in range(4 * LIMITS["calls_per_peer"])]
+        # Refusals have no body, and arrive also where no window is.
+        assert await raw.ended(streams, SOON_S)
+        await raw.close()
+
+
+# --- headers ---------------------------------------------------------------------------------------------------------
+
+
+async def test_huge_headers_are_refused(besieged, hostile, undisturbed):
+    async with undisturbed():
+        raw = await connected(besieged, hostile)
+        first = raw.call_headers(POLL, *((f"x-{n}", "y" * 1000) for n in range(12)))
+        stream = raw.new_stream()
+        await raw.send(frame(HEADERS, stream, first))
+        for n in range(400):
+            more = b"".join(
+                b"\x00" + bytes([5]) + b"x-%03d" % (n % 1000) + bytes([100]) + b"z" * 100 for _ in range(100)
+            )
+            await raw.send(frame(CONTINUATION, stream, more))
+            if raw.closed:
+                break
+        await raw.send(frame(CONTINUATION, stream, b"", END_HEADERS))
+        assert await raw.ended([stream], SOON_S) == {stream}
+        await raw.close()
+
+
+@pytest.mark.parametrize(
+    "path", [b"/\xff\xfe\x80", b"", b"/" + b"\xc3\x28" * 10, b"/coterie.v1.Orchestrator/\x00"]
+)
+async def test_a_path_that_is_no_text_ends_the_call_and_not_the_service(besieged, hostile, undisturbed, path):
+    raw = await connected(besieged, hostile)
+    async with undisturbed():
+        stream = await raw.call(path, message(b""))
+        assert await raw.ended([stream], SOON_S) == {stream}
+    await raw.close()
+    assert besieged.healthy()
+
+
+# --- idle and dead connections ---------------------------------------------------------------------------------------
+
+
+async def test_a_connection_without_calls_is_closed(besieged, hostile, undisturbed):
+    async with undisturbed():
+        raw = await connected(besieged, hostile)
+        assert await raw.until_closed(SOON_S)
+        await raw.close()
+
+
+async def test_a_connection_that_gives_no_sign_of_life_is_closed_with_its_calls(
+    besieged, hostile, undisturbed
+):
+    """As after a cable was pulled: it has a call, and answers no ping."""
+    async with undisturbed():
+        raw = await connected(besieged, hostile)
+        await raw.call("/grpc.health.v1.Health/Watch", message(b""))
+        assert await closed_by_peer(raw.reader)
+
+
+def test_nothing_unforeseen_stands_in_the_log(besieged_cos):
+    log = besieged_cos.log.read_text()
+    assert "Traceback" not in log
+    assert "rpc failed" not in log
+    assert besieged_cos.healthy()

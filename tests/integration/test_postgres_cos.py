@@ -1,0 +1,93 @@
+"""An orchestration server whose runs are in a real PostgreSQL, which goes away."""
+
+import asyncio
+import time
+
+import grpc
+import pytest
+
+from coterie.secure_sum.protocol import Step
+from coterie.wire.v1 import operator_pb2 as operating
+from coterie.wire.v1 import orchestrator_pb2 as wire
+
+from .. import postgres
+from .playing import SOON_S, STEPS, World
+
+
+@pytest.fixture(scope="module")
+def server():
+    with postgres.running() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def people(shared_third_party):
+    async def enrol():
+        return {
+            "left": await shared_third_party.enrol("client", "base-left", 3),
+            "right": await shared_third_party.enrol("client", "base-right", 3),
+            "owner": await shared_third_party.enrol("data-owner", "base-owner", 1),
+        }
+
+    return asyncio.run(enrol())
+
+
+async def until(condition):
+    async with asyncio.timeout(2 * SOON_S):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
+async def test_a_cos_whose_database_is_lost_refuses_lives_and_goes_on(
+    server, start_member, shared_third_party, certificates, people, calls
+):
+    keys = server.keys(server.database(), timeout_s=2.0)
+    cos = start_member("cos", f"base-{time.monotonic_ns()}", shared_third_party, database=keys)
+    assert not (cos.state / "cos.db").exists()
+    operator = calls.Operating(cos, certificates["operator"])
+    run = await World(cos, operator, people, calls, secure_sum="masked").begin("left", "right", passes=1)
+    left, right = run.hosts["left"], run.hosts["right"]
+    while True:
+        tasks = [await host.task(wire.TaskKind.TASK_KIND_ROUND) for host in (left, right)]
+        plan = await left.plan(tasks[0].round.round)
+        if plan.purpose == "train" and STEPS[tasks[0].step][0] is Step.SUBMIT:
+            break
+        for host, task in zip((left, right), tasks, strict=True):
+            await host.answer(task)
+
+    # Another one on the same database does not come up.
+    second = calls.Member(
+        "cos", f"second-{time.monotonic_ns()}", shared_third_party, cos.folder, database=keys
+    )
+    second.start(healthy=False)
+    assert await asyncio.to_thread(second.wait_for_end) == 40
+    assert "another service uses database" in second.log.read_text()
+
+    server.stop()
+    await left.answer(tasks[0])
+    await right.answer(tasks[1])
+    await until(lambda: not cos.healthy())
+    why = await calls.refused(lambda: operator.stub.GetReport(operating.GetReportRequest(run_id=run.run)))
+    assert (why.code, why.reason, why.field) == (grpc.StatusCode.UNAVAILABLE, "NOT_READY", "store")
+    server.start()
+    await until(cos.healthy)
+    for host in (left, right):
+        host.clock = 0
+    finished = await asyncio.gather(left.play(), right.play())
+    assert [task.reason for task in finished] == ["", ""]
+    report = await run.report()
+    numbers = [one["round"] for one in report["rounds"]]
+    assert (report["version"], numbers) == (1, sorted(set(numbers)))
+    assert all(one["summed"] == 6 for one in report["rounds"])
+
+    # After a restart everything is there.
+    await cos.release()
+    assert await asyncio.to_thread(cos.stop) == 0
+    await asyncio.to_thread(cos.start)
+    run.operator = calls.Operating(cos, certificates["operator"])
+    again = await run.report()
+    assert [again[key] for key in ("version", "rounds", "history")] == [
+        report[key] for key in ("version", "rounds", "history")
+    ]
+    for log in (cos.log, second.log):
+        assert postgres.PASSWORD not in log.read_text()

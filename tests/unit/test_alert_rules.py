@@ -1,0 +1,49 @@
+"""The alert rules of deploy/observability, judged by Prometheus's own tool."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "deploy" / "observability"
+ALERTS = [
+    rule for group in yaml.safe_load((FOLDER / "rules.yml").read_text())["groups"] for rule in group["rules"]
+]
+
+promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+
+
+@promtool
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("check", "config", "prometheus.yml"),
+        ("check", "rules", "rules.yml"),
+        ("test", "rules", "rules.test.yml"),
+    ],
+)
+def test_prometheus_takes_the_configuration_and_its_rules_do_what_they_say(words):
+    ended = subprocess.run(["promtool", *words], cwd=FOLDER, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_every_alert_is_tested_in_both_states_and_says_what_to_do():
+    tests = yaml.safe_load((FOLDER / "rules.test.yml").read_text())["tests"]
+    cases = [case for test in tests for case in test["alert_rule_test"]]
+    assert {case["alertname"] for case in cases if case.get("exp_alerts")} == {
+        rule["alert"] for rule in ALERTS
+    }
+    for rule in ALERTS:
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        assert rule["annotations"].keys() == {"summary", "action"}
+
+
+def test_rules_ask_for_metrics_that_services_have():
+    documented = set(re.findall(r"`(coterie_[a-z_]+)`", (ROOT / "docs" / "architecture.md").read_text()))
+    asked = {name for rule in ALERTS for name in re.findall(r"coterie_[a-z_]+", rule["expr"])}
+    assert len(asked) >= 10
+    assert asked <= documented
