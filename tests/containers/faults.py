@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import random
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -96,10 +97,16 @@ class SmallDisks:
     def __enter__(self) -> SmallDisks:
         """Mount them, owned by the user of the images."""
         for name, size in self._sizes.items():
-            place = self._folder / name
+            place, image = self._folder / name, self._folder / f"{name}.img"
             place.mkdir(parents=True)
-            options = f"size={size}m,uid=10001,gid=10001,mode=0700"
-            subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], check=True)
+            with image.open("wb") as file:
+                file.truncate(size << 20)
+            # Not in memory: what a service writes there would count as memory of its container.
+            subprocess.run(
+                ["mkfs.ext4", "-q", "-m", "0", "-E", "root_owner=10001:10001", str(image)], check=True
+            )
+            subprocess.run(["mount", "-o", "loop", str(image), str(place)], check=True)
+            (place / "lost+found").rmdir()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -120,12 +127,14 @@ class SmallDisks:
     def fill(self, service: str) -> Callable[[], None]:
         """Leave no room on a service's disk; return what gives it back."""
         path = self._folder / service / "filling"
-        with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(1 << 16))
-        with path.open("ab", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(512))
+        with path.open("wb", buffering=0) as file:
+            room = os.statvfs(path.parent)
+            with contextlib.suppress(OSError):
+                os.posix_fallocate(file.fileno(), 0, max(1, room.f_bavail - 16) * room.f_frsize)
+            file.seek(0, os.SEEK_END)
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(512))
         return path.unlink
 
 
@@ -136,9 +145,7 @@ def strike(stack: Stack, disks: SmallDisks, fault: Fault) -> Callable[[], None]:
             stack.crash(fault.service)
             return lambda: None
         case "pause":
-            container = stack.container(fault.service)
-            container.pause()
-            return container.unpause
+            return stack.hold_still(fault.service)
         case "cut":
             return stack.cut_off(fault.service)
         case "slow":

@@ -87,13 +87,26 @@ class Stack:
         network.disconnect(container, force=True)
         return lambda: network.connect(container, aliases=[service], ipv4_address=address)
 
+    def hold_still(self, service: str) -> Callable[[], None]:
+        """Stop the main process of a container; return what lets it go on.
+
+        The engine's own pause gives up on a container that is held back for having used its processors.
+        """
+        process = self.state(service)["Pid"]
+        os.kill(process, signal.SIGSTOP)
+        return lambda: os.kill(process, signal.SIGCONT)
+
     def slow_down(self, service: str, share: float) -> Callable[[], None]:
         """Leave a container this share of a processor; return what gives it back what it had."""
-        container, period_us = self.container(service), 100_000
-        had = container.attrs["HostConfig"]
-        quota_us = had["CpuQuota"] or had["NanoCpus"] * period_us // 10**9 or -1
-        container.update(cpu_period=period_us, cpu_quota=int(share * period_us))
-        return lambda: container.update(cpu_period=period_us, cpu_quota=quota_us)
+        container = self.container(service)
+        had = container.attrs["HostConfig"]["NanoCpus"] / 1e9
+
+        def give(processors: float) -> None:
+            # The library cannot change a limit that compose has set.
+            self._engine.run(["docker", "update", "--cpus", str(processors), container.id])
+
+        give(share)
+        return lambda: give(had)
 
     def crash(self, service: str) -> None:
         """Kill the main process as a crash would: `docker kill` counts as the user's wish to stop it."""

@@ -31,13 +31,14 @@ from coterie.wire.v1 import rounds_pb2
 from coterie.wire.v1.orchestrator_pb2 import SubmitRequest
 
 from .faults import KINDS, PHASES, Fault, SmallDisks, schedule, strike
-from .stack import HOSTS, Stack
+from .stack import Stack
 from .watched import Watched
 
 pytestmark = pytest.mark.containers
 
+HOSTS = ("host-0", "host-1", "host-2", "host-3")
 SERVICES = ("thirdparty", "cos", "owner-0", *HOSTS)
-USERS = 60
+USERS = 80
 SETTINGS = {
     "name": "faults",
     "secure_sum": "masked",
@@ -96,7 +97,7 @@ class Disturbed:
 
 @pytest.fixture(scope="module")
 def faults() -> list[Fault]:
-    seed, count = int(os.environ.get("COTERIE_FAULT_SEED", "1")), int(os.environ.get("COTERIE_FAULTS", "25"))
+    seed, count = int(os.environ.get("COTERIE_FAULT_SEED", "1")), int(os.environ.get("COTERIE_FAULTS", "35"))
     return schedule(seed, count, SERVICES)
 
 
@@ -110,7 +111,7 @@ def disturbed(engine, images, faults, tmp_path_factory):
     overlay = into / "faults.yml"
     with disks:
         overlay.write_text(json.dumps(beside(disks)))
-        stack = Stack(engine, images, "docker-compose.fedncf.yml", overlay)
+        stack = Stack(engine, images, "docker-compose.fedncf.yml", "docker-compose.scale.yml", overlay)
         try:
             stack.compose("up", "--detach", "operator")
             stack.until(lambda: "rounds of training" in stack.logs("operator"), "rounds begin")
