@@ -14,6 +14,7 @@
 #   make fuzz                    100,000 malformed and wrong messages to every RPC (slow); SEED names others
 #   make tables DATA=FOLDER      the tables of the papers on real data (slow)
 #   make audit                   known vulnerabilities, secrets, bills of materials (build/sbom)
+#   make manifests               deploy/kubernetes against the schemas of Kubernetes (kubectl puts it together)
 #   make lock                    locked versions again;                   ARGS are given to requirements/compile.sh
 #   make clean                   remove the environment and everything that is built
 PYTHON ?= python3
@@ -25,7 +26,7 @@ SEED ?= 5
 FAULTS ?= 350
 MESSAGES ?= 100000
 
-.PHONY: help setup run test lint format proto docs bench peers soak faults fuzz tables audit lock clean
+.PHONY: help setup run test lint format proto docs bench peers soak faults fuzz tables audit manifests lock clean
 
 help:
 	@sed -n 's/^#  *\(make .*\)/\1/p' Makefile
@@ -107,8 +108,19 @@ tables: setup
 audit: .venv-audit/.ready
 	PATH="$(CURDIR)/.venv-audit/bin:$$PATH" requirements/audit.sh $(ARGS)
 
+.venv-kubernetes/.ready: requirements/kubernetes.txt
+	$(PYTHON) -m venv .venv-kubernetes
+	.venv-kubernetes/bin/python -m pip install --quiet --require-hashes -r requirements/kubernetes.txt
+	@touch $@
+
+manifests: .venv-kubernetes/.ready
+	@for folder in base example; do \
+		kubectl kustomize deploy/kubernetes/$$folder > .venv-kubernetes/$$folder.yaml || exit 1; \
+		.venv-kubernetes/bin/kubernetes-validate --strict -k 1.32 .venv-kubernetes/$$folder.yaml || exit 1; \
+	done
+
 lock: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" requirements/compile.sh $(ARGS)
 
 clean:
-	rm -rf $(VENV) .venv-audit build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .venv-audit .venv-kubernetes build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -12,7 +12,20 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench import encrypted, federation, local_step, masked, paillier, rounds, scale, sealed, sparse, submit
+from bench import (
+    connections,
+    encrypted,
+    federation,
+    local_step,
+    masked,
+    paillier,
+    rounds,
+    scale,
+    sealed,
+    sparse,
+    submit,
+    wan,
+)
 from bench.rows import Row, machine
 from coterie.telemetry.logs import configure
 
@@ -29,9 +42,11 @@ SUITES: dict[str, Callable[[Path | None], Iterator[Row]]] = {
     "submit": lambda _: submit.rows(),
     "encrypted": encrypted.rows,
     "scale": lambda _: scale.rows(),
+    "connections": lambda _: connections.rows(),
+    "wan": wan.rows,
 }
 
-ON_REQUEST = frozenset({"encrypted", "scale"})
+ON_REQUEST = frozenset({"encrypted", "scale", "connections", "wan"})
 """Measured only when they are named."""
 
 

@@ -20,7 +20,7 @@ from coterie.config.run import RunSettings
 from coterie.launch.federation import Federation
 from coterie.launch.feed import load, make_feed
 
-__all__ = ["rows"]
+__all__ = ["Measured", "measure", "rows"]
 
 _ROUNDS = int(os.environ.get("COTERIE_BENCH_ROUNDS", "3"))
 """Rounds of training that are measured, after one in which tables are made; with 0 that one is."""
@@ -29,7 +29,7 @@ _CPU = ("local step", "encryption", "sums of ciphertexts", "decryption", "decryp
 
 
 @dataclass(frozen=True)
-class _Measured:
+class Measured:
     """Of a round of training: median seconds by phase; CPU seconds by activity, over all rounds; bytes of a member."""
 
     phases: Mapping[str, float]
@@ -68,7 +68,8 @@ def _settings(
     )
 
 
-async def _measure(settings: RunSettings) -> _Measured:
+async def measure(settings: RunSettings) -> Measured:
+    """Run a federation until so many rounds have trained."""
     feed = make_feed(settings, load(settings), 0)
     with tempfile.TemporaryDirectory() as folder:
         async with Federation(settings, feed, Path(folder), run_id="bench", seed=0) as federation:
@@ -89,7 +90,7 @@ async def _measure(settings: RunSettings) -> _Measured:
         name: statistics.median(one["seconds"][name] for one in rounds[1:] or rounds)
         for name in rounds[-1]["seconds"]
     }
-    return _Measured(
+    return Measured(
         phases,
         activities,
         len(report["rounds"]),
@@ -98,7 +99,7 @@ async def _measure(settings: RunSettings) -> _Measured:
     )
 
 
-def _row(name: str, found: _Measured, note: str) -> Row:
+def _row(name: str, found: Measured, note: str) -> Row:
     phases = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in found.phases.items())
     cpu = ", ".join(f"{one} {found.activities[one]:.2f}" for one in _CPU if one in found.activities)
     return lower(
@@ -131,14 +132,14 @@ def rows(data: Path | None) -> Iterator[Row]:
         )
         yield _row(
             name,
-            asyncio.run(_measure(neumf)),
+            asyncio.run(measure(neumf)),
             f"{where}; the paper, element by element: 2,361 s to encrypt, 806 s to decrypt, 67.2 MB by a participant",
         )
     members = int(os.environ.get("COTERIE_BENCH_MEMBERS", "100"))
     mvmf = _settings(data, "fedmvmf", members, mvmf={"weights": "incl-unc"})
     yield _row(
         "encrypted.fedmvmf.round",
-        asyncio.run(_measure(mvmf)),
+        asyncio.run(measure(mvmf)),
         f"{where}, every item in each contribution; the paper, 1,024 bits, for each user 3.08 s, aggregation 239 s and "
         "decryption 97.6 s in all",
     )

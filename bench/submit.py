@@ -56,11 +56,21 @@ _ROUNDS = 9
 _WARM = 2
 
 
-class _Site:
-    """Directory and COS as processes, and the parties that this process plays."""
+class Site:
+    """Directory and COS as processes, and the parties that this process plays.
 
-    def __init__(self, folder: Path) -> None:
+    Parameters
+    ----------
+    folder : Path
+    run_id : str
+    **cos
+        Keys of the configuration of the COS.
+    """
+
+    def __init__(self, folder: Path, run_id: str = _RUN, **cos: Any) -> None:
         self._folder = folder
+        self._run = run_id
+        self._settings_of_cos = cos
         self._at = {name: f"{_HOST}:{free_port()}" for name in ("thirdparty", "enrol", "cos", "bare")}
         self._authority = Child("thirdparty", DIRECTORY, folder / "thirdparty")
         self.cos = Child("cos", "cos", folder / "cos")
@@ -82,6 +92,7 @@ class _Site:
                 "listen": self._at["cos"],
                 "thirdparty": {"address": self._at["thirdparty"], "name": DIRECTORY},
                 "enrol": self._enrolment("cos", "cos", 0),
+                **self._settings_of_cos,
             }
         )
         for child in (self._authority, self.cos):
@@ -102,6 +113,16 @@ class _Site:
         for child in (self.cos, self._authority):
             await child.stop()
 
+    @property
+    def address(self) -> str:
+        """Where the COS listens."""
+        return self._at["cos"]
+
+    @property
+    def authority(self) -> Path:
+        """State folder of the third party."""
+        return self._authority.state
+
     def _enrolment(self, role: str, name: str, participants: int) -> dict[str, Any]:
         token = self._folder / name / "token"
         make_token(self._authority.state, role, name, participants, token)
@@ -117,12 +138,12 @@ class _Site:
         how = EnrolSettings.model_validate(self._enrolment(role, name, participants))
         return ServiceSettings(name=name, state=self._folder / name, listen=f"{_HOST}:0", enrol=how)
 
-    async def begin(self, settings: RunSettings) -> None:
+    async def begin(self, settings: RunSettings, users: int = _USERS) -> None:
         """Create the run."""
         if self._operator is None:
             raise RuntimeError("the site is not open")
-        plan = run_plan(settings, run_id=_RUN, seed=0)
-        await self._operator.start(start_request(settings, plan, owners=1, users=_USERS))
+        plan = run_plan(settings, run_id=self._run, seed=0)
+        await self._operator.start(start_request(settings, plan, owners=1, users=users))
 
     async def party(self, role: str, name: str, participants: int) -> tuple[Party, list[Member], TlsFiles]:
         """Enrol a party."""
@@ -142,7 +163,11 @@ class _Site:
             "PARTICIPANT_KIND_USER" if role == "client" else "PARTICIPANT_KIND_DATA_OWNER"
         )
         members = [Member(person, bundle, kind) for person, bundle in zip(people, bundles, strict=True)]
-        return Party(channel, _RUN, lambda: tls.identity().fingerprint, Retry(limit_s=30.0)), members, tls
+        return (
+            Party(channel, self._run, lambda: tls.identity().fingerprint, Retry(limit_s=30.0)),
+            members,
+            tls,
+        )
 
     def stream(self, tls: TlsFiles) -> Callable[[Sequence[wire.SubmitRequest]], Awaitable[Any]]:
         """Start the bare server, with the certificate of the COS, and return a call to it."""
@@ -202,7 +227,7 @@ async def _measured() -> list[tuple[float, float, float, float, int]]:
     )
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        async with _Site(Path(folder)) as site:
+        async with Site(Path(folder)) as site:
             owner, owners, _ = await site.party("data-owner", "catalogue", 1)
             host, users, tls = await site.party("client", "host", _USERS)
             bare = site.stream(tls)

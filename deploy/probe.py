@@ -1,9 +1,10 @@
 """Ask a service on this machine for its gRPC health: status 0 when it is SERVING, 1 when not, with the reason.
 
-    probe.py [STATE [HOST:PORT]]          (default: state 127.0.0.1:7443)
+    probe.py [--alive] [STATE [HOST:PORT]]          (default: state 127.0.0.1:7443)
 
 The question is a real call of ``grpc.health.v1.Health/Check`` over mutual TLS with the service's own certificate, so an
-answer also means that the event loop runs, the port is open and the certificate holds.  The standard library alone
+answer also means that the event loop runs, the port is open and the certificate holds.  With ``--alive`` that alone is
+asked: a service that waits for its peers is alive, and says itself that it is not SERVING.  The standard library alone
 suffices for one call of HTTP/2, and starts ten times as fast as gRPC.
 """
 
@@ -70,7 +71,7 @@ def _connect(state: Path, address: str) -> ssl.SSLSocket:
 
 
 def _answer(connection: ssl.SSLSocket) -> bytes:
-    """Read frames until the message has come; return it without its length."""
+    """Read frames until the message has come, or a refusal; return it without its length, or nothing."""
     held = b""
     while True:
         part = connection.recv(16384)
@@ -86,12 +87,14 @@ def _answer(connection: ssl.SSLSocket) -> bytes:
                 return payload[5:]
             if kind == _SETTINGS and not flags & _ACK:
                 connection.sendall(_frame(_SETTINGS, _ACK, 0))
-            elif kind in (_RST_STREAM, _GOAWAY) or (kind == _HEADERS and flags & _END_STREAM):
-                raise NotServingError("the call was refused")
+            elif kind == _HEADERS and flags & _END_STREAM:
+                return b""
+            elif kind in (_RST_STREAM, _GOAWAY):
+                raise NotServingError("the call was cut off")
 
 
-def check(state: Path, address: str) -> None:
-    """Return when the service is SERVING.
+def check(state: Path, address: str, *, alive: bool = False) -> None:
+    """Return when the service is SERVING; with ``alive``, when it answers whatever it may.
 
     Raises
     ------
@@ -102,19 +105,23 @@ def check(state: Path, address: str) -> None:
     """
     with _connect(state, address) as connection:
         connection.sendall(_request())
-        if _answer(connection) != _SERVING:
-            raise NotServingError("NOT_SERVING")
+        answer = _answer(connection)
+    if not alive and answer != _SERVING:
+        raise NotServingError("NOT_SERVING" if answer else "the call was refused")
 
 
 def main() -> None:
     """Probe and end the process."""
-    state = sys.argv[1] if len(sys.argv) > 1 else "state"
-    address = sys.argv[2] if len(sys.argv) > 2 else "127.0.0.1:7443"
+    words = sys.argv[1:]
+    if alive := words[:1] == ["--alive"]:
+        del words[0]
+    state = words[0] if words else "state"
+    address = words[1] if len(words) > 1 else "127.0.0.1:7443"
     try:
-        check(Path(state), address)
+        check(Path(state), address, alive=alive)
     except (NotServingError, OSError, ValueError) as error:
-        sys.exit(f"not serving: {error}")
-    print("SERVING")
+        sys.exit(f"not {'alive' if alive else 'serving'}: {error}")
+    print("alive" if alive else "SERVING")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ import ipaddress
 import os
 import random
 import select
+import shlex
 import signal
 import socket
 import struct
@@ -37,6 +38,8 @@ __all__ = ["Conditions", "Emulation", "Path", "WanError", "main"]
 
 _DEFAULT_BUFFER_MS = 300.0
 _LONGEST_MS = 10_000.0
+_LOOK_S = 1.0
+"""How often it looks whether there is a network still, seconds."""
 
 
 class WanError(Exception):
@@ -377,6 +380,8 @@ class Emulation:
         What each direction is like.
     between : sequence of (str, str)
         Pairs of addresses of which this machine forwards packets.  None: all that arrives in this namespace.
+    loopback : bool
+        Whether what arrives over loopback is held as well.
     queue : int
         Number of the first queue; each direction of each pair has one.
     seed : int, optional
@@ -393,10 +398,11 @@ class Emulation:
         conditions: Conditions,
         between: list[tuple[str, str]],
         *,
+        loopback: bool = False,
         queue: int = 40,
         seed: int | None = None,
     ) -> None:
-        rules = _rules(between, queue)
+        rules = _rules(between, queue, loopback=loopback)
         numbers = sorted({rule.queue for rule in rules})
         if numbers[-1] > 0xFFFF:
             raise WanError(f"queue {numbers[-1]} is out of its range, 0 to 65535")
@@ -411,10 +417,23 @@ class Emulation:
         self.passed = self.lost = 0
 
     def run(self, stop: socket.socket) -> None:
-        """Emulate until there is something to read from ``stop``; then let everything that waits go on."""
+        """Emulate until there is something to read from ``stop``; then let everything that waits go on.
+
+        Raises
+        ------
+        WanError
+            All interfaces but loopback are gone: whose network it was has ended.
+        """
         watched = [self._queues.socket, stop]
+        connected, looked = len(socket.if_nameindex()) > 1, time.monotonic()
         while True:
-            ready, _, _ = select.select(watched, [], [], self._pause())
+            ready, _, _ = select.select(watched, [], [], min(self._pause(), _LOOK_S))
+            if connected and time.monotonic() - looked > _LOOK_S:
+                looked = time.monotonic()
+                if len(socket.if_nameindex()) == 1:
+                    raise WanError(
+                        "the network is gone; where a container was started again, it has another one now"
+                    )
             if stop in ready:
                 break
             now = time.monotonic()
@@ -430,9 +449,9 @@ class Emulation:
         self._release(float("inf"))
         self._queues.socket.close()
 
-    def _pause(self) -> float | None:
+    def _pause(self) -> float:
         first = [held[0][0] for held in self._waiting.values() if held]
-        return max(0.0, min(first) - time.monotonic()) if first else None
+        return max(0.0, min(first) - time.monotonic()) if first else _LOOK_S
 
     def _release(self, now: float) -> None:
         for queue, held in self._waiting.items():
@@ -441,10 +460,11 @@ class Emulation:
                 self.passed += 1
 
 
-def _rules(between: list[tuple[str, str]], queue: int) -> list[_Rule]:
+def _rules(between: list[tuple[str, str]], queue: int, *, loopback: bool) -> list[_Rule]:
     four, six = 2, 10
     if not between:
-        return [_Rule(family, _LOCAL_IN, queue, _not_loopback()) for family in (four, six)]
+        which = b"" if loopback else _not_loopback()
+        return [_Rule(family, _LOCAL_IN, queue, which) for family in (four, six)]
     found = []
     for pair in between:
         try:
@@ -503,19 +523,38 @@ def _parser() -> argparse.ArgumentParser:
         help="only what this machine forwards between two addresses, each way; may be given again",
     )
     parser.add_argument(
+        "--loopback",
+        action="store_true",
+        help="also what arrives over loopback: services of one machine, in a namespace of their own",
+    )
+    parser.add_argument(
         "--namespace",
         metavar="WHICH",
         help="network namespace to work in: a process id, a name, or a file; else our own",
     )
     parser.add_argument("--queue", type=int, default=40, metavar="N", help="first queue to use (default: 40)")
+    parser.add_argument(
+        "--from-environment",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="take options from this variable instead, as if they stood here; of several the first that is not empty",
+    )
     parser.add_argument("--seed", type=int, metavar="N", help="of what is drawn, to have it again")
     return parser
+
+
+def _from_environment(names: list[str]) -> list[str]:
+    """Return the options in the first of these variables that is not empty."""
+    return shlex.split(next((text for name in names if (text := os.environ.get(name, "").strip())), ""))
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Emulate as the command line says; return the exit status."""
     parser = _parser()
     given = parser.parse_args(arguments)
+    if given.from_environment:
+        given = parser.parse_args(_from_environment(given.from_environment))
     stop, stopped = socket.socketpair()
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda *_: stopped.send(b"x"))
@@ -531,7 +570,9 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         if given.namespace is not None:
             _enter(given.namespace)
-        emulation = Emulation(conditions, given.between, queue=given.queue, seed=given.seed)
+        emulation = Emulation(
+            conditions, given.between, loopback=given.loopback, queue=given.queue, seed=given.seed
+        )
         print(f"emulating: {conditions}", flush=True)
         emulation.run(stop)
         print(f"{emulation.passed} packets passed, {emulation.lost} lost", flush=True)

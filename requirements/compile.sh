@@ -25,3 +25,4 @@ lock operator "$@" --constraint requirements/dev.txt --extra fast --extra report
 lock data "$@" --constraint requirements/dev.txt --extra data --extra fast --extra report pyproject.toml
 lock build "$@" --constraint requirements/dev.txt --only-build-deps --build-deps-for wheel --build-deps-for editable pyproject.toml
 lock audit "$@" requirements/audit.in
+lock kubernetes "$@" requirements/kubernetes.in

@@ -515,6 +515,8 @@ def _checked(model: type[M], options: Mapping[str, str], values: Mapping[str, An
     except ValidationError as error:
         first = error.errors()[0]
         option = options.get(str(first["loc"][0]), str(first["loc"][0]))
+        if first["type"] == "value_error":
+            raise ConfigError(f"{option} {first['ctx']['error']}") from error
         expected = expectation_at(model, first["loc"]) or first["msg"]
         raise ConfigError(f"{option} {first['input']!r}: expected {expected}") from error
 

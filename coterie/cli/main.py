@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import typer
 
 from coterie.cli import certs, config_commands, data
+from coterie.cli.backup import backup, restore
 from coterie.cli.bootstrap import bootstrap
 from coterie.cli.enrol import enrol
 from coterie.cli.evaluate import evaluate, tune
@@ -66,6 +67,8 @@ app.command(epilog=exits(ConfigError, PreflightError))(preflight)
 app.command(epilog=_ASKING)(recommend)
 app.command(epilog=_ASKING)(receipt)
 app.command(epilog=_SERVING)(serve)
+app.command(epilog=exits(ConfigError, StoreError))(backup)
+app.command(epilog=exits(ConfigError, CertificateError, StoreError))(restore)
 app.command(epilog=exits(ConfigError, PreflightError, DataError))(bootstrap)
 app.command(epilog=_JOINING)(enrol)
 app.command(epilog=_OPERATING)(operate)

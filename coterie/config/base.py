@@ -2,17 +2,48 @@
 
 from __future__ import annotations
 
+import re
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 __all__ = ["Address", "EnrolSettings", "Label", "LimitSettings", "Model", "Peer", "ServiceSettings"]
 
 Label = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 """A DNS label: lower-case letters, digits and hyphens, at most 63 characters."""
 
-Address = Annotated[str, StringConstraints(pattern=r"^(\[[0-9a-fA-F:]+\]|[^:\s\[\]]+):\d{1,5}$")]
+
+def _address(text: str) -> str:
+    """Check what the pattern does not say."""
+    host, _, port = text.rpartition(":")
+    if int(port) > _LAST_PORT:
+        raise ValueError(f"{text!r} has the port {port}, expected at most {_LAST_PORT}")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if _NO_HOST.search(host):
+        raise ValueError(
+            f"{text!r}: {host} is no host, expected a name or an address without a scheme or a path"
+        )
+    if ":" in host and not bracketed:
+        raise ValueError(f"{text!r}: an IPv6 host stands in brackets, expected [{host.strip('[]')}]:{port}")
+    try:
+        if bracketed:
+            IPv6Address(host[1:-1])
+        elif _NUMBERS.fullmatch(host):
+            IPv4Address(host)
+    except ValueError:
+        raise ValueError(
+            f"{text!r}: {host} is no address, expected one such as 10.0.0.1 or [2001:db8::1]"
+        ) from None
+    return text
+
+
+_LAST_PORT = 65_535
+_NUMBERS = re.compile(r"[0-9.]+")
+_NO_HOST = re.compile(r"[\s/@]")
+
+Address = Annotated[str, StringConstraints(pattern=r"^.+:[0-9]{1,5}$"), AfterValidator(_address)]
 """``host:port``; an IPv6 host stands in brackets."""
 
 

@@ -30,6 +30,7 @@ from coterie.launch.finding import Finding, Status, passed
 from coterie.launch.preflight_trust import check_authority, check_certificate, check_peers
 from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import HOLDER, IDENTITIES
+from coterie.store.backup import STORES
 from coterie.store.postgres import Place, read_revision
 
 __all__ = ["check_service", "existing", "unwritable"]
@@ -38,13 +39,6 @@ _MB = 1 << 20
 _OTHERS = 0o077
 _LEAST_DISK = 100 * _MB
 _LITTLE_DISK = 1024 * _MB
-_STORES = {
-    "cos": ("cos.db", "cos"),
-    "data-owner": ("data_owner.db", "data_owner"),
-    "client": ("client.db", "client"),
-    "thirdparty": ("directory.db", "thirdparty"),
-}
-"""File and migrations of each role's store."""
 
 
 async def check_service(role: str, settings: ServiceSettings, *, timeout_s: float = 5.0) -> list[Finding]:
@@ -63,7 +57,7 @@ async def check_service(role: str, settings: ServiceSettings, *, timeout_s: floa
     findings = [
         *_ports(settings),
         *_state(settings.state),
-        *([_kept(role, settings)] if role in _STORES else []),
+        *([_kept(role, settings)] if role in STORES else []),
         *_inputs(settings),
     ]
     if isinstance(settings, ThirdPartySettings):
@@ -169,7 +163,7 @@ def _kept(role: str, settings: ServiceSettings) -> Finding:
             held = read_revision(place)
             if held is None:
                 return passed("store", f"tables will be made in {place.name}")
-            return _of_revision(place.name, held, _STORES[role][1])
+            return _of_revision(place.name, held, STORES[role][1])
         except CoterieError as error:
             return Finding(
                 "store", "fail", error.message, error.hint or "see docs/configuration.md, database"
@@ -178,7 +172,7 @@ def _kept(role: str, settings: ServiceSettings) -> Finding:
 
 
 def _store(role: str, state: Path) -> Finding:
-    name, schema = _STORES[role]
+    name, schema = STORES[role]
     path = state / name
     if not path.exists():
         return passed("store", f"{name} will be made")

@@ -7,12 +7,11 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 import grpc
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from coterie.config.base import EnrolSettings, Peer, ServiceSettings
 from coterie.config.services import (
@@ -26,9 +25,8 @@ from coterie.crypto.authority import load_tls_key, logical_name, renewal_time, t
 from coterie.crypto.keyfile import read_private_file
 from coterie.errors import CoterieError
 from coterie.launch.finding import Finding, failed, passed
-from coterie.net.channel import connect
+from coterie.launch.preflight_peer import ask, check_clock, met, mismatch
 from coterie.net.credentials import TlsFiles
-from coterie.net.meter import Meter
 from coterie.store.authority import load_secrets, secrets_exist
 
 __all__ = ["check_authority", "check_certificate", "check_enrolment", "check_peers"]
@@ -184,43 +182,86 @@ async def check_peers(settings: ServiceSettings, tls: TlsFiles, timeout_s: float
         wanted.append(("thirdparty", settings.thirdparty))
     if isinstance(settings, _Parties):
         wanted.append(("cos", settings.cos))
+    authority = _authority(settings, tls)
     for role, peer in wanted:
-        yield await _peer(role, peer, tls, timeout_s)
+        async for finding in _peer(role, peer, tls, authority, timeout_s):
+            yield finding
     if not tls.complete() and settings.enrol is not None and wanted:
         yield await check_enrolment(settings.enrol, timeout_s)
 
 
-async def _peer(role: str, peer: Peer, tls: TlsFiles, timeout_s: float) -> Finding:
+def _authority(settings: ServiceSettings, tls: TlsFiles) -> bytes | None:
+    """Return the authority's certificate, None where there is none that can be read."""
+    places = [tls.authority, *([settings.enrol.ca_file] if settings.enrol is not None else [])]
+    for path in places:
+        try:
+            pem = path.read_bytes()
+            x509.load_pem_x509_certificate(pem)
+        except (OSError, ValueError):
+            continue
+        return pem
+    return None
+
+
+async def _peer(
+    role: str, peer: Peer, tls: TlsFiles, authority: bytes | None, timeout_s: float
+) -> AsyncIterator[Finding]:
     party = f"{role}/{peer.name}"
     check = f"peer {party}"
     problem = await _reaches(peer.address, timeout_s)
     if problem is not None:
-        return Finding(
+        yield Finding(
             check,
             "fail",
             f"nothing answers at {peer.address}: {problem}",
             f"start {party} there, or correct {role}.address; is a firewall between?",
         )
+        return
+    shown = await met(peer.address, timeout_s)
+    if shown is not None and authority is not None:
+        wrong = mismatch(shown, role, peer.name, authority, time.time())
+        if wrong is not None:
+            who = f"what listens at {peer.address} is not {party} of this federation as it should be"
+            yield Finding(check, "fail", f"{who}: it is {wrong.problem}", wrong.fix)
+            return
     if not tls.complete():
-        return passed(check, f"{peer.address} takes connections; who it is shows after enrolment")
+        yield passed(check, f"{peer.address}, {_shown(shown)}; mutual TLS after enrolment")
+        return
     try:
         load_tls_key(tls.key)  # gRPC says of a bad key only that the handshake failed
-        credentials = tls.channel_credentials()
-        status = await _health(peer.address, role, peer.name, credentials, timeout_s)
+        status, clock = await ask(peer, role, tls.channel_credentials(), timeout_s)
     except CoterieError as error:
-        return failed(check, error, "enrol first")
+        yield failed(check, error, "enrol first")
+        return
     except grpc.aio.AioRpcError as error:
-        return _refused(check, party, peer.address, error)
-    if status != health_pb2.HealthCheckResponse.SERVING:
-        return Finding(
+        yield _refused(check, party, peer.address, error, known=shown is not None and authority is not None)
+        return
+    if status == health_pb2.HealthCheckResponse.SERVING:
+        yield passed(check, f"{peer.address}, {_shown(shown)}, mutual TLS, healthy")
+    else:
+        yield Finding(
             check, "warn", f"{party} at {peer.address} is not ready yet", "its log says what it waits for"
         )
-    return passed(check, f"{peer.address}, mutual TLS, healthy")
+    if clock is not None:
+        yield check_clock(party, clock)
 
 
-def _refused(check: str, party: str, address: str, error: grpc.aio.AioRpcError) -> Finding:
+def _shown(certificate: x509.Certificate | None) -> str:
+    if certificate is None:
+        return "takes connections"
+    return f"certificate until {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+
+
+def _refused(check: str, party: str, address: str, error: grpc.aio.AioRpcError, *, known: bool) -> Finding:
     details = (error.details() or "").splitlines()[0][:200] if error.details() else ""
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        if known:
+            return Finding(
+                check,
+                "fail",
+                f"{party} answers at {address}, and does not take this machine's certificate: {details}",
+                "is it of the same authority, and does it still hold by the clock of both machines?",
+            )
         return Finding(
             check,
             "fail",
@@ -259,10 +300,17 @@ async def check_enrolment(enrol: EnrolSettings, timeout_s: float) -> Finding:
         async with asyncio.timeout(timeout_s):
             await channel.channel_ready()
     except TimeoutError:
+        shown = await met(enrol.address, timeout_s)
+        try:
+            authority = enrol.ca_file.read_bytes()
+            wrong = shown and mismatch(shown, "thirdparty", enrol.name, authority, time.time())
+        except (OSError, ValueError):
+            wrong = None
+        it_is = f": it is {wrong.problem}" if wrong else ""
         return Finding(
             check,
             "fail",
-            f"what listens at {enrol.address} is not the third party {enrol.name!r} of {enrol.ca_file}",
+            f"what listens at {enrol.address} is not the third party {enrol.name!r} of {enrol.ca_file}{it_is}",
             "is enrol.name right, and ca_file the third party's ca.pem?",
         )
     finally:
@@ -285,17 +333,3 @@ async def _reaches(address: str, timeout_s: float) -> str | None:
         return os.strerror(number) if number else str(error)
     writer.close()
     return None
-
-
-async def _health(
-    address: str, role: str, name: str, credentials: grpc.ChannelCredentials, timeout_s: float
-) -> int:
-    channel = connect(
-        address, credentials, tls_name=logical_name(role, name), peer=f"{role}/{name}", meter=Meter()
-    )
-    try:
-        stub: Any = channel.stub(health_pb2_grpc.HealthStub)
-        response = await stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
-        return int(response.status)
-    finally:
-        await channel.close()

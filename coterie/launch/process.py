@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +25,7 @@ from coterie.net.admission import Limits
 from coterie.net.authorisation import OFFERED
 from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
+from coterie.net.enrolment import NewToken
 from coterie.net.latency import Service as Measured
 from coterie.net.latency import attend
 from coterie.net.meter import Meter
@@ -124,14 +125,15 @@ class Runtime:
             recorder=self.transcript.side("client") if self.transcript else None,
         )
 
-    def renewal(self, thirdparty: Peer) -> Renewal:
-        """Return what keeps the certificate of this process alive."""
+    def renewal(self, thirdparty: Peer, enrol: Callable[[], Awaitable[None]]) -> Renewal:
+        """Return what keeps the certificate of this process alive; it enrols again where it came too late."""
         name = logical_name("thirdparty", thirdparty.name)
         return Renewal(
             self.tls,
             lambda: self._open(thirdparty.address, name, f"thirdparty/{thirdparty.name}"),
             self.renewed,
             lambda holds: self.holds("certificate", holds),
+            NewToken(self.settings.enrol, enrol),
         )
 
     async def attend(self) -> None:
@@ -356,7 +358,7 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
             f"cannot listen on {settings.listen}",
             hint="is the port taken, or the address not this machine's?",
         ) from error
-    renewal = _renewal(settings, runtime)
+    renewal = _renewal(service, settings, runtime)
     exporter = Exporter(
         runtime.accounting,
         {"server": guard.meter, "client": runtime.outgoing},
@@ -406,10 +408,12 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
         raise runtime.failed
 
 
-def _renewal(settings: ServiceSettings, runtime: Runtime) -> Renewal | None:
+def _renewal(service: Service, settings: ServiceSettings, runtime: Runtime) -> Renewal | None:
     """Return what renews the certificate of a party; the third party signs its own."""
     thirdparty = getattr(settings, "thirdparty", None)
-    return runtime.renewal(thirdparty) if isinstance(thirdparty, Peer) else None
+    if not isinstance(thirdparty, Peer):
+        return None
+    return runtime.renewal(thirdparty, lambda: service.enrol(settings, runtime.tls))
 
 
 async def _enrol(service: Service, settings: ServiceSettings, tls: TlsFiles) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -45,6 +45,7 @@ __all__ = [
     "IDENTITIES",
     "Enrolling",
     "EnrolmentPoint",
+    "NewToken",
     "check_chain",
     "enrol",
     "identities",
@@ -234,6 +235,46 @@ async def enrol(
     write_private_file(tls.chain, response.certificate_chain)
     _log.info("enrolled", party=f"{role}/{settings.name}", participants=len(countersigned))
     return countersigned
+
+
+class NewToken:
+    """Enrols a process again while it runs, once there is another token than the one that it started with.
+
+    Parameters
+    ----------
+    point : EnrolmentPoint or None
+        How to enrol.
+    enrol : callable
+        Does it.
+    """
+
+    def __init__(self, point: EnrolmentPoint | None, enrol: Callable[[], Awaitable[None]]) -> None:
+        self._point = point
+        self._enrol = enrol
+        self._tried = self._token()
+
+    async def __call__(self) -> None:
+        """Enrol.
+
+        Raises
+        ------
+        CertificateError
+            There is no new token, or it is refused.
+        PeerError
+            The third party cannot be reached.
+        """
+        token = self._token()
+        if token is None or token == self._tried:
+            where = "no [enrol] in the configuration" if self._point is None else str(self._point.token_file)
+            raise CertificateError(f"there is no new token ({where})")
+        await self._enrol()
+        self._tried = token
+
+    def _token(self) -> bytes | None:
+        try:
+            return None if self._point is None else self._point.token_file.read_bytes()
+        except OSError:
+            return None
 
 
 def _token_hint(role: str, settings: Enrolling) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import structlog
 
+from coterie.crypto import restored
 from coterie.crypto.identity import Bundle, Identity
 from coterie.net.channel import Channel
 from coterie.net.custody import Custody
@@ -84,6 +85,7 @@ class KeyHolding:
         self._bundles = bundles
         self._consent = consent
         self._journal = state / "journal.json"
+        self._state = state
         self._activity = activity
         self._half = half
 
@@ -109,7 +111,9 @@ class KeyHolding:
         kind = wire.ParticipantKind.PARTICIPANT_KIND_KEY_HOLDER
         await self._party.wait_and_register([Member(self._identity, self._bundle, kind)])
         plan = self._party.plan
-        objections = self._consent.objections(plan)
+        objections = self._consent.objections(plan) + restored.objections(
+            self._state, plan.run_id, plan.secure_sum
+        )
         if objections:
             _log.warning("outside this holder's consent", reasons=objections)
             await self._party.leave()

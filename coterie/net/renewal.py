@@ -39,7 +39,7 @@ _CALL_S = 30.0
 class Renewal:
     """Keeps the certificate of one process alive, and tells when there is another.
 
-    The key stays.  A chain that somebody else puts into the folder is taken up, too.
+    The key stays.  A chain that comes into the folder otherwise is taken up, too.
 
     Parameters
     ----------
@@ -51,6 +51,8 @@ class Renewal:
         Told that there is another certificate: connections are made anew.
     on_change : callable, optional
         Told whether the certificate holds, whenever that changes from what it was; at first it does.
+    enrol : callable, optional
+        Gets another certificate once this one has ended: by a new token, if there is one.
     clock : callable
         Unix seconds.
     sleep : callable
@@ -63,6 +65,7 @@ class Renewal:
         open_channel: Callable[[], Channel],
         on_renewed: Callable[[], None],
         on_change: Callable[[bool], None] | None = None,
+        enrol: Callable[[], Awaitable[None]] | None = None,
         *,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -71,6 +74,7 @@ class Renewal:
         self._open_channel = open_channel
         self._on_renewed = on_renewed
         self._on_change = on_change
+        self._enrol = enrol
         self._clock = clock
         self._sleep = sleep
         self._chain = b""
@@ -96,6 +100,9 @@ class Renewal:
                 await self._sleep(min(self._due - now, _LOOK_S))
                 continue
             try:
+                if now >= self._end and self._enrol is not None:
+                    await self._enrol()  # the loop finds in the files what came of it
+                    continue
                 await self._renew()
             except CoterieError as error:
                 self.failed += 1
@@ -111,7 +118,7 @@ class Renewal:
             _log.error(
                 "the certificate has ended, nobody takes it any more",
                 error=error.message,
-                hint="put a new token into enrol.token_file (`coterie certs token`) and restart",
+                hint="put a new token into enrol.token_file (`coterie certs token`)",
             )
         pause = min(max(0.1, (self._end - self._issued) / 30), _LONGEST_PAUSE_S)
         pause = random.uniform(pause / 2, pause)  # noqa: S311 - jitter

@@ -27,7 +27,7 @@ from coterie.net.meter import Meter, RpcTotals
 from coterie.net.status import abort, not_kept
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name
 
-__all__ = ["Guard", "certificate_of", "current_peer", "make_server"]
+__all__ = ["CLOCK_KEY", "Guard", "certificate_of", "current_peer", "make_server"]
 
 _log = structlog.get_logger("coterie.net")
 _peer: ContextVar[PeerIdentity] = ContextVar("coterie_peer")
@@ -53,6 +53,10 @@ _HEALTH = "/grpc.health.v1.Health/"
 """Health is answered also while the revocation list is too old: it then says NOT_SERVING."""
 
 
+CLOCK_KEY = "coterie-clock-ms"
+"""Trailing metadata of a call for health: what the clock here says, Unix milliseconds."""
+
+
 def current_peer() -> PeerIdentity:
     """Who makes the call that is being served."""
     return _peer.get()
@@ -66,6 +70,15 @@ def certificate_of(context: Any) -> bytes:
 
 def _revoked() -> Refusal:
     return Refusal(ErrorReason.ERROR_REASON_REVOKED, "this certificate was revoked", field="certificate")
+
+
+@contextlib.asynccontextmanager
+async def _unless_gone() -> AsyncIterator[None]:
+    """Let a call end quietly that its caller has given up while something was written, an answer or a refusal."""
+    try:
+        yield
+    except cygrpc.ExecuteBatchError as error:
+        raise asyncio.CancelledError from error
 
 
 class _Writable:
@@ -152,7 +165,10 @@ class _Served:
                 yield
             failed = False
             spent = int((time.perf_counter() - started - self._waited) * 1e6)
-            context.set_trailing_metadata(((SERVER_TIME_KEY, str(spent)),))
+            told = [(SERVER_TIME_KEY, str(spent))]
+            if self._method.startswith(_HEALTH):
+                told.append((CLOCK_KEY, str(int(time.time() * 1e3))))
+            context.set_trailing_metadata(tuple(told))
         except Refusal as refusal:
             self._guard.refused(self._name, refusal, peer)
             await abort(context, refusal)
@@ -165,6 +181,10 @@ class _Served:
             _log.error("rpc failed", rpc=self._name, error=error.code, message=error.message)
             await context.abort(grpc.StatusCode.INTERNAL, f"{error.code}: see the log of the service")
         except grpc.aio.AbortError:
+            raise
+        except cygrpc.ExecuteBatchError:
+            # There is nobody any more to write to.
+            failed = False
             raise
         except asyncio.CancelledError:
             if peer is None or not self._guard.is_revoked(peer):
@@ -232,7 +252,7 @@ class _Served:
         handler = self._handler
 
         async def unary(_: Any, context: Any) -> bytes:
-            async with self._admitted(context):
+            async with _unless_gone(), self._admitted(context):
                 if handler.request_streaming:
                     return self._encode(await handler.stream_unary(self._arriving(context), context))
                 return self._encode(await handler.unary_unary(await self._single(context), context))
@@ -244,7 +264,7 @@ class _Served:
                 async with self._in_time("nothing was taken"):
                     await context.write(data)
 
-            async with self._admitted(context):
+            async with _unless_gone(), self._admitted(context):
                 if handler.request_streaming:
                     responses = handler.stream_stream(self._arriving(context), context)
                 else:

@@ -59,6 +59,8 @@ _HEADER = struct.Struct("<IIqBBBB")
 _SIDES = ("server", "client")
 _DIRECTIONS = ("received", "sent")
 _FLUSH_BYTES = 1 << 20
+_MOST_WAITING = 16 << 20
+"""Bytes that wait for room where the volume is full."""
 _FLUSH_SECONDS = 1.0
 
 
@@ -253,10 +255,18 @@ class TranscriptWriter:
 
     def _write_out(self) -> None:
         view = memoryview(bytes(self._buffer))
-        self._buffer.clear()
-        while view:
-            # Unbuffered writes may be partial.
-            view = view[self._file.write(view) :]
+        try:
+            while view:
+                # Unbuffered writes may be partial.
+                view = view[self._file.write(view) :]
+        except OSError as error:
+            # Where there is no room, what is left waits for some, and no call fails for that.
+            if len(view) > _MOST_WAITING:
+                raise StoreError(
+                    f"cannot write transcript {self.path}: {error.strerror}", hint="free space on its volume"
+                ) from error
+        finally:
+            del self._buffer[: len(self._buffer) - len(view)]
 
     def _flush_regularly(self) -> None:
         while not self._closing.wait(_FLUSH_SECONDS):

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from coterie.errors import StoreError
+from coterie.errors import CoterieError, StoreError
 
 __all__ = ["Term", "Writer", "failure", "file_failure", "migrate", "open_sqlite", "trouble_of"]
 
@@ -225,7 +225,7 @@ class Writer:
                     raise
                 await asyncio.sleep(_FULL_PAUSE_S)
 
-    async def files_when_possible(self, what: str, write: Callable[[], None]) -> None:
+    async def files_when_possible(self, what: str, write: Callable[[], T]) -> T:
         """Write files that belong to the store, in a thread; while there is no room, try again.
 
         Parameters
@@ -235,9 +235,14 @@ class Writer:
         write : callable
             May be run several times.
 
+        Returns
+        -------
+        object
+            What ``write`` returns.
+
         Raises
         ------
-        StoreError
+        CoterieError
             When they cannot be written for a reason that does not pass.
         """
         waiting = False
@@ -245,9 +250,12 @@ class Writer:
             while True:
                 try:
                     return await asyncio.to_thread(write)
-                except (OSError, StoreError) as error:
-                    failed = error if isinstance(error, StoreError) else file_failure(what, error)
-                if not failed.trouble:
+                except OSError as error:
+                    failed: CoterieError = file_failure(what, error)
+                except CoterieError as error:
+                    failed = error
+                # Whoever writes keys and the like has errors of its own around those of the system.
+                if failed.__cause__ is None or not trouble_of(failed.__cause__):
                     raise failed
                 self._waiting += not waiting
                 waiting = True

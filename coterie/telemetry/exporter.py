@@ -6,6 +6,7 @@ outcomes of rounds.
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -151,6 +152,10 @@ class _Quiet(WSGIRequestHandler):
         """Write nothing: a request for metrics is not worth a log line."""
 
 
+class _IPv6Server(WSGIServer):
+    address_family = socket.AF_INET6
+
+
 class Exporter:
     """Serves ``/metrics`` and ``/healthz`` (200 while the service is healthy, else 503) from a thread.
 
@@ -197,8 +202,11 @@ class Exporter:
             When the address is taken or not ours.
         """
         host, _, port = address.rpartition(":")
+        kind = _IPv6Server if host.startswith("[") else WSGIServer
         try:
-            self._server = make_server(host.strip("[]"), int(port), self._page, handler_class=_Quiet)
+            self._server = make_server(
+                host.strip("[]"), int(port), self._page, server_class=kind, handler_class=_Quiet
+            )
         except OSError as error:
             raise CoterieError(f"cannot serve metrics on {address}: {error.strerror}") from error
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()

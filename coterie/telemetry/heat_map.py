@@ -42,8 +42,14 @@ def heat_map(
     ]
     for number, name in enumerate(columns):
         x = left + _CELL_W * (number + 0.5)
+        # Long names go over two lines, and in full to whoever points at them.
+        role, _, rest = name.rpartition("/")
+        lines = "".join(
+            f'<tspan x="{x:g}" y="{top - 24 + 15 * line}">{_short(text)}</tspan>'
+            for line, text in enumerate((role, rest))
+        )
         parts.append(
-            f'<text x="{x:g}" y="{top - 10}" text-anchor="middle" fill="#333333">{_short(name)}</text>'
+            f'<text text-anchor="middle" fill="#333333"><title>{html.escape(name)}</title>{lines}</text>'
         )
     for place, row in enumerate(rows):
         y = top + _CELL_H * place

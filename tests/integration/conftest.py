@@ -178,7 +178,9 @@ class ServiceProcess:
             lines = page.read().decode().splitlines()
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
         found = [
-            line for line in lines if line.startswith(f"{name}{{") and all(one in line for one in wanted)
+            line
+            for line in lines
+            if line.startswith((f"{name}{{", f"{name} ")) and all(one in line for one in wanted)
         ]
         return sum(float(line.rpartition(" ")[2]) for line in found)
 

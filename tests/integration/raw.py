@@ -57,8 +57,8 @@ class Raw:
         self.closed = False
 
     @classmethod
-    async def to(cls, service, tls=None, *, address=None):
-        """Connect to a service; without files of TLS no certificate is shown."""
+    async def to(cls, service, tls=None, *, address=None, source=None):
+        """Connect to a service, from an address; without files of TLS no certificate is shown."""
         host, _, port = (address or service.address).rpartition(":")
         authority = (tls or service).authority if tls else service.ca_file
         context = ssl.create_default_context(cafile=str(authority))
@@ -66,7 +66,9 @@ class Raw:
             context.load_cert_chain(tls.chain, tls.key)
         context.set_alpn_protocols(["h2"])
         name = logical_name(service.role, service.name)
-        reader, writer = await asyncio.open_connection(host, int(port), ssl=context, server_hostname=name)
+        reader, writer = await asyncio.open_connection(
+            host, int(port), ssl=context, server_hostname=name, local_addr=source and (source, 0)
+        )
         return cls(reader, writer, name)
 
     async def begin(self, settings=b""):

@@ -6,6 +6,7 @@ import time
 import grpc
 import pytest
 
+from coterie.errors import CoterieError
 from coterie.secure_sum.protocol import Step
 from coterie.wire.v1 import operator_pb2 as operating
 from coterie.wire.v1 import orchestrator_pb2 as wire
@@ -106,3 +107,18 @@ async def events(run):
         if not event.number:
             return
         yield event
+
+
+async def test_a_third_party_without_room_refuses_and_takes_the_same_token_later(start_third_party):
+    third_party = start_third_party()
+    settings = third_party.settings(
+        "late", third_party.token("client", "late", participants=2), timeout_s=2.0
+    )
+    with third_party.without_room():
+        await told(lambda: not third_party.healthy())
+        with pytest.raises(CoterieError, match="the store is full"):
+            await third_party.enrol_with("client", settings, 2)
+        assert third_party.metric("coterie_refusals_total", reason="STORE_FULL") >= 1
+    await told(third_party.healthy)
+    enrolled = await third_party.enrol_with("client", settings, 2)
+    assert len(enrolled.bundles) == 2

@@ -311,6 +311,17 @@ async def test_a_giant_message_is_refused_before_it_is_there(besieged, hostile, 
         await raw.close()
 
 
+async def test_a_single_request_is_one_message(besieged, hostile, undisturbed):
+    one = message(wire.PollRequest(run_id="none").SerializeToString())
+    before = besieged.metric("coterie_refusals_total", rpc="Poll", reason="INVALID_FIELD")
+    async with undisturbed():
+        raw = await connected(besieged, hostile)
+        streams = [await raw.call(POLL, *data) for data in ((b"",), (one, one), (one, message(b"\xff\xff")))]
+        assert await raw.ended(streams, SOON_S) == set(streams)
+        await raw.close()
+    assert besieged.metric("coterie_refusals_total", rpc="Poll", reason="INVALID_FIELD") == before + 3
+
+
 async def test_a_large_request_of_a_call_without_vectors_is_refused(besieged, hostile, undisturbed):
     stub = besieged.channel(hostile).stub(OrchestratorStub)
     async with undisturbed():
@@ -320,31 +331,35 @@ async def test_a_large_request_of_a_call_without_vectors_is_refused(besieged, ho
 
 
 async def test_a_message_that_would_unpack_to_a_huge_one_is_not_unpacked(besieged, hostile, undisturbed):
-    bomb = gzip.compress(bytes(1 << 28))
-    peak = besieged.peak_mib()
+    # As much as fits into the window that a connection begins with.
+    bomb = message(gzip.compress(bytes(56 << 20), mtime=0), compressed=True)
+    assert len(bomb) < 60_000
     async with undisturbed():
+        peak = besieged.peak_mib()
         for encoding in ("gzip", "deflate"):
             raw = await connected(besieged, hostile)
-            part = message(bomb, compressed=True)
-            stream = await raw.call(
-                SUBMIT,
-                *(part[n : n + 16_000] for n in range(0, len(part), 16_000)),
-                further=[("grpc-encoding", encoding)],
-            )
+            parts = [bomb[n : n + 16_000] for n in range(0, len(bomb), 16_000)]
+            stream = await raw.call(SUBMIT, *parts, further=[("grpc-encoding", encoding)])
             assert await raw.ended([stream], SOON_S) == {stream}
             await raw.close()
-    assert besieged.peak_mib() - peak < 100
+        assert besieged.peak_mib() - peak < 40
 
 
 async def test_answers_that_nobody_takes_do_not_gather_for_ever(besieged, hostile, undisturbed):
     """A window of nothing: the service may not send a byte of an answer."""
+    check, most = "/grpc.health.v1.Health/Check", LIMITS["calls_per_peer"]
     async with undisturbed():
-        raw = await (await Raw.to(besieged, hostile)).begin(struct.pack(">HI", 4, 0))
-        request = message(wire.PollRequest(run_id="none").SerializeToString())
-        streams = [await raw.call(POLL, request) for _ in range(4 * LIMITS["calls_per_peer"])]
-        # Refusals have no body, and arrive also where no window is.
-        assert await raw.ended(streams, SOON_S)
-        await raw.close()
+        before = besieged.metric("coterie_open_calls")
+        raws = [await (await Raw.to(besieged, hostile)).begin(struct.pack(">HI", 4, 0)) for _ in range(3)]
+        streams = [[await raw.call(check, message(b"")) for _ in range(most)] for raw in raws]
+        ended = await asyncio.gather(*(raw.ended(own, 3.0) for raw, own in zip(raws, streams, strict=True)))
+        # What has no place is refused, which takes no window.
+        assert sum(map(len, ended)) >= 2 * most
+        # The hosts have a few calls of their own.
+        assert besieged.metric("coterie_open_calls") <= before + most + 8
+        assert limited(besieged, "calls_per_peer")
+        for raw in raws:
+            await raw.close()
 
 
 # --- headers ---------------------------------------------------------------------------------------------------------
@@ -398,6 +413,38 @@ async def test_a_connection_that_gives_no_sign_of_life_is_closed_with_its_calls(
         raw = await connected(besieged, hostile)
         await raw.call("/grpc.health.v1.Health/Watch", message(b""))
         assert await closed_by_peer(raw.reader)
+
+
+# --- without a certificate -------------------------------------------------------------------------------------------
+
+
+async def test_where_nobody_shows_a_certificate_an_address_gets_its_share_and_others_enrol(start_third_party):
+    third_party = start_third_party(
+        enrol_limits={
+            "calls_per_peer": 8,
+            "uploads_per_peer": 8,
+            "calls": 40,
+            "message_s": 2.0,
+            "connections": 40,
+        }
+    )
+    method, elsewhere = "/coterie.v1.Enrolment/Enrol", "127.0.0.2"
+    raws = [
+        await (await Raw.to(third_party, address=third_party.enrol_address, source=elsewhere)).begin()
+        for _ in range(4)
+    ]
+    streams = [[await raw.call(method) for _ in range(8)] for raw in raws]
+    # A name that is no text ends nothing here either.
+    await raws[0].call(b"/\xff\xfe", message(b""))
+    enrolled = await third_party.enrol("client", "honest-beside-hostile", 1)
+    assert enrolled.bundles
+    ended = await asyncio.gather(*(raw.ended(own, SOON_S) for raw, own in zip(raws, streams, strict=True)))
+    assert ended == [set(own) for own in streams]
+    for raw in raws:
+        await raw.close()
+    assert third_party.metric("coterie_limited_total", limit="calls_per_peer") >= 24
+    await third_party.enrol("client", "honest-after-hostile", 1)
+    assert "Traceback" not in third_party.log.read_text()
 
 
 def test_nothing_unforeseen_stands_in_the_log(besieged_cos):

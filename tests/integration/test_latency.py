@@ -1,10 +1,13 @@
 """Measuring the network: who may be asked for filler and how much, who is reached without being called."""
 
 import asyncio
+import json
 
 import pytest
 
+from coterie.cli.main import invoke
 from coterie.crypto.authority import logical_name
+from coterie.errors import ConfigError, RunError
 from coterie.launch.latency import measure_all
 from coterie.net.latency import Service, measure
 from coterie.wire.v1 import latency_pb2 as wire
@@ -239,3 +242,37 @@ async def test_what_a_party_brings_is_looked_at(cos, certificates, calls):
     await stub.Attend(
         wire.AttendRequest(number=7, pair=wire.PairTimes(target="cos/cos"), more=True), timeout=SOON_S
     )
+
+
+async def test_the_command_prints_a_table_or_json_and_draws_the_round_trips(
+    cos, third_party, tmp_path, capsys
+):
+    state = (await third_party.enrol("operator", "measuring")).settings.state
+    config = tmp_path / "operator.toml"
+    name = {"name": "measuring", "state": state, "order": tmp_path / "none", "output": tmp_path}
+    lines = [f'{key} = "{value}"' for key, value in name.items()]
+    config.write_text("\n".join([*lines, f'cos = {{address = "{cos.address}", name = "{cos.name}"}}\n']))
+    drawn = tmp_path / "trips.svg"
+    words = ["latency", "--config", str(config), "--party", cos.party, "--echoes", "3", "--largest", "32"]
+    assert await asyncio.to_thread(invoke, [*words, "--heat-map", str(drawn)]) == 0
+    shown = capsys.readouterr().out
+    assert "first answer" in shown
+    assert "32 KiB up" in shown
+    assert third_party.party in drawn.read_text()
+    assert await asyncio.to_thread(invoke, [*words, "--json"]) == 0
+    (pair,) = json.loads(capsys.readouterr().out)["result"]["pairs"]
+    assert (pair["source"], pair["target"], pair["failure"]) == (cos.party, third_party.party, "")
+    assert [one["size"] for one in pair["carried"]] == [0, 0, 1024, 1024, 32768, 32768]
+
+
+def test_without_a_federation_the_command_says_what_is_missing(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert invoke(["latency"]) == RunError.exit_code
+    assert "there is no run in runs" in capsys.readouterr().err
+    for part in ("thirdparty", "cos"):
+        (tmp_path / "old" / part / "state").mkdir(parents=True)
+        (tmp_path / "old" / part / "config.toml").write_text("")
+    assert invoke(["latency", "--run", "old"]) == RunError.exit_code
+    assert "run old is not running" in capsys.readouterr().err
+    assert invoke(["latency", "--run", "old", "--config", "x"]) == ConfigError.exit_code
+    assert "both --config and --run" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import time
 import grpc
 import pytest
 
+from coterie.cli.main import invoke
 from coterie.secure_sum.protocol import Step
 from coterie.wire.v1 import operator_pb2 as operating
 from coterie.wire.v1 import orchestrator_pb2 as wire
@@ -89,5 +90,25 @@ async def test_a_cos_whose_database_is_lost_refuses_lives_and_goes_on(
     assert [again[key] for key in ("version", "rounds", "history")] == [
         report[key] for key in ("version", "rounds", "history")
     ]
+    # Backed up while it runs, and taken back into a new folder and another database, where it goes on.
+    archive = cos.folder / "cos.tar"
+    assert invoke(["backup", "cos", str(archive), "--config", str(cos.config)]) == 0
+    await cos.release()
+    await asyncio.to_thread(cos.stop)
+    moved = cos.folder / "moved"
+    cos.state.rename(moved)
+    cos.configure({**cos.keys, "database": server.keys(server.database(), timeout_s=2.0)})
+    assert invoke(["restore", "cos", str(archive), "--config", str(cos.config)]) == 0
+    await asyncio.to_thread(cos.start)
+    run.operator = calls.Operating(cos, certificates["operator"])
+    taken_back = await run.report()
+    assert [taken_back[key] for key in ("version", "rounds", "history")] == [
+        report[key] for key in ("version", "rounds", "history")
+    ]
+    before, after = (
+        {path.name: path.read_bytes() for path in (folder / "models").rglob("*") if path.is_file()}
+        for folder in (moved, cos.state)
+    )
+    assert before == after
     for log in (cos.log, second.log):
         assert postgres.PASSWORD not in log.read_text()

@@ -12,10 +12,10 @@ PROBE = Path(__file__).parents[2] / "deploy" / "probe.py"
 WAIT_S = 30.0
 
 
-def probe(state, address):
+def probe(state, address, *options):
     """Return exit status and what was said."""
     # As in the image: without site-packages, so that nothing but the standard library is there.
-    command = [sys.executable, "-I", "-S", str(PROBE), str(state), address]
+    command = [sys.executable, "-I", "-S", str(PROBE), *options, str(state), address]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
     return ended.returncode, (ended.stdout + ended.stderr).strip()
 
@@ -51,6 +51,8 @@ def test_a_service_that_waits_for_a_run_is_found_not_serving(third_party, cos, s
     answer = probe_until(lambda answer: "NOT_SERVING" in answer[1], owner)
 
     assert answer == (1, "not serving: NOT_SERVING")
+    # It waits, and nothing is wrong with it: starting it again would help nobody.
+    assert probe(owner.state, owner.address, "--alive") == (0, "alive")
 
 
 def test_a_process_that_hangs_is_found_not_serving(start_third_party):
@@ -58,11 +60,15 @@ def test_a_process_that_hangs_is_found_not_serving(start_third_party):
     hanging._child.send_signal(signal.SIGSTOP)
     try:
         status, said = probe(hanging.state, hanging.address)
+        dead = probe(hanging.state, hanging.address, "--alive")
     finally:
         hanging._child.send_signal(signal.SIGCONT)
 
     assert status == 1
     assert "timed out" in said
+    assert dead[0] == 1
+    assert dead[1].startswith("not alive: ")
+    assert "timed out" in dead[1]
 
 
 def test_another_service_at_the_address_does_not_pass_for_this_one(third_party, cos):

@@ -10,6 +10,7 @@ import pytest
 from coterie.crypto.authority import Authority, load_tls_key, logical_name, make_csr, new_tls_key, validity_of
 from coterie.launch.children import free_port
 from coterie.net.channel import connect
+from coterie.net.enrolment import NewToken, enrol
 from coterie.net.meter import Meter
 from coterie.net.renewal import Renewal
 from coterie.net.status import from_rpc_error
@@ -44,7 +45,7 @@ def channel_of(third_party, tls, address=None):
 class Kept:
     """A party whose certificate is kept alive, and what it was told."""
 
-    def __init__(self, third_party, tls, address=None):
+    def __init__(self, third_party, tls, address=None, again=None):
         self.tls = tls
         self.told = []
         self.channel = channel_of(third_party, tls)
@@ -56,7 +57,7 @@ class Kept:
             self.fresh.set()
 
         self.renewal = Renewal(
-            tls, lambda: channel_of(third_party, tls, address), on_renewed, self.told.append
+            tls, lambda: channel_of(third_party, tls, address), on_renewed, self.told.append, again
         )
         self.task = asyncio.create_task(self.renewal.run())
 
@@ -81,6 +82,12 @@ async def reason_of(call):
     refusal = from_rpc_error(failed.value, "peer")
     assert isinstance(refusal, Refusal), refusal
     return refusal.name
+
+
+async def code_of(call):
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await call
+    return failed.value.code()
 
 
 def request(tls, key=None):
@@ -143,15 +150,22 @@ async def test_a_certificate_that_no_token_stands_for_is_not_renewed(third_party
 async def test_a_third_party_that_is_away_is_tried_again_and_the_end_is_told(start_third_party):
     service = start_third_party(certificate_days=6 * SECONDS)
     party = await service.enrol("cos", "abandoned")
-    async with Kept(service, party.tls, address="127.0.0.1:1") as kept:
+
+    async def enrol_again():
+        await enrol("cos", party.settings, party.tls, ())
+
+    again = NewToken(party.settings.enrol, enrol_again)
+    async with Kept(service, party.tls, address="127.0.0.1:1", again=again) as kept:
         await kept.until(lambda: kept.renewal.failed >= 2)
         assert kept.told == []
         await kept.until(lambda: kept.told)
         assert kept.told == [False]
         assert time.time() >= kept.renewal.end
-        # The operator enrols it anew, as `coterie certs enrol` does, and it goes on.
-        again = service.settings("abandoned", service.token("cos", "abandoned"), state=party.settings.state)
-        await service.enrol_with("cos", again)
+        failed = kept.renewal.failed
+        await kept.until(lambda: kept.renewal.failed > failed)
+        assert await code_of(kept.stub.Lookup(LookupRequest())) != grpc.StatusCode.OK
+        # A new token where the old one was: the process goes on by itself.
+        party.settings.enrol.token_file.write_bytes(service.token("cos", "abandoned").read_bytes())
         await kept.until(lambda: kept.told == [False, True])
         await kept.stub.Lookup(LookupRequest())
 

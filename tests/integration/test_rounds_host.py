@@ -2,11 +2,13 @@
 
 import asyncio
 import csv
+import shutil
 import time
 
 import numpy as np
 import pytest
 
+from coterie.cli.main import invoke
 from coterie.crypto.beacon import verify_beacon
 from coterie.net.party import Member
 from coterie.wire.v1 import client_pb2 as agent_wire
@@ -122,6 +124,33 @@ async def test_a_host_leaves_a_run_outside_its_consent_and_each_user_is_told_eve
     assert not host.healthy()
 
 
+async def test_a_host_that_comes_back_from_a_backup_stays_out_of_the_masked_run_that_was_going_on(world):
+    await world.begin(secure_sum="masked", per_user=True, users=len(NAMES) + 1)
+    host = await asyncio.to_thread(world.host)
+    await asyncio.to_thread(host.stop)
+    archive = host.folder / "host.tar"
+    assert invoke(["backup", "client", str(archive), "--config", str(host.config)]) == 0
+    keys = (host.state / "identities.key").read_bytes()
+    shutil.rmtree(host.state)
+    assert invoke(["restore", "client", str(archive), "--config", str(host.config)]) == 0
+    assert (host.state / "identities.key").read_bytes() == keys
+    await asyncio.to_thread(host.start, healthy=False)
+    async with asyncio.timeout(SOON_S):
+        while not host.answers() or not query(host, "SELECT 1 FROM declined"):
+            await asyncio.sleep(0.05)
+        while (await world.operator.state(world.run)).hosts_alive:
+            await asyncio.sleep(0.05)
+    _, declined = await world.receipt(host, NAMES[0])
+    assert ["restored from a backup" in one.reason for one in declined] == [True]
+    # One that has not run since the backup goes on.
+    await asyncio.to_thread(host.stop)
+    shutil.rmtree(host.state)
+    again = ["restore", "client", str(archive), "--config", str(host.config), "--nothing-since"]
+    assert invoke(again) == 0
+    await asyncio.to_thread(host.start)
+    assert (await world.operator.state(world.run)).hosts_alive == 1
+
+
 async def test_a_host_sits_out_when_its_users_were_in_enough_rounds_today(world):
     # Nobody waits out the hour that a step may take: the host says that it takes no part.
     await world.begin()
@@ -167,6 +196,28 @@ async def test_host_and_server_killed_in_a_round_lose_and_repeat_nothing(
     sent, declined = await world.receipt(host, NAMES[0])
     assert declined == []
     assert sent["items of the history (clear)"].count == 1
+
+
+async def test_a_host_without_room_waits_for_it_and_is_in_the_round_then(world, calls, third_party):
+    await world.begin(users=len(NAMES) + 1, step_timeout_ms=3_600_000)
+    host = await asyncio.to_thread(world.host)
+    silent = await third_party.enrol("client", f"silent-{world.run}", 1)
+    member = Member(silent.identities[0], silent.bundles[0], wire.ParticipantKind.PARTICIPANT_KIND_USER)
+    party = calls.party_at(world.cos, silent, world.run)
+    with host.without_room():
+        # The last one expected: the first round begins, and the host can keep nothing of it.
+        await party.register([member])
+        await asyncio.to_thread(host.wait_for_health, False)
+        assert query(host, "SELECT count(*) FROM journal") == [(0,)]
+    await asyncio.to_thread(host.wait_for_health, True)
+    kept = "SELECT 1 FROM journal WHERE length > 0"
+    async with asyncio.timeout(SOON_S):
+        while not query(host, kept):
+            await asyncio.sleep(0.02)
+    await party.leave()
+    report = await world.over()
+    assert report["phase"] == "done", report["reason"]
+    assert [(one["summed"], one["refused"]) for one in report["rounds"]] == [(5, 0)] * len(report["rounds"])
 
 
 async def test_private_state_that_is_gone_is_begun_anew_and_said(world):

@@ -216,6 +216,13 @@ def test_a_stream_comes_no_faster_than_the_rate_and_not_much_slower(network):
     assert rate == pytest.approx(20 * 1448 / 1500, rel=0.1)
 
 
+def test_it_ends_when_the_network_that_it_is_for_does(network):
+    process = network.emulate("left", "--delay", "1")
+    ip("-n", network.names["left"], "link", "del", "eth0")
+    assert process.wait(SOON_S) == 2
+    assert "the network is gone" in process.stderr.read()
+
+
 def test_a_second_program_on_the_same_queue_is_told_so(network):
     network.emulate("left", "--delay", "1")
     command = [sys.executable, str(WAN), "--namespace", network.names["left"], "--delay", "1"]

@@ -16,6 +16,8 @@ from coterie.launch.children import Child, free_port
 from coterie.launch.operation import operate
 from coterie.launch.order import Order
 
+from .patience import PAUSE_S, WAIT_S
+
 ROLES = {
     "thirdparty": "thirdparty",
     "cos": "cos",
@@ -80,7 +82,7 @@ class Machines:
             own.append(f"enrol_listen={self.addresses['enrol']}")
         self.children[name].start(*own, *sets)
 
-    def take(self, name: str, capsys: Any = None) -> Path:
+    def take(self, name: str) -> Path:
         """Bring a party what was prepared for it, and let it join; return its folder."""
         sent = self.folder / "sent" / name
         shutil.copytree(self.prepared / name, sent)
@@ -90,19 +92,49 @@ class Machines:
         assert invoke(["enrol", str(sent / "invitation"), "--into", str(folder)]) == 0
         return folder
 
-    def join(self) -> None:
-        """Start the third party, let everybody join, and start them all."""
+    def join(self, *late: str) -> None:
+        """Start the third party, let everybody join, and start all but who comes late."""
         self.start("thirdparty")
         for name in self.names:
             self.add(name, self.take(name))
         for name in self.names:
-            self.start(name)
+            if name not in late:
+                self.start(name)
         self.operator = self.take("operator")
 
-    async def operate(self) -> dict[str, Any]:
+    def move(self, host: str, *late: str) -> list[str]:
+        """End every process as a crash would, and start all but who comes late at other addresses.
+
+        Returns
+        -------
+        list of str
+            What everybody has to be told.
+        """
+        for child in self.children.values():
+            child.kill()
+        self.addresses = {name: f"{host}:{free_port()}" for name in self.addresses}
+        told = [f"{peer}.address={self.addresses[peer]}" for peer in ("thirdparty", "enrol", "cos")]
+        for name in self.children:
+            if name not in late:
+                self.start(name, *self.told(name, told))
+        return told
+
+    def told(self, name: str, peers: list[str]) -> list[str]:
+        """Return what a party is told of the new addresses of its peers."""
+        mine = [one for one in peers if not (name == "thirdparty" or one.startswith(f"{name}."))]
+        return [*mine, f"advertise={self.addresses[name]}"] if name.startswith("owner") else mine
+
+    async def logs(self, name: str, event: str) -> None:
+        """Wait until a party has logged an event."""
+        log = self.children[name].log
+        async with asyncio.timeout(WAIT_S):
+            while not (log.exists() and f'"event": "{event}"' in log.read_text()):
+                await asyncio.sleep(PAUSE_S)
+
+    async def operate(self, *sets: str) -> dict[str, Any]:
         """Carry out the order, and return the report."""
         config = self.operator / "config.toml"
-        settings = load(OperateSettings, config, environ={}, relative_to=config.parent).settings
+        settings = load(OperateSettings, config, sets=sets, environ={}, relative_to=config.parent).settings
         return await operate(settings, Order.load(settings.order), lambda event: None)
 
     async def stop(self) -> None:

@@ -1,5 +1,9 @@
 """A federation across machines: who joined by an invitation trains as everybody does."""
 
+import asyncio
+import contextlib
+import socket
+
 import pytest
 
 from coterie.launch.feed import load, make_feed
@@ -15,6 +19,10 @@ FEDNCF = {
     "rounds": {"cohort": 20, "group": 20, "passes": 4, "evaluate_every": 2},
     "federation": {"hosts": 3, "owners": 1},
 }
+HAS_IPV6 = False
+with contextlib.suppress(OSError), socket.socket(socket.AF_INET6) as probe:
+    probe.bind(("::1", 0))
+    HAS_IPV6 = True
 NAMES = ["cos", "owner-0", "host-0", "host-1", "host-2"]
 
 
@@ -43,3 +51,22 @@ def test_parties_that_joined_by_invitations_come_to_the_numbers_of_one_process(s
         key = (tmp_path / "machines" / name / "state" / "tls" / "key.pem").read_bytes()
         others = [path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes() == key]
         assert len(others) == 1
+
+
+@pytest.mark.skipif(not HAS_IPV6, reason="this machine has no IPv6")
+async def test_everybody_may_come_back_at_another_address_and_the_run_is_the_same(small, alone, tmp_path):
+    """From IPv4 to IPv6, killed while two hosts of three have joined: they keep their places."""
+    machines = Machines(small(**FEDNCF), tmp_path, NAMES, invitations=False)
+    late = "host-2"
+    try:
+        machines.join(late)
+        operating = asyncio.create_task(machines.operate())
+        for name in ("host-0", "host-1"):
+            await machines.logs(name, "joined")
+        operating.cancel()
+        await asyncio.gather(operating, return_exceptions=True)
+        told = machines.move("[::1]", late)
+        machines.start(late, *machines.told(late, told))
+        assert same_numbers(await machines.operate(*told), alone)
+    finally:
+        await machines.stop()

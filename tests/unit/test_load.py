@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.config.base import Model
+from coterie.config.base import Model, Peer
 from coterie.config.keys import dotted, toml_text
 from coterie.config.load import ROLES, Loaded, load, load_service
 from coterie.config.run import RunSettings
@@ -385,3 +385,47 @@ def test_a_dotted_path_is_read_back_as_the_same_path(path: list[str]) -> None:
     for part in path:
         place = place[part]
     assert place == 1
+
+
+# --- Addresses ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1:0",
+        "[::1]:0",
+        "[::]:7443",
+        "[2001:db8::1]:7443",
+        "[fe80::1%eth0]:1",
+        "cos:65535",
+        "a.b-c_d:7443",
+    ],
+)
+def test_addresses_of_both_kinds_and_names_are_taken(address: str) -> None:
+    assert Peer(address=address, name="cos").address == address
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("2001:db8::1:7443", "an IPv6 host stands in brackets, expected [2001:db8::1]:7443"),
+        ("[::1:7443", "an IPv6 host stands in brackets, expected [::1]:7443"),
+        ("[::g]:7443", "[::g] is no address"),
+        ("10.0.0.256:7443", "10.0.0.256 is no address"),
+        ("10.0.0.1:70000", "the port 70000, expected at most 65535"),
+        ("https://cos:7443", "https://cos is no host"),
+        ("user@cos:7443", "user@cos is no host"),
+        ("a cos:7443", "a cos is no host"),
+        ("10.0.0.1", "expected host:port"),
+        (":7443", "expected host:port"),
+        ("cos:", "expected host:port"),
+        ("cos:http", "expected host:port"),
+    ],
+)
+def test_a_bad_address_says_what_is_wrong_with_it(address: str, said: str) -> None:
+    peer = f'thirdparty={{address="{address}", name="directory"}}'
+    with pytest.raises(ConfigError) as caught:
+        load_service("cos", None, sets=["name=cos", "state=s", "listen=cos:1", peer], environ={})
+    assert said in caught.value.message
+    assert "thirdparty.address" in caught.value.message

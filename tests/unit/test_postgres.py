@@ -89,6 +89,16 @@ def test_a_database_that_cannot_hold_the_store_is_refused(place, server, monkeyp
         open_postgres(place(), "cos")
 
 
+def test_a_unix_socket_is_reached_without_tls(server):
+    name = server.database()
+    url = f"postgresql+psycopg://{postgres.USER}@/{name}?host={server.folder}&port={server.port}"
+    at = Place(url, password_file=server.password_file)
+    for engine in open_postgres(at, "cos"):
+        engine.dispose()
+    assert read_revision(at) is not None
+    assert at.name == f"database '{name}' at {server.folder}"
+
+
 def test_nothing_is_made_by_looking(place, server):
     name = server.database()
     assert read_revision(place(database=name)) is None

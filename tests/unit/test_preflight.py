@@ -42,6 +42,7 @@ from coterie.crypto.roster import Roster, save_roster_key
 from coterie.launch import preflight
 from coterie.launch.authority import make_authority, make_token
 from coterie.launch.finding import Finding
+from coterie.launch.preflight_peer import Clock, check_clock
 from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import HOLDER, identities
 from coterie.store.engine import open_sqlite
@@ -584,6 +585,7 @@ def test_a_peer_under_another_name_or_role_fails(federation: Federation, role: s
     wrong = peer_found(federation, federation.enrolled(role, name), timeout_s=2)
     assert wrong.status == "fail"
     assert "is not thirdparty/directory" in wrong.problem
+    assert f"it is {role}/{name}" in wrong.problem
 
 
 def test_a_peer_of_another_authority_fails(federation: Federation, tmp_path: Path) -> None:
@@ -592,6 +594,53 @@ def test_a_peer_of_another_authority_fails(federation: Federation, tmp_path: Pat
     stranger = Federation(tmp_path / "elsewhere", Authority.load(tmp_path / "elsewhere" / "thirdparty"))
     wrong = peer_found(federation, stranger.enrolled("thirdparty", "directory"), timeout_s=2)
     assert wrong.status == "fail"
+    assert "it is thirdparty/directory of another authority" in wrong.problem
+
+
+@pytest.mark.parametrize(
+    ("begun_days_ago", "said"), [(31, "with a certificate that ended at"), (-2, "that is valid from")]
+)
+def test_a_peer_whose_certificate_does_not_hold_now_is_told_with_the_clock(
+    federation: Federation, begun_days_ago: int, said: str
+) -> None:
+    federation.enrolled("cos", "cos")
+    peer = federation.enrolled("thirdparty", "directory", begun_days_ago=begun_days_ago)
+    wrong = peer_found(federation, peer, timeout_s=2)
+    assert wrong.status == "fail"
+    assert said in wrong.problem
+    assert "this machine's clock says" in wrong.problem
+
+
+def test_a_peer_that_does_not_take_this_certificate_is_told_from_one_that_is_another(
+    federation: Federation,
+) -> None:
+    federation.enrolled("cos", "cos", begun_days_ago=31)
+    refused = peer_found(federation, federation.enrolled("thirdparty", "directory"), timeout_s=2)
+    assert refused.status == "fail"
+    assert "does not take this machine's certificate" in refused.problem
+
+
+def test_who_listens_is_known_before_enrolment(federation: Federation) -> None:
+    enrol = federation.enrolment("cos", "cos")
+
+    async def look() -> list[Finding]:
+        async with listening(federation.enrolled("cos", "elsewhere")) as address:
+            settings = federation.cos(thirdparty=Peer(address=address, name="directory"), enrol=enrol)
+            return await preflight.check_service("cos", settings, timeout_s=2)
+
+    assert "it is cos/elsewhere" in found(asyncio.run(look()), "peer thirdparty/directory").problem
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "within_s", "status"),
+    [(0.2, 0.1, "ok"), (-29.0, 0.1, "ok"), (45.0, 1.0, "warn"), (-45.0, 20.0, "ok"), (-300.0, 1.0, "fail")],
+)
+def test_a_clock_is_wrong_by_what_is_sure(ahead_s: float, within_s: float, status: str) -> None:
+    finding = check_clock("cos/cos", Clock(ahead_s, within_s))
+    assert finding.status == status
+    said = finding.note or finding.problem
+    assert f"{abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} this machine's" in said
+    assert f"within {within_s:.1f} s" in said
 
 
 def test_a_peer_that_refuses_says_why(federation: Federation) -> None:

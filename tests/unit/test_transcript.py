@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import threading
 import time
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.errors import StoreError
+from coterie.privacy import transcript
 from coterie.privacy.transcript import (
     Entry,
     TranscriptWriter,
@@ -247,3 +249,30 @@ def test_calls_outside_the_contract_and_bytes_that_are_no_message_are_not_decode
 def test_the_role_is_what_stands_before_the_name():
     assert role_of("data-owner/drama") == "data-owner"
     assert role_of("cos") == "cos"
+
+
+def test_what_found_no_room_is_written_when_there_is_and_no_call_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(transcript, "_MOST_WAITING", 5000)
+    path = tmp_path / "transcript.bin"
+    payloads = [bytes([n]) * 600 for n in range(12)]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with TranscriptWriter(path, "cos/cos") as writer:
+
+        def record(some):
+            for payload in some:
+                writer.record(
+                    rpc="Poll", peer="client/host-0", direction="received", payload=payload, side="server"
+                )
+            writer.flush()
+
+        record(payloads[:2])
+        # Room for half of the next one.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 300, before[1]))
+        try:
+            record(payloads[2:4])
+            with pytest.raises(StoreError, match=r"cannot write transcript .*File too large"):
+                record(payloads[4:])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        writer.flush()
+    assert [entry.payload for entry in read_transcript(path)] == payloads

@@ -83,3 +83,21 @@ def test_no_packet_overtakes_another_or_is_early(arrivals, delay, share, rate):
 def test_what_is_no_network_is_refused_with_what_is_expected(capsys, arguments, says):
     assert wan.main(arguments) == 2
     assert says in capsys.readouterr().err
+
+
+def test_options_are_those_of_the_first_variable_that_is_not_empty(capsys, monkeypatch):
+    monkeypatch.setenv("WAN_ONE", " ")
+    monkeypatch.setenv("WAN_ALL", "--loss 100")
+    names = [
+        "--from-environment",
+        "WAN_NONE",
+        "--from-environment",
+        "WAN_ONE",
+        "--from-environment",
+        "WAN_ALL",
+    ]
+    assert wan.main(names) == 2
+    assert "loss is out of its range" in capsys.readouterr().err
+    monkeypatch.setenv("WAN_ONE", "--delay -1")
+    assert wan.main(names) == 2
+    assert "delay is out of its range" in capsys.readouterr().err

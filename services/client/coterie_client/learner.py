@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -145,7 +146,9 @@ class Learner:
                 self.catalogue = catalogued(message, ())
             if self._side is None or self._built_from != len(histories):
                 self._built_from = len(histories)
-                self._side = await asyncio.to_thread(self._build, self.catalogue)
+                self._side = await self._host.writer.files_when_possible(
+                    "make the files of this host's users", partial(self._build, self.catalogue)
+                )
             return self._side
 
     def _build(self, catalogue: Catalogued) -> HostSide:

@@ -10,6 +10,7 @@ import grpc
 import structlog
 
 from coterie.config.services import ClientSettings
+from coterie.crypto import restored
 from coterie.data.attributes import AttributeTable, read_attributes
 from coterie.launch.process import Runtime
 from coterie.net.credentials import TlsFiles
@@ -123,6 +124,8 @@ class ClientProcess:
         await host.note_sent("cos", "registration", len(members), size)
         way = _way(host)
         objections = host.consent.objections(party.plan, way.metrics)
+        if party.plan.system in SYSTEMS:
+            objections += restored.objections(self._settings.state, self._settings.run, party.plan.secure_sum)
         if objections:
             way.close()
             await self._stay_out(objections)

@@ -40,6 +40,9 @@ __all__ = ["Answer", "Arrival", "Holdings", "Model"]
 
 _log = structlog.get_logger("coterie.holdings")
 
+_NEVER = 2**62
+"""Number of a round that never comes."""
+
 _ROUNDING = 5
 """First element of the key under which an owner's vector is rounded; `coterie.learning` has lower ones."""
 
@@ -153,6 +156,8 @@ class Holdings:
         self._offered: Released | None = None
         self._since = 0
         self._closed = 0
+        self.sits_out = False
+        """Whether the owner takes part in no window any more, because its journal was restored from a backup."""
         self._room = asyncio.Event()
         self._room.set()
 
@@ -348,6 +353,8 @@ class Holdings:
     def journal(self) -> Journal:
         """Return the journal as it stands on disk."""
         kept = self._window
+        if self.sits_out:
+            return Journal(_NEVER)
         reveals = tuple(kept.reveals.split(",")) if kept.reveals else ()
         return Journal(kept.joined, kept.contribution, reveals)
 

@@ -10,6 +10,7 @@ import numpy as np
 import sqlalchemy as sa
 import structlog
 
+from coterie.crypto import restored
 from coterie.errors import PeerError
 from coterie.launch.process import Runtime
 from coterie.net.party import Party
@@ -56,6 +57,10 @@ class ShieldedOwners:
             owner.id: Holdings(owner, party.plan, writer, runtime.accounting, self._refresh)
             for owner in owners
         }
+        if restored.objections(runtime.state, party.plan.run_id, party.plan.secure_sum):
+            _log.warning("restored from a backup: no part in windows of this run", run=party.plan.run_id)
+            for one in self.holdings.values():
+                one.sits_out = True
         self._by_slot = {owner.slot: self.holdings[owner.id] for owner in owners}
         self.members = SumMembers(party, runtime.party, list(self.holdings.values()), directory_key)
         self._model = Model(-1, b"", np.zeros((0, party.plan.dim), np.float32))

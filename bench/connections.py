@@ -1,0 +1,208 @@
+"""Many clients at one COS: each with a certificate and a connection of its own, registered, and waiting for a task.
+
+The variable ``COTERIE_BENCH_CONNECTIONS`` says how many, 2,000 when it is absent.  All clients are in this process,
+which shares the machine with the COS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.rows import Row, lower
+from bench.submit import Site
+from coterie.config.run import RunSettings
+from coterie.crypto.authority import (
+    Authority,
+    PeerIdentity,
+    load_tls_key,
+    logical_name,
+    make_csr,
+    new_tls_key,
+    save_tls_key,
+)
+from coterie.errors import PeerError
+from coterie.net.channel import Channel, connect
+from coterie.net.credentials import TlsFiles
+from coterie.net.meter import Meter
+from coterie.net.party import Member, Party
+from coterie.net.retry import Retry
+from coterie.wire.refusal import Refusal
+from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
+
+_CLIENTS = int(os.environ.get("COTERIE_BENCH_CONNECTIONS", "2000"))
+_RUN = "connections"
+_AT_ONCE = 32
+_POLLS = 5
+_HOLD_MS = 20_000
+_CALL_S = 60.0
+
+
+@dataclass
+class _Measured:
+    """What became of the clients, and what it cost the COS."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    connect_s: float = 0.0
+    poll_ms: list[float] = field(default_factory=list)
+    server_ms: list[float] = field(default_factory=list)
+    before: float = 0.0
+    held: float = 0.0
+
+
+def _resident(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return 1024.0 * int(line.split()[1])
+    raise RuntimeError("the system says nothing of VmRSS")
+
+
+class _Client:
+    """One client with a certificate of its own."""
+
+    def __init__(self, folder: Path, site: Site, authority: Authority, number: int) -> None:
+        name = f"client-{number}"
+        tls = TlsFiles(folder / name)
+        tls.folder.mkdir(parents=True)
+        save_tls_key(tls.key, new_tls_key())
+        chain = authority.issue(make_csr(load_tls_key(tls.key)), "client", name, 1)
+        tls.chain.write_bytes(chain + authority.certificate_pem)
+        tls.authority.write_bytes(authority.certificate_pem)
+        self.meter = Meter()
+        self.channel: Channel = connect(
+            site.address,
+            tls.channel_credentials(),
+            tls_name=logical_name("cos", "cos"),
+            peer="cos/cos",
+            meter=self.meter,
+        )
+        fingerprint = PeerIdentity.from_certificate(chain).fingerprint
+        self.party = Party(self.channel, _RUN, lambda: fingerprint, Retry(limit_s=0.0))
+        self._stub: Any = self.channel.stub(OrchestratorStub)
+
+    async def register(self, member: Member) -> str:
+        """Register a user; return OK, or what became of it."""
+        try:
+            await asyncio.wait_for(self.party.register([member]), _CALL_S)
+        except TimeoutError:
+            return "no answer"
+        except Refusal as refusal:
+            return refusal.name
+        except PeerError:
+            return "closed"
+        return "OK"
+
+    async def poll(self, cursor: int, hold_ms: int) -> int:
+        """Poll once; return the revision."""
+        request = wire.PollRequest(run_id=_RUN, cursor=cursor, hold_ms=hold_ms)
+        response: wire.PollResponse = await self._stub.Poll(request, timeout=_CALL_S)
+        return int(response.revision)
+
+
+async def _measured(clients: int, **cos: Any) -> _Measured:
+    found = _Measured()
+    turns = asyncio.Semaphore(_AT_ONCE)
+    with tempfile.TemporaryDirectory() as folder:
+        async with Site(Path(folder), _RUN, **cos) as site:
+            # The keys of all users are enrolled by one host; each then has a client of its own.
+            _, members, _ = await site.party("client", "host", clients)
+            await site.begin(RunSettings.model_validate({"system": "drift"}), users=clients + 1)
+            authority = Authority.load(site.authority)
+            made = [_Client(Path(folder) / "clients", site, authority, n) for n in range(clients)]
+            if site.cos.process is None:
+                raise RuntimeError("the COS is missing")
+            found.before = _resident(site.cos.process.pid)
+
+            async def join(client: _Client, member: Member) -> bool:
+                async with turns:
+                    outcome = await client.register(member)
+                found.outcomes[outcome] += 1
+                return outcome == "OK"
+
+            began = time.perf_counter()
+            joined = await asyncio.gather(*map(join, made, members))
+            found.connect_s = time.perf_counter() - began
+            there = [client for client, inside in zip(made, joined, strict=True) if inside]
+
+            async def ask(client: _Client) -> int:
+                async with turns:
+                    started = time.perf_counter()
+                    revision = await client.poll(0, 0)
+                    found.poll_ms.append(1e3 * (time.perf_counter() - started))
+                return revision
+
+            revisions = await asyncio.gather(*map(ask, there))
+            # Everybody waits for a task at the same time, as clients do, while some ask anew.
+            waiting = [
+                asyncio.create_task(client.poll(revision, _HOLD_MS))
+                for client, revision in zip(there, revisions, strict=True)
+            ]
+            await asyncio.sleep(3.0)
+            found.held = _resident(site.cos.process.pid)
+            for client in there:
+                client.meter["Poll"].server_ms.clear()
+            found.poll_ms.clear()
+            for _ in range(_POLLS):
+                await asyncio.gather(*map(ask, there[:: max(1, len(there) // 400)]))
+            found.outcomes["waiting"] = sum(not one.done() for one in waiting)
+            for client in there:
+                found.server_ms += client.meter["Poll"].server_ms
+            for one in waiting:
+                one.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            for client in made:
+                await client.channel.close()
+    return found
+
+
+def _outcomes(found: _Measured) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(found.outcomes.items()))
+
+
+def rows() -> Iterator[Row]:
+    """Measure so many clients at a COS that takes them all, and at one that takes half of them."""
+    found = asyncio.run(_measured(_CLIENTS))
+    each = f"{_CLIENTS} clients"
+    note = f"{each}: {_outcomes(found)}"
+    yield lower(
+        "connections.join",
+        found.connect_s,
+        None,
+        "s",
+        f"{note}; handshakes and registrations, {_AT_ONCE} at once",
+    )
+    for q in (50, 99):
+        wall, own = (float(np.nanpercentile(times, q)) for times in (found.poll_ms, found.server_ms))
+        yield lower(
+            f"connections.poll.p{q}",
+            own,
+            None,
+            "ms",
+            f"in the COS, while all others wait; {wall:.3g} ms at the client, {_AT_ONCE} at once",
+        )
+    per = (found.held - found.before) / max(1, found.outcomes["OK"])
+    yield lower(
+        "connections.memory",
+        per / 1024,
+        None,
+        "KiB",
+        f"of the COS for each client that is registered and waits; {found.held / 2**20:.0f} MiB in all",
+    )
+    half = asyncio.run(_measured(_CLIENTS, limits={"connections": _CLIENTS // 2}))
+    yield lower(
+        "connections.refused",
+        float(_CLIENTS - half.outcomes["OK"]),
+        None,
+        "clients",
+        f"of {each}, where the COS takes {_CLIENTS // 2} connections: {_outcomes(half)}",
+    )

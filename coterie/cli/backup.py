@@ -1,0 +1,78 @@
+"""``coterie backup`` and ``coterie restore``: the state of a party in one file, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coterie.cli.options import JsonOption, SetOption
+from coterie.cli.output import Output
+
+if TYPE_CHECKING:
+    from coterie.store.backup import Manifest
+
+__all__ = ["backup", "restore"]
+
+_RoleArgument = Annotated[
+    str, typer.Argument(metavar="ROLE", help="cos, data-owner, client, decrypting-client or thirdparty.")
+]
+_ConfigOption = Annotated[
+    Path | None, typer.Option("--config", "-c", metavar="FILE", help="The service's configuration.")
+]
+
+
+def backup(
+    role: _RoleArgument,
+    archive: Annotated[Path, typer.Argument(metavar="ARCHIVE", help="The file to make; there must be none.")],
+    config: _ConfigOption = None,
+    sets: SetOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Write the state of a service into a file, keys and all.
+
+    A COS, a data owner and a third party may run meanwhile; a client host and a decrypting client have to be stopped.
+    Of a COS in PostgreSQL the runs are taken from there. The file holds private keys and data: keep it as you keep
+    those.
+    """
+    from coterie.config.load import load_service
+    from coterie.launch.backup import back_up_service
+
+    manifest = back_up_service(role, load_service(role, config, sets=sets or ()).settings, archive)
+    _told("backup", f"{archive}: the state of a {role}", manifest, as_json=json)
+
+
+def restore(
+    role: _RoleArgument,
+    archive: Annotated[Path, typer.Argument(metavar="ARCHIVE", help="The file that `coterie backup` made.")],
+    config: _ConfigOption = None,
+    nothing_since: Annotated[
+        bool,
+        typer.Option(
+            "--nothing-since",
+            help="The service has not run since the backup was made: it goes on in runs with protected sums.",
+        ),
+    ] = False,
+    sets: SetOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Make the state of a service from a file.
+
+    Every byte is checked before anything is made. The state folder has to be absent or empty, and so has the database.
+    A party that answers in rounds takes no further part in protected sums of its run, because the backup does not know
+    what it answered later; --nothing-since says that there is no such thing.
+    """
+    from coterie.config.load import load_service
+    from coterie.launch.backup import restore_service
+
+    settings = load_service(role, config, sets=sets or ()).settings
+    manifest = restore_service(role, settings, archive, nothing_since=nothing_since)
+    _told("restore", f"{settings.state}: the state of a {role}", manifest, as_json=json)
+
+
+def _told(command: str, what: str, manifest: Manifest, *, as_json: bool) -> None:
+    output = Output(command, as_json=as_json)
+    size = sum(size for size, _, _ in manifest.files.values())
+    output.say(f"{what}, {len(manifest.files)} files, {size:,} bytes")
+    output.finish({"role": manifest.role, "made": manifest.made, "files": len(manifest.files), "bytes": size})

@@ -1,0 +1,57 @@
+"""What a party may not do after its state came back from a backup: take part in the run that was going on then.
+
+A backup knows nothing of the rounds that the party answered after it was made.  What it counts there (which rounds it
+joined, how often a sum over one model was revealed with its help) protects it and others against a server that asks
+twice, so it takes no further part in protected sums of that run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from coterie.crypto.keyfile import write_private_file
+from coterie.errors import StoreError
+
+__all__ = ["MARK", "mark_restored", "objections", "sits_out"]
+
+MARK = "restored.json"
+"""The file in a state folder that names the runs."""
+
+
+def mark_restored(state: Path, runs: Iterable[str]) -> None:
+    """Note that a party takes no part in protected sums of these runs any more."""
+    content = {"runs": sorted({*_runs(state), *runs})}
+    write_private_file(state / MARK, json.dumps(content).encode())
+
+
+def sits_out(state: Path, run: str) -> bool:
+    """Whether a party's state was restored while a run was going on.
+
+    Raises
+    ------
+    StoreError
+        When the note is damaged.
+    """
+    return run in _runs(state)
+
+
+def objections(state: Path, run: str, secure_sum: str) -> list[str]:
+    """Return why a restored party stays out of a run; nothing where it may take part."""
+    if secure_sum == "clear" or not sits_out(state, run):
+        return []
+    return ["the state was restored from a backup, which does not know what was answered in this run later"]
+
+
+def _runs(state: Path) -> list[str]:
+    path = state / MARK
+    try:
+        found = json.loads(path.read_bytes())["runs"]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(
+            f"{path} cannot be read", hint="restore the backup again into an empty folder"
+        ) from error
+    return [str(run) for run in found]

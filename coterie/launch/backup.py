@@ -1,0 +1,141 @@
+"""Backups of services by their configuration: which folder, which database, and what must not run meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from coterie.config.base import ServiceSettings
+from coterie.config.services import (
+    ClientSettings,
+    CosSettings,
+    DatabaseSettings,
+    DataOwnerSettings,
+    DecryptingClientSettings,
+)
+from coterie.crypto.restored import mark_restored
+from coterie.errors import StoreError
+from coterie.launch.process import in_use
+from coterie.net.enrolment import HOLDER
+from coterie.store import cos
+from coterie.store.backup import ONLINE, STORES, Manifest, back_up, check_empty, copy_rows, restore
+from coterie.store.engine import failure, open_sqlite
+from coterie.store.postgres import Place, open_postgres
+
+__all__ = ["back_up_service", "restore_service"]
+
+
+def back_up_service(role: str, settings: ServiceSettings, archive: Path) -> Manifest:
+    """Write the state of a service into an archive.
+
+    Raises
+    ------
+    StoreError
+        As `back_up`; or the service runs and may not.
+    """
+    state = settings.state
+    if not state.is_dir():
+        raise StoreError(f"there is no state folder {state}")
+    if role not in ONLINE and in_use(state):
+        raise StoreError(
+            f"a service runs on {state}",
+            hint="stop it first: its files do not belong together while it works",
+        )
+    with _taken(role, settings, archive.parent) as taken:
+        return back_up(role, state, archive, version("coterie"), store=taken)
+
+
+@contextlib.contextmanager
+def _taken(role: str, settings: ServiceSettings, beside: Path) -> Iterator[Path | None]:
+    """Copy the runs of a database into the file that they would be; nothing where there is no database."""
+    if not (isinstance(settings, CosSettings) and settings.database is not None):
+        yield None
+        return
+    try:
+        with tempfile.TemporaryDirectory(prefix=".backup.", dir=beside) as folder:
+            path = Path(folder) / STORES[role][0]
+            file = open_sqlite(path, STORES[role][1])
+            source = Place(**settings.database.model_dump()).engine()
+            # At one moment, and without the lock: the service may run.
+            source = source.execution_options(isolation_level="REPEATABLE READ")
+            try:
+                with source.connect() as held, file.begin() as copy:
+                    copy_rows(held, copy, cos.metadata)
+                with file.connect() as copy:
+                    copy.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+                    copy.exec_driver_sql("PRAGMA journal_mode=DELETE")
+            finally:
+                source.dispose()
+                file.dispose()
+            yield path
+    except sa.exc.DBAPIError as error:
+        raise failure(error) from error
+
+
+def restore_service(
+    role: str, settings: ServiceSettings, archive: Path, *, nothing_since: bool = False
+) -> Manifest:
+    """Make the state of a service from an archive.
+
+    Parameters
+    ----------
+    role : str
+    settings : ServiceSettings
+    archive : Path
+    nothing_since : bool
+        Whether the service has not run since the archive was made.
+
+    Raises
+    ------
+    StoreError
+        As `restore`; the service runs; or the database is not empty.
+    """
+    state = settings.state
+    if in_use(state):
+        raise StoreError(f"a service runs on {state}", hint="stop it first")
+    database = settings.database if isinstance(settings, CosSettings) else None
+    if database is not None:
+        # Before anything is made.
+        with _opened(database) as target, target.begin() as connection:
+            check_empty(connection, cos.metadata)
+    manifest = restore(role, state, archive)
+    in_rounds = DataOwnerSettings | ClientSettings | DecryptingClientSettings
+    if isinstance(settings, in_rounds) and not nothing_since:
+        for folder in (state, state / HOLDER):
+            if folder.is_dir():
+                mark_restored(folder, [settings.run])
+    if database is not None:
+        _put_back(database, state / STORES[role][0])
+    return manifest
+
+
+@contextlib.contextmanager
+def _opened(database: DatabaseSettings) -> Iterator[sa.Engine]:
+    """Open a database to write into: no service may use it."""
+    reading, writing = open_postgres(Place(**database.model_dump()), STORES["cos"][1])
+    try:
+        yield writing
+    except sa.exc.DBAPIError as error:
+        raise failure(error) from error
+    finally:
+        reading.dispose()
+        writing.dispose()
+
+
+def _put_back(database: DatabaseSettings, path: Path) -> None:
+    """Put the rows of a file into an empty database, and keep the file out of the way once they are durable."""
+    if not path.exists():
+        return
+    file = open_sqlite(path, STORES["cos"][1])
+    try:
+        with _opened(database) as writing, file.connect() as held, writing.begin() as target:
+            copy_rows(held, target, cos.metadata)
+    finally:
+        file.dispose()
+    for beside in path.parent.glob(f"{path.name}*"):
+        beside.unlink()

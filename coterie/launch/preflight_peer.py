@@ -1,0 +1,158 @@
+"""Who answers at an address, what is wrong with it, and how far apart two clocks are."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from typing import NamedTuple
+
+import grpc
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.serialization import Encoding
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from coterie.config.base import Peer
+from coterie.crypto.authority import PeerIdentity, logical_name
+from coterie.errors import CertificateError
+from coterie.launch.finding import Finding, passed
+from coterie.net.server import CLOCK_KEY
+
+__all__ = ["Clock", "ask", "check_clock", "met", "mismatch"]
+
+_CLOCK_WARN_S = 30.0
+"""Certificates and tokens bear minutes; whoever reads two logs side by side bears less."""
+_CLOCK_FAIL_S = 240.0
+"""Certificates are valid from five minutes before they are made."""
+
+
+class Clock(NamedTuple):
+    """How far the clock of a peer is ahead of this machine's."""
+
+    ahead_s: float
+    """Seconds; negative when it is behind."""
+    within_s: float
+    """It is at most so much more or less: half of the time that the call took."""
+
+
+async def met(address: str, timeout_s: float) -> x509.Certificate | None:
+    """Return the certificate that is shown at an address, whoever it is; None where nobody speaks TLS.
+
+    Nothing is sent but the handshake, and nothing that is learned here is relied on.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(timeout_s):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
+    except (OSError, TimeoutError):  # what TLS raises is an OSError
+        return None
+    try:
+        shown: bytes | None = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        return None if shown is None else x509.load_der_x509_certificate(shown)
+    except ValueError:
+        return None
+    finally:
+        writer.transport.abort()
+
+
+def mismatch(shown: x509.Certificate, role: str, name: str, authority: bytes, now: float) -> Finding | None:
+    """Return what is wrong with a peer by its certificate, as a failure of no check yet; None when nothing is.
+
+    Parameters
+    ----------
+    shown : x509.Certificate
+    role, name : str
+        Who it should be.
+    authority : bytes
+        The authority's certificate, PEM.
+    now : float
+        Unix seconds.
+    """
+    try:
+        who = str(PeerIdentity.from_certificate(shown.public_bytes(Encoding.PEM)))
+    except CertificateError:
+        who = "no service of Coterie"
+    try:
+        shown.verify_directly_issued_by(x509.load_pem_x509_certificate(authority))
+    except (InvalidSignature, ValueError, TypeError):
+        return _failure(
+            f"{who} of another authority ({shown.issuer.rfc4514_string()})",
+            "is it another federation's, or was the authority made anew? Then everybody enrols again",
+        )
+    if who != f"{role}/{name}":
+        return _failure(f"{who}", "is the address right, and the name in the configuration?")
+    begin, end = shown.not_valid_before_utc, shown.not_valid_after_utc
+    clock = f"this machine's clock says {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(now))} UTC"
+    if now < begin.timestamp():
+        return _failure(
+            f"{who} with a certificate that is valid from {begin:%Y-%m-%d %H:%M:%S} UTC, and {clock}",
+            "set the clock of this machine, or of the third party's",
+        )
+    if now >= end.timestamp():
+        return _failure(
+            f"{who} with a certificate that ended at {end:%Y-%m-%d %H:%M:%S} UTC, and {clock}",
+            "it needs a new token, unless this machine's clock is ahead",
+        )
+    return None
+
+
+def _failure(problem: str, fix: str) -> Finding:
+    return Finding("", "fail", problem, fix)
+
+
+async def ask(
+    peer: Peer, role: str, credentials: grpc.ChannelCredentials, timeout_s: float
+) -> tuple[int, Clock | None]:
+    """Ask a peer for its health by mutual TLS, and for the time.
+
+    Raises
+    ------
+    grpc.aio.AioRpcError
+        It does not answer, or refuses.
+    """
+    name = logical_name(role, peer.name)
+    channel = grpc.aio.secure_channel(
+        peer.address, credentials, options=[("grpc.ssl_target_name_override", name)]
+    )
+    try:
+        # The first call makes the connection; the second one takes the time.
+        stub = health_pb2_grpc.HealthStub(channel)
+        await stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+        before = time.time()
+        call = stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+        response = await call
+        after = time.time()
+        told = dict(await call.trailing_metadata() or ()).get(CLOCK_KEY)
+    finally:
+        await channel.close()
+    return int(response.status), None if told is None else _clock(str(told), before, after)
+
+
+def _clock(told: str, before: float, after: float) -> Clock | None:
+    try:
+        there = int(told) / 1e3
+    except ValueError:
+        return None
+    return Clock(there - (before + after) / 2, (after - before) / 2)
+
+
+def check_clock(party: str, clock: Clock) -> Finding:
+    """Say whether the clock of a peer is near enough to this machine's."""
+    check = f"clock of {party}"
+    off = abs(clock.ahead_s)
+    text = (
+        f"the clock of {party} is {off:.1f} s {'ahead of' if clock.ahead_s > 0 else 'behind'} this machine's, "
+        f"within {clock.within_s:.1f} s"
+    )
+    least = off - clock.within_s
+    fix = "set one of the two: let both follow the same time servers"
+    if least > _CLOCK_FAIL_S:
+        return Finding(check, "fail", f"{text}; certificates bear {_CLOCK_FAIL_S:g} s", fix)
+    if least > _CLOCK_WARN_S:
+        return Finding(check, "warn", text, fix)
+    return passed(check, text)

@@ -1,0 +1,397 @@
+"""A party's state in one file: copied while the service runs where its store allows that, checked before it is used.
+
+The file is a tar archive.  Its first member, ``MANIFEST.json``, names the role and for every other member its size,
+mode and SHA-256.  Stores are copied as SQLite's backup API does, at one moment each; a COS's runs in PostgreSQL are
+copied at one moment, too, and are in the archive as the file that they would be without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shutil
+import sqlite3
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import sqlalchemy as sa
+
+from coterie.errors import StoreError
+from coterie.store.engine import file_failure
+
+__all__ = ["ONLINE", "STORES", "Manifest", "back_up", "check_empty", "copy_rows", "read_manifest", "restore"]
+
+STORES = {
+    "cos": ("cos.db", "cos"),
+    "data-owner": ("data_owner.db", "data_owner"),
+    "client": ("client.db", "client"),
+    "thirdparty": ("directory.db", "thirdparty"),
+}
+"""File and migrations of each role's store."""
+
+ONLINE = frozenset({"cos", "data-owner", "thirdparty"})
+"""Roles whose state may be copied while the service runs: their files besides the store are replaced as a whole."""
+
+_FORMAT = 1
+_MANIFEST = "MANIFEST.json"
+_MOST_MANIFEST = 64 << 20
+_LEFT_OUT = frozenset({"lock", "account.json", "transcript.bin"})
+_BESIDE = ("-wal", "-shm", "-journal")
+_PIECE = 1 << 20
+_MODE = 0o755
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an archive holds.
+
+    Parameters
+    ----------
+    role : str
+    version : str
+        Of the package that made it.
+    made : int
+        Seconds since 1970.
+    files : dict of str to (int, int, str)
+        Size, mode and SHA-256 by path.
+    """
+
+    role: str
+    version: str
+    made: int
+    files: dict[str, tuple[int, int, str]]
+
+    def to_json(self) -> bytes:
+        """Return it as the archive has it."""
+        files = [
+            {"path": path, "size": size, "mode": mode, "sha256": digest}
+            for path, (size, mode, digest) in self.files.items()
+        ]
+        head = {"format": _FORMAT, "role": self.role, "version": self.version, "made": self.made}
+        return json.dumps({**head, "files": files}, indent=1).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes, path: Path) -> Manifest:
+        """Return what an archive says.
+
+        Raises
+        ------
+        StoreError
+            When it says nothing that could be.
+        """
+        try:
+            content = json.loads(text)
+            if content["format"] != _FORMAT:
+                raise StoreError(
+                    f"{path} is of format {content['format']}",
+                    hint=f"format {_FORMAT} is expected: was it made by a later version of coterie?",
+                )
+            files = {
+                _inside(one["path"], path): (int(one["size"]), int(one["mode"]), str(one["sha256"]))
+                for one in content["files"]
+            }
+            if len(files) != len(content["files"]) or any(size < 0 for size, _, _ in files.values()):
+                raise _damaged(path, "its manifest names a file twice, or one of less than nothing")
+            return cls(str(content["role"]), str(content["version"]), int(content["made"]), files)
+        except (ValueError, KeyError, TypeError) as error:
+            raise _damaged(path, "its manifest cannot be read") from error
+
+
+def _damaged(path: Path, why: str) -> StoreError:
+    return StoreError(f"{path} is no backup, or damaged: {why}", hint="use another copy of it")
+
+
+def _inside(name: Any, path: Path) -> str:
+    """Return the path of a member if it stays where it is put."""
+    parts = PurePosixPath(name).parts if isinstance(name, str) else ()
+    if not parts or name.startswith("/") or "\\" in name or "\0" in name or {"..", "."} & {*parts}:
+        raise _damaged(path, "a file in it would lie outside of the state folder")
+    if str(PurePosixPath(name)) != name:
+        raise _damaged(path, "a file in it is named in two ways")
+    return str(name)
+
+
+# --- making one ------------------------------------------------------------------------------------------------------
+
+
+def back_up(role: str, state: Path, archive: Path, version: str, *, store: Path | None = None) -> Manifest:
+    """Write the state of a party into an archive, mode 0600; when this returns it is durable.
+
+    Parameters
+    ----------
+    role : str
+    state : Path
+        Its state folder.
+    archive : Path
+        The file; there must be none.
+    version : str
+        Of this package.
+    store : Path, optional
+        A copy of the store that was made already, in place of the one in the folder.
+
+    Raises
+    ------
+    StoreError
+        The folder has nothing, or something that is no file; the archive exists, lies in the folder, or cannot be
+        written.
+    """
+    if archive.exists():
+        raise StoreError(f"{archive} exists", hint="name another file: a backup replaces none")
+    if archive.resolve().is_relative_to(state.resolve()):
+        raise StoreError(f"{archive} lies in the state folder", hint="name a file elsewhere")
+    name = STORES[role][0] if role in STORES else None
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{archive.name}.", dir=archive.parent) as work:
+            # First: files that it names are there as long as it is new.
+            copied = store
+            if copied is None and name is not None and (state / name).exists():
+                copied = Path(work) / name
+                _copy_store(state / name, copied)
+            part = Path(work) / "archive"
+            manifest = _write(role, state, part, version, name, copied)
+            # Not over another one, also not over one that came meanwhile.
+            os.link(part, archive)
+            _flush(archive.parent)
+    except sqlite3.Error as error:
+        raise StoreError(f"cannot copy the store {state / str(name)}: {error}") from error
+    except OSError as error:
+        raise file_failure(f"write the backup {archive}", error) from error
+    return manifest
+
+
+def _copy_store(source: Path, target: Path) -> None:
+    with (
+        contextlib.closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as held,
+        contextlib.closing(sqlite3.connect(target)) as copy,
+    ):
+        held.backup(copy)
+        # One file, which needs none beside it.
+        copy.execute("PRAGMA journal_mode=DELETE")
+    target.chmod(0o600)
+
+
+def _write(
+    role: str, state: Path, part: Path, version: str, name: str | None, store: Path | None
+) -> Manifest:
+    found = {path: state / path for path in _files(state) if path != name}
+    if name is not None and store is not None:
+        found[name] = store
+    if not found:
+        raise StoreError(f"{state} has nothing to back up", hint="is it the state folder of the service?")
+    with tempfile.TemporaryDirectory(dir=part.parent) as copies:
+        files: dict[str, tuple[int, int, str]] = {}
+        places: dict[str, Path] = {}
+        for number, (path, source) in enumerate(sorted(found.items())):
+            copy = Path(copies) / str(number)
+            try:
+                # Copied, and then hashed: a file of a service that runs may be replaced meanwhile.
+                shutil.copyfile(source, copy, follow_symlinks=False)
+                mode = source.stat().st_mode & _MODE
+            except FileNotFoundError:
+                # A version of a model that is not kept any longer.
+                continue
+            files[path] = (copy.stat().st_size, mode, _sha256(copy))
+            places[path] = copy
+        manifest = Manifest(role, version, int(time.time()), files)
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as out:
+            with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+                text = manifest.to_json()
+                head = tarfile.TarInfo(_MANIFEST)
+                head.size, head.mode, head.mtime = len(text), 0o600, manifest.made
+                tar.addfile(head, io.BytesIO(text))
+                for path, copy in places.items():
+                    member = tarfile.TarInfo(path)
+                    member.size, member.mode, _ = files[path]
+                    member.mtime = manifest.made
+                    with copy.open("rb") as content:
+                        tar.addfile(member, content)
+            out.flush()
+            os.fsync(out.fileno())
+    return manifest
+
+
+def _files(state: Path) -> Iterator[str]:
+    for folder, folders, names in os.walk(state):
+        for entry in (*folders, *names):
+            path = Path(folder) / entry
+            if path.is_symlink():
+                raise StoreError(
+                    f"{path} is a link", hint="a backup holds files only: put the file itself there"
+                )
+        for entry in names:
+            path = Path(folder) / entry
+            where = path.relative_to(state).as_posix()
+            passing = entry.startswith(".") or entry.endswith(_BESIDE)
+            if where in _LEFT_OUT or passing or not path.is_file():
+                continue
+            yield where
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _flush(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# --- taking one back -------------------------------------------------------------------------------------------------
+
+
+def read_manifest(archive: Path) -> Manifest:
+    """Return what an archive says that it holds.
+
+    Raises
+    ------
+    StoreError
+        When it is none.
+    """
+    with _opened(archive) as tar:
+        return _manifest(tar, archive)
+
+
+@contextlib.contextmanager
+def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
+    try:
+        with tarfile.open(archive, mode="r:") as tar:
+            yield tar
+    except (tarfile.TarError, EOFError) as error:
+        raise _damaged(archive, "it is no tar archive, or cut short") from error
+    except OSError as error:
+        raise StoreError(f"cannot read {archive}: {error.strerror or 'it is cut short'}") from error
+
+
+def _manifest(tar: tarfile.TarFile, archive: Path) -> Manifest:
+    head = tar.next()
+    content = tar.extractfile(head) if head is not None and head.isreg() else None
+    if head is None or content is None or head.name != _MANIFEST or head.size > _MOST_MANIFEST:
+        raise _damaged(archive, f"it does not begin with {_MANIFEST}")
+    return Manifest.from_json(content.read(), archive)
+
+
+def restore(role: str, state: Path, archive: Path) -> Manifest:
+    """Make a party's state folder from an archive: all of it, once every byte was checked, or nothing.
+
+    Parameters
+    ----------
+    role : str
+    state : Path
+        Its state folder: absent, or empty.
+    archive : Path
+
+    Raises
+    ------
+    StoreError
+        The archive is none, damaged, or another role's; the folder has something; or there is no room.
+    """
+    manifest = read_manifest(archive)
+    if manifest.role != role:
+        raise StoreError(f"{archive} is the state of a {manifest.role}, not of a {role}")
+    if state.is_symlink() or (state.exists() and not state.is_dir()):
+        raise StoreError(f"{state} is no folder", hint="name the state folder itself")
+    if state.exists() and {one.name for one in state.iterdir()} - {"lock"}:
+        raise StoreError(f"{state} is not empty", hint="move what is there away: a restore replaces nothing")
+    try:
+        state.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{state.name}.", dir=state.parent) as work:
+            made = Path(work) / "state"
+            made.mkdir(mode=0o700)
+            with _opened(archive) as tar:
+                _manifest(tar, archive)
+                _extract(tar, manifest, made, archive)
+            name = STORES[role][0] if role in STORES else None
+            if name is not None and (made / name).exists():
+                _check_store(made / name, archive)
+            if state.exists():
+                (state / "lock").unlink(missing_ok=True)
+                state.rmdir()
+            made.rename(state)
+        _flush(state.parent)
+    except OSError as error:
+        raise file_failure(f"restore {state}", error) from error
+    return manifest
+
+
+def _extract(tar: tarfile.TarFile, manifest: Manifest, made: Path, archive: Path) -> None:
+    missing = dict(manifest.files)
+    while (member := tar.next()) is not None:
+        stated = missing.pop(member.name, None)
+        content = tar.extractfile(member) if member.isreg() else None
+        if stated is None or content is None or member.issparse() or member.size != stated[0]:
+            raise _damaged(archive, "a member of it is not what its manifest says")
+        target = made / member.name
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        digest = hashlib.sha256()
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "wb") as out:
+            while piece := content.read(_PIECE):
+                digest.update(piece)
+                out.write(piece)
+            os.fchmod(out.fileno(), stated[1] & _MODE)
+            out.flush()
+            os.fsync(out.fileno())
+        if digest.hexdigest() != stated[2]:
+            raise _damaged(archive, "a file in it does not have the hash that its manifest names")
+        _flush(target.parent)
+    if missing:
+        raise _damaged(archive, f"{len(missing)} of its files are missing")
+
+
+def _check_store(path: Path, archive: Path) -> None:
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as held:
+            (said,) = held.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.Error as error:
+        raise _damaged(archive, f"its store {path.name} does not open") from error
+    if said != "ok":
+        raise _damaged(archive, f"its store {path.name} is not whole")
+
+
+# --- between a file and a database -----------------------------------------------------------------------------------
+
+
+def check_empty(connection: sa.Connection, metadata: sa.MetaData) -> None:
+    """Check that a role's tables have no rows.
+
+    Raises
+    ------
+    StoreError
+    """
+    for table in metadata.sorted_tables:
+        if connection.execute(sa.select(sa.literal(1)).select_from(table).limit(1)).first() is not None:
+            raise StoreError(
+                f"the database has rows in {table.name} already",
+                hint="name an empty one: a restore replaces nothing",
+            )
+
+
+def copy_rows(source: sa.Connection, target: sa.Connection, metadata: sa.MetaData) -> int:
+    """Copy every row of a role's tables into empty ones, some hundreds at a time; return how many.
+
+    Raises
+    ------
+    StoreError
+        When the tables have rows already.
+    """
+    check_empty(target, metadata)
+    copied = 0
+    for table in metadata.sorted_tables:
+        rows = source.execution_options(yield_per=200).execute(sa.select(table))
+        for some in rows.mappings().partitions():
+            target.execute(table.insert(), [dict(row) for row in some])
+            copied += len(some)
+    return copied

@@ -1,0 +1,56 @@
+"""The compose file with an emulated network: `coterie latency` shows the delay that was asked for, and where."""
+
+import json
+
+import pytest
+
+from .stack import Stack
+
+pytestmark = pytest.mark.containers
+
+FAR = {"COTERIE_WAN_COS": "--delay 20", "COTERIE_WAN_HOST_0": "--delay 20"}
+
+
+@pytest.fixture(scope="module")
+def far(engine, images):
+    """A COS and two hosts; the COS and the first of them are each 20 ms away from everybody, one way."""
+    stack = Stack(engine, {**images, **FAR}, "docker-compose.wan.yml")
+    try:
+        stack.compose("up", "--detach", "host-0", "host-1", "wan-cos", "wan-host-0", "wan-host-1")
+        stack.until(lambda: "emulating: delay 20 ms" in stack.logs("wan-cos"), "the COS is far")
+        stack.until(lambda: "emulating: delay 20 ms" in stack.logs("wan-host-0"), "a host is far")
+        yield stack
+    finally:
+        stack.compose("down", "--volumes", "--remove-orphans", "--timeout", "10")
+
+
+def measured(stack, *options):
+    """Return what `coterie latency` measures, by who and whom."""
+    command = ("latency", "--config", "/party/config.toml", "--json", "--largest", "0", "--connections", "3")
+    printed = stack.compose("run", "--rm", "-T", "operator", *command, "--echoes", "30", *options)
+    (line,) = [one for one in printed.splitlines() if one.startswith("{")]
+    return {(one["source"], one["target"]): one for one in json.loads(line)["result"]["pairs"]}
+
+
+def test_an_emulated_delay_of_forty_milliseconds_shows_as_forty(far):
+    attending = "client/host-0", "client/host-1"
+
+    def both():
+        found = measured(far)
+        return found if {(one, "cos/cos") for one in attending} <= set(found) else None
+
+    pairs = far.until(both, "both hosts attend")
+    trips = {
+        ("client/host-0", "cos/cos"): 40,
+        ("client/host-1", "cos/cos"): 20,
+        ("client/host-0", "thirdparty/directory"): 20,
+    }
+    for pair, expected in trips.items():
+        one = pairs[pair]
+        assert one["failure"] == ""
+        # The least is the network alone; the median has what a busy machine adds, too.
+        assert one["echo_ms"]["least"] == pytest.approx(expected, rel=0.1), pair
+        assert one["connect_ms"]["least"] == pytest.approx(expected, rel=0.1), pair
+        assert one["handshake_ms"]["least"] > 0.9 * expected
+        assert one["server_ms"]["p50"] < 10
+    assert pairs["client/host-1", "thirdparty/directory"]["echo_ms"]["least"] < 10
