@@ -13,7 +13,7 @@ from coterie.launch.in_process import train_in_process
 from coterie.learning.drift_reference import run_in_process
 
 SECONDS = 1 / (24 * 3600)
-VALID_S = 12
+VALID_S = 15
 ROUNDS = {"cohort": 20, "group": 20, "passes": 4, "evaluate_every": 2}
 FEDNCF = {
     "system": "fedncf",

@@ -32,9 +32,11 @@ from coterie.wire.v1.common_pb2 import KeyBundle
 
 __all__ = ["PER_MESSAGE", "Certification", "Countersigned", "Issued", "check_count"]
 
-_RENEWABLE_AT = 0.5
 PER_MESSAGE = 1_000
 """Most bundles in one message."""
+
+_RENEWABLE_AT = 0.5
+"""From this part of its validity on a certificate is replaced."""
 
 
 class Issued(NamedTuple):
@@ -146,9 +148,10 @@ class Certification:
         )
 
     def certify_self(self, tls: TlsFiles, name: str) -> bool:
-        """Give the third party a certificate of its own where it has none, or one that is due for renewal.
+        """Give the third party a certificate of its own where it has none, or one past half of its validity.
 
-        The key stays; running servers take up the new certificate at the next handshake.
+        That is before anybody else renews: all of them need it.  The key stays; running servers take up the new
+        certificate at the next handshake.
 
         Returns
         -------
@@ -168,7 +171,7 @@ class Certification:
                     f"the certificate in {tls.folder} is {held}'s, and this is thirdparty/{name}",
                     hint="give every process a state folder of its own, and keep its name",
                 )
-            if time.time() < renewal_time(tls.chain.read_bytes()):
+            if time.time() < renewal_time(tls.chain.read_bytes(), _RENEWABLE_AT):
                 return False
         tls.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not tls.key.exists():
