@@ -67,7 +67,7 @@ def stack(compose: Mapping[str, Any], folders: PurePosixPath) -> dict[str, Any]:
     }
     used = {network for service in made.values() for network in service["networks"]}
     return {
-        "version": "3.8",
+        "version": "3.9",
         "services": made,
         "networks": {
             name: {"driver": "overlay", "internal": bool((value or {}).get("internal"))}
