@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from coterie.crypto.authority import Authority, make_csr, new_tls_key
 
 from .stack import OWNERS, PARTIES
 from .stores import given, sent, stored
@@ -15,10 +18,76 @@ pytestmark = pytest.mark.containers
 
 EPOCHS = 6
 
+
+def _forged() -> tuple[str, str]:
+    """Return a certificate of a host and its key, both PEM, of an authority that nobody knows."""
+    key = new_tls_key()
+    authority = Authority.create("forged", 1)
+    chain = authority.issue(make_csr(key), "client", "host-0", 1) + authority.certificate_pem
+    form = (Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return chain.decode(), key.private_bytes(*form).decode()
+
+
+_FORGED = _forged()
+
 _HELD = """
 import sqlite3
 store = sqlite3.connect("file:/party/state/data_owner.db?mode=ro", uri=True)
 print(*store.execute("SELECT count(*) FROM batches").fetchone())
+"""
+
+
+_CHAIN = "/party/state/tls/chain.pem"
+_SAID = """
+import json, socket, ssl, subprocess, sys
+
+def said(address, name, ca, chain, key):
+    context = ssl.create_default_context(cafile=ca)
+    context.set_alpn_protocols(["h2"])
+    if chain:
+        context.load_cert_chain(chain, key)
+    try:
+        with socket.create_connection(address, timeout=20) as plain:
+            with context.wrap_socket(plain, server_hostname=name) as secured:
+                secured.sendall(b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+                # Who is refused hears so with the first answer.
+                return "taken" if secured.recv(1) else "refused"
+    except (ssl.SSLError, ConnectionError):
+        return "refused"
+"""
+_ATTACK = f"""{_SAID}
+tls, forged = "/stolen/state/tls", ("/tmp/forged.pem", "/tmp/forged-key.pem")
+open(forged[0], "w").write({_FORGED[0]!r})
+open(forged[1], "w").write({_FORGED[1]!r})
+own = (tls + "/chain.pem", tls + "/key.pem")
+shown = {{"nothing": (None, None), "forged": forged, "stolen": own}}
+found = {{
+    role: {{
+        what: said((role, 7443), name + "." + role + ".coterie.internal", tls + "/ca.pem", *files)
+        for what, files in shown.items()
+    }}
+    for role, name in (("cos", "cos"), ("thirdparty", "directory"))
+}}
+serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+serving.load_cert_chain(*own)
+serving.set_alpn_protocols(["h2"])
+with socket.create_server(("", 7000)) as listening:
+    print(json.dumps(found), flush=True)
+    while True:
+        plain, _ = listening.accept()
+        try:
+            with serving.wrap_socket(plain, server_side=True) as secured:
+                secured.recv(24)
+                secured.sendall(bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+        except OSError:
+            pass
+"""
+"""Calls services with nothing, with a certificate of an authority of its own, and with a host's; then serves itself."""
+
+_CALL = f"""{_SAID}
+tls = "/party/state/tls"
+address, name = (sys.argv[1], 7000), sys.argv[2] + ".coterie.internal"
+print(said(address, name, tls + "/ca.pem", tls + "/chain.pem", tls + "/key.pem"))
 """
 
 
@@ -109,6 +178,38 @@ def test_every_container_has_limits_keeps_little_log_and_is_given_time_to_end(st
         assert limits["PidsLimit"] == 256, party
         assert limits["LogConfig"]["Config"] == {"max-file": "3", "max-size": "10m"}, party
         assert attached["Config"]["StopTimeout"] >= 5, party
+
+
+def test_an_attacker_on_the_network_is_taken_for_nobody_and_for_no_service(stack):
+    """A container beside the others, at first with nothing, then with the key and certificate of a host."""
+    (network,) = stack.client.networks.list(filters={"label": f"com.docker.compose.project={stack.project}"})
+    for host in ("host-0", "host-1"):
+        stack.until(
+            lambda host=host: not stack.execute(host, "test", "-f", _CHAIN)[0], f"{host} has enrolled"
+        )
+    name = f"{stack.project}-attacker"
+    attacker = stack.client.containers.run(
+        stack.container("host-0").image.id,
+        entrypoint=["python3", "-I", "-S", "-c", _ATTACK],
+        command=[],
+        name=name,
+        network=network.name,
+        user="10001",
+        volumes={f"{stack.project}_host-0": {"bind": "/stolen", "mode": "ro"}},
+        detach=True,
+    )
+    try:
+        told = stack.until(lambda: attacker.logs(stdout=True, stderr=False), "the attacker has tried")
+        found = json.loads(told)
+        assert set(found) == {"cos", "thirdparty"}
+        for service, outcomes in found.items():
+            # What a host may do with its certificate, and nobody without it.
+            assert outcomes == {"nothing": "refused", "forged": "refused", "stolen": "taken"}, service
+        for wanted, outcome in (("cos.cos", "refused"), ("host-0.client", "taken")):
+            status, said = stack.execute("host-1", "python3", "-I", "-S", "-c", _CALL, name, wanted)
+            assert (status, said.strip()) == (0, outcome), (attacker.logs(), said)
+    finally:
+        attacker.remove(force=True)
 
 
 def test_health_waits_for_what_a_service_waits_for(stack):
