@@ -10,6 +10,7 @@
 #   make bench                   ratios within one run:                   make bench ARGS="--only sealed --json FILE"
 #   make peers                   what some benchmarks compare with, in .venv-peers
 #   make soak                    100,000 schedules of rounds with faults (slow)
+#   make faults                  350 faults of machines and networks under a run in containers (slow); FAULTS and SEED say which
 #   make fuzz                    100,000 malformed and wrong messages to every RPC (slow); SEED names others
 #   make tables DATA=FOLDER      the tables of the papers on real data (slow)
 #   make audit                   known vulnerabilities, secrets, bills of materials (build/sbom)
@@ -22,9 +23,10 @@ BIN := $(VENV)/bin
 ARGS ?=
 DATA ?=
 SEED ?= 5
+FAULTS ?= 350
 MESSAGES ?= 100000
 
-.PHONY: help setup run test lint format proto docs bench peers soak fuzz tables audit manifests lock clean
+.PHONY: help setup run test lint format proto docs bench peers soak faults fuzz tables audit manifests lock clean
 
 help:
 	@sed -n 's/^#  *\(make .*\)/\1/p' Makefile
@@ -83,6 +85,12 @@ peers:
 soak: setup
 	$(BIN)/python -m coterie.simulate --schedules 90000 --sum clear --found soak $(ARGS)
 	$(BIN)/python -m coterie.simulate --schedules 10000 --sum masked --found soak $(ARGS)
+
+# Takes root, for disks that can be filled.
+faults: setup
+	@mkdir -p build
+	COTERIE_FAULTS=$(FAULTS) COTERIE_FAULT_SEED=$(SEED) COTERIE_FAULT_TABLE=build/faults.json \
+		$(BIN)/python -m pytest -s tests/containers/test_faults.py $(ARGS)
 
 fuzz: setup
 	COTERIE_FUZZ_MESSAGES=$(MESSAGES) COTERIE_FUZZ_SEED=$(SEED) $(BIN)/python -m pytest tests/integration/test_fuzz.py $(ARGS)

@@ -285,6 +285,7 @@ def enrol(
     """
     from coterie.config.base import EnrolSettings, ServiceSettings
     from coterie.net.credentials import TlsFiles
+    from coterie.net.enrolment import IDENTITIES
     from coterie.net.enrolment import enrol as enrol_party
     from coterie.telemetry.logs import configure
 
@@ -306,6 +307,12 @@ def enrol(
         # Nothing listens here: only services do.
         {"name": name, "state": state, "listen": "127.0.0.1:0", "enrol": point},
     )
+    if (state / IDENTITIES).exists():
+        # Its participants would be forgotten: here nobody says who they are.
+        raise CertificateError(
+            f"{state} is the folder of a service that speaks for participants, which enrols by itself",
+            hint="put the token into its enrol.token_file; where it runs it takes it up",
+        )
     configure("warning", service=f"{role}/{name}")
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     tls = TlsFiles(state / "tls")

@@ -73,7 +73,11 @@ class EnrolSettings(Model):
 class LimitSettings(Model):
     """What a service takes on at once. Who asks for more is told so, and when to come back; nothing of it is read."""
 
-    connections: int = Field(8192, ge=1, description="Connections in all; further ones are closed.")
+    connections: int = Field(
+        8192,
+        ge=1,
+        description="Connections in all; further ones are closed. Each is an open file (`ulimit -n`).",
+    )
     connections_per_peer: int = Field(
         64, ge=1, description="Connections with calls of one caller: by certificate, without one by address."
     )

@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import json
 import os
+import resource
 import signal
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -41,7 +42,16 @@ from coterie.telemetry.logs import configure
 from coterie.telemetry.measures import Measure, of_the_disk, of_the_memory
 from coterie.wire.v1.latency_pb2_grpc import add_ProbeServicer_to_server
 
-__all__ = ["GRACE_S", "PARENT_VARIABLE", "Runtime", "Service", "ServiceProcess", "in_use", "serve"]
+__all__ = [
+    "GRACE_S",
+    "PARENT_VARIABLE",
+    "Runtime",
+    "Service",
+    "ServiceProcess",
+    "allow_files",
+    "in_use",
+    "serve",
+]
 
 _log = structlog.get_logger("coterie.process")
 
@@ -50,6 +60,9 @@ GRACE_S = 10.0
 
 
 _STORE_S = 0.5
+
+_OTHER_FILES = 512
+"""Open files that are no connections: stores, logs, connections to others."""
 
 PARENT_VARIABLE = "COTERIE_PARENT"
 """Environment variable with the process id of a launcher; its children stop when it is gone."""
@@ -317,6 +330,7 @@ def in_use(state: Path) -> bool:
 
 
 async def _serve_from(service: Service, settings: ServiceSettings) -> None:
+    allow_files(settings.limits.connections)
     tls = TlsFiles(settings.state / "tls")
     await _enrol(service, settings, tls)
     transcript = (
@@ -414,6 +428,20 @@ def _renewal(service: Service, settings: ServiceSettings, runtime: Runtime) -> R
     if not isinstance(thirdparty, Peer):
         return None
     return runtime.renewal(thirdparty, lambda: service.enrol(settings, runtime.tls))
+
+
+def allow_files(connections: int) -> None:
+    """Let this process have as many files open as so many connections need, as far as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = connections + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < needed:
+        _log.warning(
+            "fewer open files are allowed than limits.connections needs", allowed=allowed, needed=needed
+        )
 
 
 async def _enrol(service: Service, settings: ServiceSettings, tls: TlsFiles) -> None:

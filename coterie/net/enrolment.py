@@ -31,7 +31,7 @@ from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
 from coterie.net.meter import Meter
 from coterie.net.retry import Retry
-from coterie.net.status import from_rpc_error
+from coterie.net.status import from_rpc_error, waits_for_store
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.thirdparty_pb2 import EnrolRequest, EnrolResponse, PublishBundlesRequest
 from coterie.wire.v1.thirdparty_pb2_grpc import EnrolmentStub
@@ -408,7 +408,8 @@ async def _call(
         return response
 
     try:
-        return await Retry(limit_s=enrolment.timeout_s)(attempt)
+        # A third party without space lives, and may have some before the time is up.
+        return await Retry(limit_s=enrolment.timeout_s, also=waits_for_store)(attempt)
     except grpc.aio.AioRpcError as error:
         failure = from_rpc_error(error, channel.peer)
         if isinstance(failure, Refusal):

@@ -59,6 +59,8 @@ class Retry:
     first_s, longest_s : float
         Bounds of the pause; it doubles from the first to the longest, and a uniform part of it is waited.  Where the
         peer says when to come back, as one does that has too much to do, so long is waited, and up to the pause more.
+    also : callable
+        Whether a call may succeed later that failed otherwise than by the network.
     sleep : callable
         Waits the given seconds; tests inject their own.
     """
@@ -66,6 +68,7 @@ class Retry:
     limit_s: float = 60.0
     first_s: float = 0.05
     longest_s: float = 2.0
+    also: Callable[[grpc.aio.AioRpcError], bool] = field(default=lambda _: False, repr=False)
     sleep: Callable[[float], Awaitable[None]] = field(default=asyncio.sleep, repr=False)
     clock: Callable[[], float] = field(default=time.monotonic, repr=False)
 
@@ -84,7 +87,9 @@ class Retry:
                 return await attempt()
             except grpc.aio.AioRpcError as error:
                 told = _told(error)
-                may_pass = told is not None or error.code() in _TRANSIENT or status_lost(error)
+                may_pass = (
+                    told is not None or error.code() in _TRANSIENT or status_lost(error) or self.also(error)
+                )
                 if not may_pass or self.clock() - started + (told or 0.0) >= self.limit_s:
                     raise
             await self.sleep((told or 0.0) + random.uniform(0, pause))  # noqa: S311 - jitter, not a secret

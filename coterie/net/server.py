@@ -232,20 +232,14 @@ class _Served:
                 raise self._slow("little arrived")
 
     async def _single(self, context: Any) -> Any:
-        """Return a request that is a single message."""
-        found = []
-        async for request in self._arriving(context):
-            found.append(request)
-            if len(found) > 1:
-                break
-        if len(found) != 1:
+        """Return a request that is a single message; what follows it is not read."""
+        async with self._in_time("nothing arrived"):
+            data = await context.read()
+        if data is grpc.aio.EOF:
             raise Refusal(
-                ErrorReason.ERROR_REASON_INVALID_FIELD,
-                "more than one message" if found else "no message",
-                field="message",
-                expected="one message",
+                ErrorReason.ERROR_REASON_INVALID_FIELD, "no message", field="message", expected="one message"
             )
-        return found[0]
+        return self._decode(data)
 
     def wrapped(self) -> grpc.RpcMethodHandler[Any, Any]:
         """Return the handler with everything around it."""

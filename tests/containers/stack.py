@@ -32,10 +32,10 @@ def compose_command() -> list[str] | None:
 class Stack:
     """One project of the compose file, and of files beside it."""
 
-    def __init__(self, engine: Engine, settings: dict[str, str], *beside: str) -> None:
+    def __init__(self, engine: Engine, settings: dict[str, str], *beside: str | Path) -> None:
         self.project = f"coterie-{secrets.token_hex(4)}"
         self.client = engine.client
-        self._files = ["docker-compose.yml", *beside]
+        self._files = ["docker-compose.yml", *beside]  # those of deploy/, and absolute paths
         self._engine = Engine(engine.client, {**engine.environment, **settings})
 
     def compose(self, *arguments: str) -> str:
@@ -75,14 +75,50 @@ class Stack:
         """Wait for something to come true; on failure show what the stack logged."""
         return eventually(wanted, what, lambda: self.compose("logs", "--no-color", "--tail=30"))
 
+    def address(self, service: str) -> str:
+        """Return the address of a running container in the federation's network."""
+        (attached,) = self.container(service).attrs["NetworkSettings"]["Networks"].values()
+        return str(attached["IPAddress"])
+
+    def cut_off(self, service: str) -> Callable[[], None]:
+        """Take a container off the network; return what brings it back, under its name and address of before."""
+        container, address = self.container(service), self.address(service)
+        (network,) = self.client.networks.list(names=list(container.attrs["NetworkSettings"]["Networks"]))
+        network.disconnect(container, force=True)
+        return lambda: network.connect(container, aliases=[service], ipv4_address=address)
+
+    def hold_still(self, service: str) -> Callable[[], None]:
+        """Stop the main process of a container; return what lets it go on.
+
+        The engine's own pause gives up on a container that is held back for having used its processors.
+        """
+        process = self.state(service)["Pid"]
+        os.kill(process, signal.SIGSTOP)
+        return lambda: os.kill(process, signal.SIGCONT)
+
+    def slow_down(self, service: str, share: float) -> Callable[[], None]:
+        """Leave a container this share of a processor; return what gives it back what it had."""
+        container = self.container(service)
+        had = container.attrs["HostConfig"]["NanoCpus"] / 1e9
+
+        def give(processors: float) -> None:
+            # The library cannot change a limit that compose has set.
+            self._engine.run(["docker", "update", "--cpus", str(processors), container.id])
+
+        give(share)
+        return lambda: give(had)
+
     def crash(self, service: str) -> None:
         """Kill the main process as a crash would: `docker kill` counts as the user's wish to stop it."""
         os.kill(self.state(service)["Pid"], signal.SIGKILL)
 
-    def came_back(self, service: str) -> bool:
-        """Whether the engine has started a container again, and it is healthy."""
-        container = self.container(service)
+    def restarts(self, service: str) -> int:
+        """Return how often the engine has started a container again."""
+        return int(self.container(service).attrs["RestartCount"])
+
+    def came_back(self, service: str, before: int = 0) -> bool:
+        """Whether the engine has started a container more often than before, and it is healthy."""
         return (
-            container.attrs["RestartCount"] > 0
-            and container.attrs["State"].get("Health", {}).get("Status") == "healthy"
+            self.restarts(service) > before
+            and self.state(service).get("Health", {}).get("Status") == "healthy"
         )

@@ -543,3 +543,17 @@ async def test_a_directory_without_its_authority_does_not_start_with_a_new_one(s
     with pytest.raises(pytest.fail.Exception, match="holds a directory but no authority"):
         service.start()
     assert service._child.wait() == CertificateError.exit_code
+
+
+async def test_a_third_party_without_room_is_waited_for(start_third_party):
+    service = start_third_party()
+    settings = service.settings(
+        "patient", service.token("client", "patient", participants=1), timeout_s=SOON_S
+    )
+    with service.without_room():
+        joining = asyncio.create_task(service.enrol_with("client", settings, 1))
+        async with asyncio.timeout(SOON_S):
+            while not service.metric("coterie_refusals_total", rpc="Enrol"):
+                await asyncio.sleep(0.05)
+        assert not joining.done()
+    assert str((await joining).tls.identity()) == "client/patient"

@@ -313,13 +313,21 @@ async def test_a_giant_message_is_refused_before_it_is_there(besieged, hostile, 
 
 async def test_a_single_request_is_one_message(besieged, hostile, undisturbed):
     one = message(wire.PollRequest(run_id="none").SerializeToString())
-    before = besieged.metric("coterie_refusals_total", rpc="Poll", reason="INVALID_FIELD")
+
+    def refusals():
+        return [
+            besieged.metric("coterie_refusals_total", rpc="Poll", reason=reason)
+            for reason in ("INVALID_FIELD", "UNKNOWN_ROUND")
+        ]
+
+    malformed, unknown = refusals()
     async with undisturbed():
         raw = await connected(besieged, hostile)
-        streams = [await raw.call(POLL, *data) for data in ((b"",), (one, one), (one, message(b"\xff\xff")))]
+        streams = [await raw.call(POLL, *data) for data in ((b"",), (message(b"\xff\xff"),), (one, one))]
         assert await raw.ended(streams, SOON_S) == set(streams)
         await raw.close()
-    assert besieged.metric("coterie_refusals_total", rpc="Poll", reason="INVALID_FIELD") == before + 3
+    # None, what is no message, and one that is followed by what nobody reads.
+    assert refusals() == [malformed + 2, unknown + 1]
 
 
 async def test_a_large_request_of_a_call_without_vectors_is_refused(besieged, hostile, undisturbed):

@@ -2,11 +2,13 @@
 
 import asyncio
 import os
+import urllib.error
 from collections import Counter
 
 import numpy as np
 import pytest
 
+from coterie.launch.authority import make_token
 from coterie.launch.in_process import train_in_process
 from coterie.learning.drift_reference import run_in_process
 
@@ -37,7 +39,31 @@ def renewals(running):
     return Counter(line["party"] for line in log if line["event"] == "renewed a certificate")
 
 
-async def through_renewals(running, late):
+async def without_the_third_party(running, party):
+    """Let the third party go away until the certificate of a party has ended, and give the party a new token then."""
+
+    def says(status):
+        try:
+            return running.page(party, "/healthz") and status == 200
+        except urllib.error.HTTPError as error:
+            return error.code == status
+
+    await running.comes_true(lambda: says(200), f"{party} is well")
+    running.children["thirdparty/directory"].kill()
+    await running.comes_true(lambda: says(503), f"the certificate of {party} has ended")
+    assert 'coterie_certificate_renewals_total{outcome="failed"} 0.0' not in running.page(party)
+    lines = running.log(party)
+    (warned, *_) = (line for line in lines if line["event"] == "cannot renew the certificate yet")
+    assert 0 < warned["left_s"] <= VALID_S / 3 + 1
+    assert any("nobody takes it any more" in line["event"] for line in lines)
+    running.children["thirdparty/directory"].start()
+    child = running.children[party]
+    authority = running.children["thirdparty/directory"].state
+    make_token(authority, child.role, child.name, 100, child.folder / "token")
+    await running.comes_true(lambda: says(200), f"{party} has another certificate")
+
+
+async def through_renewals(running, late, after=None):
     """Let a federation wait for one party until everybody has renewed its certificate, and come to its end."""
     await running.start()
     others = set(running.children) - {late, "thirdparty/directory"} | {"operator/operator"}
@@ -48,12 +74,15 @@ async def through_renewals(running, late):
         lambda: all(renewals(running)[party] >= 2 for party in others), "everybody has renewed twice"
     )
     report = await running.report()
-    await running.stop()
-    assert running.ended_well()
     for party in others - {"operator/operator"}:
         said = [line for line in running.log(party) if line["level"] in ("warning", "error")]
         # Before the operator has started the run, the COS knows of none.
         assert [line for line in said if line.get("reason") != "UNKNOWN_ROUND"] == [], party
+    if after is not None:
+        await after()
+    await running.stop()
+    if after is None:
+        assert running.ended_well()
     return report
 
 
@@ -65,7 +94,11 @@ def test_rounds_go_through_renewals_without_another_number(small, federation, ki
     async def to_the_end():
         keys = {"thirdparty": {"certificate_days": VALID_S * SECONDS}}
         async with federation(settings, hold=[late], keys=keys) as running:
-            return running, await through_renewals(running, late)
+
+            async def after():
+                await without_the_third_party(running, "client/host-0")
+
+            return running, await through_renewals(running, late, after if kind == "masked" else None)
 
     running, report = asyncio.run(to_the_end())
     alone = train_in_process(settings, running.feed, run_id="test", seed=0, see=lambda event: None)

@@ -213,3 +213,11 @@ def test_another_file_in_place_of_the_operators_key_is_refused(tmp_path):
     file.write_bytes(b"something else")
     with pytest.raises(CertificateError, match="does not hold a signing key"):
         run("roster", "--key", file, *options)
+
+
+def test_who_speaks_for_participants_is_not_enrolled_without_them(tmp_path):
+    (tmp_path / "identities.key").write_bytes(b"kept")
+    party = ["--state", tmp_path, "--role", "client", "--name", "anna", "--address", "127.0.0.1:1"]
+    with pytest.raises(CertificateError, match="speaks for participants"):
+        run("enrol", *party, "--ca", tmp_path / "ca.pem", "--token", tmp_path / "token")
+    assert [path.name for path in tmp_path.iterdir()] == ["identities.key"]

@@ -162,14 +162,25 @@ async def test_nothing_counts_as_kept_before_the_file_is_synced(
     assert stand.journals.of(ONE) == journal(1, b"contribution")
 
 
-async def test_a_file_that_takes_no_more_keeps_nothing(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> int:
+async def test_a_file_that_takes_no_more_keeps_nothing_until_there_is_room(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried, room, write = asyncio.Event(), False, os.pwrite
+    loop = asyncio.get_running_loop()
+
+    def pwrite(file: int, data: bytes, offset: int) -> int:
+        if room:
+            return write(file, data, offset)
+        loop.call_soon_threadsafe(tried.set)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(StoreError, match="No space"):
-        await stand.journals.keep({ONE: journal(1, b"contribution")})
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    keeping = asyncio.create_task(stand.journals.keep({ONE: journal(1, b"contribution")}))
+    await asyncio.wait_for(tried.wait(), 30)
     assert stand.journals.of(ONE) == Journal()
+    room = True
+    await asyncio.wait_for(keeping, 30)
+    assert stand.journals.of(ONE) == journal(1, b"contribution")
 
 
 async def test_runs_are_kept_apart(tmp_path: Path) -> None:

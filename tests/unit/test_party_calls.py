@@ -10,9 +10,11 @@ from typing import Any
 import grpc
 import pytest
 
+from coterie.crypto.identity import Delegation, Identity
 from coterie.errors import PeerError
-from coterie.net.party import Item, Party
+from coterie.net.party import Item, Member, Party
 from coterie.net.retry import Retry
+from coterie.rounds.plan import plan_hash
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Chunk, RoundRef
 
@@ -220,3 +222,35 @@ async def test_briefings_that_cannot_be_are_a_fault_of_the_server(
     server.payloads = [payload(page.SerializeToString()) for page in pages]
     with pytest.raises(PeerError):
         await party.briefings(4, SHARE)
+
+
+class Registering(Server):
+    """A server that is away at first, while the caller renews its certificate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown = b"1" * 32
+        self.came: list[wire.Participant] = []
+
+    async def Register(  # noqa: N802
+        self, requests: AsyncIterator[wire.RegisterRequest]
+    ) -> wire.RegisterResponse:
+        self.came = [one async for request in requests for one in request.participants]
+        if self.shown == b"1" * 32:
+            self.shown = b"2" * 32
+            raise grpc.aio.AioRpcError(
+                grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "away"
+            )
+        return wire.RegisterResponse(plan=wire.RunPlan(), plan_hash=plan_hash(wire.RunPlan()))
+
+
+async def test_who_registers_delegates_to_the_certificate_that_is_shown_at_that_attempt() -> None:
+    server, identity = Registering(), Identity.generate()
+    party = Party(server, "run", lambda: server.shown, Retry(sleep=lambda _: asyncio.sleep(0)))  # type: ignore[arg-type]
+    bundle = identity.bundle(1, (0, 2_000_000_000))
+    await party.register([Member(identity, bundle, wire.ParticipantKind.PARTICIPANT_KIND_USER)])
+    (one,) = server.came
+    claim = one.delegation
+    Delegation(claim.certificate_fingerprint, claim.run_id, claim.expiry, claim.signature).verify(
+        bundle.signing_public, b"2" * 32, "run", 1
+    )

@@ -165,3 +165,13 @@ def test_nobody_waits_for_longer_than_its_own_limit_whatever_it_is_told() -> Non
         asyncio.run(peer.retry(limit_s=10.0)(attempt))
     assert failed.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert peer.pauses == []
+
+
+def test_a_caller_may_name_further_failures_that_may_pass() -> None:
+    full = grpc.StatusCode.RESOURCE_EXHAUSTED
+    peer = Peer([full, grpc.StatusCode.UNAVAILABLE, full])
+    retry = Retry(1e6, also=lambda error: error.code() == full, sleep=peer.sleep, clock=lambda: peer.now)
+    assert asyncio.run(retry(peer)) == "answer"
+    peer.codes = [grpc.StatusCode.NOT_FOUND]
+    with pytest.raises(grpc.aio.AioRpcError):
+        asyncio.run(retry(peer))

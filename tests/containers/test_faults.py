@@ -1,0 +1,264 @@
+"""Services in containers are killed, stopped, cut off, slowed and left without disk in the middle of rounds.
+
+A schedule of faults is drawn from a seed (`COTERIE_FAULT_SEED`); `COTERIE_FAULTS` says how many, and the table of what
+they did goes to `COTERIE_FAULT_TABLE` (JSON).  No sum is formed without all users, so a round that a fault spoils is
+given up and made again: whatever happened, every number must be that of a run in one process that nothing disturbed.
+"""
+
+import asyncio
+import functools
+import json
+import os
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pytest
+
+from coterie.config.load import load
+from coterie.config.run import RunSettings
+from coterie.launch.feed import load as load_dataset
+from coterie.launch.feed import make_feed
+from coterie.launch.in_process import train_in_process
+from coterie.privacy.payloads import Assembly
+from coterie.privacy.transcript import decode, message_class, read_transcript
+from coterie.secure_sum.protocol import Step
+from coterie.secure_sum.steps import STEP_OF_KIND
+from coterie.wire.v1 import rounds_pb2
+from coterie.wire.v1.orchestrator_pb2 import SubmitRequest
+
+from .faults import KINDS, PHASES, Fault, SmallDisks, schedule, strike
+from .stack import Stack
+from .watched import Watched
+
+pytestmark = pytest.mark.containers
+
+HOSTS = ("host-0", "host-1", "host-2", "host-3")
+SERVICES = ("thirdparty", "cos", "owner-0", *HOSTS)
+USERS = 80
+SETTINGS = {
+    "name": "faults",
+    "secure_sum": "masked",
+    "data.synthetic.users": USERS,
+    "data.synthetic.items": 120,
+    "data.synthetic.interactions": 3000,
+    "federation.hosts": len(HOSTS),
+    "federation.transcripts": "true",
+    "federation.party_timeout_s": 4,
+    "reference": "false",
+    "rounds.cohorts": "all",
+    "rounds.min_sum": USERS,
+    "rounds.passes": 100_000,
+    "rounds.patience": 0,
+    "rounds.evaluate_every": 10,
+    "rounds.step_timeout_s": 10,
+}
+_MIB = 64
+"""Of each disk, apart from the COS's: its transcript is on it."""
+
+_SHARE_OF_HOSTS = 0.06
+"""Of a processor: so the phases of a round last long enough to be struck."""
+
+_NETWORK = "10.213.77"
+_BACK_S = 90.0
+
+
+@dataclass
+class Struck:
+    """A fault, and what came of it."""
+
+    fault: Fault
+    phase: str
+    recovered_s: float
+    """From the end of the fault, or from the death, to the end of the next round that is applied."""
+    abandoned: int
+
+    def row(self) -> dict[str, object]:
+        return {
+            **asdict(self.fault),
+            "struck_in": self.phase,
+            "recovered_s": round(self.recovered_s, 2),
+            "abandoned": self.abandoned,
+        }
+
+
+@dataclass
+class Disturbed:
+    """A run after its faults."""
+
+    stack: Stack
+    struck: list[Struck]
+    watched: Watched
+    folders: dict[str, Path]
+
+
+@pytest.fixture(scope="module")
+def faults() -> list[Fault]:
+    seed, count = int(os.environ.get("COTERIE_FAULT_SEED", "1")), int(os.environ.get("COTERIE_FAULTS", "35"))
+    return schedule(seed, count, SERVICES)
+
+
+@pytest.fixture(scope="module")
+def disturbed(engine, images, faults, tmp_path_factory):
+    """Train while the faults happen, one after the other; stop the run; copy everything out."""
+    if os.geteuid() != 0:
+        pytest.skip("to make small disks takes root")
+    into = tmp_path_factory.mktemp("faults")
+    disks = SmallDisks(into / "disks", {name: 1024 if name == "cos" else _MIB for name in SERVICES})
+    overlay = into / "faults.yml"
+    with disks:
+        overlay.write_text(json.dumps(beside(disks)))
+        stack = Stack(engine, images, "docker-compose.fedncf.yml", "docker-compose.scale.yml", overlay)
+        try:
+            stack.compose("up", "--detach", "operator")
+            stack.until(lambda: "rounds of training" in stack.logs("operator"), "rounds begin")
+            watched, struck = asyncio.run(disturb(stack, disks, faults, into))
+            for service in SERVICES:
+                stack.until(
+                    lambda service=service: stack.state(service)["Running"] and stack.healthy(service),
+                    f"{service} is healthy after everything",
+                )
+            stack.compose("stop", "--timeout", "20")
+            folders = {name: stack.copy(name, "/party", into / name) for name in SERVICES}
+            if table := os.environ.get("COTERIE_FAULT_TABLE"):
+                Path(table).write_text(json.dumps([one.row() for one in struck], indent=1) + "\n")
+            print(summary(struck))
+            yield Disturbed(stack, struck, watched, folders)
+        finally:
+            stack.compose("down", "--volumes", "--remove-orphans", "--timeout", "10")
+
+
+def beside(disks: SmallDisks) -> dict[str, object]:
+    """Return a file for compose, in JSON, which is YAML: small disks, and addresses that a service keeps for life."""
+    sets = " ".join(f"--set {key}={value}" for key, value in SETTINGS.items())
+    placed = {
+        service: {"networks": {"federation": {"ipv4_address": f"{_NETWORK}.{100 + number}"}}}
+        for number, service in enumerate(SERVICES)
+    }
+    command = f"bootstrap /etc/coterie/run.toml --into /federation {sets}"
+    return {
+        "services": {"bootstrap": {"command": command}, **placed},
+        "volumes": disks.volumes(),
+        "networks": {"federation": {"ipam": {"config": [{"subnet": f"{_NETWORK}.0/24"}]}}},
+    }
+
+
+async def disturb(stack: Stack, disks: SmallDisks, faults: list[Fault], into: Path):
+    """Strike in the phase that each fault names, wait for rounds after it; return what was seen."""
+    folder = stack.copy("operator", "/party", into / "operator")
+    async with Watched(folder, stack.address("cos")) as watched:
+        hurried = {host: stack.slow_down(host, _SHARE_OF_HOSTS) for host in HOSTS}
+        struck = []
+        for fault in faults:
+            struck.append(await endure(stack, disks, fault, watched, hurried.get(fault.service)))
+            if fault.service in hurried:
+                stack.slow_down(fault.service, _SHARE_OF_HOSTS)
+            print(struck[-1].row(), flush=True)
+        evaluated = max(watched.measured, default=0)
+        await watched.until(lambda: max(watched.measured, default=0) > evaluated, "an evaluation afterwards")
+    return watched, struck
+
+
+async def endure(
+    stack: Stack, disks: SmallDisks, fault: Fault, watched: Watched, hurry: Callable[[], None] | None
+) -> Struck:
+    """Let one fault happen, and wait until two rounds were applied and the service is back."""
+    restarts = stack.restarts(fault.service)
+    await watched.aim(fault.phase)
+    if fault.kind == "crash" and hurry is not None:
+        # It starts again with the processor that it has otherwise.
+        await asyncio.to_thread(hurry)
+    abandoned, moment = watched.abandoned(), time.time()
+    over = await asyncio.to_thread(strike, stack, disks, fault)
+    if fault.kind != "crash":
+        await asyncio.sleep(fault.seconds)
+    await asyncio.to_thread(over)
+    ended = moment if fault.kind == "crash" else time.time()
+    applied = watched.applied()
+    # The first one may have been on its way to be applied already.
+    await watched.until(lambda: watched.applied() >= applied + 2, f"rounds after {fault}", _BACK_S)
+    if fault.kind == "crash":
+        back = functools.partial(stack.came_back, fault.service, restarts)
+        await asyncio.to_thread(stack.until, back, f"back after {fault}")
+    recovered = watched.applied_after(ended) - ended
+    return Struck(fault, watched.phase_at(moment), recovered, watched.abandoned() - abandoned)
+
+
+def summary(struck):
+    """Return a table of seconds and of rounds given up, by service and kind."""
+    groups = defaultdict(list)
+    for one in struck:
+        groups[one.fault.service, one.fault.kind].append(one)
+    lines = [f"{'service':12}{'kind':8}{'n':>3}{'median s':>10}{'longest s':>11}{'rounds given up':>17}"]
+    for (service, kind), those in sorted(groups.items()):
+        seconds = [one.recovered_s for one in those]
+        lines.append(
+            f"{service:12}{kind:8}{len(those):3}{statistics.median(seconds):10.1f}{max(seconds):11.1f}"
+            f"{max(one.abandoned for one in those):17}"
+        )
+    return "\n".join(lines)
+
+
+def test_every_fault_is_recovered_from(disturbed, faults):
+    assert [one.fault for one in disturbed.struck] == faults
+    if len(faults) >= len(SERVICES) * len(KINDS):
+        assert {(one.fault.service, one.fault.kind) for one in disturbed.struck} == {
+            (service, kind) for service in SERVICES for kind in KINDS
+        }
+
+
+def test_faults_struck_in_the_middle_of_rounds(disturbed):
+    struck = {one.phase for one in disturbed.struck if one.phase}
+    assert len(struck) >= min(3, len(disturbed.struck)), struck
+    assert struck <= set(PHASES)
+    # Otherwise they disturbed nothing.
+    assert sum(one.abandoned for one in disturbed.struck) > 0
+
+
+def test_every_sum_is_over_everybody_and_makes_one_version(disturbed):
+    numbers = [one.round for one in disturbed.watched.rounds]
+    assert numbers == sorted(set(numbers))
+    trained = [one for one in disturbed.watched.rounds if one.purpose == "train"]
+    version = 0
+    for one in trained:
+        version += not one.reason
+        assert (one.version, one.summed) == (version, 0 if one.reason else USERS), one
+
+
+def test_every_number_is_that_of_a_run_that_nothing_disturbed(disturbed):
+    passes = max(disturbed.watched.measured)
+    run = Path(__file__).parents[2] / "examples/fedncf.toml"
+    sets = [f"{key}={value}" for key, value in SETTINGS.items()]
+    settings = load(RunSettings, run, sets=[*sets, f"rounds.passes={passes}"]).settings
+    feed = make_feed(settings, load_dataset(settings), 0)
+    alone = train_in_process(settings, feed, run_id="test", seed=0, see=lambda event: None)
+    wanted = {one["epoch"]: one["metrics"] for one in alone.known["history"]}
+    # What one evaluation measured is not lost with the COS: each of them is there.
+    assert sorted(disturbed.watched.measured) == sorted(wanted)
+    for epoch, metrics in disturbed.watched.measured.items():
+        assert metrics == pytest.approx(wanted[epoch], rel=1e-6), epoch
+
+
+def test_nobody_learned_both_secrets_of_anyone(disturbed):
+    """By the transcript of the server, to which all shares go."""
+    told = defaultdict(set)
+    for number, kind, neighbour in revealed(disturbed.folders["cos"] / "state"):
+        told[number, neighbour].add(kind)
+    assert {kind for kinds in told.values() for kind in kinds} >= {"seed"}
+    assert not [where for where, kinds in told.items() if len(kinds) > 1]
+
+
+def revealed(state):
+    """Yield round, kind of secret and neighbour of each share that the server was told."""
+    parts = Assembly()
+    for entry in read_transcript(state / "transcript.bin"):
+        if message_class(entry) is not SubmitRequest:
+            continue
+        message = decode(entry)
+        whole = parts.add(entry, message, message.chunk)
+        if whole is not None and STEP_OF_KIND.get(whole.first.kind) is Step.UNMASK:
+            for share in rounds_pb2.Unmasking.FromString(bytes(whole.data)).shares:
+                yield whole.first.round.round, share.WhichOneof("share"), share.member

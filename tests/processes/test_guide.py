@@ -1,0 +1,182 @@
+"""The guide to several machines, word for word: each machine is a network namespace with the address of the guide."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .patience import WAIT_S
+
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "machines.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```sh\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
+LINES = [line for block in BLOCKS for line in block.replace("\\\n", " ").splitlines()]
+SMALL = {
+    "DATA__SYNTHETIC__USERS": "60",
+    "DATA__SYNTHETIC__ITEMS": "80",
+    "DATA__SYNTHETIC__INTERACTIONS": "1500",
+    "ROUNDS__COHORT": "20",
+    "ROUNDS__GROUP": "20",
+    "ROUNDS__PASSES": "2",
+    "ROUNDS__EVALUATE_EVERY": "1",
+}
+"""What makes the example a small one: the commands stay as they are."""
+MACHINES = {
+    "thirdparty": "10.0.0.1",
+    "cos": "10.0.0.2",
+    "owner-0": "10.0.1.1",
+    "host-0": "10.0.2.1",
+    "host-1": "10.0.2.2",
+    "host-2": "10.0.2.3",
+    "operator": "10.0.2.4",
+}
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+def command(start: str) -> str:
+    """Return the one command of the guide that begins like this."""
+    (found,) = {line for line in LINES if line.startswith(start)}
+    return found
+
+
+class Network:
+    """Machines with one address each, joined by a switch; nothing else is reached from them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.names = {machine: f"coterie-{os.getpid()}-{machine}" for machine in ["switch", *MACHINES]}
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self):
+        try:
+            self.switch()
+            for number, (machine, address) in enumerate(MACHINES.items()):
+                self.connect(machine, address, f"port{number}")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def switch(self) -> None:
+        ip("netns", "add", self.names["switch"])
+        ip("-n", self.names["switch"], "link", "add", "bridge0", "type", "bridge")
+        ip("-n", self.names["switch"], "link", "set", "bridge0", "up")
+
+    def connect(self, machine: str, address: str, port: str) -> None:
+        name, switch = self.names[machine], self.names["switch"]
+        ip("netns", "add", name)
+        ip("link", "add", port, "netns", switch, "type", "veth", "peer", "name", "eth0", "netns", name)
+        ip("-n", switch, "link", "set", port, "master", "bridge0", "up")
+        ip("-n", name, "addr", "add", f"{address}/8", "dev", "eth0")
+        for device in ("eth0", "lo"):
+            ip("-n", name, "link", "set", device, "up")
+        folder = self.at(machine)
+        folder.mkdir()
+        (folder / "examples").symlink_to(ROOT / "examples")
+
+    def at(self, machine: str) -> Path:
+        """Return the folder in which commands are typed on a machine."""
+        return self.folder / machine
+
+    def start(self, machine: str, line: str, log: str = "log", **variables: str) -> subprocess.Popen[bytes]:
+        """Type a command on a machine."""
+        words = line.split()
+        assert words[0] == "coterie"
+        plain = {key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")}
+        with (self.at(machine) / log).open("ab") as out:
+            process = subprocess.Popen(
+                [
+                    *("nsenter", f"--net=/run/netns/{self.names[machine]}"),
+                    *(sys.executable, "-P", "-m", "coterie", *words[1:]),
+                ],
+                cwd=self.at(machine),
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+                env=plain | {f"COTERIE_{key}": value for key, value in variables.items()},
+            )
+        self.processes.append(process)
+        return process
+
+    def type(self, machine: str, line: str, **variables: str) -> str:
+        """Type a command on a machine, wait for its end, and return what it printed."""
+        log = f"out-{len(self.processes)}"
+        status = self.start(machine, line, log, **variables).wait(2 * WAIT_S)
+        said = (self.at(machine) / log).read_text()
+        assert status == 0, f"{line}\n{said}"
+        return said
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(15)
+            process.kill()
+        for name in self.names.values():
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def may_make_networks() -> bool:
+    if not all(map(shutil.which, ("ip", "nsenter"))):
+        return False
+    name = f"coterie-{os.getpid()}-trial"
+    made = subprocess.run(["ip", "netns", "add", name], check=False, capture_output=True).returncode == 0
+    enters = ["nsenter", f"--net=/run/netns/{name}", "true"]
+    works = made and subprocess.run(enters, check=False, capture_output=True).returncode == 0
+    subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+    return works
+
+
+@pytest.mark.skipif("SLOW" not in os.environ, reason="takes half a minute of a processor: SLOW=1 runs it")
+@pytest.mark.skipif(
+    "SLOW" in os.environ and not may_make_networks(), reason="takes network namespaces, which need root"
+)
+def test_the_commands_of_the_guide_make_a_federation_of_several_machines(tmp_path):
+    with Network(tmp_path) as network:
+        network.type("thirdparty", command("coterie bootstrap"), **SMALL)
+        network.start("thirdparty", command("coterie serve thirdparty"))
+        prepared = network.at("thirdparty") / "federation"
+        shown = network.type("thirdparty", command("coterie certs show"))
+        fingerprint = re.search(r"fingerprint +([0-9a-f]{64})", shown)[1]
+
+        for machine in MACHINES.keys() - {"thirdparty"}:
+            shutil.copytree(prepared / machine, network.at(machine) / machine)
+            line = command("coterie enrol").replace("host-0", machine).replace("SHA256", fingerprint)
+            assert "is enrolled" in network.type(machine, line)
+        serving = {}
+        for machine in ("cos", "owner-0", "host-0", "host-1", "host-2"):
+            role = {"cos": "cos", "owner-0": "data-owner"}.get(machine, "client")
+            line = command(f"coterie serve {role}").replace("host-0", machine)
+            serving[machine] = network.start(machine, line)
+
+        network.type("operator", command("coterie operate"))
+        report = json.loads(
+            (network.at("operator") / "state" / "operator" / "report" / "report.json").read_text()
+        )
+        assert [one["epoch"] for one in report["history"]] == [0, 1, 2]
+
+        # Somebody joins later, by an invitation of its own and with a token for later.
+        order = json.loads((prepared / "operator" / "order.json").read_text())
+        network.type("thirdparty", command("coterie certs invite").replace("RUN", order["run_id"]))
+        assert (network.at("thirdparty") / "client-host-7.invitation").is_file()
+        network.type("thirdparty", command("coterie certs token"))
+
+        # Before it starts again, a host looks around.
+        serving["host-0"].send_signal(signal.SIGTERM)
+        serving["host-0"].wait(WAIT_S)
+        (preflight,) = re.findall(r"`(coterie preflight [^`]+)`", GUIDE)
+        said = network.type("host-0", preflight)
+        assert "clock of thirdparty/directory" in said
+        assert "mutual TLS, healthy" in said
