@@ -61,6 +61,7 @@ class Rpc(Strict):
     p99_ms: float = Field(gt=0)
     server_p50_ms: float | None
     network_p50_ms: float | None
+    network_s: float = Field(ge=0)
 
 
 class Cpu(Strict):
@@ -102,6 +103,7 @@ BESIDE = {
     "events",
     "history",
     "machine",
+    "network",
     "owners_timeline",
     "settings",
     "staleness",
