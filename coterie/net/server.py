@@ -461,6 +461,9 @@ class Guard(grpc.aio.ServerInterceptor):
                 self._open.pop(peer.fingerprint, None)
 
 
+_LISTENER_NEEDS = ("_MethodResolver", "_RequestCallError", "_handle_rpc", "_schedule_rpc_coro")
+
+
 class _Listener(cygrpc.AioServer):  # type: ignore[misc]
     """gRPC's server, which a call with a name that is no text would end: it takes the name of a stranger for UTF-8.
 
@@ -496,7 +499,9 @@ class _Server(aio_server.Server):
     def __init__(self, guard: Guard, options: Sequence[tuple[str, int]]) -> None:
         super().__init__(None, (), [guard], options, None, None)
         # Names of gRPC's own, which a release may change: then it is the server as it was.
-        if hasattr(cygrpc.AioServer, "_make_request_call_future"):
+        if hasattr(cygrpc.AioServer, "_make_request_call_future") and all(
+            hasattr(cygrpc, name) for name in _LISTENER_NEEDS
+        ):
             self._server = _Listener(self._loop, None, (), (guard,), tuple(options), None)
         else:
             _log.warning("this gRPC cannot be kept from ending at a call whose name is no text")
