@@ -22,7 +22,7 @@ from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryStub
 from .raw import Raw, message
 
 SOON_S = 20.0
-SECRET = "what-nobody-else-may-read"
+SECRET = "what-nobody-else-may-read"  # pragma: allowlist secret
 ROLES = ("cos", "data-owner", "client", "decrypting-client", "thirdparty", "operator")
 SERVING = ("cos", "data-owner", "client", "thirdparty")
 ECHO = "/test.Attack/Echo"
