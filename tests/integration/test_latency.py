@@ -245,8 +245,9 @@ async def test_what_a_party_brings_is_looked_at(cos, certificates, calls):
 
 
 async def test_the_command_prints_a_table_or_json_and_draws_the_round_trips(
-    cos, third_party, tmp_path, capsys
+    cos, third_party, tmp_path, capsys, monkeypatch
 ):
+    monkeypatch.setenv("COLUMNS", "200")  # names of columns are in one line each
     state = (await third_party.enrol("operator", "measuring")).settings.state
     config = tmp_path / "operator.toml"
     name = {"name": "measuring", "state": state, "order": tmp_path / "none", "output": tmp_path}

@@ -274,7 +274,8 @@ def registration(world, who, **options):
     """Return the messages of a party's registration, to be spoiled."""
     party = world.party(who)
     expiry = int(time.time()) + 3600
-    participants = [party._participant(one, expiry) for one in members(world.people[who], **options)]
+    shown = party._fingerprint()
+    participants = [party._participant(one, shown, expiry) for one in members(world.people[who], **options)]
     return wire.RegisterRequest(run_id=world.run, intent=JOIN, participants=participants)
 
 
