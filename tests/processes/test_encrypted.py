@@ -145,10 +145,11 @@ async def test_another_key_is_made_after_so_many_rounds_and_the_old_one_goes(sma
 
         # Rounds are faster than news of keys: what a holder has yet to hear of, it has not outlived.
         await running.comes_true(gone, "the keys before are gone")
+        # Not those of a round from which the hosts went because this test stops them.
+        reasons = [event.round.reason for event in running.events if event.HasField("round")]
         await running.stop()
         assert not any((folder / "test.1.key").exists() for folder in folders)
-    reasons = [event.round.reason for event in running.events if event.HasField("round")]
-    assert not any(reasons), reasons
+    assert [reason for reason in reasons if reason] == []
 
 
 async def revoke(running, participant):
