@@ -2,7 +2,7 @@
 
 A schedule of faults is drawn from a seed (`COTERIE_FAULT_SEED`); `COTERIE_FAULTS` says how many, and the table of what
 they did goes to `COTERIE_FAULT_TABLE` (JSON).  No sum is formed without all users, so a round that a fault spoils is
-given up and made again: whatever happened, every number must be that of a run in one process that nothing disturbed.
+given up as a whole, and until the first one is, every number must be that of a run in one process.
 """
 
 import asyncio
@@ -227,18 +227,21 @@ def test_every_sum_is_over_everybody_and_makes_one_version(disturbed):
         assert (one.version, one.summed) == (version, 0 if one.reason else USERS), one
 
 
-def test_every_number_is_that_of_a_run_that_nothing_disturbed(disturbed):
-    passes = max(disturbed.watched.measured)
+def test_until_a_round_is_given_up_every_number_is_that_of_a_run_in_one_process(disturbed):
+    """Afterwards hosts differ: those that had trained keep their users' own state, others never reached theirs."""
+    watched = disturbed.watched
+    given_up = [one.pass_number for one in watched.rounds if one.purpose == "train" and one.reason]
+    passes = min([*given_up, max(watched.measured)])
     run = Path(__file__).parents[2] / "examples/fedncf.toml"
     sets = [f"{key}={value}" for key, value in SETTINGS.items()]
-    settings = load(RunSettings, run, sets=[*sets, f"rounds.passes={passes}"]).settings
+    settings = load(RunSettings, run, sets=[*sets, f"rounds.passes={max(1, passes)}"]).settings
     feed = make_feed(settings, load_dataset(settings), 0)
     alone = train_in_process(settings, feed, run_id="test", seed=0, see=lambda event: None)
     wanted = {one["epoch"]: one["metrics"] for one in alone.known["history"]}
-    # An evaluation that a fault spoils is left out.
-    assert len(disturbed.watched.measured) > len(wanted) // 2
-    for epoch, metrics in disturbed.watched.measured.items():
-        assert metrics == pytest.approx(wanted[epoch], rel=1e-6), epoch
+    compared = [epoch for epoch in watched.measured if epoch <= passes]
+    assert compared
+    for epoch in compared:
+        assert watched.measured[epoch] == pytest.approx(wanted[epoch], rel=1e-6), epoch
 
 
 def test_nobody_learned_both_secrets_of_anyone(disturbed):
