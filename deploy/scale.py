@@ -30,7 +30,19 @@ _HEADER = """\
 """
 
 
-def overlay(hosts: int | None = None, owners: int | None = None, holders: int | None = None) -> str:
+_WAN_HEADER = """\
+# With docker-compose.wan.yml and the overlay of {told}: those that it adds are far away, too.
+#
+#   docker compose -f docker-compose.yml -f docker-compose.wan.yml -f docker-compose.scale.yml \\
+#     -f docker-compose.scale.wan.yml up
+#
+# Written by deploy/scale.py{options} --wan, which writes others.
+"""
+
+
+def overlay(
+    hosts: int | None = None, owners: int | None = None, holders: int | None = None, *, wan: bool = False
+) -> str:
     """Return the overlay, YAML.
 
     Parameters
@@ -38,11 +50,13 @@ def overlay(hosts: int | None = None, owners: int | None = None, holders: int | 
     hosts, owners, holders : int, optional
         Client hosts, data owners at work, decrypting clients; None leaves them as they are.  Owners at work are those
         of DRIFT and PrivMVMF: FedNCF has one, whatever is asked for.
+    wan : bool
+        Return the overlay of emulators beside the services that are added.
 
     Raises
     ------
     ValueError
-        A number is out of range, or all are None.
+        A number is out of range, or all are None; or nothing is added that an emulator could stand beside.
     """
     wanted = {"host": hosts, "owner": owners, "key": holders}
     for kind, count in wanted.items():
@@ -61,12 +75,18 @@ def overlay(hosts: int | None = None, owners: int | None = None, holders: int | 
     more = [f"{kind}-{n}" for kind, count in wanted.items() for n in range(BASE[kind], count or 0)]
 
     counts = {kind: count for kind, count in wanted.items() if count is not None}
+    told = {
+        "told": ", ".join(f"{count} {_NAMES[kind]}" for kind, count in counts.items()),
+        "options": "".join(f" --{_option(kind)} {count}" for kind, count in counts.items()),
+    }
+    if wan:
+        if not more:
+            raise ValueError(
+                "--wan: no service is added; docker-compose.wan.yml has emulators for the others"
+            )
+        return _WAN_HEADER.format(**told) + "services:\n" + "".join(map(_emulator, more))
     lines = [
-        _HEADER.format(
-            told=", ".join(f"{count} {_NAMES[kind]}" for kind, count in counts.items()),
-            options="".join(f" --{_option(kind)} {count}" for kind, count in counts.items()),
-        )
-        + "services:",
+        _HEADER.format(**told) + "services:",
         "  bootstrap:",
         "    environment:",
         *(f'      {name}: "{count}"' for name, count in given.items()),
@@ -93,6 +113,17 @@ def overlay(hosts: int | None = None, owners: int | None = None, holders: int | 
         lines += [f"      {name}: {{condition: service_started}}" for name in more]
         lines += ["", "volumes:", *(f"  {name}:" for name in more)]
     return "\n".join(lines) + "\n"
+
+
+def _emulator(name: str) -> str:
+    variable = f"COTERIE_WAN_{name.upper().replace('-', '_')}"
+    return f"""\
+  wan-{name}:
+    extends: {{file: services.yml, service: wan}}
+    network_mode: service:{name}
+    command: --from-environment {variable} --from-environment COTERIE_WAN
+    environment: [COTERIE_WAN, {variable}]
+"""
 
 
 _NAMES = {"host": "client hosts", "owner": "data owners", "key": "decrypting clients"}
@@ -122,9 +153,14 @@ def main(arguments: list[str] | None = None) -> None:
         metavar="K",
         help=f"decrypting clients, {BASE['key']} to {MOST}; with docker-compose.privmvmf.yml only",
     )
+    parser.add_argument(
+        "--wan",
+        action="store_true",
+        help="write another overlay: emulators of docker-compose.wan.yml beside the services that are added",
+    )
     given = parser.parse_args(arguments)
     try:
-        sys.stdout.write(overlay(given.hosts, given.owners, given.holders))
+        sys.stdout.write(overlay(given.hosts, given.owners, given.holders, wan=given.wan))
     except ValueError as error:
         parser.error(str(error))
 

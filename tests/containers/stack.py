@@ -1,5 +1,6 @@
 """One project of the compose file, and what a test does to it."""
 
+import functools
 import io
 import os
 import secrets
@@ -18,15 +19,20 @@ HOSTS = ("host-0", "host-1")
 PARTIES = ("thirdparty", "cos", *OWNERS, *HOSTS)
 
 
+@functools.cache  # the older one takes a second to say its version
+def compose_commands() -> list[list[str]]:
+    """Return how compose can be called here, the plugin first."""
+    return [
+        command
+        for command in (["docker", "compose"], ["docker-compose"])
+        if shutil.which(command[0])
+        and not subprocess.run([*command, "version"], capture_output=True).returncode
+    ]
+
+
 def compose_command() -> list[str] | None:
     """Return how compose is called here: the plugin where it is, else the program of old."""
-    for command in (["docker", "compose"], ["docker-compose"]):
-        if (
-            shutil.which(command[0])
-            and not subprocess.run([*command, "version"], capture_output=True).returncode
-        ):
-            return command
-    return None
+    return next(iter(compose_commands()), None)
 
 
 class Stack:

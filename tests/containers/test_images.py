@@ -122,14 +122,19 @@ def build(engine, images):
 
 _DIGESTS = """
 import hashlib, os, sys
-for folder, _, names in os.walk(sys.argv[1]):
+for folder, folders, names in os.walk(sys.argv[1]):
+    if folder == "/":
+        folders[:] = [name for name in folders if name not in ("dev", "proc", "sys")]
     for name in names:
         path = os.path.join(folder, name)
         at, digest = os.lstat(path), hashlib.sha256()
         digest.update(os.readlink(path).encode() if os.path.islink(path) else open(path, "rb").read())
         print(os.path.relpath(path, sys.argv[1]), oct(at.st_mode), at.st_uid, int(at.st_mtime), digest.hexdigest())
 """
-"""Prints what there is to say about each file below a folder."""
+"""Prints what there is to say about each file below a folder, but for what a running kernel shows there."""
+
+_OF_THE_ENGINE = {".dockerenv", "etc/hostname", "etc/hosts", "etc/mtab", "etc/resolv.conf"}
+"""What the engine puts into each container when it starts it, the look at an image included, whatever the image has."""
 
 
 def test_a_second_installation_gives_the_same_files_with_the_same_times(engine, build):
@@ -155,13 +160,9 @@ def test_a_second_build_of_everything_gives_the_same_files(engine, build):
     ids = [build("data"), build("data", "--no-cache")]
     found = []
     for image in map(engine.client.images.get, ids):
-        found.append([])
-        for folder in ("/opt", "/etc", "/usr"):
-            status, said = run(engine, image, "python3", "-c", _DIGESTS, folder, user="0")
-            assert status == 0, said[-300:]
-            # These are the container's, not the image's.
-            own = ("hosts ", "hostname ", "resolv.conf ", "mtab ")
-            found[-1] += [f"{folder}/{line}" for line in said.splitlines() if not line.startswith(own)]
+        status, said = run(engine, image, "python3", "-c", _DIGESTS, "/", user="0")
+        assert status == 0, said[-300:]
+        found.append({line for line in said.splitlines() if line.split()[0] not in _OF_THE_ENGINE})
     assert ids[0] != ids[1]
     assert min(map(len, found)) > 10_000
-    assert sorted(set(found[0]) ^ set(found[1])) == []
+    assert sorted(found[0] ^ found[1]) == []

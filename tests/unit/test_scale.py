@@ -20,6 +20,19 @@ def test_the_overlay_beside_the_compose_file_is_what_the_script_writes():
     assert scale("--hosts", "4").stdout == (DEPLOY / "docker-compose.scale.yml").read_text()
 
 
+def test_emulators_are_written_for_what_is_added_and_like_those_of_the_others():
+    assert scale("--hosts", "4", "--wan").stdout == (DEPLOY / "docker-compose.scale.wan.yml").read_text()
+    made = yaml.safe_load(scale("--hosts", "3", "--owners", "5", "--holders", "4", "--wan").stdout)[
+        "services"
+    ]
+    assert list(made) == ["wan-host-2", "wan-owner-3", "wan-owner-4", "wan-key-3"]
+    near = yaml.safe_load((DEPLOY / "docker-compose.privmvmf.wan.yml").read_text())["services"]
+    assert made["wan-key-3"] == {
+        key: yaml.safe_load(str(value).replace("KEY_2", "KEY_3").replace("key-2", "key-3"))
+        for key, value in near["wan-key-2"].items()
+    }
+
+
 def test_more_parties_are_started_waited_for_and_given_their_folders():
     made = yaml.safe_load(scale("--hosts", "3", "--owners", "5", "--holders", "4").stdout)
     services, more = made["services"], ["host-2", "owner-3", "owner-4", "key-3"]
@@ -43,6 +56,7 @@ def test_more_parties_are_started_waited_for_and_given_their_folders():
         (["--hosts", "1"], "--hosts 1: expected 2 to 32"),
         (["--owners", "33"], "--owners 33: expected 3 to 32"),
         (["--holders", "few"], "argument --holders: invalid int value: 'few'"),
+        (["--owners", "3", "--wan"], "--wan: no service is added; docker-compose.wan.yml has emulators"),
         ([], "nothing to change: expected --hosts, --owners or --holders"),
     ],
 )
