@@ -83,6 +83,7 @@ class Place:
     caller: Hashable
     connection: str
     upload: bool
+    role: str
 
 
 class Admission:
@@ -98,8 +99,8 @@ class Admission:
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
         self.calls = 0
-        self.turned_away: Counter[str] = Counter()
-        """Calls turned away, by the name of the limit."""
+        self.turned_away: Counter[tuple[str, str]] = Counter()
+        """Calls turned away, by the name of the limit and the caller's role."""
         self._clock = clock
         self._callers: dict[Hashable, _Caller] = {}
         self._until_sweep = _SWEEP
@@ -110,7 +111,13 @@ class Admission:
         return len(self._callers)
 
     def enter(
-        self, caller: Hashable, connection: str, *, upload: bool = False, essential: bool = False
+        self,
+        caller: Hashable,
+        connection: str,
+        *,
+        upload: bool = False,
+        essential: bool = False,
+        role: str = "",
     ) -> Place:
         """Admit a call, before anything of it is read; give its place back with `leave`.
 
@@ -124,6 +131,8 @@ class Admission:
             Whether the caller sends a stream.
         essential : bool
             Whether the call is taken also when all others together are too many: a health check.
+        role : str
+            The caller's, to count by; empty without a certificate.
 
         Raises
         ------
@@ -139,24 +148,24 @@ class Admission:
         held.tokens = min(limits.burst, held.tokens + (now - held.at) * limits.calls_per_s)
         held.at = now
         if held.tokens < 1:
-            self._refuse("calls_per_s", limits.calls_per_s, (1 - held.tokens) / limits.calls_per_s)
+            self._refuse(role, "calls_per_s", limits.calls_per_s, (1 - held.tokens) / limits.calls_per_s)
         # Also what is refused below counts: whoever asks again at once is held off by this.
         held.tokens -= 1
         if self.calls >= limits.calls and not essential:
-            self._refuse("calls", limits.calls, _FULL_S)
+            self._refuse(role, "calls", limits.calls, _FULL_S)
         if held.calls >= limits.calls_per_peer:
-            self._refuse("calls_per_peer", limits.calls_per_peer, _FULL_S)
+            self._refuse(role, "calls_per_peer", limits.calls_per_peer, _FULL_S)
         if connection not in held.connections and len(held.connections) >= limits.connections_per_peer:
-            self._refuse("connections_per_peer", limits.connections_per_peer, _FULL_S)
+            self._refuse(role, "connections_per_peer", limits.connections_per_peer, _FULL_S)
         if upload and held.uploads >= limits.uploads_per_peer:
-            self._refuse("uploads_per_peer", limits.uploads_per_peer, _FULL_S)
+            self._refuse(role, "uploads_per_peer", limits.uploads_per_peer, _FULL_S)
         if upload and now < held.shut_until:
-            self._refuse("message_s", limits.message_s, held.shut_until - now)
+            self._refuse(role, "message_s", limits.message_s, held.shut_until - now)
         self.calls += 1
         held.calls += 1
         held.uploads += upload
         held.connections[connection] += 1
-        return Place(caller, connection, upload)
+        return Place(caller, connection, upload, role)
 
     def leave(self, place: Place) -> None:
         """Give a place back."""
@@ -170,7 +179,7 @@ class Admission:
 
     def too_slow(self, place: Place, what: str) -> Refusal:
         """Return the refusal of a call whose caller was too slow; it sends no stream for as long again."""
-        self.turned_away["message_s"] += 1
+        self.turned_away["message_s", place.role] += 1
         self._callers[place.caller].shut_until = self._clock() + self.limits.message_s
         return Refusal(
             ErrorReason.ERROR_REASON_TOO_SLOW,
@@ -180,8 +189,8 @@ class Admission:
             retry_after_s=self.limits.message_s,
         )
 
-    def _refuse(self, limit: str, value: float, after_s: float) -> None:
-        self.turned_away[limit] += 1
+    def _refuse(self, role: str, limit: str, value: float, after_s: float) -> None:
+        self.turned_away[limit, role] += 1
         raise Refusal(
             ErrorReason.ERROR_REASON_OVERLOADED,
             "more than this service takes at once",

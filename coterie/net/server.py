@@ -53,6 +53,10 @@ _HEALTH = "/grpc.health.v1.Health/"
 """Health is answered also while the revocation list is too old: it then says NOT_SERVING."""
 
 
+_UNKNOWN = "unknown"
+"""What a call is counted as whose name is none of ours: names of strangers are in no metric and in no log."""
+
+
 CLOCK_KEY = "coterie-clock-ms"
 """Trailing metadata of a call for health: what the clock here says, Unix milliseconds."""
 
@@ -278,6 +282,22 @@ class _Served:
         return grpc.stream_unary_rpc_method_handler(unary)
 
 
+class _Stranger(_Served):
+    """A call of what nobody offers: it takes of its caller's share like any other, and nothing of it is read."""
+
+    def __init__(self, guard: Guard) -> None:
+        super().__init__(guard, _UNKNOWN, grpc.unary_unary_rpc_method_handler(cast(Any, None)))
+
+    def wrapped(self) -> grpc.RpcMethodHandler[Any, Any]:
+        """Return the handler that refuses it."""
+
+        async def refuse(_: Any, context: Any) -> None:
+            async with _unless_gone(), self._admitted(context):
+                await context.abort(grpc.StatusCode.UNIMPLEMENTED, "there is no such call here")
+
+        return grpc.stream_unary_rpc_method_handler(refuse)
+
+
 class Guard(grpc.aio.ServerInterceptor):
     """Stands before every servicer of a process.
 
@@ -325,7 +345,7 @@ class Guard(grpc.aio.ServerInterceptor):
         """Put the guard around the handler of one call."""
         handler = await continuation(handler_call_details)
         if handler is None:
-            return handler
+            return _Stranger(self).wrapped()
         return _Served(self, str(handler_call_details.method), handler).wrapped()
 
     def identify(self, context: Any) -> PeerIdentity:
@@ -368,7 +388,9 @@ class Guard(grpc.aio.ServerInterceptor):
         """
         connection = context.peer()
         caller = peer.fingerprint or connection.rpartition(":")[0]
-        place = self.admission.enter(caller, connection, upload=upload, essential=method.startswith(_HEALTH))
+        place = self.admission.enter(
+            caller, connection, upload=upload, essential=method.startswith(_HEALTH), role=peer.role
+        )
         task = asyncio.current_task()
         if task is not None:
             # Not when the servicer has done its part: a caller may be slow to take the answer.
@@ -390,7 +412,7 @@ class Guard(grpc.aio.ServerInterceptor):
         """
         if method in self._anonymous:
             return
-        if not may_call(peer.role, method):
+        if method != _UNKNOWN and not may_call(peer.role, method):
             raise Refusal(
                 ErrorReason.ERROR_REASON_WRONG_ROLE,
                 f"role {peer.role or 'none'} may not call {method}",
@@ -467,9 +489,11 @@ _LISTENER_NEEDS = ("_MethodResolver", "_RequestCallError", "_handle_rpc", "_sche
 class _Listener(cygrpc.AioServer):  # type: ignore[misc]
     """gRPC's server, which a call with a name that is no text would end: it takes the name of a stranger for UTF-8.
 
-    Calls of what is registered come with a known name.  All others are taken here, where nobody asks for it, and are
-    answered with UNIMPLEMENTED.
+    Calls of what is registered come with a known name.  All others are taken here, where nobody asks for it, and go to
+    the guard without a name.
     """
+
+    guard: Guard
 
     def _make_request_call_future(self, method: bytes | None) -> asyncio.Future[Any]:
         if method is not None:
@@ -487,7 +511,7 @@ class _Listener(cygrpc.AioServer):  # type: ignore[misc]
                 if not self.is_running():
                     raise
                 continue
-            answer = cygrpc._handle_rpc("", nothing, (), state, loop, False)
+            answer = cygrpc._handle_rpc("", nothing, (self.guard,), state, loop, False)
             task = loop.create_task(cygrpc._schedule_rpc_coro(answer, state, loop, "unknown"))
             answering.add(task)
             task.add_done_callback(answering.discard)
@@ -503,6 +527,7 @@ class _Server(aio_server.Server):
             hasattr(cygrpc, name) for name in _LISTENER_NEEDS
         ):
             self._server = _Listener(self._loop, None, (), (guard,), tuple(options), None)
+            self._server.guard = guard
         else:
             _log.warning("this gRPC cannot be kept from ending at a call whose name is no text")
 

@@ -98,7 +98,7 @@ def test_in_no_time_more_calls_are_taken_than_the_rate_gives(gaps: list[float], 
         except Refusal:
             assert admitted.calls == 0
     assert taken <= burst + clock.now * 10.0 + 1e-6
-    assert taken + admitted.turned_away["calls_per_s"] == len(gaps)
+    assert taken + admitted.turned_away["calls_per_s", ""] == len(gaps)
 
 
 def test_who_comes_back_when_told_is_taken() -> None:
