@@ -88,7 +88,8 @@ class Between:
                 await asyncio.gather(self._carry(reader, back, flow), self._carry(there, writer, None))
             finally:
                 for way in ways:
-                    way.transport.abort()
+                    if not way.is_closing():
+                        way.transport.abort()
 
     async def _carry(self, source, sink, flow):
         with contextlib.suppress(OSError):
