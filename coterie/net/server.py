@@ -23,6 +23,7 @@ from coterie.errors import CertificateError, CoterieError, StoreError
 from coterie.net.admission import Admission, Limits, Place
 from coterie.net.authorisation import LARGEST, may_call
 from coterie.net.channel import SERVER_TIME_KEY, Recorder
+from coterie.net.cutting import cut_off
 from coterie.net.meter import Meter, RpcTotals
 from coterie.net.status import abort, not_kept
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name
@@ -48,6 +49,9 @@ SERVER_OPTIONS = (
 
 _LINE_S = 10.0
 """Least time between two lines of the log about the same limit, seconds."""
+
+_CUT = 1024
+"""How many connections are remembered that were cut off."""
 
 _HEALTH = "/grpc.health.v1.Health/"
 """Health is answered also while the revocation list is too old: it then says NOT_SERVING."""
@@ -76,13 +80,10 @@ def _revoked() -> Refusal:
     return Refusal(ErrorReason.ERROR_REASON_REVOKED, "this certificate was revoked", field="certificate")
 
 
-@contextlib.asynccontextmanager
-async def _unless_gone() -> AsyncIterator[None]:
-    """Let a call end quietly that its caller has given up while something was written, an answer or a refusal."""
-    try:
-        yield
-    except cygrpc.ExecuteBatchError as error:
-        raise asyncio.CancelledError from error
+def _line(fingerprint: bytes, context: Any) -> tuple[bytes | str, str]:
+    """Return whose call it is, by certificate or else by address, and over which connection."""
+    connection: str = context.peer()
+    return fingerprint or connection.rpartition(":")[0], connection
 
 
 class _Writable:
@@ -151,6 +152,20 @@ class _Served:
     def _note(self, data: bytes, direction: str) -> None:
         if self._guard.recorder is not None:
             self._guard.recorder.record(rpc=self._name, peer=self._caller, direction=direction, payload=data)
+
+    @contextlib.asynccontextmanager
+    async def _unless_gone(self, context: Any) -> AsyncIterator[None]:
+        """Let a call end quietly that its caller has given up, while it was served or something was written."""
+        if self._guard.is_cut_off(context):
+            raise asyncio.CancelledError
+        try:
+            yield
+        except cygrpc.ExecuteBatchError as error:
+            self._guard.given_up(context)
+            raise asyncio.CancelledError from error
+        except asyncio.CancelledError:
+            self._guard.given_up(context)
+            raise
 
     @contextlib.asynccontextmanager
     async def _admitted(self, context: Any) -> AsyncIterator[None]:
@@ -250,7 +265,7 @@ class _Served:
         handler = self._handler
 
         async def unary(_: Any, context: Any) -> bytes:
-            async with _unless_gone(), self._admitted(context):
+            async with self._unless_gone(context), self._admitted(context):
                 if handler.request_streaming:
                     return self._encode(await handler.stream_unary(self._arriving(context), context))
                 return self._encode(await handler.unary_unary(await self._single(context), context))
@@ -262,7 +277,7 @@ class _Served:
                 async with self._in_time("nothing was taken"):
                     await context.write(data)
 
-            async with _unless_gone(), self._admitted(context):
+            async with self._unless_gone(context), self._admitted(context):
                 if handler.request_streaming:
                     responses = handler.stream_stream(self._arriving(context), context)
                 else:
@@ -292,7 +307,7 @@ class _Stranger(_Served):
         """Return the handler that refuses it."""
 
         async def refuse(_: Any, context: Any) -> None:
-            async with _unless_gone(), self._admitted(context):
+            async with self._unless_gone(context), self._admitted(context):
                 await context.abort(grpc.StatusCode.UNIMPLEMENTED, "there is no such call here")
 
         return grpc.stream_unary_rpc_method_handler(refuse)
@@ -335,6 +350,7 @@ class Guard(grpc.aio.ServerInterceptor):
         self._identities: dict[bytes, tuple[PeerIdentity, float]] = {}
         self._revoked: frozenset[bytes] = frozenset()
         self._usable = True
+        self._cut: dict[str, None] = {}
         self._open: dict[bytes, set[asyncio.Task[Any]]] = {}
 
     async def intercept_service(
@@ -386,16 +402,44 @@ class Guard(grpc.aio.ServerInterceptor):
         Refusal
             OVERLOADED when there is none.
         """
-        connection = context.peer()
-        caller = peer.fingerprint or connection.rpartition(":")[0]
-        place = self.admission.enter(
-            caller, connection, upload=upload, essential=method.startswith(_HEALTH), role=peer.role
-        )
+        caller, connection = _line(peer.fingerprint, context)
+        try:
+            place = self.admission.enter(
+                caller, connection, upload=upload, essential=method.startswith(_HEALTH), role=peer.role
+            )
+        except Refusal as refusal:
+            if refusal.field == "limits.resets_per_s":
+                self._cut_off(connection, peer)
+            raise
         task = asyncio.current_task()
         if task is not None:
             # Not when the servicer has done its part: a caller may be slow to take the answer.
             task.add_done_callback(lambda _: self.admission.leave(place))
         return place
+
+    def given_up(self, context: Any) -> None:
+        """Count a call that its caller has given up, and cut the caller off where it does little else."""
+        pem = certificate_of(context)
+        known = self._identities.get(pem)
+        peer = known[0] if known else PeerIdentity(role="", name="", fingerprint=b"")
+        caller, connection = _line(peer.fingerprint, context)
+        if self.admission.gave_up(caller, peer.role):
+            self._cut_off(connection, peer)
+
+    def is_cut_off(self, context: Any) -> bool:
+        """Whether the connection of a call was cut off: nobody is there any more to be answered."""
+        return bool(self._cut) and context.peer() in self._cut
+
+    def _cut_off(self, connection: str, peer: PeerIdentity) -> None:
+        """Close a connection, once: more of its calls may have come before it was closed."""
+        if connection in self._cut:
+            return
+        self._cut[connection] = None
+        if len(self._cut) > _CUT:
+            del self._cut[next(iter(self._cut))]
+        if self._worth_a_line("cut off"):
+            _log.warning("cut off", limit="resets_per_s", peer=str(peer))
+        cut_off(connection)
 
     def _forget_expired(self) -> None:
         # Parties renew theirs: what is not shown any more is not kept either.

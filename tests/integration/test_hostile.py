@@ -39,6 +39,7 @@ LIMITS = {
     "calls_per_s": 200.0,
     "burst": 400,
     "uploads_per_peer": 3,
+    "resets_per_s": 20.0,
     "message_s": 1.5,
     "least_kib_s": 4.0,
     "handshake_s": 1.5,
@@ -253,31 +254,41 @@ async def test_connections_of_one_caller_are_counted(besieged, hostile, undistur
     assert sorted(map(str, found)) == ["1"] * 4 + ["limits.connections_per_peer"] * 2
 
 
-async def test_streams_that_are_reset_at_once_hold_nobody_up(besieged, hostile, undisturbed):
-    raw = await connected(besieged, hostile)
-    began = 0
+async def test_who_gives_up_one_call_after_the_other_is_cut_off_until_it_has_stopped(
+    besieged, hostile, undisturbed
+):
+    def away():
+        return besieged.metric("coterie_limited_total", limit="resets_per_s", caller="client")
 
-    async def reset():
-        nonlocal began
-        ends = time.monotonic() + 3.0
+    async def flooded(raw, seconds):
+        """Begin calls and give them up, until cut off; return whether that was so."""
+        reading = asyncio.create_task(raw.until_closed(seconds + SOON_S))
+        ends = time.monotonic() + seconds
         while time.monotonic() < ends and not raw.closed:
             burst = b""
             for _ in range(50):
                 stream = raw.new_stream()
                 burst += frame(HEADERS, stream, raw.call_headers(POLL), END_HEADERS)
                 burst += frame(RST_STREAM, stream, struct.pack(">I", 8))
-                began += 1
             await raw.send(burst)
-
-    before = besieged.metric("coterie_open_calls")
-    async with undisturbed():
-        reading = asyncio.create_task(raw.until_closed(SOON_S))
-        await reset()
-        # gRPC drops most of them before the guard hears of them: they need not be limited, but none may stay.
-        assert besieged.metric("coterie_open_calls") <= before + 8
+            await asyncio.sleep(0)
+        cut = raw.closed or reading.done()
         await raw.close()
         await reading
-    assert began > 50
+        return cut
+
+    before, calls = away(), besieged.metric("coterie_open_calls")
+    async with undisturbed():
+        assert await flooded(await connected(besieged, hostile), SOON_S)
+        assert away() > before
+        # Over another connection it fares no better.
+        assert await flooded(await connected(besieged, hostile), SOON_S)
+        assert besieged.metric("coterie_open_calls") <= calls + 8
+    # Who has stopped is a caller like any other after a time.
+    stub = besieged.channel(hostile).stub(OrchestratorStub)
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await Retry(limit_s=SOON_S)(lambda: stub.Poll(wire.PollRequest(run_id="none")))
+    assert from_rpc_error(failed.value, "cos").name == "UNKNOWN_ROUND"
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
