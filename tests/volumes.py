@@ -21,9 +21,15 @@ def small_volume(folder, size):
 
 
 def fill(folder):
-    """Write a file until nothing more fits."""
+    """Write a file until nothing more fits; return it."""
     ballast = folder / "ballast"
-    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(512))
+    with ballast.open("wb", buffering=0) as file:
+        room = os.statvfs(folder)
+        # Most of it at once, and the rest in pieces that leave no room for anything.
+        with contextlib.suppress(OSError):
+            os.posix_fallocate(file.fileno(), 0, max(1, room.f_bavail - 16) * room.f_frsize)
+        file.seek(0, os.SEEK_END)
+        with contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(512))
     return ballast

@@ -9,7 +9,7 @@ import json
 import os
 import resource
 import signal
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,9 +21,9 @@ from grpc_health.v1.health import aio as health_aio
 
 from coterie.config.base import Peer, ServiceSettings
 from coterie.crypto.authority import logical_name
-from coterie.errors import CoterieError, PreflightError, RunError
+from coterie.errors import CoterieError, PreflightError, RunError, StoreError
 from coterie.net.admission import Limits
-from coterie.net.authorisation import OFFERED
+from coterie.net.authorisation import ALLOWED, OFFERED
 from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import NewToken
@@ -34,8 +34,10 @@ from coterie.net.probe import Probe
 from coterie.net.renewal import Renewal
 from coterie.net.revocation import RevocationWatch
 from coterie.net.server import Guard, make_server
+from coterie.net.status import not_kept
 from coterie.privacy.transcript import TranscriptWriter
 from coterie.store.engine import Writer
+from coterie.store.room import MARGIN, has_room
 from coterie.telemetry.accounting import Accounting
 from coterie.telemetry.exporter import Exporter
 from coterie.telemetry.logs import configure
@@ -60,6 +62,9 @@ GRACE_S = 10.0
 
 
 _STORE_S = 0.5
+
+_ROOM_S = 1.0
+"""Time between two looks whether there is room to start, seconds."""
 
 _OTHER_FILES = 512
 """Open files that are no connections: stores, logs, connections to others."""
@@ -332,18 +337,15 @@ def in_use(state: Path) -> bool:
 async def _serve_from(service: Service, settings: ServiceSettings) -> None:
     allow_files(settings.limits.connections)
     tls = TlsFiles(settings.state / "tls")
+    if not await _room_to_start(service.role, settings, tls):
+        return
     await _enrol(service, settings, tls)
     transcript = (
         TranscriptWriter(settings.state / "transcript.bin", f"{service.role}/{settings.name}")
         if settings.transcript
         else None
     )
-    guard = Guard(
-        Meter(),
-        recorder=transcript.side("server") if transcript else None,
-        debug=settings.log_level == "debug",
-        limits=Limits(**settings.limits.model_dump()),
-    )
+    guard = _guard(settings, transcript)
     runtime = Runtime(
         role=service.role,
         settings=settings,
@@ -365,13 +367,7 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
     health_pb2_grpc.add_HealthServicer_to_server(runtime._health, server)
     if settings.reflection:
         _add_reflection(server, service.role)
-    try:
-        server.add_secure_port(settings.listen, tls.server_credentials())
-    except RuntimeError as error:
-        raise PreflightError(
-            f"cannot listen on {settings.listen}",
-            hint="is the port taken, or the address not this machine's?",
-        ) from error
+    _listen(server, settings, tls)
     renewal = _renewal(service, settings, runtime)
     exporter = Exporter(
         runtime.accounting,
@@ -420,6 +416,116 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
     _log.info("stopped")
     if runtime.failed is not None:
         raise runtime.failed
+
+
+def _guard(settings: ServiceSettings, transcript: TranscriptWriter | None = None) -> Guard:
+    return Guard(
+        Meter(),
+        recorder=transcript.side("server") if transcript else None,
+        debug=settings.log_level == "debug",
+        limits=Limits(**settings.limits.model_dump()),
+    )
+
+
+def _listen(server: grpc.aio.Server, settings: ServiceSettings, tls: TlsFiles) -> None:
+    try:
+        server.add_secure_port(settings.listen, tls.server_credentials())
+    except RuntimeError as error:
+        raise PreflightError(
+            f"cannot listen on {settings.listen}",
+            hint="is the port taken, or the address not this machine's?",
+        ) from error
+
+
+async def _room_to_start(role: str, settings: ServiceSettings, tls: TlsFiles) -> bool:
+    """Wait until the state's volume has room for what a start writes; False when the process is to stop instead.
+
+    A service that ended for want of room would be started again and again, and do no more than this one.
+    """
+
+    def look() -> bool:
+        try:
+            return has_room(settings.state)
+        except OSError as error:
+            raise PreflightError(f"cannot use the state folder {settings.state}: {error.strerror}") from error
+
+    if look():
+        return True
+    _log.error(
+        "no room to start",
+        folder=str(settings.state),
+        needed_bytes=MARGIN,
+        hint="free space on its volume: the service waits for it, and starts by itself then",
+    )
+    loop, stopping = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    orphaned = asyncio.create_task(_orphaned())
+    try:
+        async with _refusing(role, settings, tls):
+            while not look():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stopping.wait(), _ROOM_S)
+                if stopping.is_set() or orphaned.done():
+                    _log.info("stopped")
+                    return False
+    finally:
+        orphaned.cancel()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+    _log.info("there is room to start")
+    return True
+
+
+@contextlib.asynccontextmanager
+async def _refusing(role: str, settings: ServiceSettings, tls: TlsFiles) -> AsyncIterator[None]:
+    """Refuse whatever the service offers, and say to whoever asks that it lives and is not healthy."""
+    guard = _guard(settings)
+    measures = [*of_the_disk(settings.state), *of_the_memory()]
+    exporter = Exporter(
+        Accounting(),
+        {"server": guard.meter},
+        lambda: dict(guard.refusals),
+        lambda: False,
+        guard.admission,
+        lambda: {"store": False},
+        measures=measures,
+    )
+    server: grpc.aio.Server | None = None
+    if settings.metrics is not None:
+        exporter.start(settings.metrics)
+    try:
+        # Before the first certificate nobody can be answered.
+        if tls.complete():
+            server = make_server(guard)
+            for name in OFFERED[role]:
+                _add_refusals(server, f"coterie.v1.{name}")
+            health = health_aio.HealthServicer()
+            for name in ("", f"coterie.{role}"):
+                await health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+            health_pb2_grpc.add_HealthServicer_to_server(health, server)
+            _listen(server, settings, tls)
+            await server.start()
+        yield
+    finally:
+        if server is not None:
+            await server.stop(None)
+        exporter.stop()
+
+
+def _add_refusals(server: grpc.aio.Server, service: str) -> None:
+    refusal = not_kept(StoreError("the service waits for room to start", trouble="full"))
+
+    async def refuse(_: Any, __: Any) -> Any:
+        raise refusal
+
+    prefix = f"/{service}/"
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        name.removeprefix(prefix): grpc.stream_unary_rpc_method_handler(refuse)
+        for name in ALLOWED
+        if name.startswith(prefix)
+    }
+    server.add_registered_method_handlers(service, handlers)
 
 
 def _renewal(service: Service, settings: ServiceSettings, runtime: Runtime) -> Renewal | None:

@@ -358,11 +358,15 @@ class Term:
         The store's writer, which outlives its terms.
     limit_s : float, optional
         How long a write may take, seconds: a database that hangs counts as one that is away.
+    largest : int
+        What the terms before say of `largest`.
     """
 
-    def __init__(self, writer: Writer, limit_s: float | None = None) -> None:
+    def __init__(self, writer: Writer, limit_s: float | None = None, largest: int = 0) -> None:
         self._writer = writer
         self._limit_s = limit_s
+        self.largest = largest
+        """Size of the largest file that was to be kept, bytes: the next one may have it, too."""
         self.lost: StoreError | None = None
         """Why the term is over; None while it is not."""
 
@@ -400,15 +404,23 @@ class Term:
         self.lost = self.lost or error
 
     @contextlib.contextmanager
-    def keeping(self, what: str) -> Iterator[None]:
+    def keeping(self, what: str, size: int = 0) -> Iterator[None]:
         """Write files that belong to the store: a failure ends the term, as one of the store's own does.
+
+        Parameters
+        ----------
+        what : str
+            What that is, for the error: "write a version of the model".
+        size : int
+            Bytes that it takes at once, where they are many.
 
         Raises
         ------
         StoreError
-            ``what``, such as "write a version of the model", could not be done.
+            It could not be done.
         """
         self.check()
+        self.largest = max(self.largest, size)
         try:
             yield
         except Exception as error:

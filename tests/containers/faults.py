@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
 import random
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..volumes import fill
 from .stack import Stack
 
 KINDS = ("crash", "pause", "cut", "slow", "full")
@@ -126,16 +125,7 @@ class SmallDisks:
 
     def fill(self, service: str) -> Callable[[], None]:
         """Leave no room on a service's disk; return what gives it back."""
-        path = self._folder / service / "filling"
-        with path.open("wb", buffering=0) as file:
-            room = os.statvfs(path.parent)
-            with contextlib.suppress(OSError):
-                os.posix_fallocate(file.fileno(), 0, max(1, room.f_bavail - 16) * room.f_frsize)
-            file.seek(0, os.SEEK_END)
-            with contextlib.suppress(OSError):
-                while True:
-                    file.write(bytes(512))
-        return path.unlink
+        return fill(self._folder / service).unlink
 
 
 def strike(stack: Stack, disks: SmallDisks, fault: Fault) -> Callable[[], None]:

@@ -91,11 +91,13 @@ class Host:
         return list(self.party.slots)
 
     def codes(self, plan, slots):
-        contribution = Contribution(SETTINGS.layout(Purpose(plan.purpose), len(ITEMS)))
+        settings = self.world.settings
+        dim = settings.learning.architecture.dim
+        contribution = Contribution(settings.layout(Purpose(plan.purpose), len(ITEMS)))
         rng = np.random.default_rng(0)
         for slot in slots:
             if plan.purpose == "train":
-                contribution.add("items", np.full((1, 3), 0.1 * (slot + 1)), rng, rows=np.array([0]))
+                contribution.add("items", np.full((1, dim), 0.1 * (slot + 1)), rng, rows=np.array([0]))
                 contribution.add("instances", np.array(2.0), rng)
             elif plan.purpose == "supports":
                 contribution.add("supports", np.ones(3), rng, rows=np.arange(3))
@@ -172,6 +174,7 @@ class World:
         self.run = f"rounds-{next(NUMBERS)}-{time.monotonic_ns()}"
         self.cos, self.operator, self.people, self.calls = cos, operator, people, calls
         self.secure_sum, self.per_user = secure_sum, per_user
+        self.settings = SETTINGS
         self.owner = calls.party_at(cos, people["owner"], self.run)
         self.hosts = {}
 
@@ -180,6 +183,7 @@ class World:
         return Host(self, who)
 
     async def begin(self, *who, users=None, passes=1, party_s=3600.0, settings=SETTINGS, **rounds):
+        self.settings = settings
         usual = {
             "cohorts": wire.CohortKind.COHORT_KIND_ALL,
             "cohort": 1,

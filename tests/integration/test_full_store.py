@@ -1,18 +1,28 @@
 """An orchestration server whose volume is full: it refuses, lives, and goes on from what is durable."""
 
 import asyncio
+import json
+import os
 import time
 
 import grpc
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from coterie.errors import CoterieError
+from coterie.learning.fedncf import FedNcfSettings
+from coterie.learning.ncf import Architecture
+from coterie.rounds.fedncf import FedNcfPlan
 from coterie.secure_sum.protocol import Step
+from coterie.store.room import MARGIN
 from coterie.wire.v1 import operator_pb2 as operating
 from coterie.wire.v1 import orchestrator_pb2 as wire
 
 from ..volumes import fill, small_volume
-from .playing import SOON_S, STEPS, World
+from .playing import ITEMS, SOON_S, STEPS, World
+
+LARGE = FedNcfPlan(FedNcfSettings(architecture=Architecture(model="gmf", dim=2048)), min_touch=1)
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +41,22 @@ def people(shared_third_party):
 async def full_cos(shared_third_party, tmp_path, calls):
     """A COS on a small volume of its own."""
     cos = calls.Member("cos", f"full-{time.monotonic_ns()}", shared_third_party, tmp_path)
-    with small_volume(cos.state, "2m"):
+    with small_volume(cos.state, "3m"):
         cos.start()
         yield cos
         await cos.release()
         if cos.running:
             await asyncio.to_thread(cos.stop)
+
+
+def lines(service, event):
+    """Return the lines of a service's log that say something."""
+    found = map(json.loads, service.log.read_text().splitlines())
+    return [line for line in found if line["event"] == event]
+
+
+def said(service, event):
+    return len(lines(service, event))
 
 
 async def told(condition):
@@ -98,6 +118,89 @@ async def test_a_round_that_found_no_room_is_taken_up_where_it_was_durable(
     numbers = [one["round"] for one in report["rounds"]]
     assert numbers == sorted(set(numbers))
     assert all(one["summed"] == 6 for one in report["rounds"])
+
+
+async def test_a_cos_with_room_for_rows_only_stays_refusing_until_a_version_fits(
+    full_cos, certificates, people, calls
+):
+    operator = calls.Operating(full_cos, certificates["operator"])
+    run = World(full_cos, operator, people, calls)
+    await run.begin("left", "right", passes=2, settings=LARGE)
+    left, right = run.hosts["left"], run.hosts["right"]
+    while (await run.report())["version"] < 1:
+        for host in (left, right):
+            await host.answer(await host.task(wire.TaskKind.TASK_KIND_ROUND))
+    tasks = [await host.task(wire.TaskKind.TASK_KIND_ROUND) for host in (left, right)]
+    size = len(ITEMS) * LARGE.learning.architecture.dim * 4
+    ballast = await asyncio.to_thread(fill, full_cos.state)
+    for host, task in zip((left, right), tasks, strict=True):
+        await host.answer(task)
+    await told(lambda: not full_cos.healthy())
+    # Room for thousands of rows, and not for the next version beside them.
+    os.truncate(ballast, ballast.stat().st_size - MARGIN - size // 2)
+    watched = time.monotonic() + 3
+    while time.monotonic() < watched:
+        assert not full_cos.healthy()
+        await asyncio.sleep(0.1)
+    assert (await calls.refused(lambda: run.report())).reason == "STORE_FULL"
+    (line,) = lines(full_cos, "the store takes no writes")
+    assert line["needed_bytes"] >= size + MARGIN
+    ballast.unlink()
+    await told(full_cos.healthy)
+    for host in (left, right):
+        host.clock = 0
+    finished = await asyncio.gather(left.play(), right.play())
+    assert [task.reason for task in finished] == ["", ""]
+    assert (await run.report())["version"] == 2
+    assert said(full_cos, "the store takes no writes") == said(full_cos, "the store takes writes again") == 1
+
+
+async def test_a_service_whose_volume_is_full_waits_for_room_before_it_starts(
+    full_cos, certificates, people, calls
+):
+    operator = calls.Operating(full_cos, certificates["operator"])
+    run = await World(full_cos, operator, people, calls).begin("left", "right", passes=1)
+    await full_cos.release()
+    assert await asyncio.to_thread(full_cos.stop) == 0
+    ballast = await asyncio.to_thread(fill, full_cos.state)
+    for again in (True, False):
+        full_cos.start(healthy=False)
+        await told(full_cos.answers)
+        assert not full_cos.healthy()
+        assert full_cos.metric("coterie_condition", condition="store") == 0
+        run.operator = calls.Operating(full_cos, certificates["operator"])
+        why = await calls.refused(run.operator.stub.ListRuns(operating.ListRunsRequest()))
+        assert (why.code, why.reason, why.field) == (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "STORE_FULL",
+            "store",
+        )
+        health = HealthStub(full_cos.channel(certificates["operator"]))
+        answer = await health.Check(HealthCheckRequest())
+        assert answer.status == HealthCheckResponse.NOT_SERVING
+        if again:
+            # It ends when it is told to, and well.
+            await full_cos.release()
+            assert await asyncio.to_thread(full_cos.stop) == 0
+    ballast.unlink()
+    await told(full_cos.healthy)
+    listed = await run.operator.stub.ListRuns(operating.ListRunsRequest())
+    assert [one.plan.run_id for one in listed.runs] == [run.run]
+    # Once by each of the two processes, however long they waited.
+    assert said(full_cos, "no room to start") == 2
+    assert said(full_cos, "there is room to start") == 1
+
+
+async def test_a_first_start_without_room_waits_and_enrols_then(shared_third_party, tmp_path, calls):
+    host = calls.Member("cos", f"first-{time.monotonic_ns()}", shared_third_party, tmp_path)
+    with small_volume(host.state, "2m"):
+        ballast = await asyncio.to_thread(fill, host.state)
+        host.start(healthy=False)
+        await told(lambda: host.answers() and said(host, "no room to start"))
+        assert [path.name for path in host.state.iterdir() if path.stat().st_size] == ["ballast"]
+        ballast.unlink()
+        await told(host.healthy)
+        assert await asyncio.to_thread(host.stop) == 0
 
 
 async def events(run):

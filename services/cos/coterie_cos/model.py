@@ -216,7 +216,7 @@ class Model:
             When it cannot be written.
         """
         frozen = Frozen(self.version, self.items.copy(), self.users.copy())
-        with self._term.keeping("write a version of the model"):
+        with self._term.keeping("write a version of the model", self.items.nbytes + self.users.nbytes):
             self._save(frozen, f"evaluated-{frozen.version}.safetensors")
         self._frozen[frozen.version] = frozen
         return frozen

@@ -30,6 +30,7 @@ from coterie.rounds.systems import SUMS, SYSTEMS, server_side
 from coterie.store import cos as store
 from coterie.store.engine import Term, Writer, failure, file_failure, open_sqlite
 from coterie.store.postgres import Place, open_postgres
+from coterie.store.room import MARGIN, has_room
 from coterie.telemetry.measures import Measure
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.latency_pb2_grpc import add_LatencyServicer_to_server
@@ -109,7 +110,7 @@ class CosProcess:
 
     def _restore(self) -> None:
         """Take up what is durable, and nothing else."""
-        self._term = Term(self._writer, self._limit_s)
+        self._term = Term(self._writer, self._limit_s, self._term.largest)
         found: dict[str, Run] = {}
         try:
             with self._engine.connect() as connection:
@@ -238,7 +239,11 @@ class CosProcess:
             When the store is broken in a way that does not pass.
         """
         self._runtime.holds("store", False)
-        _log.error("the store takes no writes", message=lost.message, trouble=lost.trouble)
+        # With room for some rows only, the next version would be refused again.
+        needed = self._term.largest + MARGIN
+        _log.error(
+            "the store takes no writes", message=lost.message, trouble=lost.trouble, needed_bytes=needed
+        )
         first, longest = _PAUSES_S
         pause = first if time.monotonic() - self._since > 2 * longest else min(2 * self._pause, longest)
         while True:
@@ -252,6 +257,9 @@ class CosProcess:
             if self._writer.failed:
                 continue
             try:
+                full = lost.trouble == "full"
+                if full and not await asyncio.to_thread(has_room, self._settings.state, needed):
+                    continue
                 self._restore()
             except sa.exc.DBAPIError as error:
                 lost = failure(error)

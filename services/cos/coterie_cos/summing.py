@@ -156,7 +156,8 @@ class SummingRun(Run, SumOwner, Generic[S]):
         StoreError
             When it cannot be written.
         """
-        with self._term.keeping("write a version of the model"):
+        size = sum(array.nbytes for array in arrays.values())
+        with self._term.keeping("write a version of the model", size):
             self._versions.save(arrays, version, round_)
 
     def in_progress(self, current: OpenSum) -> bool:
