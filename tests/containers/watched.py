@@ -37,7 +37,7 @@ class Watched:
     def __init__(self, folder: Path, cos: str) -> None:
         self._settings = load(OperateSettings, folder / "config.toml", relative_to=folder).settings
         self._cos = Peer(address=f"{cos}:7443", name=self._settings.cos.name)
-        self._run_id = Order.load(self._settings.order).run_id
+        self.order = Order.load(self._settings.order)
         self.rounds: list[wire.RoundEvent] = []
         self.ended_at: list[float] = []
         """When each of them ended, seconds since 1970 by this machine."""
@@ -60,7 +60,7 @@ class Watched:
         await self._operator.close()
 
     async def _follow(self) -> None:
-        async for event in self._operator.watch(self._run_id):
+        async for event in self._operator.watch(self.order.run_id):
             self.state = event.state
             match event.WhichOneof("event"):
                 case "progress":

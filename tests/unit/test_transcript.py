@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import stat
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -84,24 +87,21 @@ def test_a_file_cut_anywhere_gives_its_whole_entries_and_takes_more(tmp_path_fac
 def test_a_transcript_can_be_read_while_it_is_written(tmp_path):
     with TranscriptWriter(tmp_path / "t", "cos/cos") as writer:
         writer.record(rpc="Poll", peer="client/host-0", direction="received", payload=b"one")
-        writer.flush()
         assert [entry.payload for entry in read_transcript(tmp_path / "t")] == [b"one"]
 
 
-def test_a_party_that_falls_silent_is_on_disk_without_being_closed(tmp_path):
-    writer = TranscriptWriter(tmp_path / "t", "cos/cos")
-    writer.record(rpc="Poll", peer="client/host-0", direction="received", payload=b"last words")
-    deadline = time.monotonic() + 8
-    while not list(read_transcript(tmp_path / "t")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert [entry.payload for entry in read_transcript(tmp_path / "t")] == [b"last words"]
-    writer.close()
-
-
-def test_a_mebibyte_is_written_at_once(tmp_path):
-    with TranscriptWriter(tmp_path / "t", "cos/cos") as writer:
-        writer.record(rpc="Fetch", peer="client/host-0", direction="sent", payload=bytes(1 << 20))
-        assert len(list(read_transcript(tmp_path / "t"))) == 1
+def test_a_party_that_is_killed_leaves_all_that_it_took_in(tmp_path):
+    path = tmp_path / "t"
+    last_words = (
+        "import os, signal, sys; from coterie.privacy.transcript import TranscriptWriter\n"
+        "writer = TranscriptWriter(sys.argv[1], 'cos/cos')\n"
+        "for n in range(3):\n"
+        "    writer.record(rpc='Poll', peer='client/host-0', direction='received', payload=bytes([n]) * 1000)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    ended = subprocess.run([sys.executable, "-c", last_words, str(path)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert [entry.payload for entry in read_transcript(path)] == [bytes([n]) * 1000 for n in range(3)]
 
 
 def test_only_the_owner_of_the_process_may_read_it(tmp_path):
@@ -252,7 +252,7 @@ def test_the_role_is_what_stands_before_the_name():
 
 
 def test_what_found_no_room_is_written_when_there_is_and_no_call_fails(tmp_path, monkeypatch):
-    monkeypatch.setattr(transcript, "_MOST_WAITING", 5000)
+    monkeypatch.setattr(transcript, "_MOST_WAITING", 4500)
     path = tmp_path / "transcript.bin"
     payloads = [bytes([n]) * 600 for n in range(12)]
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -263,16 +263,17 @@ def test_what_found_no_room_is_written_when_there_is_and_no_call_fails(tmp_path,
                 writer.record(
                     rpc="Poll", peer="client/host-0", direction="received", payload=payload, side="server"
                 )
-            writer.flush()
 
         record(payloads[:2])
         # Room for half of the next one.
         resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 300, before[1]))
         try:
-            record(payloads[2:4])
-            with pytest.raises(StoreError, match=r"cannot write transcript .*File too large"):
-                record(payloads[4:])
+            record(payloads[2:9])
+            # Each is kept, and more than so much is not waited for in silence.
+            for payload in payloads[9:11]:
+                with pytest.raises(StoreError, match=r"cannot write transcript .*File too large"):
+                    record([payload])
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        writer.flush()
+        record(payloads[11:])
     assert [entry.payload for entry in read_transcript(path)] == payloads
