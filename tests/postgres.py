@@ -165,13 +165,11 @@ class Server:
     def hung(self):
         """Let the server answer nothing meanwhile, and keep its connections."""
         stopped = self.processes()
-        for pid in stopped:
-            os.kill(pid, signal.SIGSTOP)
+        _send(stopped, signal.SIGSTOP)
         try:
             yield
         finally:
-            for pid in stopped:
-                os.kill(pid, signal.SIGCONT)
+            _send(stopped, signal.SIGCONT)
 
     def sql(self, statement, database="postgres"):
         return self._run(
@@ -201,6 +199,13 @@ class Server:
         if self._process is not None and self._process.poll() is None:
             self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _send(pids, number):
+    for pid in pids:
+        # One of them may just have ended: the others get it all the same.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _known(account):

@@ -7,8 +7,8 @@ import sqlalchemy as sa
 
 from coterie.errors import ConfigError, StoreError
 from coterie.store import postgres as module
-from coterie.store.engine import Term, Writer, trouble_of
-from coterie.store.postgres import Place, open_postgres, read_revision
+from coterie.store.engine import Term, Writer, failure, trouble_of
+from coterie.store.postgres import Place, bounded, open_postgres, read_revision
 
 from .. import postgres
 
@@ -198,6 +198,23 @@ async def test_a_lost_connection_and_a_hung_server_end_a_term_and_pass(place, se
     writer.close()
     for engine in (reading, writing):
         engine.dispose()
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_server_that_hangs_while_it_is_read_is_cut_off(server, secured, tls):
+    asked = secured if tls else server
+    engine = Place(**asked.keys(asked.database())).engine()
+    with engine.connect() as connection:
+        with bounded(connection, 30.0):
+            assert connection.exec_driver_sql("SELECT 1").scalar() == 1
+        with (
+            asked.hung(),
+            pytest.raises(sa.exc.OperationalError) as failed,
+            bounded(connection, 0.2),
+        ):
+            connection.exec_driver_sql("SELECT 1")
+    assert failure(failed.value).trouble == "away"
+    engine.dispose()
 
 
 def test_what_the_server_says_is_told_apart_by_its_codes(place):
