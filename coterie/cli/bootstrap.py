@@ -50,6 +50,7 @@ def bootstrap(
 
     from coterie.launch import bootstrap as steps
     from coterie.launch.experiment import new_run_id
+    from coterie.rounds.systems import KEYED
 
     order = steps.held_order(into)
     if order is not None:
@@ -67,6 +68,11 @@ def bootstrap(
             f"run {order.run_id}: {order.owners} data owners, {settings.federation.hosts} client hosts with "
             f"{order.users} users{holders}; one folder for each below {into}"
         )
+        if invite and settings.secure_sum in KEYED:
+            output.say(
+                f"{into / 'operator' / steps.ROSTER_SIGNS} signs the roster of those who hold the key of sums, once "
+                "they have joined: `coterie certs participants` prints their ids, `coterie certs roster` signs them"
+            )
     output.finish({"run_id": order.run_id, "folder": into, "owners": order.owners, "users": order.users})
 
 

@@ -59,6 +59,8 @@ def enrol(
     operating = invitation.role == "operator"
     start = f"coterie {'operate' if operating else f'serve {invitation.role}'} --config {joined.config}"
     output.say(f"{joined.tls.identity()} is enrolled; start it with `{start}`")
+    for path in joined.missing:
+        output.say(f"{path} is still to come from the operator, once everybody whom it names has joined")
     output.finish(
         {
             "role": invitation.role,
@@ -67,6 +69,7 @@ def enrol(
             "authority": invitation.fingerprint,
             "fingerprint": joined.tls.identity().fingerprint.hex(),
             "copied": joined.copied,
+            "missing": joined.missing,
             "start": start,
         }
     )

@@ -88,6 +88,12 @@ class LimitSettings(Model):
     )
     burst: int = Field(4000, ge=1, description="Calls that one caller may make at a stretch.")
     uploads_per_peer: int = Field(16, ge=1, description="Streams that one caller sends at once.")
+    resets_per_s: float = Field(
+        50.0,
+        gt=0,
+        description="Calls that one caller may give up in a second, over a longer time; twice `calls_per_peer` at a "
+        "stretch. The connections of who gives up more are cut off.",
+    )
     message_kib: int = Field(
         4096,
         ge=64,

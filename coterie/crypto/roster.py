@@ -223,7 +223,8 @@ class Roster:
         VerificationError
             MALFORMED.
         """
-        return cls.from_text(_read_public(path, "the roster"))
+        hint = "the operator signs it once those whom it names have joined: `coterie certs roster`"
+        return cls.from_text(_read_public(path, "the roster", hint))
 
     def _signed(self) -> bytes:
         members = b"".join(self.members)
@@ -271,11 +272,11 @@ def _write_public(path: Path, text: str) -> None:
         raise CertificateError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _read_public(path: Path, what: str) -> str:
+def _read_public(path: Path, what: str, hint: str | None = None) -> str:
     try:
         return path.read_text(encoding="ascii")
     except OSError as error:
-        raise CertificateError(f"cannot read {what}, {path}: {error.strerror}") from error
+        raise CertificateError(f"cannot read {what}, {path}: {error.strerror}", hint=hint) from error
     except UnicodeDecodeError:
         raise CertificateError(f"{path} is not {what}: it is no text") from None
 

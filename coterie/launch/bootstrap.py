@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.config.run import RunSettings
+from coterie.crypto.identity import save_signing_key
 from coterie.crypto.keyfile import write_private_file
 from coterie.crypto.roster import save_roster_key
 from coterie.errors import ConfigError, PreflightError
@@ -26,7 +27,7 @@ from coterie.launch.order import Order
 from coterie.launch.outcome import about
 from coterie.launch.parties import DIRECTORY, JOIN_S, ROSTER_KEY, Place, lay_out
 
-__all__ = ["ENROL_PORT", "METRICS", "PORT", "bootstrap", "held_order"]
+__all__ = ["ENROL_PORT", "METRICS", "PORT", "ROSTER_SIGNS", "bootstrap", "held_order"]
 
 PORT = 7443
 """Where every service listens."""
@@ -36,6 +37,9 @@ ENROL_PORT = 7444
 
 METRICS = "127.0.0.1:9464"
 """Where every service answers a health probe; nobody else reaches it."""
+
+ROSTER_SIGNS = "roster.key"
+"""File of the operator's folder with the key that signs the roster, where key holders were invited."""
 
 _CONFIG = "config.toml"
 _ORDER = "order.json"
@@ -73,7 +77,8 @@ def bootstrap(
         ``host:port`` by folder, where it is not ``FOLDER:7443`` with the folder as host name.  The third
         party's enrolment is ``enrol``.
     invitations : bool
-        Whether parties get invitations for `coterie.launch.joining`, and no configuration.
+        Whether parties get invitations for `coterie.launch.joining`, and no configuration.  Holders of the key of
+        sums make theirs themselves then, so the roster that names them is signed later, by `ROSTER_SIGNS`.
 
     Returns
     -------
@@ -90,11 +95,6 @@ def bootstrap(
         The data set cannot be read or divided.
     """
     _require_one_federation(settings)
-    if invitations and settings.secure_sum in ("encrypted", "shared-key"):
-        raise ConfigError(
-            f"secure_sum = {settings.secure_sum!r}: the roster names key holders, whose keys would be made here",
-            hint="let them enrol first and sign a roster of their ids: `coterie certs roster`",
-        )
     layout = _Layout(root, dict(addresses or {}), invitations)
     try:
         return _lay_out(settings, layout, run_id)
@@ -160,7 +160,9 @@ def _lay_out(settings: RunSettings, layout: _Layout, run_id: str) -> Order:
     feed = make_feed(settings, load(settings), seed)
     if settings.system != "drift":
         require_cohorts(settings, sum(feed.users_of_hosts()))
-    laid = lay_out(settings, feed, layout, run_id=run_id, seed=seed)
+    laid = lay_out(settings, feed, layout, run_id=run_id, seed=seed, invited=layout.invitations)
+    if laid.signs_rosters is not None:
+        save_signing_key(operator / ROSTER_SIGNS, laid.signs_rosters)
     if laid.roster_key is not None:
         save_roster_key(state / ROSTER_KEY, laid.roster_key)
     places = {thirdparty.folder.name, *(party.place.folder.name for party in laid.parties)}

@@ -25,6 +25,7 @@ from coterie.launch.feed import Feed
 from coterie.launch.local_key import LocalKey, SharedLocalKey
 from coterie.launch.parties import run_plan
 from coterie.rounds.conductor import Conductor, Population, new_training
+from coterie.rounds.model_state import OpenModel
 from coterie.rounds.system import Arrays, HostSide, OwnerSide, ServerSide, Summed, ToldServerSide
 from coterie.rounds.systems import (
     KEYED,
@@ -187,7 +188,8 @@ def train_plan(
         [host.device for host in ordered for _ in host.participants],
     )
     groups = len(Conductor(plan, population, server(0), half).groups())
-    record = _Record(Conductor(plan, population, server(groups), half), len(feed.dataset.items), see)
+    conductor = Conductor(plan, population, server(groups), half)
+    record = _Record(conductor, len(feed.dataset.items), see)
     record.began()
 
     def evaluated(state: Training, arrays: Arrays) -> None:
@@ -200,7 +202,9 @@ def train_plan(
     except UnboundedValueError as error:
         # Over services the users whom it concerns sit the round out; here it would be all that follows.
         raise RunError(f"the local step failed: {error}", hint="smaller steps, perhaps") from error
-    return InProcess(record.known(trained.state), trained, sides)
+    # Under a shared key the server sees no list of open items.
+    closed_share = None if shared is not None else OpenModel(conductor).closed_share(trained.arrays)
+    return InProcess(record.known(trained.state, closed_share), trained, sides)
 
 
 def _owners(plan: RunPlan, feed: Feed) -> list[OwnerSide]:
@@ -362,7 +366,7 @@ class _Record:
         self._changed(state)
         self._mark = time.perf_counter()
 
-    def known(self, state: Training) -> dict[str, Any]:
+    def known(self, state: Training, closed_share: float | None) -> dict[str, Any]:
         """Return what the orchestration server would report."""
         chosen = state.chosen
         return {
@@ -377,6 +381,7 @@ class _Record:
             "rounds": self._rounds,
             "abandoned": state.abandoned,
             "groups": state.groups,
+            "closed_share": closed_share,
             "chosen": None
             if chosen is None
             else {

@@ -31,6 +31,8 @@ _TOKEN = "token"  # noqa: S105 - the name of a file
 _AUTHORITY = "ca.pem"
 _OWN = ("state", "output", "enrol.ca_file", "enrol.token_file")
 """Paths of a configuration that are made here, and not brought."""
+_LATER = ("encryption.roster",)
+"""Files that may come after a party has joined: a roster names those who have."""
 _DIALLED = ("cos", "data-owner")
 _PORT = 7443
 _METRICS = "127.0.0.1:9464"
@@ -52,6 +54,8 @@ class Joined:
     """Its key and certificate."""
     copied: tuple[str, ...]
     """Names of the files that were taken from beside the invitation."""
+    missing: tuple[Path, ...] = ()
+    """Files that have to come before the party can serve."""
 
 
 async def join(
@@ -100,7 +104,7 @@ async def join(
         brought = dict(_brought(loaded, into))
         _require(brought, source, into)
         for name in brought.values():
-            if not (into / name).exists():
+            if not (into / name).exists() and (source / name).exists():
                 shutil.copyfile(source / name, into / name)
                 (into / name).chmod(0o600)
         write_private_file(into / CONFIG, toml(_written(loaded, values, sets)).encode())
@@ -116,7 +120,10 @@ async def join(
             "the directory that answered is not the one that signed the invitation",
             hint=f"remove {into}, and {invitation.ask_again}",
         )
-    return Joined(into / CONFIG, settings, tls, tuple(sorted(set(brought.values()))))
+    names = sorted(set(brought.values()))
+    missing = tuple(into / name for name in names if not (into / name).exists())
+    copied = tuple(name for name in names if into / name not in missing)
+    return Joined(into / CONFIG, settings, tls, copied, missing)
 
 
 def reads(invitation: Invitation) -> list[str]:
@@ -195,7 +202,7 @@ def _brought(loaded: Loaded[Any], folder: Path) -> Iterator[tuple[str, str]]:
 
 def _require(brought: Mapping[str, str], source: Path, into: Path) -> None:
     for key, name in brought.items():
-        if not (into / name).exists() and not (source / name).is_file():
+        if key not in _LATER and not (into / name).exists() and not (source / name).is_file():
             raise ConfigError(
                 f"the invitation names the file {key} = {name!r}, which is not beside it in {source}",
                 hint=f"put it there, or name another: --set {key}=PATH",

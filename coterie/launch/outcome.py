@@ -77,6 +77,7 @@ def from_cos(known: Mapping[str, Any]) -> Outcome:
         "rounds": rounds,
         "abandoned": known["abandoned"],
         "groups": known["groups"],
+        "closed_share": known.get("closed_share"),
         "chosen": known["chosen"],
         **{key: known[key] for key in ("visits", "held_rows") if key in known},
     }
@@ -225,6 +226,7 @@ def together(
         "rounds",
         "abandoned",
         "groups",
+        "closed_share",
         "visits",
         "held_rows",
         "protection",

@@ -113,6 +113,8 @@ class Laid:
     users: int
     roster_key: bytes | None = None
     """The operator's public key for rosters, where sums are encrypted; the third party must know it."""
+    signs_rosters: Ed25519PrivateKey | None = field(default=None, repr=False)
+    """The operator's key itself, where a roster is still to be signed."""
 
     @property
     def owners(self) -> int:
@@ -122,7 +124,9 @@ class Laid:
         )
 
 
-def lay_out(settings: RunSettings, feed: Feed, layout: Layout, *, run_id: str, seed: int) -> Laid:
+def lay_out(
+    settings: RunSettings, feed: Feed, layout: Layout, *, run_id: str, seed: int, invited: bool = False
+) -> Laid:
     """Write the data of each party into its folder and say how it is configured.
 
     Parameters
@@ -137,6 +141,8 @@ def lay_out(settings: RunSettings, feed: Feed, layout: Layout, *, run_id: str, s
         Id of the run.
     seed : int
         Seed of the order in which users deliver.
+    invited : bool
+        Whether parties make their keys themselves: then the roster of those who hold the key of sums is signed later.
     """
     cos = layout("cos", "cos", 0)
     common = {"run": run_id, "cos": {"address": cos.address, "name": "cos"}}
@@ -146,7 +152,8 @@ def lay_out(settings: RunSettings, feed: Feed, layout: Layout, *, run_id: str, s
         place = layout("client", f"host-{host}", host)
         if users := feed.write_histories(host, place.folder / "histories.csv"):
             hosts.append((host, place, users))
-    encryption = _encryption(settings, layout, common, run_id, [place for _, place, _ in hosts])
+    run = None if invited else run_id
+    encryption = _encryption(settings, layout, common, run, [place for _, place, _ in hosts])
     if encryption is not None:
         parties += encryption.parties
     for host, place, users in hosts:
@@ -164,13 +171,14 @@ def lay_out(settings: RunSettings, feed: Feed, layout: Layout, *, run_id: str, s
         tuple(parties),
         sum(users for _, _, users in hosts),
         None if encryption is None else encryption.roster_key,
+        None if encryption is None or not invited else encryption.operator,
     )
 
 
 def _encryption(
-    settings: RunSettings, layout: Layout, common: dict[str, Any], run_id: str, hosts: Sequence[Place]
+    settings: RunSettings, layout: Layout, common: dict[str, Any], run_id: str | None, hosts: Sequence[Place]
 ) -> _Encryption | None:
-    """Return how sums are encrypted; None where they are not."""
+    """Return how sums are encrypted; None where they are not.  Without a run's id no roster is signed."""
     if settings.secure_sum == "shared-key":
         return _Encryption(settings, [place.folder / "state" / HOLDER for place in hosts], run_id)
     if settings.secure_sum != "encrypted":
@@ -192,27 +200,31 @@ def _encryption(
 class _Encryption:
     """Who holds the key of a run, and the roster that names them: decrypting clients, or the hosts themselves.
 
-    The operator's key for rosters is drawn here, signs this one roster, and is forgotten.
+    The operator's key for rosters is drawn here, signs this one roster, and is forgotten; unless the holders are not
+    known yet, because they make their keys themselves.
 
     Parameters
     ----------
     settings : RunSettings
     holders : sequence of Path
         Folders of the holders' identities.
-    run_id : str
+    run_id : str, optional
+        None where the roster is signed later.
     """
 
-    def __init__(self, settings: RunSettings, holders: Sequence[Path], run_id: str) -> None:
+    def __init__(self, settings: RunSettings, holders: Sequence[Path], run_id: str | None) -> None:
         encryption = settings.encryption
         self._key = {"bits": encryption.bits, "comparison": encryption.comparison}
         self._obfuscators = encryption.obfuscators
         self._rotate_every = encryption.rotate_every
         self.shared = settings.secure_sum == "shared-key"
         """Whether hosts hold the key."""
-        members = [_own_id(folder) for folder in holders]
-        operator, now = Ed25519PrivateKey.generate(), int(time.time())
-        self.roster_key = operator.public_key().public_bytes_raw()
-        self._roster = Roster.sign(operator, members, now - _SKEW_S, now + _ROSTER_S, run=run_id)
+        self.operator, now = Ed25519PrivateKey.generate(), int(time.time())
+        self.roster_key = self.operator.public_key().public_bytes_raw()
+        self._roster: Roster | None = None
+        if run_id is not None:
+            members = [_own_id(folder) for folder in holders]
+            self._roster = Roster.sign(self.operator, members, now - _SKEW_S, now + _ROSTER_S, run=run_id)
         self.parties: list[PartyPlan] = []
         """The decrypting clients."""
 
@@ -227,7 +239,8 @@ class _Encryption:
 
     def trust(self, folder: Path) -> dict[str, Any]:
         """Write what a party relies on about the key, and return how it is configured."""
-        self._roster.save(folder / _ROSTER_FILE)
+        if self._roster is not None:
+            self._roster.save(folder / _ROSTER_FILE)
         save_roster_key(folder / ROSTER_KEY, self.roster_key)
         return {"roster": _ROSTER_FILE, "roster_key": ROSTER_KEY} | self._key
 

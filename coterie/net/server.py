@@ -23,6 +23,7 @@ from coterie.errors import CertificateError, CoterieError, StoreError
 from coterie.net.admission import Admission, Limits, Place
 from coterie.net.authorisation import LARGEST, may_call
 from coterie.net.channel import SERVER_TIME_KEY, Recorder
+from coterie.net.cutting import cut_off
 from coterie.net.meter import Meter, RpcTotals
 from coterie.net.status import abort, not_kept
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name
@@ -49,8 +50,15 @@ SERVER_OPTIONS = (
 _LINE_S = 10.0
 """Least time between two lines of the log about the same limit, seconds."""
 
+_CUT = 1024
+"""How many connections are remembered that were cut off."""
+
 _HEALTH = "/grpc.health.v1.Health/"
 """Health is answered also while the revocation list is too old: it then says NOT_SERVING."""
+
+
+_UNKNOWN = "unknown"
+"""What a call is counted as whose name is none of ours: names of strangers are in no metric and in no log."""
 
 
 CLOCK_KEY = "coterie-clock-ms"
@@ -72,13 +80,10 @@ def _revoked() -> Refusal:
     return Refusal(ErrorReason.ERROR_REASON_REVOKED, "this certificate was revoked", field="certificate")
 
 
-@contextlib.asynccontextmanager
-async def _unless_gone() -> AsyncIterator[None]:
-    """Let a call end quietly that its caller has given up while something was written, an answer or a refusal."""
-    try:
-        yield
-    except cygrpc.ExecuteBatchError as error:
-        raise asyncio.CancelledError from error
+def _line(fingerprint: bytes, context: Any) -> tuple[bytes | str, str]:
+    """Return whose call it is, by certificate or else by address, and over which connection."""
+    connection: str = context.peer()
+    return fingerprint or connection.rpartition(":")[0], connection
 
 
 class _Writable:
@@ -147,6 +152,20 @@ class _Served:
     def _note(self, data: bytes, direction: str) -> None:
         if self._guard.recorder is not None:
             self._guard.recorder.record(rpc=self._name, peer=self._caller, direction=direction, payload=data)
+
+    @contextlib.asynccontextmanager
+    async def _unless_gone(self, context: Any) -> AsyncIterator[None]:
+        """Let a call end quietly that its caller has given up, while it was served or something was written."""
+        if self._guard.is_cut_off(context):
+            raise asyncio.CancelledError
+        try:
+            yield
+        except cygrpc.ExecuteBatchError as error:
+            self._guard.given_up(context)
+            raise asyncio.CancelledError from error
+        except asyncio.CancelledError:
+            self._guard.given_up(context)
+            raise
 
     @contextlib.asynccontextmanager
     async def _admitted(self, context: Any) -> AsyncIterator[None]:
@@ -246,7 +265,7 @@ class _Served:
         handler = self._handler
 
         async def unary(_: Any, context: Any) -> bytes:
-            async with _unless_gone(), self._admitted(context):
+            async with self._unless_gone(context), self._admitted(context):
                 if handler.request_streaming:
                     return self._encode(await handler.stream_unary(self._arriving(context), context))
                 return self._encode(await handler.unary_unary(await self._single(context), context))
@@ -258,7 +277,7 @@ class _Served:
                 async with self._in_time("nothing was taken"):
                     await context.write(data)
 
-            async with _unless_gone(), self._admitted(context):
+            async with self._unless_gone(context), self._admitted(context):
                 if handler.request_streaming:
                     responses = handler.stream_stream(self._arriving(context), context)
                 else:
@@ -276,6 +295,22 @@ class _Served:
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(stream)
         return grpc.stream_unary_rpc_method_handler(unary)
+
+
+class _Stranger(_Served):
+    """A call of what nobody offers: it takes of its caller's share like any other, and nothing of it is read."""
+
+    def __init__(self, guard: Guard) -> None:
+        super().__init__(guard, _UNKNOWN, grpc.unary_unary_rpc_method_handler(cast(Any, None)))
+
+    def wrapped(self) -> grpc.RpcMethodHandler[Any, Any]:
+        """Return the handler that refuses it."""
+
+        async def refuse(_: Any, context: Any) -> None:
+            async with self._unless_gone(context), self._admitted(context):
+                await context.abort(grpc.StatusCode.UNIMPLEMENTED, "there is no such call here")
+
+        return grpc.stream_unary_rpc_method_handler(refuse)
 
 
 class Guard(grpc.aio.ServerInterceptor):
@@ -315,6 +350,7 @@ class Guard(grpc.aio.ServerInterceptor):
         self._identities: dict[bytes, tuple[PeerIdentity, float]] = {}
         self._revoked: frozenset[bytes] = frozenset()
         self._usable = True
+        self._cut: dict[str, None] = {}
         self._open: dict[bytes, set[asyncio.Task[Any]]] = {}
 
     async def intercept_service(
@@ -325,7 +361,7 @@ class Guard(grpc.aio.ServerInterceptor):
         """Put the guard around the handler of one call."""
         handler = await continuation(handler_call_details)
         if handler is None:
-            return handler
+            return _Stranger(self).wrapped()
         return _Served(self, str(handler_call_details.method), handler).wrapped()
 
     def identify(self, context: Any) -> PeerIdentity:
@@ -366,14 +402,44 @@ class Guard(grpc.aio.ServerInterceptor):
         Refusal
             OVERLOADED when there is none.
         """
-        connection = context.peer()
-        caller = peer.fingerprint or connection.rpartition(":")[0]
-        place = self.admission.enter(caller, connection, upload=upload, essential=method.startswith(_HEALTH))
+        caller, connection = _line(peer.fingerprint, context)
+        try:
+            place = self.admission.enter(
+                caller, connection, upload=upload, essential=method.startswith(_HEALTH), role=peer.role
+            )
+        except Refusal as refusal:
+            if refusal.field == "limits.resets_per_s":
+                self._cut_off(connection, peer)
+            raise
         task = asyncio.current_task()
         if task is not None:
             # Not when the servicer has done its part: a caller may be slow to take the answer.
             task.add_done_callback(lambda _: self.admission.leave(place))
         return place
+
+    def given_up(self, context: Any) -> None:
+        """Count a call that its caller has given up, and cut the caller off where it does little else."""
+        pem = certificate_of(context)
+        known = self._identities.get(pem)
+        peer = known[0] if known else PeerIdentity(role="", name="", fingerprint=b"")
+        caller, connection = _line(peer.fingerprint, context)
+        if self.admission.gave_up(caller, peer.role):
+            self._cut_off(connection, peer)
+
+    def is_cut_off(self, context: Any) -> bool:
+        """Whether the connection of a call was cut off: nobody is there any more to be answered."""
+        return bool(self._cut) and context.peer() in self._cut
+
+    def _cut_off(self, connection: str, peer: PeerIdentity) -> None:
+        """Close a connection, once: more of its calls may have come before it was closed."""
+        if connection in self._cut:
+            return
+        self._cut[connection] = None
+        if len(self._cut) > _CUT:
+            del self._cut[next(iter(self._cut))]
+        if self._worth_a_line("cut off"):
+            _log.warning("cut off", limit="resets_per_s", peer=str(peer))
+        cut_off(connection)
 
     def _forget_expired(self) -> None:
         # Parties renew theirs: what is not shown any more is not kept either.
@@ -390,7 +456,7 @@ class Guard(grpc.aio.ServerInterceptor):
         """
         if method in self._anonymous:
             return
-        if not may_call(peer.role, method):
+        if method != _UNKNOWN and not may_call(peer.role, method):
             raise Refusal(
                 ErrorReason.ERROR_REASON_WRONG_ROLE,
                 f"role {peer.role or 'none'} may not call {method}",
@@ -467,9 +533,11 @@ _LISTENER_NEEDS = ("_MethodResolver", "_RequestCallError", "_handle_rpc", "_sche
 class _Listener(cygrpc.AioServer):  # type: ignore[misc]
     """gRPC's server, which a call with a name that is no text would end: it takes the name of a stranger for UTF-8.
 
-    Calls of what is registered come with a known name.  All others are taken here, where nobody asks for it, and are
-    answered with UNIMPLEMENTED.
+    Calls of what is registered come with a known name.  All others are taken here, where nobody asks for it, and go to
+    the guard without a name.
     """
+
+    guard: Guard
 
     def _make_request_call_future(self, method: bytes | None) -> asyncio.Future[Any]:
         if method is not None:
@@ -487,7 +555,7 @@ class _Listener(cygrpc.AioServer):  # type: ignore[misc]
                 if not self.is_running():
                     raise
                 continue
-            answer = cygrpc._handle_rpc("", nothing, (), state, loop, False)
+            answer = cygrpc._handle_rpc("", nothing, (self.guard,), state, loop, False)
             task = loop.create_task(cygrpc._schedule_rpc_coro(answer, state, loop, "unknown"))
             answering.add(task)
             task.add_done_callback(answering.discard)
@@ -503,6 +571,7 @@ class _Server(aio_server.Server):
             hasattr(cygrpc, name) for name in _LISTENER_NEEDS
         ):
             self._server = _Listener(self._loop, None, (), (guard,), tuple(options), None)
+            self._server.guard = guard
         else:
             _log.warning("this gRPC cannot be kept from ending at a call whose name is no text")
 

@@ -40,6 +40,13 @@ class ModelState(Protocol):
         """Return the payload of FETCH_KIND_OPEN_ITEMS; empty where the server has no such list."""
         ...
 
+    def closed_share(self, arrays: Arrays) -> float | None:
+        """Return which share of all users' training items is closed to learning: too few of a group have them.
+
+        None where there are no closed items, where the server does not see them, and before groups were asked.
+        """
+        ...
+
     def applied(self, state: Training, arrays: Arrays, formed: Formed, users: int) -> tuple[Arrays, Measured]:
         """Return what is kept after a sum over so many users, and the metrics in it.
 
@@ -77,6 +84,13 @@ class OpenModel:
             return b""
         return to_wire(np.packbits(opened, axis=1, bitorder="little")).SerializeToString()
 
+    def closed_share(self, arrays: Arrays) -> float | None:
+        """Return which share of all users' training items is closed to learning."""
+        opened = self._conductor.side.opened(arrays)
+        if opened is None or not (told := int(arrays["supports"].sum())):
+            return None
+        return int(arrays["supports"][~opened].sum()) / told
+
     def applied(self, state: Training, arrays: Arrays, formed: Formed, users: int) -> tuple[Arrays, Measured]:
         """Return what is kept after a sum, and the metrics in it.
 
@@ -112,6 +126,10 @@ class SealedVersions:
     def opened(self, arrays: Arrays) -> bytes:
         """Return nothing: who can open the model finds the list in it."""
         return b""
+
+    def closed_share(self, arrays: Arrays) -> float | None:
+        """Return nothing: the server does not see it."""
+        return None
 
     def applied(self, state: Training, arrays: Arrays, formed: Formed, users: int) -> tuple[Arrays, Measured]:
         """Return the next version that holders agreed on and the metrics that they told, or those of a sum.

@@ -6,7 +6,11 @@ kept out, also one that comes while the first has lost its connection and not ye
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +20,7 @@ import sqlalchemy as sa
 from coterie.errors import ConfigError, StoreError
 from coterie.store.engine import migrate, trouble_of
 
-__all__ = ["LEAST_VERSION", "Place", "open_postgres", "read_revision"]
+__all__ = ["LEAST_VERSION", "Place", "bounded", "open_postgres", "read_revision"]
 
 LEAST_VERSION = 13
 """Oldest major version of the server."""
@@ -130,8 +134,8 @@ class Place:
             "tcp_user_timeout": 2 * limit,
             "client_encoding": "utf8",
         }
-        socket = str(url.query.get("host", url.host or "")).startswith("/")
-        if not socket:
+        local = str(url.query.get("host", url.host or "")).startswith("/")
+        if not local:
             arguments["sslmode"] = self.tls
             if self.tls.startswith("verify"):
                 arguments["sslrootcert"] = "system" if self.ca_file is None else str(self.ca_file)
@@ -187,6 +191,36 @@ def open_postgres(place: Place, schema: str) -> tuple[sa.Engine, sa.Engine]:
             f"cannot open {place.name}: {_said(error)}", hint=_hint(error), trouble=trouble_of(error)
         ) from error
     return reading, writing
+
+
+@contextlib.contextmanager
+def bounded(connection: sa.Connection, limit_s: float) -> Iterator[None]:
+    """Cut a connection off whose server does not answer in time: a server that hangs keeps no limits of its own.
+
+    What waits for it then fails as when the connection is lost.
+
+    Parameters
+    ----------
+    connection : sqlalchemy.Connection
+    limit_s : float
+        How long all that is asked meanwhile may take, seconds.
+    """
+    # Of our own, so that the number means this connection also when it has been closed.
+    driver: Any = connection.connection.driver_connection
+    held = socket.socket(fileno=os.dup(driver.fileno()))
+
+    def cut() -> None:
+        with contextlib.suppress(OSError):
+            held.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(limit_s, cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        held.close()
 
 
 def read_revision(place: Place) -> str | None:
@@ -254,6 +288,8 @@ def _said(error: sa.exc.DBAPIError) -> str:
 _SAID = {
     "password authentication failed": "is the password in database.password_file, or PGPASSWORD, the user's?",
     "no password supplied": "name a file with the password as database.password_file, or set PGPASSWORD",
+    "root certificate file": "database.ca_file names a file that is not there, or no certificates",
+    "does not match host name": "let database.url name the server by a name that is in the server's certificate",
     "does not exist": "create it first: CREATE ROLE ... LOGIN, and createdb --owner ... --encoding UTF8",
     "permission denied": "the user must own the database, or be allowed to create tables in it",
     "certificate verify failed": "database.ca_file names who may sign the server's certificate",

@@ -31,10 +31,10 @@ class TrafficSource(Protocol):
 
 
 class AdmissionSource(Protocol):
-    """Calls at present, and those that were turned away by the limit that did."""
+    """Calls at present, and those that were turned away by the limit that did and the caller's role."""
 
     calls: int
-    turned_away: Counter[str]
+    turned_away: Counter[tuple[str, str]]
 
 
 class CertificateSource(Protocol):
@@ -98,10 +98,10 @@ class _Collector:
             refused.add_metric([rpc, reason], count)
         yield refused
         away = CounterMetricFamily(
-            "coterie_limited", "Calls turned away or cut off by a limit.", labels=["limit"]
+            "coterie_limited", "Calls turned away or cut off by a limit.", labels=["limit", "caller"]
         )
-        for limit, count in dict(self._admission.turned_away).items():
-            away.add_metric([limit], count)
+        for (limit, role), count in dict(self._admission.turned_away).items():
+            away.add_metric([limit, role or "none"], count)
         yield away
         yield GaugeMetricFamily("coterie_open_calls", "Calls at present.", value=self._admission.calls)
         cpu = CounterMetricFamily("coterie_cpu_seconds", "CPU time by activity.", labels=["activity"])

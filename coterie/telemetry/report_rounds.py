@@ -137,6 +137,10 @@ def rounds_lines(report: Report) -> list[tuple[str, str]]:
         found.append(("  abandoned", f"{count(n)}: {reason}"))
     for names, n in rounds.silent.items():
         found.append(("  without item features", f"{count(n)}: {names} said nothing in time"))
+    if (closed := report.get("closed_share")) is not None:
+        found.append(
+            ("Held back", f"{percent(closed)} of what users have: items that too few of their group have")
+        )
     if "visits" in report:
         found.append(
             (

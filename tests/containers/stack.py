@@ -8,10 +8,12 @@ import shutil
 import signal
 import subprocess
 import tarfile
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..callers import metric_sum
 from .engine import DEPLOY, Engine, eventually
 
 OWNERS = ("owner-0", "owner-1", "owner-2")
@@ -85,6 +87,14 @@ class Stack:
         """Return the address of a running container in the federation's network."""
         (attached,) = self.container(service).attrs["NetworkSettings"]["Networks"].values()
         return str(attached["IPAddress"])
+
+    def metric(self, service: str, name: str, **labels: str) -> float:
+        """Return the sum of a metric over all its lines that carry these labels.
+
+        Services show their metrics to the federation's network where `COTERIE_METRICS` says so.
+        """
+        with urllib.request.urlopen(f"http://{self.address(service)}:9464/metrics", timeout=10) as page:
+            return metric_sum(page.read().decode(), name, labels)
 
     def cut_off(self, service: str) -> Callable[[], None]:
         """Take a container off the network; return what brings it back, under its name and address of before."""

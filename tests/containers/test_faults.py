@@ -69,7 +69,7 @@ _SHARE_OF_HOSTS = 0.06
 """Of a processor: so the phases of a round last long enough to be struck."""
 
 _NETWORK = "10.213.77"
-_BACK_S = 90.0
+_BACK_S = 180.0
 
 
 @dataclass

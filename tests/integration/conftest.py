@@ -19,17 +19,12 @@ from typing import Any
 
 import grpc
 import pytest
-from google.protobuf import message_factory
 
 from coterie.config.base import EnrolSettings, ServiceSettings
 from coterie.crypto.authority import (
     Authority,
-    load_tls_key,
     logical_name,
-    make_csr,
-    new_tls_key,
     new_token,
-    save_tls_key,
 )
 from coterie.crypto.identity import Bundle, Identity
 from coterie.launch.children import start
@@ -44,17 +39,13 @@ from coterie.net.status import from_rpc_error
 from coterie.store.tokens import append_token
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import (
-    client_pb2,
-    data_owner_pb2,
-    latency_pb2,
     operator_pb2,
-    orchestrator_pb2,
-    thirdparty_pb2,
 )
 from coterie.wire.v1.operator_pb2_grpc import OperatorStub
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 from coterie.wire.v1.thirdparty_pb2_grpc import EnrolmentStub, KeyDirectoryStub
 
+from ..callers import METHODS, answers, call_with_nothing, each, issue, metric_sum
 from .playing import World
 
 START_S = 30.0
@@ -175,14 +166,7 @@ class ServiceProcess:
     def metric(self, name: str, **labels: str) -> float:
         """Return the sum of a metric over all its lines that carry these labels."""
         with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=5) as page:
-            lines = page.read().decode().splitlines()
-        wanted = [f'{key}="{value}"' for key, value in labels.items()]
-        found = [
-            line
-            for line in lines
-            if line.startswith((f"{name}{{", f"{name} ")) and all(one in line for one in wanted)
-        ]
-        return sum(float(line.rpartition(" ")[2]) for line in found)
+            return metric_sum(page.read().decode(), name, labels)
 
     def peak_mib(self) -> float:
         """Return the most memory that the process has had, MiB."""
@@ -350,14 +334,8 @@ class ThirdParty(ServiceProcess):
         authority: Authority | None = None,
     ) -> TlsFiles:
         """Write the TLS folder of a party with a certificate for one day from ``now``, without enrolment."""
-        tls = TlsFiles(folder)
-        folder.mkdir(parents=True)
-        save_tls_key(tls.key, new_tls_key())
         by = authority or Authority.load(self.state)
-        certificate = by.issue(make_csr(load_tls_key(tls.key)), role, name, 1, now=now)
-        tls.chain.write_bytes(certificate + by.certificate_pem)
-        tls.authority.write_bytes(self.ca_file.read_bytes())
-        return tls
+        return issue(folder, role, name, by, self.ca_file.read_bytes(), now=now)
 
     def anonymous_channel(self, address: str) -> Channel:
         """Open a channel without a client certificate."""
@@ -445,12 +423,6 @@ def party_at(cos: Member, enrolled: Enrolled, run_id: str) -> Party:
     return Party(cos.channel(enrolled), run_id, lambda: enrolled.fingerprint, Retry(limit_s=0.0))
 
 
-async def each(*messages: Any) -> AsyncIterator[Any]:
-    """Yield messages as a request stream."""
-    for message in messages:
-        yield message
-
-
 # --- Refusals ----------------------------------------------------------------------------------------------------
 
 
@@ -473,11 +445,6 @@ class Refused:
 
 
 MakesCall = Callable[[], Awaitable[Any] | AsyncIterator[Any]]
-
-
-async def answers(call: Awaitable[Any] | AsyncIterator[Any]) -> list[Any]:
-    """Return everything that a call answers."""
-    return [one async for one in call] if isinstance(call, AsyncIterator) else [await call]
 
 
 async def failure_of(call: Awaitable[Any] | AsyncIterator[Any] | MakesCall) -> grpc.aio.AioRpcError:
@@ -511,48 +478,6 @@ async def code_of(call: Awaitable[Any] | AsyncIterator[Any] | MakesCall) -> grpc
     error = await failure_of(call)
     assert not isinstance(from_rpc_error(error, "peer"), Refusal)
     return error.code()
-
-
-METHODS = {
-    f"/{service.full_name}/{method.name}": method
-    for module in (client_pb2, data_owner_pb2, latency_pb2, operator_pb2, orchestrator_pb2, thirdparty_pb2)
-    for service in module.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
-}
-"""Every RPC of the contract by its full name."""
-
-
-async def call_with_nothing(channel: Channel, name: str) -> str:
-    """Call an RPC with an empty request; return the reason of the refusal, or OK."""
-    return outcome(await failure_with_nothing(channel, name))
-
-
-async def failure_with_nothing(channel: Channel, name: str) -> grpc.aio.AioRpcError | None:
-    method = METHODS[name]
-    request = message_factory.GetMessageClass(method.input_type)()
-    response = message_factory.GetMessageClass(method.output_type)
-    streams = ("stream" if method.client_streaming else "unary") + (
-        "_stream" if method.server_streaming else "_unary"
-    )
-    call = getattr(channel, streams)(name, type(request).SerializeToString, response.FromString)
-    while True:
-        try:
-            await answers(call(each(request) if method.client_streaming else request, timeout=START_S))
-        except grpc.aio.AioRpcError as failure:
-            if status_lost(failure):
-                continue
-            return failure
-        return None
-
-
-def outcome(failure: grpc.aio.AioRpcError | None) -> str:
-    """Return the reason of a refusal, or OK."""
-    if failure is None:
-        return "OK"
-    refusal = from_rpc_error(failure, "peer")
-    assert isinstance(refusal, Refusal), refusal
-    assert (failure.code() == grpc.StatusCode.PERMISSION_DENIED) == (refusal.name == "WRONG_ROLE")
-    return refusal.name
 
 
 # --- Fixtures ----------------------------------------------------------------------------------------------------

@@ -134,6 +134,13 @@ class Raw:
                 break
         return set(streams) if self.closed else set(streams) - left
 
+    async def trailers(self, stream, limit_s):
+        """Return the last headers of a stream, as they are packed."""
+        async for one in self.frames(limit_s):
+            if one.stream == stream and one.kind == HEADERS and one.flags & END_STREAM:
+                return one.payload
+        return b""
+
     async def until_closed(self, limit_s):
         """Return whether the other side closes the connection, or says that it takes no more, within a time."""
         async for one in self.frames(limit_s):

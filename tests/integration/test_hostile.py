@@ -9,12 +9,17 @@ import gzip
 import os
 import struct
 import time
+import zlib
+from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from coterie.net import server
+from coterie.net.admission import Limits
+from coterie.net.meter import Meter
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
 from coterie.wire.v1 import orchestrator_pb2 as wire
@@ -34,6 +39,7 @@ LIMITS = {
     "calls_per_s": 200.0,
     "burst": 400,
     "uploads_per_peer": 3,
+    "resets_per_s": 20.0,
     "message_s": 1.5,
     "least_kib_s": 4.0,
     "handshake_s": 1.5,
@@ -199,6 +205,25 @@ async def test_a_flood_of_calls_is_told_when_to_come_back(besieged, hostile, und
     assert from_rpc_error(failed.value, "cos").name == "UNKNOWN_ROUND"
 
 
+async def test_calls_of_what_nobody_offers_take_of_their_callers_share(besieged, hostile, undisturbed):
+    def away():
+        return besieged.metric("coterie_limited_total", limit="calls_per_s", caller="client")
+
+    before, asked = away(), 0
+    names = ["/coterie.v1.Orchestrator/No", b"/\xff\xfe"] * (LIMITS["calls_per_peer"] // 2)
+    async with undisturbed():
+        raw = await connected(besieged, hostile)
+        async with asyncio.timeout(SOON_S):
+            while asked < LIMITS["burst"] or away() == before:
+                for _ in range(10):
+                    streams = [await raw.call(name, message(b"")) for name in names]
+                    assert await raw.ended(streams, SOON_S) == set(streams)
+                    asked += len(names)
+        await raw.close()
+    # gRPC itself turns some away where many come at once.
+    assert besieged.metric("coterie_rpc_calls_total", side="server", rpc="unknown") >= LIMITS["burst"]
+
+
 async def test_more_calls_at_once_than_a_caller_may_have_wait_or_are_refused(besieged, hostile, undisturbed):
     """On one connection gRPC takes no more streams; over several the service counts."""
     async with undisturbed():
@@ -230,31 +255,41 @@ async def test_connections_of_one_caller_are_counted(besieged, hostile, undistur
     assert sorted(map(str, found)) == ["1"] * 4 + ["limits.connections_per_peer"] * 2
 
 
-async def test_streams_that_are_reset_at_once_hold_nobody_up(besieged, hostile, undisturbed):
-    raw = await connected(besieged, hostile)
-    began = 0
+async def test_who_gives_up_one_call_after_the_other_is_cut_off_until_it_has_stopped(
+    besieged, hostile, undisturbed
+):
+    def away():
+        return besieged.metric("coterie_limited_total", limit="resets_per_s", caller="client")
 
-    async def reset():
-        nonlocal began
-        ends = time.monotonic() + 3.0
+    async def flooded(raw, seconds):
+        """Begin calls and give them up, until cut off; return whether that was so."""
+        reading = asyncio.create_task(raw.until_closed(seconds + SOON_S))
+        ends = time.monotonic() + seconds
         while time.monotonic() < ends and not raw.closed:
             burst = b""
             for _ in range(50):
                 stream = raw.new_stream()
                 burst += frame(HEADERS, stream, raw.call_headers(POLL), END_HEADERS)
                 burst += frame(RST_STREAM, stream, struct.pack(">I", 8))
-                began += 1
             await raw.send(burst)
-
-    before = besieged.metric("coterie_open_calls")
-    async with undisturbed():
-        reading = asyncio.create_task(raw.until_closed(SOON_S))
-        await reset()
-        # gRPC drops most of them before the guard hears of them: they need not be limited, but none may stay.
-        assert besieged.metric("coterie_open_calls") <= before + 8
+            await asyncio.sleep(0)
+        cut = raw.closed or reading.done()
         await raw.close()
         await reading
-    assert began > 50
+        return cut
+
+    before, calls = away(), besieged.metric("coterie_open_calls")
+    async with undisturbed():
+        assert await flooded(await connected(besieged, hostile), SOON_S)
+        assert away() > before
+        # Over another connection it fares no better.
+        assert await flooded(await connected(besieged, hostile), SOON_S)
+        assert besieged.metric("coterie_open_calls") <= calls + 8
+    # Who has stopped is a caller like any other after a time.
+    stub = besieged.channel(hostile).stub(OrchestratorStub)
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await Retry(limit_s=SOON_S)(lambda: stub.Poll(wire.PollRequest(run_id="none")))
+    assert from_rpc_error(failed.value, "cos").name == "UNKNOWN_ROUND"
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
@@ -338,19 +373,74 @@ async def test_a_large_request_of_a_call_without_vectors_is_refused(besieged, ho
         assert from_rpc_error(failed.value, "cos").name == "TOO_LARGE"
 
 
-async def test_a_message_that_would_unpack_to_a_huge_one_is_not_unpacked(besieged, hostile, undisturbed):
+PACK = {"gzip": lambda data: gzip.compress(data, mtime=0), "deflate": zlib.compress}
+
+
+@pytest.mark.parametrize("encoding", list(PACK))
+async def test_what_is_packed_is_refused_before_it_is_unpacked_however_small(
+    besieged, hostile, undisturbed, encoding
+):
+    """Of a packed request that is as it should be, and of one that would unpack to much, nothing is unpacked."""
+
+    def unpacked():
+        return besieged.metric("coterie_refusals_total", rpc="Poll", reason="UNKNOWN_ROUND")
+
+    right = PACK[encoding](wire.PollRequest(run_id="none").SerializeToString())
+    bomb = PACK[encoding](bytes(56 << 20))
     # As much as fits into the window that a connection begins with.
-    bomb = message(gzip.compress(bytes(56 << 20), mtime=0), compressed=True)
     assert len(bomb) < 60_000
     async with undisturbed():
-        peak = besieged.peak_mib()
-        for encoding in ("gzip", "deflate"):
-            raw = await connected(besieged, hostile)
-            parts = [bomb[n : n + 16_000] for n in range(0, len(bomb), 16_000)]
-            stream = await raw.call(SUBMIT, *parts, further=[("grpc-encoding", encoding)])
-            assert await raw.ended([stream], SOON_S) == {stream}
-            await raw.close()
-        assert besieged.peak_mib() - peak < 40
+        before = unpacked()
+        raw = await connected(besieged, hostile)
+        for method, data in ((POLL, right), (SUBMIT, bomb)):
+            sent = message(data, compressed=True)
+            parts = [sent[n : n + 16_000] for n in range(0, len(sent), 16_000)]
+            stream = await raw.call(method, *parts, further=[("grpc-encoding", encoding)])
+            assert b"is disabled" in await raw.trailers(stream, SOON_S)
+        assert unpacked() == before
+        # The same in plain is read.
+        stream = await raw.call(POLL, message(wire.PollRequest(run_id="none").SerializeToString()))
+        assert await raw.ended([stream], SOON_S) == {stream}
+        assert unpacked() == before + 1
+        await raw.close()
+
+
+@pytest.mark.parametrize(("largest_mib", "unpacks"), [(4, False), (64, True)])
+async def test_without_that_grpc_unpacks_no_more_than_the_largest_message(monkeypatch, largest_mib, unpacks):
+    """The second line, measured by memory: a server that takes what is packed, with our limits and with higher ones."""
+    packing = ("grpc.per_message_decompression", "grpc.compression_enabled_algorithms_bitset")
+    options = [one for one in server.SERVER_OPTIONS if one[0] not in packing]
+    monkeypatch.setattr(server, "SERVER_OPTIONS", options)
+    took = []
+
+    async def take(data, context):
+        took.append(len(data))
+        return b""
+
+    method = "/test.Packed/Take"
+    guard = server.Guard(Meter(), anonymous=[method], limits=Limits(message_kib=largest_mib << 10))
+    taking = server.make_server(guard)
+    taking.add_registered_method_handlers("test.Packed", {"Take": grpc.unary_unary_rpc_method_handler(take)})
+    port = taking.add_insecure_port("127.0.0.1:0")
+    await taking.start()
+    bomb = message(PACK["gzip"](bytes(56 << 20)), compressed=True)
+    raw = await Raw(*await asyncio.open_connection("127.0.0.1", port), "whoever").begin()
+    before = memory_mib("VmRSS")
+    # From here on the kernel notes the peak anew.
+    Path("/proc/self/clear_refs").write_text("5")
+    parts = [bomb[n : n + 16_000] for n in range(0, len(bomb), 16_000)]
+    stream = await raw.call(method, *parts, further=[("grpc-encoding", "gzip")])
+    ending = await raw.trailers(stream, SOON_S)
+    grown = memory_mib("VmHWM") - before
+    await raw.close()
+    await taking.stop(0)
+    assert (took, grown > 50) == (([56 << 20], True) if unpacks else ([], False)), (ending, grown)
+    assert (b"larger than max" in ending) == (not unpacks)
+
+
+def memory_mib(key):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{key}:"))
 
 
 async def test_answers_that_nobody_takes_do_not_gather_for_ever(besieged, hostile, undisturbed):

@@ -10,9 +10,11 @@ import pytest
 from coterie.cli.main import invoke
 from coterie.config.load import load_service
 from coterie.crypto.authority import Authority
+from coterie.crypto.roster import PAILLIER
 from coterie.errors import CertificateError, ConfigError, PeerError, PreflightError
 from coterie.launch.invitation import Invitation, invite
 from coterie.launch.joining import join
+from coterie.launch.key_trust import key_trust
 from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import enrol, identities, saved_bundles
 from coterie.store.authority import create_secrets
@@ -221,6 +223,31 @@ def test_a_missing_file_and_one_outside_are_named_and_nothing_is_left(invited, t
     with pytest.raises(ConfigError, match="expected a name alone"):
         joining(outside, tmp_path / "here")
     assert not (tmp_path / "here").exists()
+
+
+def test_a_roster_may_come_after_those_whom_it_names_have_joined(invited, tmp_path, capsys):
+    trust = {"encryption": {"roster": "roster.txt", "roster_key": "roster.pub", "holds_key": True}}
+    file, into = invited("holder", settings=trust), tmp_path / "here"
+    with pytest.raises(ConfigError, match=r"encryption\.roster_key = 'roster\.pub', which is not beside it"):
+        joining(file, into)
+    operator = tmp_path / "operator"
+    assert invoke(["certs", "roster-key", "--out", str(operator)]) == 0
+    operator.with_name("operator.pub").rename(file.with_name("roster.pub"))
+    joined = joining(file, into)
+    assert joined.missing == (into / "roster.txt",)
+    assert joined.copied == ("histories.csv", "roster.pub")
+    capsys.readouterr()
+    assert invoke(["certs", "participants", str(into / "state")]) == 0
+    members = tmp_path / "members"
+    members.write_text(capsys.readouterr().out)
+    with pytest.raises(CertificateError, match="cannot read the roster") as missing:
+        key_trust("run", joined.settings.encryption, tuple)
+    assert "coterie certs roster" in missing.value.hint
+    sign = ["certs", "roster", "--key", str(operator), "--members", str(members)]
+    assert invoke([*sign, "--out", str(into / "roster.txt")]) == 0
+    trust = key_trust("run", joined.settings.encryption, tuple)
+    trust.roster.verify(trust.roster_key, purpose=PAILLIER, run="run", now=int(time.time()))
+    assert len(trust.roster.members) == 2
 
 
 def test_a_key_that_the_role_does_not_have_is_named(invited, tmp_path):

@@ -139,33 +139,72 @@ def may_make_networks() -> bool:
     return works
 
 
-@pytest.mark.skipif("SLOW" not in os.environ, reason="takes half a minute of a processor: SLOW=1 runs it")
-@pytest.mark.skipif(
-    "SLOW" in os.environ and not may_make_networks(), reason="takes network namespaces, which need root"
-)
+def slow_on_networks(test):
+    late = pytest.mark.skipif(
+        "SLOW" not in os.environ, reason="takes half a minute of a processor: SLOW=1 runs it"
+    )
+    rights = pytest.mark.skipif(
+        "SLOW" in os.environ and not may_make_networks(), reason="takes network namespaces, which need root"
+    )
+    return late(rights(test))
+
+
+def joined(network: Network, **variables: str) -> Path:
+    """Lay a federation out, serve its third party, and let everybody else join; return the folder laid out."""
+    network.type("thirdparty", command("coterie bootstrap"), **SMALL, **variables)
+    network.start("thirdparty", command("coterie serve thirdparty"))
+    prepared = network.at("thirdparty") / "federation"
+    shown = network.type("thirdparty", command("coterie certs show"))
+    fingerprint = re.search(r"fingerprint +([0-9a-f]{64})", shown)[1]
+    for machine in MACHINES.keys() - {"thirdparty"}:
+        shutil.copytree(prepared / machine, network.at(machine) / machine)
+        line = command("coterie enrol").replace("host-0", machine).replace("SHA256", fingerprint)
+        assert "is enrolled" in network.type(machine, line)
+    return prepared
+
+
+def serving_all(network: Network) -> dict[str, subprocess.Popen[bytes]]:
+    """Start everybody who has joined."""
+    serving = {}
+    for machine in ("cos", "owner-0", "host-0", "host-1", "host-2"):
+        role = {"cos": "cos", "owner-0": "data-owner"}.get(machine, "client")
+        line = command(f"coterie serve {role}").replace("host-0", machine)
+        serving[machine] = network.start(machine, line)
+    return serving
+
+
+def operated(network: Network) -> list[int]:
+    """Let the operator run it; return the epochs of its report."""
+    network.type("operator", command("coterie operate"))
+    report = network.at("operator") / "state" / "operator" / "report" / "report.json"
+    return [one["epoch"] for one in json.loads(report.read_text())["history"]]
+
+
+@slow_on_networks
+def test_hosts_that_share_a_key_join_by_invitation_and_are_named_afterwards(tmp_path):
+    sums = {"SECURE_SUM": "shared-key", "ENCRYPTION__BITS": "1024", "ENCRYPTION__COMPARISON": "true"}
+    with Network(tmp_path) as network:
+        prepared = joined(network, **sums)
+        hosts = [machine for machine in MACHINES if machine.startswith("host")]
+        ids = [
+            network.type(host, command("coterie certs participants").replace("host-0", host)).split()[-1]
+            for host in hosts
+        ]
+        (network.at("thirdparty") / "holders.txt").write_text("\n".join(ids))
+        run = json.loads((prepared / "operator" / "order.json").read_text())["run_id"]
+        network.type("thirdparty", command("coterie certs roster").replace("RUN", run))
+        for host in hosts:
+            shutil.copy(network.at("thirdparty") / "roster.txt", network.at(host) / "state" / host)
+        serving_all(network)
+        assert operated(network) == [0, 1, 2]
+
+
+@slow_on_networks
 def test_the_commands_of_the_guide_make_a_federation_of_several_machines(tmp_path):
     with Network(tmp_path) as network:
-        network.type("thirdparty", command("coterie bootstrap"), **SMALL)
-        network.start("thirdparty", command("coterie serve thirdparty"))
-        prepared = network.at("thirdparty") / "federation"
-        shown = network.type("thirdparty", command("coterie certs show"))
-        fingerprint = re.search(r"fingerprint +([0-9a-f]{64})", shown)[1]
-
-        for machine in MACHINES.keys() - {"thirdparty"}:
-            shutil.copytree(prepared / machine, network.at(machine) / machine)
-            line = command("coterie enrol").replace("host-0", machine).replace("SHA256", fingerprint)
-            assert "is enrolled" in network.type(machine, line)
-        serving = {}
-        for machine in ("cos", "owner-0", "host-0", "host-1", "host-2"):
-            role = {"cos": "cos", "owner-0": "data-owner"}.get(machine, "client")
-            line = command(f"coterie serve {role}").replace("host-0", machine)
-            serving[machine] = network.start(machine, line)
-
-        network.type("operator", command("coterie operate"))
-        report = json.loads(
-            (network.at("operator") / "state" / "operator" / "report" / "report.json").read_text()
-        )
-        assert [one["epoch"] for one in report["history"]] == [0, 1, 2]
+        prepared = joined(network)
+        serving = serving_all(network)
+        assert operated(network) == [0, 1, 2]
 
         # Somebody joins later, by an invitation of its own and with a token for later.
         order = json.loads((prepared / "operator" / "order.json").read_text())

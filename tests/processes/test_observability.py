@@ -27,7 +27,7 @@ LABELS = {
     "coterie_rpc_bytes_total": {"side", "rpc", "direction"},
     "coterie_rpc_milliseconds": {"side", "rpc", "quantile"},
     "coterie_refusals_total": {"rpc", "reason"},
-    "coterie_limited_total": {"limit"},
+    "coterie_limited_total": {"limit", "caller"},
     "coterie_open_calls": set(),
     "coterie_certificate_expiry_timestamp_seconds": set(),
     "coterie_certificate_renewals_total": {"outcome"},
@@ -44,7 +44,7 @@ LABELS = {
     "coterie_runs_in_progress": set(),
     "coterie_model_versions_total": set(),
 }
-"""Labels by name: RPCs, sides, reasons, limits, conditions, activities, purposes, outcomes: few of each."""
+"""Labels by name: RPCs, sides, reasons, limits, roles, conditions, activities, purposes, outcomes: few of each."""
 
 
 async def test_health_is_serving_only_while_everything_that_a_service_needs_is_there(small, federation):

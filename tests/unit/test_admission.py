@@ -98,7 +98,7 @@ def test_in_no_time_more_calls_are_taken_than_the_rate_gives(gaps: list[float], 
         except Refusal:
             assert admitted.calls == 0
     assert taken <= burst + clock.now * 10.0 + 1e-6
-    assert taken + admitted.turned_away["calls_per_s"] == len(gaps)
+    assert taken + admitted.turned_away["calls_per_s", ""] == len(gaps)
 
 
 def test_who_comes_back_when_told_is_taken() -> None:
@@ -127,3 +127,37 @@ def test_a_caller_is_not_forgotten_before_it_may_call_as_often_as_a_new_one() ->
     for caller in range(5000):
         admitted.leave(admitted.enter(caller, "a"))
     assert limit_of(admitted, "one", "a")[0] == "calls_per_s"
+
+
+def test_who_gives_up_more_than_it_may_have_open_is_cut_off_until_that_is_forgotten() -> None:
+    admitted, clock = admission(resets_per_s=2.0)
+    admitted.enter("one", "a")
+    # Twice what it may have open, and no more.
+    assert [admitted.gave_up("one", "client") for _ in range(8)] == [False] * 7 + [True]
+    assert admitted.turned_away["resets_per_s", "client"] == 1
+    limit, after_s = limit_of(admitted, "one", "b")
+    assert (limit, after_s) == ("resets_per_s", 4.0)
+    admitted.enter("other", "c")
+    clock.now += 3.9
+    assert limit_of(admitted, "one", "b")[0] == "resets_per_s"
+    clock.now += 0.2
+    admitted.enter("one", "b")
+    assert not admitted.gave_up("one")
+
+
+@given(gaps=st.lists(st.floats(0.5, 5.0), max_size=50))
+def test_who_gives_up_no_more_in_a_second_than_it_may_is_never_cut_off(gaps: list[float]) -> None:
+    admitted, clock = admission(resets_per_s=2.0)
+    for gap in gaps:
+        clock.now += gap
+        assert not admitted.gave_up("one")
+
+
+def test_nobody_is_remembered_for_ever_who_gave_up_calls() -> None:
+    admitted, clock = admission(resets_per_s=2.0)
+    for caller in range(3000):
+        clock.now += 10
+        admitted.leave(admitted.enter(caller, "a"))
+        for _ in range(8):
+            admitted.gave_up(caller)
+    assert admitted.callers < 1100

@@ -2,12 +2,14 @@
 
 import csv
 import json
+import time
 import tomllib
 
 import pytest
 
 from coterie.cli.main import invoke
 from coterie.config.run import RunSettings
+from coterie.crypto.roster import PAILLIER, Roster, load_roster_key
 from coterie.errors import ConfigError
 from coterie.launch.bootstrap import bootstrap, held_order
 
@@ -140,9 +142,31 @@ def test_with_invitations_no_key_token_or_configuration_of_a_party_is_made(tmp_p
     assert (host["role"], host["name"], host["settings"]["run"]) == ("client", "host-0", "a-run")
 
 
-@pytest.mark.parametrize("secure_sum", ["encrypted", "shared-key"])
-def test_holders_of_a_key_are_not_invited_with_a_roster_that_would_need_their_keys(secure_sum, tmp_path):
-    change = {"system": "fedncf", "secure_sum": secure_sum, "split": {"kind": "leave-last-out"}}
-    with pytest.raises(ConfigError, match="the roster names key holders"):
-        bootstrap(RunSettings.model_validate(SMALL | change), tmp_path / "here", "a-run", invitations=True)
-    assert not (tmp_path / "here").exists()
+@pytest.mark.parametrize(("secure_sum", "holder"), [("encrypted", "key-0"), ("shared-key", "host-0")])
+def test_invited_holders_of_a_key_make_it_themselves_and_the_roster_is_signed_later(
+    secure_sum, holder, tmp_path, capsys
+):
+    run, root = tmp_path / "run.toml", tmp_path / "here"
+    run.write_text(
+        f'system = "fedncf"\nsecure_sum = "{secure_sum}"\nreference = false\n'
+        "rounds = {min_cohort = 15, min_sum = 12}\n"
+        "data = {synthetic = {users = 50, items = 60, interactions = 1000}}\n"
+        "encryption = {bits = 2048}\nfederation = {hosts = 2}\n"
+    )
+    assert invoke(["bootstrap", str(run), "--into", str(root), "--invite"]) == 0
+    assert "coterie certs roster" in capsys.readouterr().out
+    assert not list(root.rglob("identities.key")), "nobody's keys are made here"
+    assert not list(root.rglob("roster.txt"))
+    for who in (holder, "host-1"):
+        told = json.loads((root / who / "invitation").read_text())["settings"]["encryption"]
+        assert (told["roster"], told["roster_key"]) == ("roster.txt", "roster.pub")
+    signs = root / "operator" / "roster.key"
+    assert signs.stat().st_mode & 0o777 == 0o600
+    # What it signs is what everybody relies on.
+    out = tmp_path / "roster.txt"
+    members = ["--member", "ab" * 32, "--run", "a-run"]
+    assert invoke(["certs", "roster", "--key", str(signs), "--out", str(out), *members]) == 0
+    keys = {path.read_bytes() for path in root.rglob("roster.pub")}
+    assert len(keys) == 1
+    for path in (root / holder / "roster.pub", root / "thirdparty" / "state" / "roster.pub"):
+        Roster.load(out).verify(load_roster_key(path), purpose=PAILLIER, run="a-run", now=int(time.time()))

@@ -7,8 +7,8 @@ import sqlalchemy as sa
 
 from coterie.errors import ConfigError, StoreError
 from coterie.store import postgres as module
-from coterie.store.engine import Term, Writer, trouble_of
-from coterie.store.postgres import Place, open_postgres, read_revision
+from coterie.store.engine import Term, Writer, failure, trouble_of
+from coterie.store.postgres import Place, bounded, open_postgres, read_revision
 
 from .. import postgres
 
@@ -75,6 +75,54 @@ def test_what_the_server_objects_to_comes_with_what_to_do(place, server, tmp_pat
             assert hint in (failed.value.hint or "")
             assert SECRET not in str(failed.value)
             assert postgres.PASSWORD not in str(failed.value)
+
+
+@pytest.fixture(scope="module")
+def secured():
+    with postgres.running(tls=True) as one:
+        yield one
+
+
+def test_a_server_with_the_right_certificate_is_reached_by_tls(secured):
+    at = Place(**secured.keys(secured.database()))
+    assert at.tls == "verify-full"
+    reading, writing = open_postgres(at, "cos")
+    with reading.connect() as connection:
+        (used,) = connection.exec_driver_sql("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()").one()
+    assert used is True
+    for engine in (reading, writing):
+        engine.dispose()
+
+
+def test_a_server_that_does_not_prove_who_it_is_is_refused_with_the_reason(secured, server, tmp_path):
+    name = secured.database()
+    other, _ = postgres.authority(tmp_path, "another")
+    nothing = tmp_path / "nothing.pem"
+    elsewhere = secured.url("elsewhere.test", name)
+    plain = server.keys(server.database(), tls="verify-full", ca_file=secured.ca_file)
+    for keys, said, hint in [
+        (secured.keys(name, ca_file=other), "certificate verify failed", "database.ca_file"),
+        (secured.keys(name, ca_file=None), "certificate verify failed", "database.ca_file"),
+        (
+            secured.keys(name, url=elsewhere),
+            'certificate for "db.coterie.test" .*does not match host name "elsewhere.test"',
+            "a name that is in the server's certificate",
+        ),
+        (secured.keys(name, ca_file=nothing), "nothing.pem", "database.ca_file"),
+        (plain, "server does not support SSL", "database.tls"),
+        (secured.keys(name, tls="disable"), "no encryption|SSL off", "pg_hba.conf"),
+    ]:
+        with pytest.raises(StoreError, match=f"cannot open database .*{said}") as failed:
+            open_postgres(Place(**keys), "cos")
+        assert hint in (failed.value.hint or "")
+        assert postgres.PASSWORD not in str(failed.value)
+    # Less can be asked for: the authority but not the name, or TLS alone.
+    for keys in (
+        secured.keys(name, url=elsewhere, tls="verify-ca"),
+        secured.keys(name, tls="require", ca_file=None),
+    ):
+        for engine in open_postgres(Place(**keys), "cos"):
+            engine.dispose()
 
 
 def test_a_database_that_cannot_hold_the_store_is_refused(place, server, monkeypatch):
@@ -150,6 +198,23 @@ async def test_a_lost_connection_and_a_hung_server_end_a_term_and_pass(place, se
     writer.close()
     for engine in (reading, writing):
         engine.dispose()
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_server_that_hangs_while_it_is_read_is_cut_off(server, secured, tls):
+    asked = secured if tls else server
+    engine = Place(**asked.keys(asked.database())).engine()
+    with engine.connect() as connection:
+        with bounded(connection, 30.0):
+            assert connection.exec_driver_sql("SELECT 1").scalar() == 1
+        with (
+            asked.hung(),
+            pytest.raises(sa.exc.OperationalError) as failed,
+            bounded(connection, 0.2),
+        ):
+            connection.exec_driver_sql("SELECT 1")
+    assert failure(failed.value).trouble == "away"
+    engine.dispose()
 
 
 def test_what_the_server_says_is_told_apart_by_its_codes(place):

@@ -204,8 +204,12 @@ class _Client:
 
     async def enrol(self, settings: ClientSettings, tls: TlsFiles) -> None:
         users = len(_people(settings)[0]) or 1
-        holder = identities(settings.state / HOLDER, 1) if _holds_key(settings) else []
-        await enrol(self.role, settings, tls, [*identities(settings.state, users), *holder])
+        participants = identities(settings.state, users)
+        if _holds_key(settings):
+            own = settings.state / HOLDER
+            own.mkdir(exist_ok=True, mode=0o700)
+            participants += identities(own, 1)
+        await enrol(self.role, settings, tls, participants)
 
     def build(self, settings: Any, runtime: Runtime) -> ClientProcess:
         return ClientProcess(settings, runtime)

@@ -487,6 +487,7 @@ class RoundsRun(SummingRun[Training]):
             "rounds": self._remembered.rounds,
             "abandoned": self.state.abandoned,
             "groups": self.state.groups,
+            "closed_share": self._model_state().closed_share(self._arrays) if self._arrays else None,
             "chosen": None
             if chosen is None
             else {

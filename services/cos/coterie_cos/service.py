@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -29,7 +30,7 @@ from coterie.rounds.shielded import ShieldedPlan
 from coterie.rounds.systems import SUMS, SYSTEMS, server_side
 from coterie.store import cos as store
 from coterie.store.engine import Term, Writer, failure, file_failure, open_sqlite
-from coterie.store.postgres import Place, open_postgres
+from coterie.store.postgres import Place, bounded, open_postgres
 from coterie.store.room import MARGIN, has_room
 from coterie.telemetry.measures import Measure
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -113,7 +114,7 @@ class CosProcess:
         self._term = Term(self._writer, self._limit_s, self._term.largest)
         found: dict[str, Run] = {}
         try:
-            with self._engine.connect() as connection:
+            with self._engine.connect() as connection, self._in_time(connection):
                 for row in connection.execute(sa.select(store.runs)).all():
                     run = found[row.run_id] = self._new(StartRunRequest.FromString(row.request))
                     run.restore(connection, row.state, row.snapshot)
@@ -124,6 +125,10 @@ class CosProcess:
         self._runs.clear()
         self._runs.update(found)
         self._runtime.holds("store")
+
+    def _in_time(self, connection: sa.Connection) -> contextlib.AbstractContextManager[None]:
+        """Let a database that hangs not hold this process for ever."""
+        return contextlib.nullcontext() if self._limit_s is None else bounded(connection, self._limit_s)
 
     def _new(self, request: StartRunRequest) -> Run:
         meter, folder, revoked = self._runtime.guard.meter, self._settings.state, self._revocations.is_revoked
@@ -211,6 +216,14 @@ class CosProcess:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._revocations.run())
             tasks.create_task(self._tick(tasks))
+            if self._settings.database is not None:
+                tasks.create_task(self._watch_database(self._settings.database.timeout_s))
+
+    async def _watch_database(self, every_s: float) -> None:
+        """Notice a database that is gone or hangs, also while nothing is to be written."""
+        while True:
+            await asyncio.sleep(every_s)
+            await self._term.probe()
 
     async def _tick(self, tasks: asyncio.TaskGroup) -> None:
         watched: dict[str, Run] = {}
