@@ -8,17 +8,26 @@ from .stack import Stack
 
 pytestmark = pytest.mark.containers
 
-FAR = {"COTERIE_WAN_COS": "--delay 20", "COTERIE_WAN_HOST_0": "--delay 20"}
+FAR = {
+    "COTERIE_WAN_COS": "--delay 20",
+    "COTERIE_WAN_HOST_0": "--delay 20",
+    "COTERIE_WAN_HOST_2": "--delay 20",
+}
+FILES = ("docker-compose.wan.yml", "docker-compose.scale.yml", "docker-compose.scale.wan.yml")
+HOSTS = ("host-0", "host-1", "host-2")
 
 
 @pytest.fixture(scope="module")
 def far(engine, images):
-    """A COS and two hosts; the COS and the first of them are each 20 ms away from everybody, one way."""
-    stack = Stack(engine, {**images, **FAR}, "docker-compose.wan.yml")
+    """A COS and three hosts; the COS and all but one of them are each 20 ms away from everybody, one way."""
+    stack = Stack(engine, {**images, **FAR}, *FILES)
     try:
-        stack.compose("up", "--detach", "host-0", "host-1", "wan-cos", "wan-host-0", "wan-host-1")
+        stack.compose("up", "--detach", *HOSTS, "wan-cos", *(f"wan-{host}" for host in HOSTS))
         stack.until(lambda: "emulating: delay 20 ms" in stack.logs("wan-cos"), "the COS is far")
-        stack.until(lambda: "emulating: delay 20 ms" in stack.logs("wan-host-0"), "a host is far")
+        for host in ("host-0", "host-2"):
+            stack.until(
+                lambda host=host: "emulating: delay 20 ms" in stack.logs(f"wan-{host}"), f"{host} is far"
+            )
         yield stack
     finally:
         stack.compose("down", "--volumes", "--remove-orphans", "--timeout", "10")
@@ -33,16 +42,17 @@ def measured(stack, *options):
 
 
 def test_an_emulated_delay_of_forty_milliseconds_shows_as_forty(far):
-    attending = "client/host-0", "client/host-1"
+    attending = [f"client/{host}" for host in HOSTS]
 
-    def both():
+    def all_of_them():
         found = measured(far)
         return found if {(one, "cos/cos") for one in attending} <= set(found) else None
 
-    pairs = far.until(both, "both hosts attend")
+    pairs = far.until(all_of_them, "all hosts attend")
     trips = {
         ("client/host-0", "cos/cos"): 40,
         ("client/host-1", "cos/cos"): 20,
+        ("client/host-2", "cos/cos"): 40,
         ("client/host-0", "thirdparty/directory"): 20,
     }
     for pair, expected in trips.items():
