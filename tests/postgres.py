@@ -10,9 +10,14 @@ import socket
 import subprocess
 import tempfile
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 USER, PASSWORD = "coterie", "kept in a file"  # pragma: allowlist secret
 _NUMBERS = itertools.count()
@@ -30,10 +35,51 @@ def _programs():
     return folders[-1]
 
 
-class Server:
-    """One server with a folder of its own; `coterie` may make databases and comes with a password."""
+HOST = "db.coterie.test"
+"""Name of a server with TLS in its certificate; nobody resolves it."""
 
-    def __init__(self):
+
+def authority(folder, name):
+    """Make an authority in a folder; return its certificate's file, and what signs for a name."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+
+    def certificate(subject, public, *extensions):
+        builder = x509.CertificateBuilder(
+            issuer,
+            subject,
+            public,
+            x509.random_serial_number(),
+            now - timedelta(days=1),
+            now + timedelta(days=1),
+        )
+        for one in extensions:
+            builder = builder.add_extension(one, critical=isinstance(one, x509.BasicConstraints))
+        return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    path = folder / f"{name}.pem"
+    path.write_bytes(certificate(issuer, key.public_key(), x509.BasicConstraints(ca=True, path_length=0)))
+
+    def sign(host):
+        own = ec.generate_private_key(ec.SECP256R1())
+        called = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a server")])
+        names = x509.SubjectAlternativeName([x509.DNSName(host)])
+        pem = own.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        return certificate(called, own.public_key(), names), pem
+
+    return path, sign
+
+
+class Server:
+    """One server with a folder of its own; `coterie` may make databases and comes with a password.
+
+    With ``tls`` it has a certificate for `HOST` of an authority of its own, and lets nobody in without TLS.
+    """
+
+    def __init__(self, *, tls=False):
         self._programs = _programs()
         self.folder = Path(tempfile.mkdtemp(prefix="coterie-postgres-"))
         self._data = self.folder / "data"
@@ -53,6 +99,19 @@ class Server:
             "initdb", "--no-sync", "--encoding", "UTF8", "--locale", "C", "--username", USER,
             "--pwfile", str(self.password_file), "--auth", "scram-sha-256", "--pgdata", str(self._data),
         )  # fmt: skip
+        self.ca_file = None
+        if tls:
+            self._secure()
+
+    def _secure(self):
+        self.ca_file, sign = authority(self.folder, "authority")
+        for name, content in zip(("server.crt", "server.key"), sign(HOST), strict=True):
+            path = self._data / name
+            path.write_bytes(content)
+            path.chmod(0o600)
+            shutil.chown(path, self._account or os.geteuid())
+        rules = self._data / "pg_hba.conf"
+        rules.write_text("hostssl all all 127.0.0.1/32 scram-sha-256\n")
 
     def _as_account(self, *command):
         return (
@@ -75,6 +134,7 @@ class Server:
             "port": self.port,
             "unix_socket_directories": self.folder,
             "listen_addresses": "127.0.0.1",
+            "ssl": "off" if self.ca_file is None else "on",
         }
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         command = self._as_account(str(self._programs / "postgres"), "-D", str(self._data), *options)
@@ -127,11 +187,15 @@ class Server:
     def keys(self, database, **changes):
         """Return the settings of a database, as in a service's configuration."""
         return {
-            "url": f"postgresql+psycopg://{USER}@127.0.0.1:{self.port}/{database}",
+            "url": self.url("127.0.0.1" if self.ca_file is None else HOST, database),
             "password_file": self.password_file,
-            "tls": "disable",
+            **({"tls": "disable"} if self.ca_file is None else {"ca_file": self.ca_file}),
             **changes,
         }
+
+    def url(self, host, database):
+        """Return the URL of a database at a host of this name, which is this machine whatever it is called."""
+        return f"postgresql+psycopg://{USER}@{host}:{self.port}/{database}?hostaddr=127.0.0.1"
 
     def close(self):
         if self._process is not None and self._process.poll() is None:
@@ -148,9 +212,9 @@ def _known(account):
 
 
 @contextlib.contextmanager
-def running():
+def running(**how):
     """Start a server, and end it."""
-    server = Server()
+    server = Server(**how)
     try:
         server.start()
         yield server

@@ -388,6 +388,11 @@ class Term:
             self.check()
             raise AssertionError("the term is over") from error
 
+    async def probe(self) -> None:
+        """Write nothing new, so that a store that is gone or hangs is noticed also while nothing is written."""
+        with contextlib.suppress(StoreError):
+            await self.run(_write_nothing_new)
+
     def check(self) -> None:
         """Raise why the term is over, if it is.
 

@@ -254,6 +254,8 @@ def _said(error: sa.exc.DBAPIError) -> str:
 _SAID = {
     "password authentication failed": "is the password in database.password_file, or PGPASSWORD, the user's?",
     "no password supplied": "name a file with the password as database.password_file, or set PGPASSWORD",
+    "root certificate file": "database.ca_file names a file that is not there, or no certificates",
+    "does not match host name": "let database.url name the server by a name that is in the server's certificate",
     "does not exist": "create it first: CREATE ROLE ... LOGIN, and createdb --owner ... --encoding UTF8",
     "permission denied": "the user must own the database, or be allowed to create tables in it",
     "certificate verify failed": "database.ca_file names who may sign the server's certificate",

@@ -17,7 +17,8 @@ from .playing import SOON_S, STEPS, World
 
 @pytest.fixture(scope="module")
 def server():
-    with postgres.running() as one:
+    # Over TLS, as across machines: the certificate, its authority and its name are verified.
+    with postgres.running(tls=True) as one:
         yield one
 
 
@@ -39,6 +40,27 @@ async def until(condition):
             await asyncio.sleep(0.05)
 
 
+async def submitting(run):
+    """Play to the step of a round of training in which vectors are asked for; return the tasks."""
+    left, right = run.hosts["left"], run.hosts["right"]
+    while True:
+        tasks = [await host.task(wire.TaskKind.TASK_KIND_ROUND) for host in (left, right)]
+        plan = await left.plan(tasks[0].round.round)
+        if plan.purpose == "train" and STEPS[tasks[0].step][0] is Step.SUBMIT:
+            return tasks
+        for host, task in zip((left, right), tasks, strict=True):
+            await host.answer(task)
+
+
+async def plays_on(run):
+    """Play to the end of a run whose COS has taken it up again."""
+    for host in run.hosts.values():
+        host.clock = 0
+    async with asyncio.timeout(2 * SOON_S):
+        finished = await asyncio.gather(*(host.play() for host in run.hosts.values()))
+    assert [task.reason for task in finished] == ["", ""]
+
+
 async def test_a_cos_whose_database_is_lost_refuses_lives_and_goes_on(
     server, start_member, shared_third_party, certificates, people, calls
 ):
@@ -48,13 +70,7 @@ async def test_a_cos_whose_database_is_lost_refuses_lives_and_goes_on(
     operator = calls.Operating(cos, certificates["operator"])
     run = await World(cos, operator, people, calls, secure_sum="masked").begin("left", "right", passes=1)
     left, right = run.hosts["left"], run.hosts["right"]
-    while True:
-        tasks = [await host.task(wire.TaskKind.TASK_KIND_ROUND) for host in (left, right)]
-        plan = await left.plan(tasks[0].round.round)
-        if plan.purpose == "train" and STEPS[tasks[0].step][0] is Step.SUBMIT:
-            break
-        for host, task in zip((left, right), tasks, strict=True):
-            await host.answer(task)
+    tasks = await submitting(run)
 
     # Another one on the same database does not come up.
     second = calls.Member(
@@ -72,10 +88,7 @@ async def test_a_cos_whose_database_is_lost_refuses_lives_and_goes_on(
     assert (why.code, why.reason, why.field) == (grpc.StatusCode.UNAVAILABLE, "NOT_READY", "store")
     server.start()
     await until(cos.healthy)
-    for host in (left, right):
-        host.clock = 0
-    finished = await asyncio.gather(left.play(), right.play())
-    assert [task.reason for task in finished] == ["", ""]
+    await plays_on(run)
     report = await run.report()
     numbers = [one["round"] for one in report["rounds"]]
     assert (report["version"], numbers) == (1, sorted(set(numbers)))
@@ -112,3 +125,38 @@ async def test_a_cos_whose_database_is_lost_refuses_lives_and_goes_on(
     assert before == after
     for log in (cos.log, second.log):
         assert postgres.PASSWORD not in log.read_text()
+
+
+async def test_a_cos_whose_database_hangs_notices_refuses_lives_and_goes_on(
+    server, start_member, shared_third_party, certificates, people, calls
+):
+    keys = server.keys(server.database(), timeout_s=1.0)
+    cos = start_member("cos", f"hung-{time.monotonic_ns()}", shared_third_party, database=keys)
+    operator = calls.Operating(cos, certificates["operator"])
+    run = await World(cos, operator, people, calls, secure_sum="masked").begin("left", "right", passes=1)
+    left, right = run.hosts["left"], run.hosts["right"]
+    first, second = await submitting(run)
+
+    # In the middle of a transaction: the COS waits for an answer that does not come.
+    with server.hung():
+        answers = [asyncio.ensure_future(left.answer(first)), asyncio.ensure_future(right.answer(second))]
+        await until(lambda: not cos.healthy())
+        async with asyncio.timeout(SOON_S):
+            why = await calls.refused(lambda: run.report())
+        assert (why.code, why.reason, why.field) == (grpc.StatusCode.UNAVAILABLE, "NOT_READY", "store")
+        assert cos.metric("coterie_condition", condition="store") == 0
+    await until(cos.healthy)
+    async with asyncio.timeout(SOON_S):
+        await asyncio.gather(*answers, return_exceptions=True)
+
+    # While nothing is written it is noticed, too.
+    with server.hung():
+        await until(lambda: not cos.healthy())
+    await until(cos.healthy)
+    await plays_on(run)
+    report = await run.report()
+    numbers = [one["round"] for one in report["rounds"]]
+    assert (report["version"], numbers) == (1, sorted(set(numbers)))
+    assert all(one["summed"] == 6 for one in report["rounds"])
+    assert cos.log.read_text().count("the store does not answer") >= 2
+    assert postgres.PASSWORD not in cos.log.read_text()

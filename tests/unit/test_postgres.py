@@ -77,6 +77,54 @@ def test_what_the_server_objects_to_comes_with_what_to_do(place, server, tmp_pat
             assert postgres.PASSWORD not in str(failed.value)
 
 
+@pytest.fixture(scope="module")
+def secured():
+    with postgres.running(tls=True) as one:
+        yield one
+
+
+def test_a_server_with_the_right_certificate_is_reached_by_tls(secured):
+    at = Place(**secured.keys(secured.database()))
+    assert at.tls == "verify-full"
+    reading, writing = open_postgres(at, "cos")
+    with reading.connect() as connection:
+        (used,) = connection.exec_driver_sql("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()").one()
+    assert used is True
+    for engine in (reading, writing):
+        engine.dispose()
+
+
+def test_a_server_that_does_not_prove_who_it_is_is_refused_with_the_reason(secured, server, tmp_path):
+    name = secured.database()
+    other, _ = postgres.authority(tmp_path, "another")
+    nothing = tmp_path / "nothing.pem"
+    elsewhere = secured.url("elsewhere.test", name)
+    plain = server.keys(server.database(), tls="verify-full", ca_file=secured.ca_file)
+    for keys, said, hint in [
+        (secured.keys(name, ca_file=other), "certificate verify failed", "database.ca_file"),
+        (secured.keys(name, ca_file=None), "certificate verify failed", "database.ca_file"),
+        (
+            secured.keys(name, url=elsewhere),
+            'certificate for "db.coterie.test" .*does not match host name "elsewhere.test"',
+            "a name that is in the server's certificate",
+        ),
+        (secured.keys(name, ca_file=nothing), "nothing.pem", "database.ca_file"),
+        (plain, "server does not support SSL", "database.tls"),
+        (secured.keys(name, tls="disable"), "no encryption|SSL off", "pg_hba.conf"),
+    ]:
+        with pytest.raises(StoreError, match=f"cannot open database .*{said}") as failed:
+            open_postgres(Place(**keys), "cos")
+        assert hint in (failed.value.hint or "")
+        assert postgres.PASSWORD not in str(failed.value)
+    # Less can be asked for: the authority but not the name, or TLS alone.
+    for keys in (
+        secured.keys(name, url=elsewhere, tls="verify-ca"),
+        secured.keys(name, tls="require", ca_file=None),
+    ):
+        for engine in open_postgres(Place(**keys), "cos"):
+            engine.dispose()
+
+
 def test_a_database_that_cannot_hold_the_store_is_refused(place, server, monkeypatch):
     with pytest.raises(StoreError, match="encoded in LATIN1"):
         open_postgres(place(database=server.database("LATIN1")), "cos")

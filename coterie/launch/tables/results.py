@@ -194,6 +194,9 @@ def readme_table(tables: Mapping[str, Mapping[str, Any]]) -> str:
     for table in tables.values():
         rows = {one["row"]: one for one in table["summary"]}
         metric = table["headline"]
+        named = table["dataset"]["name"]
+        if table["settings"]["split"].get("ties") == "file":
+            named += ", ties in the file's order"
         for difference in table["differences"]:
             first, second = rows[difference["first"]], rows[difference["second"]]
             if difference["metric"] != metric or f"fed-{second['row']}" != first["row"]:
@@ -201,7 +204,7 @@ def readme_table(tables: Mapping[str, Mapping[str, Any]]) -> str:
             sums = sorted({row["facts"]["secure_sum"] for row in table["rows"] if row["row"] == first["row"]})
             lines.append(
                 (
-                    f"{first['label']}, {table['dataset']['name']}",
+                    f"{first['label']}, {named}",
                     ", ".join(sums),
                     str(difference["seeds"]),
                     f"{first['metrics'][metric]['mean']:.3f}",

@@ -211,6 +211,14 @@ class CosProcess:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._revocations.run())
             tasks.create_task(self._tick(tasks))
+            if self._settings.database is not None:
+                tasks.create_task(self._watch_database(self._settings.database.timeout_s))
+
+    async def _watch_database(self, every_s: float) -> None:
+        """Notice a database that is gone or hangs, also while nothing is to be written."""
+        while True:
+            await asyncio.sleep(every_s)
+            await self._term.probe()
 
     async def _tick(self, tasks: asyncio.TaskGroup) -> None:
         watched: dict[str, Run] = {}
