@@ -19,6 +19,7 @@ from bench import (
     local_step,
     masked,
     paillier,
+    resets,
     rounds,
     scale,
     sealed,
@@ -43,10 +44,11 @@ SUITES: dict[str, Callable[[Path | None], Iterator[Row]]] = {
     "encrypted": encrypted.rows,
     "scale": lambda _: scale.rows(),
     "connections": lambda _: connections.rows(),
+    "resets": lambda _: resets.rows(),
     "wan": wan.rows,
 }
 
-ON_REQUEST = frozenset({"encrypted", "scale", "connections", "wan"})
+ON_REQUEST = frozenset({"encrypted", "scale", "connections", "resets", "wan"})
 """Measured only when they are named."""
 
 

@@ -383,6 +383,7 @@ def test_the_page_on_the_report_describes_every_key() -> None:
         "rounds": [],
         "abandoned": 0,
         "groups": 1,
+        "closed_share": 0.1,
         "visits": 0,
         "held_rows": 0,
         "protection": {},
