@@ -236,6 +236,9 @@ def make_feed(settings: RunSettings, dataset: Dataset, seed: int) -> Feed:
     DataError
         When the data set lacks what the division needs, such as timestamps, genres, a published hold-out or ratings.
     """
+    partition = _partition(settings, dataset, seed)
+    if settings.system == "fedmvmf":
+        dataset, partition = _numbered_by_owner(dataset, partition)
     published = read_published(settings, dataset)
     feed = Feed(
         dataset=dataset,
@@ -244,7 +247,7 @@ def make_feed(settings: RunSettings, dataset: Dataset, seed: int) -> Feed:
         if settings.system == "drift"
         else np.ones(len(dataset), np.bool_),
         split=_split(settings, dataset, published, seed),
-        partition=_partition(settings, dataset, seed),
+        partition=partition,
         host=spread_users(len(dataset.users), settings.federation.hosts, seed),
         seed=seed,
         negatives=None if published is None else published.negatives,
@@ -325,6 +328,27 @@ def _partition(settings: RunSettings, dataset: Dataset, seed: int) -> Partition:
     member = np.zeros((len(dataset.items), servers), np.bool_)
     member[order, np.arange(len(order)) % servers] = True
     return Partition(tuple(f"{CATALOGUE}-{n}" for n in range(servers)), member)
+
+
+def _numbered_by_owner(dataset: Dataset, partition: Partition) -> tuple[Dataset, Partition]:
+    """Return both with the items, each of which has one owner, numbered owner by owner in the order of their names.
+
+    So does the orchestration server, and a model begins by these numbers.
+    """
+    member = partition.member
+    rank = np.argsort(np.argsort(partition.names))
+    order = np.argsort(rank[member.argmax(axis=1)], kind="stable")
+    number = np.empty(len(order), np.int32)
+    number[order] = np.arange(len(order), dtype=np.int32)
+    places, genres, titles = order.tolist(), dataset.item_genres, dataset.item_titles
+    renumbered = dataclasses.replace(
+        dataset,
+        items=tuple(dataset.items[place] for place in places),
+        item=number[dataset.item],
+        item_genres=None if genres is None else genres[order],
+        item_titles=None if titles is None else tuple(titles[place] for place in places),
+    )
+    return renumbered, dataclasses.replace(partition, member=member[order])
 
 
 def _catalogue(dataset: Dataset) -> Partition:

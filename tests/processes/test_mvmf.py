@@ -56,6 +56,7 @@ def trained(small, federation):
 KINDS = {
     "clear": {},
     "masked": {"secure_sum": "masked"},
+    "three item servers": {"mvmf": {"factors": 4, "ridge": 3.0, "item_servers": 3}},
     "new items, steps, clear": {
         "split": {"kind": "cold-items"},
         "mvmf": {"factors": 4, "update": "sgd", "private_rate": 1e-3},

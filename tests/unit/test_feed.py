@@ -77,6 +77,15 @@ def test_hosts_and_owners_of_fedmvmf_read_what_the_feed_knows(tmp_path: Path) ->
     feed = make_feed(settings, load(settings), 0)
     assert feed.partition.names == ("catalogue-0", "catalogue-1")
     assert (feed.partition.member.sum(axis=1) == 1).all()
+    # Numbered as the server does, and nothing else is changed by that.
+    assert feed.partition.member.argmax(axis=1).tolist() == [0] * 20 + [1] * 20
+    alone = make_feed(predicting(), load(settings), 0)
+    assert feed.features is not None
+    assert alone.features is not None
+    kept = dict(zip(feed.dataset.items, feed.features.values.tolist(), strict=True))
+    assert kept == dict(zip(alone.dataset.items, alone.features.values.tolist(), strict=True))
+    keys, wanted = ([feed.dataset.items[at] for at in feed.dataset.item.tolist()] for feed in (feed, alone))
+    assert keys == wanted
     for host in range(2):
         data = feed.hosted(host)
         feed.write_histories(host, tmp_path / "histories.csv")
