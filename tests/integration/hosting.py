@@ -59,6 +59,7 @@ class World:
         self.operator = calls.Operating(cos, certificates["operator"])
 
     async def begin(self, *, secure_sum="clear", per_user=False, users=None, settings=SETTINGS, **rounds):
+        self.settings = settings
         usual = {
             "cohorts": wire.CohortKind.COHORT_KIND_ALL,
             "cohort": 1,
