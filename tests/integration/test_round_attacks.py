@@ -15,6 +15,7 @@ from coterie.privacy.attacks.rounds import RoundView
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.protocol import Step
+from coterie.wire.refusal import Refusal
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
 
 from . import playing
@@ -148,8 +149,10 @@ async def persistent(host):
     while True:
         try:
             return await host.play()
-        except Exception:
-            if not host.world.away:
+        except Exception as error:
+            # A task may be over when the host gets to it: it has answered before the server went away.
+            over = isinstance(error, Refusal) and error.name == "UNKNOWN_ROUND"
+            if not host.world.away and not over:
                 raise
         while host.world.away:
             await asyncio.sleep(0.02)
