@@ -204,7 +204,7 @@ def readme_table(tables: Mapping[str, Mapping[str, Any]]) -> str:
             sums = sorted({row["facts"]["secure_sum"] for row in table["rows"] if row["row"] == first["row"]})
             lines.append(
                 (
-                    f"{first['label']}, {named}",
+                    f"{first['label']}, {named}{_tuned(first, second)}",
                     ", ".join(sums),
                     str(difference["seeds"]),
                     f"{first['metrics'][metric]['mean']:.3f}",
@@ -214,6 +214,13 @@ def readme_table(tables: Mapping[str, Mapping[str, Any]]) -> str:
             )
     columns = ("HR@10", "sum", "seeds", "federated", "centralised", "difference (95% over users)")
     return _markdown(columns, lines)
+
+
+def _tuned(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+    """Return with how many trials both of them were tuned; nothing where one was not, or they had other numbers."""
+    both = first.get("trials"), second.get("trials")
+    tuned = first.get("tuned") == second.get("tuned") == "tuned" and both[0] == both[1]
+    return f", tuned with {both[0]} trials each" if tuned else ""
 
 
 def with_table(text: str, table: str) -> str:
