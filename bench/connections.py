@@ -19,20 +19,11 @@ from typing import Any
 import numpy as np
 
 from bench.rows import Row, lower
-from bench.submit import Site
+from bench.submit import Site, issued
 from coterie.config.run import RunSettings
-from coterie.crypto.authority import (
-    Authority,
-    PeerIdentity,
-    load_tls_key,
-    logical_name,
-    make_csr,
-    new_tls_key,
-    save_tls_key,
-)
+from coterie.crypto.authority import Authority, logical_name
 from coterie.errors import PeerError
 from coterie.net.channel import Channel, connect
-from coterie.net.credentials import TlsFiles
 from coterie.net.meter import Meter
 from coterie.net.party import Member, Party
 from coterie.net.retry import Retry
@@ -71,13 +62,7 @@ class _Client:
     """One client with a certificate of its own."""
 
     def __init__(self, folder: Path, site: Site, authority: Authority, number: int) -> None:
-        name = f"client-{number}"
-        tls = TlsFiles(folder / name)
-        tls.folder.mkdir(parents=True)
-        save_tls_key(tls.key, new_tls_key())
-        chain = authority.issue(make_csr(load_tls_key(tls.key)), "client", name, 1)
-        tls.chain.write_bytes(chain + authority.certificate_pem)
-        tls.authority.write_bytes(authority.certificate_pem)
+        tls = issued(folder / f"client-{number}", authority)
         self.meter = Meter()
         self.channel: Channel = connect(
             site.address,
@@ -86,7 +71,7 @@ class _Client:
             peer="cos/cos",
             meter=self.meter,
         )
-        fingerprint = PeerIdentity.from_certificate(chain).fingerprint
+        fingerprint = tls.identity().fingerprint
         self.party = Party(self.channel, _RUN, lambda: fingerprint, Retry(limit_s=0.0))
         self._stub: Any = self.channel.stub(OrchestratorStub)
 

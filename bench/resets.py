@@ -20,15 +20,8 @@ import grpc
 import numpy as np
 
 from bench.rows import Row, lower
-from bench.submit import Site
-from coterie.crypto.authority import (
-    Authority,
-    load_tls_key,
-    logical_name,
-    make_csr,
-    new_tls_key,
-    save_tls_key,
-)
+from bench.submit import Site, issued
+from coterie.crypto.authority import Authority, logical_name
 from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
 from coterie.net.meter import Meter
@@ -114,16 +107,6 @@ async def _flooded(address: str, tls: TlsFiles) -> AsyncIterator[None]:
         await child.wait()
 
 
-def _issued(folder: Path, authority: Authority) -> TlsFiles:
-    tls = TlsFiles(folder)
-    folder.mkdir(parents=True)
-    save_tls_key(tls.key, new_tls_key())
-    chain = authority.issue(make_csr(load_tls_key(tls.key)), "client", folder.name, 1)
-    tls.chain.write_bytes(chain + authority.certificate_pem)
-    tls.authority.write_bytes(authority.certificate_pem)
-    return tls
-
-
 async def _polls(channel: Channel) -> list[float]:
     """Return how long each poll takes that names no run, milliseconds."""
     stub = channel.stub(OrchestratorStub)
@@ -141,7 +124,7 @@ async def _polls(channel: Channel) -> list[float]:
 async def _measured(folder: Path, limits: dict[str, float], *, elsewhere: bool) -> list[float]:
     async with Site(folder / "asked", limits=limits) as site:
         authority = Authority.load(site.authority)
-        calm, hostile = (_issued(folder / name, authority) for name in ("calm", "hostile"))
+        calm, hostile = (issued(folder / name, authority) for name in ("calm", "hostile"))
         channel = connect(
             site.address, calm.channel_credentials(), tls_name=_NAME, peer="cos/cos", meter=Meter()
         )
@@ -150,7 +133,7 @@ async def _measured(folder: Path, limits: dict[str, float], *, elsewhere: bool) 
                 async with _flooded(site.address, hostile):
                     return await _polls(channel)
             async with Site(folder / "other") as other:
-                stranger = _issued(folder / "stranger", Authority.load(other.authority))
+                stranger = issued(folder / "stranger", Authority.load(other.authority))
                 async with _flooded(other.address, stranger):
                     return await _polls(channel)
         finally:

@@ -25,7 +25,14 @@ from bench.rounds import cpu_of
 from bench.rows import Row, cpu_seconds, higher
 from coterie.config.base import EnrolSettings, Peer, ServiceSettings
 from coterie.config.run import RunSettings
-from coterie.crypto.authority import logical_name
+from coterie.crypto.authority import (
+    Authority,
+    load_tls_key,
+    logical_name,
+    make_csr,
+    new_tls_key,
+    save_tls_key,
+)
 from coterie.launch.authority import TOKENS, make_authority, make_token
 from coterie.launch.children import Child, free_port
 from coterie.launch.operator import Operator
@@ -54,6 +61,17 @@ _USERS = 64
 _ITEMS = 1682
 _ROUNDS = 9
 _WARM = 2
+
+
+def issued(folder: Path, authority: Authority) -> TlsFiles:
+    """Write key and certificate of a client that is called as its folder."""
+    tls = TlsFiles(folder)
+    folder.mkdir(parents=True)
+    save_tls_key(tls.key, new_tls_key())
+    chain = authority.issue(make_csr(load_tls_key(tls.key)), "client", folder.name, 1)
+    tls.chain.write_bytes(chain + authority.certificate_pem)
+    tls.authority.write_bytes(authority.certificate_pem)
+    return tls
 
 
 class Site:

@@ -61,6 +61,15 @@ async def plays_on(run):
     assert [task.reason for task in finished] == ["", ""]
 
 
+async def summed_once(run):
+    """Return the report of a run, each of whose rounds was summed over everybody, once."""
+    report = await run.report()
+    numbers = [one["round"] for one in report["rounds"]]
+    assert (report["version"], numbers) == (1, sorted(set(numbers)))
+    assert all(one["summed"] == 6 for one in report["rounds"])
+    return report
+
+
 async def test_a_cos_whose_database_is_lost_refuses_lives_and_goes_on(
     server, start_member, shared_third_party, certificates, people, calls
 ):
@@ -89,10 +98,7 @@ async def test_a_cos_whose_database_is_lost_refuses_lives_and_goes_on(
     server.start()
     await until(cos.healthy)
     await plays_on(run)
-    report = await run.report()
-    numbers = [one["round"] for one in report["rounds"]]
-    assert (report["version"], numbers) == (1, sorted(set(numbers)))
-    assert all(one["summed"] == 6 for one in report["rounds"])
+    report = await summed_once(run)
 
     # After a restart everything is there.
     await cos.release()
@@ -154,9 +160,6 @@ async def test_a_cos_whose_database_hangs_notices_refuses_lives_and_goes_on(
         await until(lambda: not cos.healthy())
     await until(cos.healthy)
     await plays_on(run)
-    report = await run.report()
-    numbers = [one["round"] for one in report["rounds"]]
-    assert (report["version"], numbers) == (1, sorted(set(numbers)))
-    assert all(one["summed"] == 6 for one in report["rounds"])
+    await summed_once(run)
     assert cos.log.read_text().count("the store does not answer") >= 2
     assert postgres.PASSWORD not in cos.log.read_text()
