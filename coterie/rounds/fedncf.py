@@ -210,8 +210,6 @@ class FedNcfHost:
         What each user keeps; changed in place.
     seed : int
         Of the run.
-    withheld, interactions : ndarray of int, shape (users,)
-        Interactions with closed items in the user's last round of training, and all of them.
     measured : dict of str to ndarray of float64, shape (users,)
         Metrics as they were last measured for a contribution.
     """
@@ -221,14 +219,10 @@ class FedNcfHost:
     keys: NDArray[np.uint64]
     private: Private
     seed: int
-    withheld: NDArray[np.int64] = field(init=False)
-    interactions: NDArray[np.int64] = field(init=False)
     measured: Mapping[str, NDArray[np.float64]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._histories = self.holdout.training()
-        self.interactions = np.array([len(one) for one in self._histories], np.int64)
-        self.withheld = np.zeros(len(self._histories), np.int64)
 
     def layout(self, purpose: Purpose) -> Layout:
         """Return what a contribution of a purpose looks like."""
@@ -286,7 +280,6 @@ class FedNcfHost:
                 # A step that diverged sends nothing, and must not be where the next one begins.
                 if np.isfinite(update.private.embedding).all():
                     self.private.put([trained], update.private)
-                self.withheld[trained] = update.withheld
                 yield pairs[place][0], _Update(update, self.plan.learning, measured[place])
 
     def _measure(

@@ -15,7 +15,6 @@ from coterie.launch.feed import Feed
 from coterie.launch.in_process import InProcess, train_in_process
 from coterie.launch.tables.row import Choices, LogUniform, Options, Row, Space, configured
 from coterie.learning.fedncf import published, tuned
-from coterie.rounds.fedncf import FedNcfHost
 from coterie.rounds.system import HostSide
 from coterie.rounds.training import Training
 
@@ -186,8 +185,6 @@ def _facts(settings: RunSettings, run: InProcess) -> Mapping[str, Any]:
         "abandoned": run.known["abandoned"],
         "engine": "in one process",
     }
-    own = [host for host in run.hosts if isinstance(host, FedNcfHost)]
-    if fedncf.touch == "once" and own:
-        withheld = sum(int(host.withheld.sum()) for host in own)
-        facts["withheld"] = withheld / max(sum(int(host.interactions.sum()) for host in own), 1)
+    if run.known["closed_share"] is not None:
+        facts["withheld"] = run.known["closed_share"]
     return facts
