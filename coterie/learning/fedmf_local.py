@@ -49,8 +49,6 @@ class FedMfUpdate:
         The :math:`p_u` that it keeps.
     loss : float
         :math:`\sum_j (r_{uj} - p_u q_j)^2` before the first step.
-    withheld : int
-        Rated items that are not open.
     rng : Generator
         For the rounding of the contribution.
     """
@@ -60,7 +58,6 @@ class FedMfUpdate:
     change: NDArray[np.float32]
     kept: NDArray[np.float32]
     loss: float
-    withheld: int
     rng: np.random.Generator
 
 
@@ -178,6 +175,5 @@ def _stepped(
             change=sent[row, order],
             kept=kept[row],
             loss=float(loss[row]),
-            withheld=len(user.items) - len(order),
             rng=rngs[row],
         )

@@ -54,8 +54,6 @@ class UserUpdate:
         `w - w^t`.
     instances : int
         `n_c`: interactions and negatives of one local epoch.
-    withheld : int
-        Interactions with items that are not open: they taught the user's embedding and the network, no row.
     loss : float
         Mean over the local steps of the mean loss; NaN without any.
     private : Private
@@ -71,7 +69,6 @@ class UserUpdate:
     row_deltas: NDArray[np.float32]
     network_delta: NDArray[np.float32]
     instances: int
-    withheld: int
     loss: float
     private: Private
     control_delta: NDArray[np.float32]
@@ -295,11 +292,9 @@ def _train(
         kept.control[trained] = control
     for k, work in enumerate(group):
         one = slice(k, k + 1)
-        touched, deltas, withheld = work.touched, row_deltas[k, : len(work.touched)], 0
+        touched, deltas = work.touched, row_deltas[k, : len(work.touched)]
         if allowed is not None:
             sent = allowed[touched]
-            positive = np.bincount(work.row, weights=work.label, minlength=len(touched)) > 0
-            withheld = int(np.count_nonzero(positive & ~sent))
             touched, deltas = touched[sent], deltas[sent]
         yield UserUpdate(
             work.index,
@@ -307,7 +302,6 @@ def _train(
             deltas,
             network_deltas[k],
             work.instances,
-            withheld,
             float(loss[k] / steps[k]) if steps[k] else float("nan"),
             Private(
                 kept.embedding[one], kept.first[one], kept.second[one], kept.steps[one], kept.control[one]

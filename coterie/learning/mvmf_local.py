@@ -129,8 +129,6 @@ class UserUpdate:
         The :math:`p_i` that the user keeps: with SemiALS the same.
     loss : float
         The user's part of :math:`J`: its ratings, its attributes and :math:`\lambda_2 |p_i|^2`.
-    withheld : int
-        Rated items that are not open: they taught :math:`p_i`, no row.
     rng : Generator
         For the rounding of the contribution.
     """
@@ -142,7 +140,6 @@ class UserUpdate:
     factor: NDArray[np.float32]
     kept: NDArray[np.float32]
     loss: float
-    withheld: int
     rng: np.random.Generator
 
     @property
@@ -510,6 +507,5 @@ class _Program:
                 factor=p[row],
                 kept=kept[row],
                 loss=float(loss[row]),
-                withheld=int(np.count_nonzero(~self.allowed[user.items])),
                 rng=rngs[row],
             )

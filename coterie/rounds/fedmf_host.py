@@ -79,7 +79,6 @@ class FedMfHost(RatedHost):
                 # A step that diverged sends nothing, and must not be where the next one begins.
                 if np.isfinite(update.kept).all():
                     self.private["factors"][user] = update.kept
-                self.withheld[user] = update.withheld
                 yield member, partial(_add_update, update)
 
     def measure(

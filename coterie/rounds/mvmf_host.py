@@ -43,8 +43,6 @@ class MvmfHost(RatedHost):
 
     Attributes
     ----------
-    withheld : ndarray of int, shape (users,)
-        Rated items that were closed in the user's last round of training.
     measured : dict of str to ndarray of float64, shape (users,)
         Metrics as they were last measured for a contribution.
 
@@ -91,7 +89,6 @@ class MvmfHost(RatedHost):
                 # A step that diverged sends nothing, and must not be where the next one begins.
                 if np.isfinite(update.kept).all():
                     self.private["factors"][user] = update.kept
-                self.withheld[user] = update.withheld
                 yield member, partial(_add_update, update)
 
     def _whole(self, model: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:

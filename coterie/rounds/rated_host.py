@@ -49,8 +49,6 @@ class RatedHost(ABC):
 
     Attributes
     ----------
-    withheld : ndarray of int, shape (users,)
-        Rated items that were closed in the user's last round of training.
     measured : dict of str to ndarray of float64, shape (users,)
         Metrics as they were last measured for a contribution.
     """
@@ -65,7 +63,6 @@ class RatedHost(ABC):
     ) -> None:
         self.keys = keys
         self.seed = seed
-        self.withheld = np.zeros(len(data.users), np.int64)
         self.measured: Mapping[str, NDArray[np.float64]] = {}
         self._rated_plan = plan
         self._data = data

@@ -24,6 +24,8 @@ _PURPOSES = {
 }
 _SHOWN = 200
 """Rounds of which the page lists each; of more, the last."""
+_SPARSE = 0.25
+"""Share held back above which groups are small for the data (docs/threat-model.md, The attacks on rounds)."""
 
 
 @dataclass(frozen=True)
@@ -138,9 +140,11 @@ def rounds_lines(report: Report) -> list[tuple[str, str]]:
     for names, n in rounds.silent.items():
         found.append(("  without item features", f"{count(n)}: {names} said nothing in time"))
     if (closed := report.get("closed_share")) is not None:
-        found.append(
-            ("Held back", f"{percent(closed)} of what users have: items that too few of their group have")
-        )
+        text = f"{percent(closed)} of what users have: items that too few of their group have"
+        if closed > _SPARSE:
+            text += "; with data this sparse a group's list of items tells much of its users, larger ones "
+            text += "(rounds.group) tell less"
+        found.append(("Held back", text))
     if "visits" in report:
         found.append(
             (

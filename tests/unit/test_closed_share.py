@@ -47,3 +47,9 @@ def test_nothing_is_closed_where_touches_are_counted_and_nothing_is_said():
     run, _ = trained("fedncf", **{"fedncf.touch": "exact"})
     assert run.known["closed_share"] is None
     assert "Held back" not in dict(rounds_lines({"rounds": run.known["rounds"], "closed_share": None}))
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.05, False), (0.86, True)])
+def test_where_groups_are_too_small_for_the_data_the_report_says_what_helps(share, told):
+    said = dict(rounds_lines({"rounds": [{"purpose": "train"}], "closed_share": share}))["Held back"]
+    assert ("rounds.group" in said) is told

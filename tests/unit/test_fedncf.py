@@ -179,17 +179,13 @@ def test_negatives_are_uniform_over_what_is_not_known():
 def test_rows_of_closed_items_stay_and_everything_else_is_as_if_they_were_open(way):
     options = make(**WAYS[way])
     allowed = np.arange(ITEMS) % 3 > 0
-    data = histories()
-    withheld = 0
     for every, some in zip(train(options), train(options, allowed=allowed), strict=True):
         sent = allowed[every.rows]
         np.testing.assert_array_equal(some.rows, every.rows[sent])
         np.testing.assert_array_equal(some.row_deltas, every.row_deltas[sent])
         np.testing.assert_array_equal(some.network_delta, every.network_delta)
         np.testing.assert_array_equal(some.private.embedding, every.private.embedding)
-        assert (every.withheld, some.withheld) == (0, int((~allowed[data[some.index]]).sum()))
-        withheld += some.withheld
-    assert withheld
+        assert not sent.all()
 
 
 @pytest.mark.parametrize("way", ["one step", "batches"])
