@@ -20,6 +20,7 @@ from coterie.launch.tables.central import central_row
 from coterie.launch.tables.federated import exact_row, federated_row, printed_row
 from coterie.launch.tables.row import Row
 from coterie.launch.tables.table import Section, Table
+from coterie.learning.fedncf import published
 
 __all__ = [
     "AGGREGATIONS",
@@ -43,6 +44,9 @@ COHORTS = (10, 20, 50, 100, 200, 300, 943)
 """Participants of an aggregation round in table 3; 943 are all users of MovieLens 100K."""
 LOCAL_EPOCHS = (1, 2, 5, 10)
 """Our choice for figure 5: the paper prints the curves only."""
+
+_COHORT, _AGGREGATION, _EPOCHS = 20, "mf-fedavg", published("gmf").local_epochs
+"""What the studies change, as the paper's settings have it: that point of each study is the printed row."""
 
 _PAPER = (
     "FedNCF (Perifanis and Efraimidis, 2022): the highest HR@10 and NDCG@10 on test items over 400 rounds"
@@ -73,17 +77,17 @@ def exact_touch(model: str) -> str:
 
 def with_cohort(model: str, participants: int) -> str:
     """Return the row of table 3: the paper's settings with so many participants in an aggregation round."""
-    return f"fed-{model}-c{participants}"
+    return printed(model) if participants == _COHORT else f"fed-{model}-c{participants}"
 
 
 def aggregated(aggregation: str) -> str:
-    """Return the row of table 4: FedGMF with the paper's settings and another aggregation."""
-    return f"fed-gmf-{aggregation}"
+    """Return the row of table 4: FedGMF with the paper's settings and this aggregation."""
+    return printed("gmf") if aggregation == _AGGREGATION else f"fed-gmf-{aggregation}"
 
 
 def local_epochs(model: str, epochs: int) -> str:
     """Return the row of figure 5: the paper's settings with so many local epochs."""
-    return f"fed-{model}-e{epochs}"
+    return printed(model) if epochs == _EPOCHS else f"fed-{model}-e{epochs}"
 
 
 def random_order(model: str) -> str:
@@ -236,6 +240,8 @@ def _studies() -> tuple[Row, ...]:
     rows = []
     for model, label in MODELS.items():
         for count in COHORTS:
+            if count == _COHORT:
+                continue
             # The paper has cohorts below our floors, and cohorts of everybody.
             size = {"rounds.cohorts": "all"} if count == COHORTS[-1] else {"rounds.cohort": count}
             more = {**size, "rounds.min_cohort": min(count, 20), "rounds.min_sum": min(count, 20)}
@@ -243,15 +249,16 @@ def _studies() -> tuple[Row, ...]:
                 printed_row(with_cohort(model, count), model, f"Fed{label}, {count} participants", more)
             )
         for count in LOCAL_EPOCHS:
-            more = {"fedncf.local_epochs": count}
-            rows.append(
-                printed_row(local_epochs(model, count), model, f"Fed{label}, {count} local epochs", more)
-            )
+            if count != _EPOCHS:
+                more = {"fedncf.local_epochs": count}
+                name = local_epochs(model, count)
+                rows.append(printed_row(name, model, f"Fed{label}, {count} local epochs", more))
         more = {"rounds.cohorts": "independent"}
         rows.append(printed_row(random_order(model), model, f"Fed{label}, independent cohorts", more))
     for aggregation, label in AGGREGATIONS.items():
-        more = {"fedncf.aggregation": aggregation}
-        rows.append(printed_row(aggregated(aggregation), "gmf", f"FedGMF, {label}", more))
+        if aggregation != _AGGREGATION:
+            more = {"fedncf.aggregation": aggregation}
+            rows.append(printed_row(aggregated(aggregation), "gmf", f"FedGMF, {label}", more))
     return tuple(rows)
 
 
@@ -300,6 +307,7 @@ FEDNCF = Table(
     seeds=(0, 1, 2, 3, 4),
     suffix=_suffix,
     studies=_STUDIES,
+    always=tuple(printed(model) for model in MODELS),
     also=_also,
     system="fedncf",
 )

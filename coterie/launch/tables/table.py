@@ -134,6 +134,8 @@ class Table:
         What else names the table's files, for settings that make it another table.
     studies : mapping of str to tuple of str
         Rows that are trained only when they are asked for, by a name for all of them.
+    always : tuple of str
+        Rows of studies that are trained in any case.
     also : callable, optional
         Given settings and data set, returns what turns the values of users into further metrics of theirs, or None.
     system : str, optional
@@ -155,6 +157,7 @@ class Table:
     enumerate_options: bool = False
     suffix: Callable[[RunSettings], str] = lambda _: ""
     studies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    always: tuple[str, ...] = ()
     also: Callable[[RunSettings, Dataset], Also | None] = lambda _settings, _dataset: None
     system: str | None = None
 
@@ -182,7 +185,7 @@ def chosen_rows(table: Table, names: Sequence[str] | None, dataset: str) -> tupl
     """
     rows = {row.name: row.on(dataset) for row in table.rows()}
     if not names:
-        apart = {name for study in table.studies.values() for name in study}
+        apart = {name for study in table.studies.values() for name in study}.difference(table.always)
         return tuple(row for row in rows.values() if row.name not in apart)
     wanted: set[str] = set()
     for name in names:
