@@ -281,8 +281,10 @@ _STUDIES = {
     "figure-5": tuple(local_epochs(model, count) for model in MODELS for count in LOCAL_EPOCHS),
 }
 
-_COMPARED = tuple((federated(model), central(model)) for model in MODELS) + tuple(
-    (federated(model), exact_touch(model)) for model in MODELS
+_COMPARED = (
+    *((federated(model), central(model)) for model in MODELS),
+    *((exact_touch(model), central(model)) for model in MODELS),
+    *((federated(model), exact_touch(model)) for model in MODELS),
 )
 
 FEDNCF = Table(
