@@ -54,7 +54,7 @@ def test_the_readme_keeps_all_but_the_table_between_its_marks(folder: Path) -> N
     assert readme.startswith("before\n")
     assert readme.endswith("\nafter\n")
     assert "old" not in readme
-    assert "| FedGMF, synthetic | clear | 2 |" in readme
+    assert "| FedGMF, synthetic, groups of 30 | clear | 2 |" in readme
 
 
 def test_a_page_without_marks_is_left_alone() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from coterie.config.run import RunSettings
 from coterie.launch.tables.blocks import ABSENT
 
 __all__ = ["kept", "main", "of_runs", "page", "read_kept", "readme_table", "with_table"]
@@ -202,11 +203,11 @@ def readme_table(tables: Mapping[str, Mapping[str, Any]]) -> str:
             ways = (f"fed-{second['row']}", f"fed-{second['row']}-exact")
             if difference["metric"] != metric or first["row"] not in ways:
                 continue
-            sums = sorted({row["facts"]["secure_sum"] for row in table["rows"] if row["row"] == first["row"]})
+            facts = [row["facts"] for row in table["rows"] if row["row"] == first["row"]]
             lines.append(
                 (
-                    f"{first['label']}, {named}{_tuned(first, second)}",
-                    ", ".join(sums),
+                    f"{first['label']}, {named}{_groups(table, facts)}{_tuned(first, second)}",
+                    ", ".join(sorted({one["secure_sum"] for one in facts})),
                     str(difference["seeds"]),
                     f"{first['metrics'][metric]['mean']:.3f}",
                     f"{second['metrics'][metric]['mean']:.3f}",
@@ -215,6 +216,13 @@ def readme_table(tables: Mapping[str, Mapping[str, Any]]) -> str:
             )
     columns = ("HR@10", "sum", "seeds", "federated", "centralised", "difference (95% over users)")
     return _markdown(columns, lines)
+
+
+def _groups(table: Mapping[str, Any], facts: Sequence[Mapping[str, Any]]) -> str:
+    """Return how large fixed groups were, where that is not as usual."""
+    group = table["settings"]["rounds"]["group"]
+    usual = group == RunSettings().rounds.group or any(one["cohorts"] != "groups" for one in facts)
+    return "" if usual else f", groups of {group}"
 
 
 def _tuned(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
