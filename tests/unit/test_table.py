@@ -232,15 +232,15 @@ def test_a_block_without_a_row_of_ours_or_for_another_data_set_is_left_out(tmp_p
     assert block(tmp_path, curves("F", {"unbuilt": "U"}, "hit_ratio@10", (1,)), BLEND, seeds=(0,)) is None
 
 
-def test_a_curve_shows_the_last_version_up_to_each_step(tmp_path: Path) -> None:
+def test_a_curve_shows_the_last_version_up_to_each_step_and_the_one_that_counts(tmp_path: Path) -> None:
     section = curves("Figure 9", {"blend": "Blend"}, "hit_ratio@10", (1, 3, 10))
     shown = block(tmp_path, section, BLEND, seeds=(0,))
-    history = json.loads((tmp_path / "tried-synthetic" / "blend-seed-0.json").read_text())["history"]
-    values = [entry["metrics"]["hit_ratio@10"] for entry in history]
+    record = json.loads((tmp_path / "tried-synthetic" / "blend-seed-0.json").read_text())
+    values = [entry["metrics"]["hit_ratio@10"] for entry in record["history"]]
+    counts, highest = f"{record['metrics']['hit_ratio@10']:.3f}", f"{max(values):.3f}"
     assert shown is not None
-    assert shown.rows == (
-        ("Blend", f"{values[0]:.3f}", f"{values[2]:.3f}", "\N{EN DASH}", f"{max(values):.3f}"),
-    )
+    assert shown.columns[-2:] == ("version that counts", "highest")
+    assert shown.rows == (("Blend", f"{values[0]:.3f}", f"{values[2]:.3f}", "\N{EN DASH}", counts, highest),)
 
 
 def test_differences_are_shown_with_their_intervals(tmp_path: Path) -> None:

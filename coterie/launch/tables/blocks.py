@@ -121,6 +121,8 @@ def curves(
 ) -> Section:
     """Return a section of a figure: a metric over the steps of training, as means over the seeds.
 
+    Behind the steps stand the value of the version that counts and the highest, which is the papers' practice.
+
     Parameters
     ----------
     title : str
@@ -136,7 +138,8 @@ def curves(
     def section(results: Results) -> Block | None:
         lines = []
         for name, label in rows.items():
-            histories = [cell.record["history"] for cell in results.cells.get(name, ())]
+            records = [cell.record for cell in results.cells.get(name, ())]
+            histories = [record["history"] for record in records]
             if not histories:
                 continue
             values = []
@@ -149,10 +152,11 @@ def curves(
                 found = [entries[-1]["metrics"][metric] for entries in reached if entries]
                 values.append(f"{np.mean(found):.3f}" if found else ABSENT)
             best = [max(e["metrics"].get(metric, -np.inf) for e in history) for history in histories]
-            lines.append((label, *values, shown([value for value in best if np.isfinite(value)])))
+            counts = shown([record["metrics"][metric] for record in records])
+            lines.append((label, *values, counts, shown([value for value in best if np.isfinite(value)])))
         if not lines:
             return None
-        columns = ("row", *(f"step {step}" for step in steps), "highest")
+        columns = ("row", *(f"step {step}" for step in steps), "version that counts", "highest")
         return Block(f"{title}, {results.dataset}, {_seeds(results)}: {metric}", columns, tuple(lines), notes)
 
     return section
