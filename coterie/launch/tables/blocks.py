@@ -138,8 +138,7 @@ def curves(
     def section(results: Results) -> Block | None:
         lines = []
         for name, label in rows.items():
-            records = [cell.record for cell in results.cells.get(name, ())]
-            histories = [record["history"] for record in records]
+            histories = [cell.record["history"] for cell in results.cells.get(name, ())]
             if not histories:
                 continue
             values = []
@@ -152,8 +151,8 @@ def curves(
                 found = [entries[-1]["metrics"][metric] for entries in reached if entries]
                 values.append(f"{np.mean(found):.3f}" if found else ABSENT)
             best = [max(e["metrics"].get(metric, -np.inf) for e in history) for history in histories]
-            counts = shown([record["metrics"][metric] for record in records])
-            lines.append((label, *values, counts, shown([value for value in best if np.isfinite(value)])))
+            highest = shown([value for value in best if np.isfinite(value)])
+            lines.append((label, *values, shown(results.values(name, metric)), highest))
         if not lines:
             return None
         columns = ("row", *(f"step {step}" for step in steps), "version that counts", "highest")
