@@ -26,6 +26,9 @@ _SHOWN = 200
 """Rounds of which the page lists each; of more, the last."""
 _SPARSE = 0.25
 """Share held back above which groups are small for the data (docs/threat-model.md, The attacks on rounds)."""
+_SMALL_GROUPS = (
+    "; a group's list of items tells much of its users then, larger groups (rounds.group) tell less"
+)
 
 
 @dataclass(frozen=True)
@@ -139,12 +142,9 @@ def rounds_lines(report: Report) -> list[tuple[str, str]]:
         found.append(("  abandoned", f"{count(n)}: {reason}"))
     for names, n in rounds.silent.items():
         found.append(("  without item features", f"{count(n)}: {names} said nothing in time"))
-    if (closed := report.get("closed_share")) is not None:
+    if (closed := finite(report.get("closed_share"))) is not None:
         text = f"{percent(closed)} of what users have: items that too few of their group have"
-        if closed > _SPARSE:
-            text += "; with data this sparse a group's list of items tells much of its users, larger ones "
-            text += "(rounds.group) tell less"
-        found.append(("Held back", text))
+        found.append(("Held back", text + (_SMALL_GROUPS if closed > _SPARSE else "")))
     if "visits" in report:
         found.append(
             (
