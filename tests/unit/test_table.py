@@ -18,6 +18,7 @@ from coterie.launch.feed import Feed, load, make_feed
 from coterie.launch.tables.beside import POPULARITY, RANDOM
 from coterie.launch.tables.blocks import Entry, beside, curves, differences
 from coterie.launch.tables.cell import read_pairs, write_pairs
+from coterie.launch.tables.fedncf import FEDNCF, studies
 from coterie.launch.tables.row import Choices, Row, draw, with_options
 from coterie.launch.tables.table import Block, Table, chosen_rows, evaluate
 from coterie.launch.tables.tuning import Trials
@@ -166,6 +167,25 @@ def test_studies_are_trained_only_when_they_are_asked_for() -> None:
     assert [row.name for row in chosen_rows(one, None, "synthetic")] == ["blend"]
     assert [row.name for row in chosen_rows(one, ("extra",), "synthetic")] == ["popularity", "random"]
     assert [row.name for row in chosen_rows(one, ("random", "blend"), "synthetic")] == ["blend", "random"]
+    shared = replace(one, always=("random",))
+    assert [row.name for row in chosen_rows(shared, None, "synthetic")] == ["blend", "random"]
+    assert [row.name for row in chosen_rows(shared, ("extra",), "synthetic")] == ["popularity", "random"]
+
+
+def test_where_a_study_of_fedncf_is_as_the_paper_prints_it_the_printed_row_is_trained() -> None:
+    rows = chosen_rows(FEDNCF, None, "ml-100k")
+    as_printed = {row.name: row for row in rows if row.name in FEDNCF.always}
+    assert list(as_printed) == list(FEDNCF.always)
+    same = [row for row in studies() if row.name in as_printed]
+    # Cohorts and local epochs of three models, one aggregation.
+    assert len(same) == 7
+    for row in same:
+        printed = as_printed[row.name].options
+        assert row.options.items() >= printed.items()
+        assert with_options(SETTINGS, row.options) == with_options(SETTINGS, printed)
+    names = [row.name for row in FEDNCF.rows()]
+    assert len(names) == len(set(names))
+    assert {name for study in FEDNCF.studies.values() for name in study} <= set(names)
 
 
 def test_further_metrics_of_users_are_kept_summarised_and_counted(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from coterie.learning.fedncf import published, tuned
 from coterie.rounds.system import HostSide
 from coterie.rounds.training import Training
 
-__all__ = ["SPACE", "exact_row", "federated_row", "printed_row", "train_run"]
+__all__ = ["PRINTED", "SPACE", "exact_row", "federated_row", "printed_row", "train_run"]
 
 SPACE: Space = {
     "fedncf.server_rate": LogUniform(3e-3, 0.1),
@@ -51,7 +51,7 @@ _OF_THE_PAPER = (
     "network_bound",
 )
 
-_PRINTED: Options = {
+PRINTED: Options = {
     "fedncf.decay": 1.0,
     "rounds.cohorts": "random",
     "rounds.cohort": 20,
@@ -113,7 +113,7 @@ def printed_row(name: str, model: str, label: str, more: Options | None = None) 
         **{f"fedncf.{key}": getattr(paper, key) for key in _OF_THE_PAPER},
         "fedncf.server_optimiser": paper.server.name,
         "fedncf.server_rate": paper.server.rate,
-        **_PRINTED,
+        **PRINTED,
         **(more or {}),
     }
     return Row(name, label, configured(train_run), options=options, note="the paper's settings")

@@ -17,7 +17,7 @@ from coterie.launch.tables.beside import ALS, POPULARITY, RANDOM
 from coterie.launch.tables.blocks import Entry, beside, curves, differences
 from coterie.launch.tables.cell import Also
 from coterie.launch.tables.central import central_row
-from coterie.launch.tables.federated import exact_row, federated_row, printed_row
+from coterie.launch.tables.federated import PRINTED, exact_row, federated_row, printed_row
 from coterie.launch.tables.row import Row
 from coterie.launch.tables.table import Section, Table
 from coterie.learning.fedncf import published
@@ -35,6 +35,7 @@ __all__ = [
     "local_epochs",
     "printed",
     "random_order",
+    "studies",
     "with_cohort",
 ]
 
@@ -45,7 +46,8 @@ COHORTS = (10, 20, 50, 100, 200, 300, 943)
 LOCAL_EPOCHS = (1, 2, 5, 10)
 """Our choice for figure 5: the paper prints the curves only."""
 
-_COHORT, _AGGREGATION, _EPOCHS = 20, "mf-fedavg", published("gmf").local_epochs
+_COHORT = int(PRINTED["rounds.cohort"])
+_AGGREGATION, _EPOCHS = published("gmf").aggregation, published("gmf").local_epochs
 """What the studies change, as the paper's settings have it: that point of each study is the printed row."""
 
 _PAPER = (
@@ -232,16 +234,18 @@ def _rows() -> tuple[Row, ...]:
             exact_row(exact_touch(model), model, f"Fed{label}, touches counted"),
             central_row(central(model), label),
         ]
-    return (*rows, ALS, POPULARITY, RANDOM, *_studies())
+    printed_ones = {printed(model) for model in MODELS}
+    return (*rows, ALS, POPULARITY, RANDOM, *(row for row in studies() if row.name not in printed_ones))
 
 
-def _studies() -> tuple[Row, ...]:
-    """Return the rows of tables 3 and 4 and of figures 5 and 6: the paper's settings with one of them changed."""
+def studies() -> tuple[Row, ...]:
+    """Return the rows of tables 3 and 4 and of figures 5 and 6: the paper's settings with one of them changed.
+
+    Where that one is as in the paper's settings, the row has the name of the printed one.
+    """
     rows = []
     for model, label in MODELS.items():
         for count in COHORTS:
-            if count == _COHORT:
-                continue
             # The paper has cohorts below our floors, and cohorts of everybody.
             size = {"rounds.cohorts": "all"} if count == COHORTS[-1] else {"rounds.cohort": count}
             more = {**size, "rounds.min_cohort": min(count, 20), "rounds.min_sum": min(count, 20)}
@@ -249,16 +253,15 @@ def _studies() -> tuple[Row, ...]:
                 printed_row(with_cohort(model, count), model, f"Fed{label}, {count} participants", more)
             )
         for count in LOCAL_EPOCHS:
-            if count != _EPOCHS:
-                more = {"fedncf.local_epochs": count}
-                name = local_epochs(model, count)
-                rows.append(printed_row(name, model, f"Fed{label}, {count} local epochs", more))
+            more = {"fedncf.local_epochs": count}
+            rows.append(
+                printed_row(local_epochs(model, count), model, f"Fed{label}, {count} local epochs", more)
+            )
         more = {"rounds.cohorts": "independent"}
         rows.append(printed_row(random_order(model), model, f"Fed{label}, independent cohorts", more))
     for aggregation, label in AGGREGATIONS.items():
-        if aggregation != _AGGREGATION:
-            more = {"fedncf.aggregation": aggregation}
-            rows.append(printed_row(aggregated(aggregation), "gmf", f"FedGMF, {label}", more))
+        more = {"fedncf.aggregation": aggregation}
+        rows.append(printed_row(aggregated(aggregation), "gmf", f"FedGMF, {label}", more))
     return tuple(rows)
 
 
