@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import random
 import resource
 import signal
 import socket
@@ -451,13 +452,15 @@ async def failure_of(call: Awaitable[Any] | AsyncIterator[Any] | MakesCall) -> g
     """Await a call that must fail.
 
     A stream that may be refused while it is being sent is given as a function that makes the call: it is made again
-    where gRPC has lost the status.
+    where gRPC has lost the status.  On a machine under load calls in close succession lose it one after the other,
+    so that there is a pause between them.
     """
-    for _ in range(20):
+    for _ in range(40):
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await answers(call() if callable(call) else call)
         if not (callable(call) and status_lost(failed.value)):
             break
+        await asyncio.sleep(random.uniform(0, 0.3))
     return failed.value
 
 
