@@ -165,26 +165,13 @@ class Conductor:
         """How cohorts are drawn."""
         return cohort_rule(self.plan.rounds)
 
-    @cached_property
-    def _drawn(self) -> dict[int, tuple[list[NDArray[np.int64]], NDArray[np.int64]]]:
-        return {}
-
-    def _drawing(self, pass_number: int) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
-        drawing = self.rule.drawing(pass_number)
-        if drawing not in self._drawn:
-            groups = policy.groups(self.rule, len(self.population), drawing)
-            # Only the present one is asked for.
-            self._drawn.clear()
-            self._drawn[drawing] = groups, policy.group_of(groups)
-        return self._drawn[drawing]
-
-    def groups(self, pass_number: int = 0) -> list[NDArray[np.int64]]:
+    def groups(self, pass_number: int = 0) -> policy.Parts:
         """Return the positions of each group's users in a pass."""
-        return self._drawing(pass_number)[0]
+        return policy.groups(self.rule, len(self.population), self.rule.drawing(pass_number))
 
     def group_of(self, pass_number: int = 0) -> NDArray[np.int64]:
         """Return the group of each user in a pass, int64 (users,)."""
-        return self._drawing(pass_number)[1]
+        return policy.group_of(self.rule, len(self.population), self.rule.drawing(pass_number))
 
     def started(self, slots: Sequence[int]) -> Started:
         """Return the event that fixes the population; ``slots`` are its users in canonical order."""

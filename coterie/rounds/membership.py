@@ -77,7 +77,7 @@ class Membership:
                 raise Declined(f"the {name} of this host in the population are out of range")
             if len(np.unique(values)) != len(values):
                 raise Declined(f"the {name} of this host in the population are not distinct")
-        if not np.array_equal(policy.group_of(self._groups(0))[self.position], self.group):
+        if not np.array_equal(self._group_of(0)[self.position], self.group):
             raise Declined("the groups of this host's users are not those of the plan's rule")
 
     def _check_drawing(self) -> None:
@@ -97,16 +97,11 @@ class Membership:
     def _rule(self) -> policy.CohortRule:
         return cohort_rule(self.plan.rounds)
 
-    @cached_property
-    def _drawn(self) -> dict[int, list[NDArray[np.int64]]]:
-        return {}
+    def _groups(self, pass_number: int) -> policy.Parts:
+        return policy.groups(self._rule, self.users, self._rule.drawing(pass_number))
 
-    def _groups(self, pass_number: int) -> list[NDArray[np.int64]]:
-        drawing = self._rule.drawing(pass_number)
-        if drawing not in self._drawn:
-            self._drawn.clear()
-            self._drawn[drawing] = policy.groups(self._rule, self.users, drawing)
-        return self._drawn[drawing]
+    def _group_of(self, pass_number: int) -> NDArray[np.int64]:
+        return policy.group_of(self._rule, self.users, self._rule.drawing(pass_number))
 
     @cached_property
     def _at(self) -> dict[int, int]:
@@ -122,12 +117,12 @@ class Membership:
             When the rule has no such cohort.
         """
         rounds = self.plan.rounds
-        parts: Sequence[NDArray[np.int64]]
+        parts: policy.Parts
         if purpose is Purpose.SUPPORTS:
             # Once for each drawing: sums over the same group at another time would show what has changed.
-            parts = self._groups(pass_number) if self._rule.redrawn(pass_number) else []
+            parts = self._groups(pass_number) if self._rule.redrawn(pass_number) else ()
         elif purpose is Purpose.EVALUATE and not rounds.party_per_user:
-            parts = [np.arange(self.users)]
+            parts = (np.arange(self.users),)
         elif purpose is Purpose.EVALUATE:
             parts = policy.everybody(self._rule, self.users, pass_number)
         else:
@@ -178,7 +173,7 @@ class Membership:
 
     def _own(self, plan: SumPlan, cohort: NDArray[np.int64]) -> dict[int, User]:
         """Return the host's users in a cohort, by position in ascending order."""
-        group = policy.group_of(self._groups(plan.pass_number))
+        group = self._group_of(plan.pass_number)
         return {
             position: User(int(self.index[self._at[position]]), int(group[position]))
             for position in cohort.tolist()

@@ -6,14 +6,15 @@ groups; at most every so many passes the groups are drawn anew.  ``random`` and 
 cohorts reproduce the papers.
 
 Everything here is a function of the plan and of a canonical order of the participants, so that members can check that
-a cohort was drawn by the rule.
+a cohort was drawn by the rule.  What was drawn last is kept, for all members of a process and all rounds of a pass.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Literal
 
@@ -28,6 +29,7 @@ __all__ = [
     "LEAST_REDRAW",
     "CohortRule",
     "Cohorts",
+    "Parts",
     "cohorts",
     "everybody",
     "group_of",
@@ -40,6 +42,12 @@ LEAST_REDRAW = 50
 """Passes between two drawings of groups, outside experiments: sums over groups that overlap can be subtracted."""
 
 Cohorts = Literal["groups", "random", "independent", "all"]
+
+Parts = tuple[NDArray[np.int64], ...]
+"""Positions of users in the canonical order, ascending within a part; nobody may write into them."""
+
+_KEPT = 16
+"""Drawings that are kept: those of a few runs at once, each training and evaluating."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,16 @@ def _permutation(beacon: bytes, purpose: str, number: int, count: int) -> NDArra
     return np.argsort(np.frombuffer(keys, ">u8"), kind="stable")
 
 
-def groups(rule: CohortRule, users: int, drawing: int = 0) -> list[NDArray[np.int64]]:
+def _parts(found: Iterable[NDArray[np.int64]]) -> Parts:
+    """Return users in ascending order, for everybody to read."""
+    parts = tuple(np.sort(part) for part in found)
+    for part in parts:
+        part.setflags(write=False)
+    return parts
+
+
+@lru_cache(_KEPT)
+def groups(rule: CohortRule, users: int, drawing: int = 0) -> Parts:
     """Cut the users into fixed groups.
 
     Parameters
@@ -99,24 +116,26 @@ def groups(rule: CohortRule, users: int, drawing: int = 0) -> list[NDArray[np.in
 
     Returns
     -------
-    list of ndarray of int
+    tuple of ndarray of int
         Positions in the canonical order, ascending within a group; sizes differ by at most one, and a population
         smaller than twice the least group is one group.
     """
     count = max(users // max(rule.group, 1), 1)
-    parts = np.array_split(_permutation(rule.beacon, "groups", drawing, users), count)
-    return [np.sort(part) for part in parts]
+    return _parts(np.array_split(_permutation(rule.beacon, "groups", drawing, users), count))
 
 
-def group_of(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Return the group of each user of a partition, int64 (users,)."""
-    found = np.empty(sum(map(len, parts)), np.int64)
-    for number, part in enumerate(parts):
+@lru_cache(_KEPT)
+def group_of(rule: CohortRule, users: int, drawing: int = 0) -> NDArray[np.int64]:
+    """Return the group of each user as `groups` cuts them, int64 (users,), to be read only."""
+    found = np.empty(users, np.int64)
+    for number, part in enumerate(groups(rule, users, drawing)):
         found[part] = number
+    found.setflags(write=False)
     return found
 
 
-def cohorts(rule: CohortRule, users: int, global_round: int) -> list[NDArray[np.int64]]:
+@lru_cache(_KEPT)
+def cohorts(rule: CohortRule, users: int, global_round: int) -> Parts:
     """Return the cohorts of one global round, in order.
 
     Everybody is in exactly one of them, unless they are drawn independently of each other; there are as many then as
@@ -124,11 +143,11 @@ def cohorts(rule: CohortRule, users: int, global_round: int) -> list[NDArray[np.
 
     Returns
     -------
-    list of ndarray of int
+    tuple of ndarray of int
         Positions in the canonical order, ascending within a cohort.
     """
     if rule.kind == "all" or users <= rule.size:
-        return [np.arange(users)]
+        return _parts([np.arange(users)])
     if rule.kind in ("random", "independent"):
         # A rest of less than half a cohort joins the last one: too few would be refused by their floor.
         starts = [first for first in range(0, users, rule.size) if users - first >= rule.size / 2]
@@ -138,21 +157,21 @@ def cohorts(rule: CohortRule, users: int, global_round: int) -> list[NDArray[np.
                 _permutation(rule.beacon, "independent-cohorts", first + part, users)
                 for part in range(len(starts))
             )
-            return [np.sort(order[: rule.size]) for order in orders]
+            return _parts(order[: rule.size] for order in orders)
         order = _permutation(rule.beacon, "cohorts", global_round, users)
-        return [np.sort(order[first:last]) for first, last in pairwise([*starts, users])]
+        return _parts(order[first:last] for first, last in pairwise([*starts, users]))
     fixed = groups(rule, users, rule.drawing(global_round))
     least = min(len(part) for part in fixed)
     # Groups that are left over at the end of a pass join its last cohort: none is smaller than asked for.
     per = min(max(-(-rule.size // least), 1), len(fixed))
     order = _permutation(rule.beacon, "cohorts", global_round, len(fixed))
-    return [
-        np.sort(np.concatenate([fixed[n] for n in order[first:last]]))
+    return _parts(
+        np.concatenate([fixed[n] for n in order[first:last]])
         for first, last in pairwise([*range(0, len(fixed) - per + 1, per), len(fixed)])
-    ]
+    )
 
 
-def everybody(rule: CohortRule, users: int, global_round: int) -> list[NDArray[np.int64]]:
+def everybody(rule: CohortRule, users: int, global_round: int) -> Parts:
     """Return as many cohorts as `cohorts`, with everybody in exactly one of them: those of an evaluation."""
     covering = replace(rule, kind="random") if rule.kind == "independent" else rule
     return cohorts(covering, users, global_round)

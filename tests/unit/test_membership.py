@@ -271,7 +271,7 @@ def drawn(**changes: Any) -> RunPlan:
 
 
 def joined(plan: RunPlan, key: bytes = DIRECTORY_KEY) -> Membership:
-    group = policy.group_of(policy.groups(cohort_rule(plan.rounds), 3))
+    group = policy.group_of(cohort_rule(plan.rounds), 3)
     places = np.arange(3)
     return Membership(plan, "client/0", 3, places, places, group, [bytes([n]) * 32 for n in range(3)], key)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.rounds.policy import CohortRule, cohorts, everybody, groups, min_sum
+from coterie.rounds.policy import CohortRule, cohorts, everybody, group_of, groups, min_sum
 
 BEACON = bytes(range(32))
 
@@ -109,12 +109,29 @@ def test_all_is_everybody_in_each_round():
 @pytest.mark.parametrize("kind", ["groups", "random"])
 def test_members_find_the_same_cohorts_from_the_same_beacon_and_others_from_another(kind):
     def drawn(beacon: bytes):
+        groups.cache_clear()  # as in another process
+        cohorts.cache_clear()
         return cohorts(CohortRule(kind, 20, 10, beacon), 200, 1)
 
     assert all(np.array_equal(one, other) for one, other in zip(drawn(BEACON), drawn(BEACON), strict=True))
     assert any(
         not np.array_equal(one, other) for one, other in zip(drawn(BEACON), drawn(bytes(32)), strict=True)
     )
+
+
+@given(rules, st.integers(1, 300), st.integers(0, 3))
+def test_the_group_of_a_user_is_the_one_that_has_it(rule, users, drawing):
+    found = group_of(rule, users, drawing)
+    assert len(found) == users
+    assert all(np.all(found[part] == number) for number, part in enumerate(groups(rule, users, drawing)))
+
+
+@pytest.mark.parametrize("kind", ["groups", "random", "independent", "all"])
+def test_what_all_members_of_a_process_read_nobody_can_write_into(kind):
+    rule = CohortRule(kind, 20, 10, BEACON)
+    for part in (*cohorts(rule, 200, 1), *groups(rule, 200), group_of(rule, 200)):
+        with pytest.raises(ValueError, match="read-only"):
+            part[0] = 7
 
 
 def test_groups_are_drawn_anew_with_each_epoch():
