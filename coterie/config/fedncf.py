@@ -18,7 +18,7 @@ from coterie.rounds.policy import LEAST_REDRAW, min_sum
 
 __all__ = ["FedNcfOptions", "RoundsSettings"]
 
-_FIXED_GROUP = 100
+_FIXED_GROUP = 200
 """Fewest users of a fixed group unless the run says otherwise."""
 
 
@@ -87,6 +87,11 @@ class FedNcfOptions(Model):
     user_bound: float = Field(
         0.08, gt=0, description="Users' embeddings start uniform between plus and minus this."
     )
+    output_bias: Literal["log-odds", "zero"] = Field(
+        "log-odds",
+        description="Where the bias of the output begins: at the logarithm of the odds of an interaction among the "
+        "instances, or at zero, from where a small MLP may lose units and score many items alike.",
+    )
 
     def plan(self) -> FedNcfPlan:
         """Return the settings as the plan of a run carries them.
@@ -120,6 +125,7 @@ class FedNcfOptions(Model):
             row_bound=self.row_bound,
             network_bound=self.network_bound,
             user_bound=self.user_bound,
+            output_bias=self.output_bias,
         )
         return FedNcfPlan(learning, self.min_touch)
 
@@ -166,7 +172,11 @@ class RoundsSettings(Model):
         "Fewer than 50 in an experiment only: sums over groups that overlap can be subtracted from one another.",
     )
     passes: int = Field(
-        60, ge=1, le=100_000, description="Most passes over all users (the paper's global rounds)."
+        60,
+        ge=1,
+        le=100_000,
+        description="Most passes over all users (the paper's global rounds); 300 for fedncf unless given, which "
+        "patience ends long before.",
     )
     evaluate_every: int = Field(5, ge=1, description="Passes between two evaluations of all users.")
     patience: int = Field(

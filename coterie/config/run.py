@@ -198,7 +198,7 @@ class StudySettings(Model):
 
 
 _USUAL: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
-    "fedncf": {"split": {"kind": "leave-last-out"}},
+    "fedncf": {"split": {"kind": "leave-last-out"}, "rounds": {"passes": 300}},
     "fedmvmf": {
         "split": {"kind": "random"},
         # As in the paper everybody is in each round; a sum over so many shows little of any group.
@@ -312,7 +312,7 @@ class RunSettings(Model):
     @model_validator(mode="before")
     @classmethod
     def _of_the_system(cls, given: Any) -> Any:
-        """Take split, cohorts and what chooses a version from the system where the file says nothing of them."""
+        """Take from the system what the file says nothing of: split, cohorts, passes, what chooses a version."""
         usual = _USUAL.get(str(given.get("system"))) if isinstance(given, Mapping) else None
         if usual is None:
             return given

@@ -51,6 +51,7 @@ __all__ = [
 AGGREGATIONS = ("simple", "fedavg", "mf-fedavg")
 TOUCHES = ("exact", "once")
 LOCAL_OPTIMISERS = ("sgd", "adam")
+OUTPUT_BIASES = ("log-odds", "zero")
 
 _MODEL, _PRIVATE = 0, 1
 """First element of the key under which each use of a seed draws; `coterie.learning.fedncf_local` has 2."""
@@ -100,6 +101,8 @@ class FedNcfSettings:
     user_bound : float
         Initial :math:`p_u` are uniform between plus and minus this: Xavier's bound for a table of all users,
         ``sqrt(6 / (users + width))``.
+    output_bias : {"log-odds", "zero"}
+        Where the output's bias begins: at the logarithm of the odds of an interaction among the instances, or at zero.
 
     Raises
     ------
@@ -126,6 +129,7 @@ class FedNcfSettings:
     row_bound: float = 8.0
     network_bound: float = 1.0
     user_bound: float = 0.08
+    output_bias: str = "log-odds"
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -133,6 +137,7 @@ class FedNcfSettings:
             ("touch", self.touch, TOUCHES),
             ("local_optimiser", self.local_optimiser, LOCAL_OPTIMISERS),
             ("private_optimiser", self.private_optimiser, LOCAL_OPTIMISERS),
+            ("output_bias", self.output_bias, OUTPUT_BIASES),
         ):
             if value not in known:
                 raise ConfigError(f"{name} is {value!r}; expected one of {', '.join(known)}")
@@ -172,6 +177,7 @@ def published(model: str) -> FedNcfSettings:
         server=ServerOptimiser("fedavg"),
         row_bound=0.01,
         network_bound=0.01,
+        output_bias="zero",
     )
 
 
@@ -247,9 +253,10 @@ def initial(settings: FedNcfSettings, n_items: int, seed: int) -> Arrays:
         (network_size,), the control variate that all participants fetch.
     """
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_MODEL,)))
+    bias = ncf.log_odds(settings.negatives) if settings.output_bias == "log-odds" else 0.0
     model: Arrays = {
         "items": ncf.initial_items(settings.architecture, n_items, rng),
-        "network": ncf.initial_network(settings.architecture, rng),
+        "network": ncf.initial_network(settings.architecture, rng, bias),
     }
     if settings.scaffold:
         model["control"] = np.zeros_like(model["network"])

@@ -28,7 +28,16 @@ from numpy.typing import NDArray
 
 from coterie.errors import ConfigError
 
-__all__ = ["MODELS", "Architecture", "Gradients", "gradients", "initial_items", "initial_network", "scores"]
+__all__ = [
+    "MODELS",
+    "Architecture",
+    "Gradients",
+    "gradients",
+    "initial_items",
+    "initial_network",
+    "log_odds",
+    "scores",
+]
 
 MODELS = ("gmf", "mlp", "neumf")
 
@@ -141,14 +150,30 @@ def initial_items(architecture: Architecture, n_items: int, rng: np.random.Gener
     return np.concatenate(parts, axis=1)
 
 
-def initial_network(architecture: Architecture, rng: np.random.Generator) -> Floats:
-    """Return the network's vector, float32 (network_size,): weights after Xavier, biases zero."""
+def log_odds(negatives: int) -> float:
+    """Return the logarithm of the odds of an interaction among the instances, one to ``negatives``."""
+    return -math.log(negatives)
+
+
+def initial_network(architecture: Architecture, rng: np.random.Generator, bias: float = 0.0) -> Floats:
+    """Return the network's vector, float32 (network_size,): weights after Xavier, biases zero but for the output's.
+
+    Parameters
+    ----------
+    architecture : Architecture
+    rng : Generator
+    bias : float
+        Of the output.  Where it begins at `log_odds` the first steps need not push every score down, which in a small
+        network ends hidden units for good, so that many items are left with one score; Lin et al., *Focal Loss for
+        Dense Object Detection* (2017), section 4.1.
+    """
     network = np.zeros(architecture.network_size, np.float32)
     hidden, output = architecture.views(network)
     for matrix in hidden:
         m, k = matrix.shape
         matrix[:, :-1] = _xavier(rng, (m, k - 1), m + k - 1)
     output[:-1] = _xavier(rng, (len(output) - 1,), len(output))
+    output[-1] = bias
     return network
 
 

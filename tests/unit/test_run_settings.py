@@ -112,7 +112,7 @@ def test_every_setting_of_the_learning_can_be_given() -> None:
         ({"secure_sum": "masked", "federation": {"hosts": 1}}, "a sum over one member protects nothing"),
         ({"rounds": {"cohort": 19}}, "cohort 19 is below min_cohort 20"),
         ({"rounds": {"group": 19}}, "group 19 is below min_cohort 20"),
-        ({"rounds": {"min_sum": 101}}, "min_sum 101 is above cohort 100"),
+        ({"rounds": {"min_sum": 201}}, "min_sum 201 is above cohort 200"),
         ({"rounds": {"experiment": False}}, "rounds.experiment false counts devices"),
         ({"rounds": {"choose_by": "validation_map@10"}}, "is not measured"),
         ({"rounds": {"choose_by": "hit_ratio@10"}}, "validation_"),
@@ -159,6 +159,12 @@ def test_fedmvmf_takes_its_own_split_cohorts_and_choice_unless_the_file_says_oth
     assert usual.rounds.choose_by == "validation_ndcg_rated@10"
     given = mvmf(split={"kind": "cold-users"}, rounds={"cohorts": "groups", "group": 50, "cohort": 50})
     assert (given.split.kind, given.rounds.cohorts, given.rounds.group) == ("cold-users", "groups", 50)
+
+
+def test_fedncf_may_make_more_passes_than_others_unless_the_file_says_otherwise() -> None:
+    assert RunSettings.model_validate({"system": "fedncf"}).rounds.passes == 300
+    assert RunSettings.model_validate({"system": "fedncf", "rounds": {"passes": 3}}).rounds.passes == 3
+    assert mvmf().rounds.passes == 60
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -1,0 +1,59 @@
+"""Where the output's bias begins: a small MLP that has to push every score down first loses hidden units."""
+
+import math
+
+import numpy as np
+import pytest
+
+from coterie.config.run import RunSettings
+from coterie.launch.feed import load, make_feed
+from coterie.launch.in_process import train_in_process
+from coterie.learning.fedncf import FedNcfSettings, initial, published
+from coterie.learning.ncf import MODELS, Architecture, initial_network, log_odds
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_nothing_but_the_bias_of_the_output_begins_elsewhere(model):
+    architecture = Architecture(model)
+    zero = initial(FedNcfSettings(architecture, output_bias="zero"), 50, 1)
+    odds = initial(FedNcfSettings(architecture, negatives=5), 50, 1)
+    assert zero["network"][-1] == 0
+    assert odds["network"][-1] == pytest.approx(math.log(1 / 5))
+    assert np.array_equal(zero["network"][:-1], odds["network"][:-1])
+    assert np.array_equal(zero["items"], odds["items"])
+    assert initial(published(model), 50, 1)["network"][-1] == 0
+
+
+@pytest.mark.parametrize("negatives", [1, 4, 99])
+def test_the_output_says_at_first_how_likely_an_instance_is_an_interaction(negatives):
+    bias = initial_network(Architecture("gmf"), np.random.default_rng(0), log_odds(negatives))[-1]
+    assert 1 / (1 + math.exp(-bias)) == pytest.approx(1 / (1 + negatives))
+
+
+def _share_of_users_with_several_best_items(output_bias: str) -> float:
+    settings = RunSettings.model_validate(
+        {
+            "system": "fedncf",
+            "data": {"synthetic": {"users": 100, "items": 200, "interactions": 4000}},
+            "fedncf": {"model": "mlp", "output_bias": output_bias},
+            "rounds": {"group": 50, "cohort": 50, "passes": 20, "evaluate_every": 20},
+        }
+    )
+    seed = 4
+    feed = make_feed(settings, load(settings), seed)
+    run = train_in_process(settings, feed, run_id="test", seed=seed, see=lambda event: None)
+    prefix = "model."
+    model = {
+        name.removeprefix(prefix): value
+        for name, value in run.trained.arrays.items()
+        if name.startswith(prefix)
+    }
+    scores = [host.recommend(model, user) for host in run.hosts for user in range(len(host.private))]
+    assert len(scores) == 100
+    return float(np.mean([np.count_nonzero(own == own.max()) > 1 for own in scores]))
+
+
+def test_from_log_odds_an_mlp_keeps_its_units_and_one_item_is_best_for_a_user():
+    """From zero, the same run leaves units without influence and many items with one score."""
+    assert _share_of_users_with_several_best_items("zero") > 0.25
+    assert _share_of_users_with_several_best_items("log-odds") < 0.05
