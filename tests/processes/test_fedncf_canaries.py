@@ -240,6 +240,9 @@ def plant_contributions(held, of_users):
     for number, purpose in purposes.items():
         layout = plan.layout(purpose, n_items)
         by_name = {name: codes for (round_, name), codes in of_users.items() if round_ == number}
+        same_purpose = [
+            (name, codes) for (round_, name), codes in of_users.items() if purposes[round_] is purpose
+        ]
         assert len(by_name) == sum(USERS_AT)
 
         def plant(kind, codes, users, holders, layout=layout, purpose=purpose):
@@ -257,8 +260,10 @@ def plant_contributions(held, of_users):
                     plant(SEVERAL[purpose], total, len(names), {host})
             for name in names:
                 codes = by_name[name]
-                # Users whose metrics are alike cannot be told apart; of training some will do.
-                alike = [other for other in by_name if np.array_equal(by_name[other], codes)] != [name]
+                # Users whose metrics are alike, now or another time, cannot be told apart; of training some will do.
+                alike = any(
+                    other != name and np.array_equal(another, codes) for other, another in same_purpose
+                )
                 few = purpose is Purpose.TRAIN and (
                     number not in (trained[0], trained[-1]) or sorted(by_name).index(name) % SAMPLED
                 )
