@@ -217,11 +217,11 @@ def _figure_6() -> Section:
 
 def _prepare(settings: RunSettings, dataset: Dataset) -> RunSettings:
     """Hold one item of each user out: the last by time, or without times the published one."""
-    given = settings.model_dump(exclude_unset=True)
-    if settings.split.kind != "published":
+    split = settings.split
+    if split.kind != "published":
         kind = "leave-last-out" if dataset.time is not None else "published"
-        given["split"] = {**given.get("split", {}), "kind": kind}
-    return RunSettings.model_validate({**given, "system": "fedncf"})
+        split = split.model_copy(update={"kind": kind})
+    return settings.model_copy(update={"system": "fedncf", "split": split})
 
 
 def _rows() -> tuple[Row, ...]:
