@@ -46,8 +46,8 @@ Cohorts = Literal["groups", "random", "independent", "all"]
 Parts = tuple[NDArray[np.int64], ...]
 """Positions of users in the canonical order, ascending within a part; nobody may write into them."""
 
-_KEPT = 16
-"""Drawings that are kept: those of a few runs at once, each training and evaluating."""
+_KEPT = 4
+"""Drawings that are kept, each with a number for every user: those of a run or two, training and evaluating."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from coterie.launch.feed import load, make_feed
 from coterie.launch.in_process import train_in_process
 from coterie.learning.fedncf import FedNcfSettings, initial, published
 from coterie.learning.ncf import MODELS, Architecture, initial_network, log_odds
+from coterie.rounds.system import unnamed
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -42,12 +43,7 @@ def _share_of_users_with_several_best_items(output_bias: str) -> float:
     seed = 4
     feed = make_feed(settings, load(settings), seed)
     run = train_in_process(settings, feed, run_id="test", seed=seed, see=lambda event: None)
-    prefix = "model."
-    model = {
-        name.removeprefix(prefix): value
-        for name, value in run.trained.arrays.items()
-        if name.startswith(prefix)
-    }
+    model = unnamed("model.", run.trained.arrays)
     scores = [host.recommend(model, user) for host in run.hosts for user in range(len(host.private))]
     assert len(scores) == 100
     return float(np.mean([np.count_nonzero(own == own.max()) > 1 for own in scores]))

@@ -28,11 +28,7 @@ SPACE: Space = {
 }
 """What is tuned; the sizes of the model are the paper's in every row."""
 
-_FIFTY: Options = {
-    "fedncf.touch": "exact",
-    "rounds.cohorts": "random",
-    "rounds.cohort": 50,
-}
+_FIFTY: Options = {"fedncf.touch": "exact", "rounds.cohorts": "random", "rounds.cohort": 50}
 
 _FIFTY_RATES = {"gmf": (0.02, 0.05, 1.0), "mlp": (0.005, 0.03, 0.97), "neumf": (0.005, 0.05, 0.96)}
 """Rates of server and private embeddings, and their decay, found for random cohorts of 50 of MovieLens 100K."""
