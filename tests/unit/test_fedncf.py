@@ -442,17 +442,18 @@ def test_federated_training_learns_to_rank():
 def test_the_settings_that_are_offered_send_changes_within_their_bounds(make_settings, model):
     options = make_settings(model)
     assert options.architecture.width == Architecture(model).width
-    # Far from where its bias ends: the first changes of a network that begins near it are small.
-    shared = initial(replace(options, output_bias="zero"), ITEMS, 1)
-    contribution = Contribution(layout(options, ITEMS))
-    for update in train(options, model=shared):
-        contribute(update, contribution, options)
-        contribution.count()
-    assert not contribution.clipped
-    sums = contribution.layout.decode(contribution.codes(), 6)
-    # More than rounding: the changes are large beside the steps of the codes.
-    for name in ("items", "network"):
-        assert np.abs(sums[name]).max() > 100 * contribution.layout[name].step
+    # A network whose output begins where it ends changes little at first.
+    for output_bias, changed in (("log-odds", ("items",)), ("zero", ("items", "network"))):
+        shared = initial(replace(options, output_bias=output_bias), ITEMS, 1)
+        contribution = Contribution(layout(options, ITEMS))
+        for update in train(options, model=shared):
+            contribute(update, contribution, options)
+            contribution.count()
+        assert not contribution.clipped
+        sums = contribution.layout.decode(contribution.codes(), 6)
+        # More than rounding: the changes are large beside the steps of the codes.
+        for name in changed:
+            assert np.abs(sums[name]).max() > 100 * contribution.layout[name].step
     with pytest.raises(ConfigError):
         make_settings("svd")
 
