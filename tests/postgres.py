@@ -6,7 +6,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -18,6 +17,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+
+from coterie.launch.children import free_port
 
 USER, PASSWORD = "coterie", "kept in a file"  # pragma: allowlist secret
 _NUMBERS = itertools.count()
@@ -88,9 +89,7 @@ class Server:
             # The server refuses to run as root.
             self._account = next((name for name in ("postgres", "nobody") if _known(name)), None)
             shutil.chown(self.folder, self._account)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.password_file = self.folder / "password"
         self.password_file.write_text(f"{PASSWORD}\n")
         self.password_file.chmod(0o644)

@@ -25,29 +25,46 @@ __all__ = ["Child", "free_port", "start", "toml"]
 
 
 _LOWEST_PORT = 10_240
-_given: set[int] = set()
+_KEPT_PORTS = 256
+_given: dict[int, socket.socket] = {}
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port that nobody listens on at this moment; none twice.
+    """Return a port that nobody has at this moment, and keep it from other launchers.
 
     Services bind it only when they have started.  So it is taken from below the ports that the system itself gives to
-    connections, one of which might have it by then.
+    connections, one of which might have it by then, and on Linux a socket of this process keeps it: who asks for any
+    free port does not get it, while a service, which binds with ``SO_REUSEADDR`` as servers do, has it beside a socket
+    that does not listen.  The last 256 are kept.
+
+    Raises
+    ------
+    OSError
+        There is none, or none may be had at this address.
     """
     ephemeral = _first_ephemeral_port()
     for _ in range(1000):
         port = _LOWEST_PORT + secrets.randbelow(ephemeral - _LOWEST_PORT) if ephemeral > _LOWEST_PORT else 0
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            try:
-                probe.bind((host, port))
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise
-                continue
-            found = int(probe.getsockname()[1])
-        if found not in _given:
-            _given.add(found)
-            return found
+        kept = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            kept.bind((host, port))
+        except OSError as error:
+            kept.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+            continue
+        found = int(kept.getsockname()[1])
+        if sys.platform == "linux":
+            # Only now: bound with it, it would share the port with others who keep it in this way.
+            kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        else:
+            kept.close()
+        if found in _given:
+            continue
+        _given[found] = kept
+        if len(_given) > _KEPT_PORTS:
+            _given.pop(next(iter(_given))).close()
+        return found
     raise OSError(errno.EADDRINUSE, f"no free port on {host}")
 
 

@@ -1,6 +1,7 @@
 """A Docker engine: the one of this machine, or one of our own that leaves nothing behind."""
 
 import contextlib
+import ipaddress
 import os
 import shutil
 import signal
@@ -95,6 +96,20 @@ def bridges() -> set[str]:
     return {name for name in links if name == "docker0" or name.startswith("br-")}
 
 
+def free_network() -> ipaddress.IPv4Network:
+    """Return 256 addresses that this machine has no way to yet: another engine's network may have been left."""
+    routes = subprocess.run(["ip", "-4", "route"], check=True, capture_output=True, text=True).stdout
+    taken = [
+        ipaddress.IPv4Network(first)
+        for first in (line.split()[0] for line in routes.splitlines())
+        if first[0].isdigit()
+    ]
+    for network in ipaddress.IPv4Network("10.213.0.0/16").subnets(new_prefix=24):
+        if not any(network.overlaps(other) for other in taken):
+            return network
+    pytest.fail(f"no free network: {routes}")
+
+
 def firewall() -> str | None:
     """Return the firewall's rules, as they can be restored."""
     if shutil.which("iptables-save") is None:
@@ -119,13 +134,14 @@ class Engine:
     client: docker.DockerClient
     environment: dict[str, str]
 
-    def run(self, command: Sequence[str], **options: Any) -> str:
-        """Run a command with the engine in its environment and return what it prints."""
+    def run(self, command: Sequence[str], last_words: Callable[[], str] = str, **options: Any) -> str:
+        """Run a command with the engine in its environment and return what it prints; on failure show more."""
         ended = subprocess.run(
             command, env=self.environment, capture_output=True, text=True, timeout=900, **options
         )
         if ended.returncode:
-            pytest.fail(f"{' '.join(command)} ended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}")
+            said = f"{ended.stdout}\n{ended.stderr}\n{last_words()}"
+            pytest.fail(f"{' '.join(command)} ended with {ended.returncode}:\n{said}")
         return ended.stdout
 
     def base_image(self) -> str:

@@ -50,7 +50,12 @@ class Stack:
         command = compose_command()
         assert command is not None
         files = [word for name in self._files for word in ("--file", str(DEPLOY / name))]
-        return self._engine.run([*command, "--project-name", self.project, *files, *arguments], cwd=DEPLOY)
+        project = [*command, "--project-name", self.project, *files]
+        said = self._logged if arguments[0] == "up" else str
+        return self._engine.run([*project, *arguments], last_words=said, cwd=DEPLOY)
+
+    def _logged(self) -> str:
+        return self.compose("logs", "--no-color", "--tail=30")
 
     def container(self, service: str) -> Any:
         """Return the container of a service, running or not, as it is now."""
@@ -81,7 +86,7 @@ class Stack:
 
     def until(self, wanted: Callable[[], Any], what: str) -> Any:
         """Wait for something to come true; on failure show what the stack logged."""
-        return eventually(wanted, what, lambda: self.compose("logs", "--no-color", "--tail=30"))
+        return eventually(wanted, what, self._logged)
 
     def address(self, service: str) -> str:
         """Return the address of a running container in the federation's network."""

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from .engine import eventually
 from .stack import Stack
 
 pytestmark = pytest.mark.containers
@@ -43,24 +44,32 @@ def measured(stack, *options):
 
 def test_an_emulated_delay_of_forty_milliseconds_shows_as_forty(far):
     attending = [f"client/{host}" for host in HOSTS]
-
-    def all_of_them():
-        found = measured(far)
-        return found if {(one, "cos/cos") for one in attending} <= set(found) else None
-
-    pairs = far.until(all_of_them, "all hosts attend")
     trips = {
         ("client/host-0", "cos/cos"): 40,
         ("client/host-1", "cos/cos"): 20,
         ("client/host-2", "cos/cos"): 40,
         ("client/host-0", "thirdparty/directory"): 20,
+        # Nobody of these two is far.
+        ("client/host-1", "thirdparty/directory"): 0,
     }
+    least = {(pair, kind): float("inf") for pair in trips for kind in ("echo_ms", "connect_ms")}
+
+    def shown():
+        """Measure again until the least of everything so far, which is the network alone, is what was asked for."""
+        pairs = measured(far)
+        if not {(one, "cos/cos") for one in attending} <= set(pairs):
+            return None
+        for pair, kind in least:
+            assert pairs[pair]["failure"] == ""
+            least[pair, kind] = min(least[pair, kind], pairs[pair][kind]["least"])
+        return (
+            pairs if all(found <= max(1.1 * trips[pair], 10) for (pair, _), found in least.items()) else None
+        )
+
+    pairs = eventually(shown, "all hosts attend, and are no farther than they were put", lambda: str(least))
+    for (pair, kind), found in least.items():
+        # Nothing is faster than the network; a busy machine only adds.
+        assert found >= 0.9 * trips[pair], (pair, kind)
     for pair, expected in trips.items():
-        one = pairs[pair]
-        assert one["failure"] == ""
-        # The least is the network alone; the median has what a busy machine adds, too.
-        assert one["echo_ms"]["least"] == pytest.approx(expected, rel=0.1), pair
-        assert one["connect_ms"]["least"] == pytest.approx(expected, rel=0.1), pair
-        assert one["handshake_ms"]["least"] > 0.9 * expected
-        assert one["server_ms"]["p50"] < 10
-    assert pairs["client/host-1", "thirdparty/directory"]["echo_ms"]["least"] < 10
+        assert pairs[pair]["handshake_ms"]["least"] > 0.9 * expected
+        assert pairs[pair]["server_ms"]["p50"] < 10

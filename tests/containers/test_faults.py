@@ -36,6 +36,7 @@ from coterie.secure_sum.steps import STEP_OF_KIND
 from coterie.wire.v1 import rounds_pb2
 from coterie.wire.v1.orchestrator_pb2 import SubmitRequest
 
+from .engine import free_network
 from .faults import KINDS, Fault, SmallDisks, schedule, strike
 from .stack import Stack
 from .watched import Watched
@@ -68,7 +69,6 @@ _MIB = 64
 _SHARE_OF_HOSTS = 0.06
 """Of a processor: so the phases of a round last long enough to be struck."""
 
-_NETWORK = "10.213.77"
 _BACK_S = 180.0
 
 
@@ -140,15 +140,16 @@ def disturbed(engine, images, faults, tmp_path_factory):
 def beside(disks: SmallDisks) -> dict[str, object]:
     """Return a file for compose, in JSON, which is YAML: small disks, and addresses that a service keeps for life."""
     sets = " ".join(f"--set {key}={value}" for key, value in SETTINGS.items())
+    network = free_network()
     placed = {
-        service: {"networks": {"federation": {"ipv4_address": f"{_NETWORK}.{100 + number}"}}}
+        service: {"networks": {"federation": {"ipv4_address": str(network[100 + number])}}}
         for number, service in enumerate(SERVICES)
     }
     command = f"bootstrap /etc/coterie/run.toml --into /federation {sets}"
     return {
         "services": {"bootstrap": {"command": command}, **placed},
         "volumes": disks.volumes(),
-        "networks": {"federation": {"ipam": {"config": [{"subnet": f"{_NETWORK}.0/24"}]}}},
+        "networks": {"federation": {"ipam": {"config": [{"subnet": str(network)}]}}},
     }
 
 

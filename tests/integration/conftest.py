@@ -28,7 +28,7 @@ from coterie.crypto.authority import (
     new_token,
 )
 from coterie.crypto.identity import Bundle, Identity
-from coterie.launch.children import start
+from coterie.launch.children import free_port, start
 from coterie.launch.nursery import Started
 from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
@@ -53,12 +53,6 @@ START_S = 30.0
 """How long a service may take to become healthy; a machine under load needs some of it."""
 
 HOST = "127.0.0.1"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return probe.getsockname()[1]
 
 
 def toml(value: object) -> str:

@@ -137,7 +137,9 @@ class Running(Federation):
                         pytest.fail(f"the run ended before {what}: {self.events[-1]}")
                     await self._news.wait()
         except TimeoutError:
-            pytest.fail(f"no {what} within {WAIT_S} s; the last event: {self.events[-1:]}")
+            pytest.fail(
+                f"no {what} within {WAIT_S} s; {self.last_words()}\nthe last event: {self.events[-1:]}"
+            )
 
     async def a_round(self, what: str, **expected: object) -> None:
         """Wait for a round of training that ends like this, of those still to come."""
@@ -180,7 +182,7 @@ class Running(Federation):
                 while not condition():
                     await asyncio.sleep(PAUSE_S)
         except TimeoutError:
-            pytest.fail(f"not within {WAIT_S} s: {what}")
+            pytest.fail(f"not within {WAIT_S} s: {what}; {self.last_words()}")
 
     async def updates(self, more: int) -> None:
         """Wait until so many more updates are applied."""
@@ -188,6 +190,15 @@ class Running(Federation):
             wanted = (await self.run_state()).version + more
             while (await self.run_state()).version < wanted:
                 await asyncio.sleep(PAUSE_S)
+
+    def last_words(self) -> str:
+        """Return how every process is, and what it said last: why a wait was in vain."""
+        told = ["the processes said last:"]
+        for party, child in self.children.items():
+            status = "not started" if child.process is None else child.process.poll()
+            how = "runs" if status is None else f"ended: {status}"
+            told.append(f"{party} ({how}): {child.last_words()[:500]}")
+        return "\n".join(told)
 
     def signal(self, party: str, number: signal.Signals) -> None:
         """Send a signal to one of the processes."""
@@ -275,7 +286,7 @@ class Running(Federation):
             async with asyncio.timeout(2 * WAIT_S):
                 await self._following
         except TimeoutError:
-            pytest.fail(f"the run does not end; the last event: {self.events[-1]}")
+            pytest.fail(f"the run does not end; {self.last_words()}\nthe last event: {self.events[-1]}")
 
     async def finish(self) -> dict[str, Any]:
         """Wait for the end of the run, stop every process and return what the COS knew."""
