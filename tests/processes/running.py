@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf import text_format
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coterie.config.run import RunSettings
@@ -134,7 +135,7 @@ class Running(Federation):
                             return
                     if self._following.done():
                         self._following.result()
-                        pytest.fail(f"the run ended before {what}: {self.events[-1]}")
+                        pytest.fail(f"the run ended before {what}; {self.last_words()}")
                     await self._news.wait()
         except TimeoutError:
             pytest.fail(
@@ -192,12 +193,17 @@ class Running(Federation):
                 await asyncio.sleep(PAUSE_S)
 
     def last_words(self) -> str:
-        """Return how every process is, and what it said last: why a wait was in vain."""
+        """Return how every process is, what it said last, and the last events: why a wait was in vain."""
         told = ["the processes said last:"]
         for party, child in self.children.items():
             status = "not started" if child.process is None else child.process.poll()
             how = "runs" if status is None else f"ended: {status}"
             told.append(f"{party} ({how}): {child.last_words()[:500]}")
+        told.append(f"the last of {len(self.events)} events:")
+        for event in self.events[-8:]:
+            kind = event.WhichOneof("event")
+            content = text_format.MessageToString(getattr(event, kind), as_one_line=True) if kind else ""
+            told.append(f"{event.number}, {event.time_ms} ms, {kind}: {content[:500]}")
         return "\n".join(told)
 
     def signal(self, party: str, number: signal.Signals) -> None:
@@ -286,7 +292,7 @@ class Running(Federation):
             async with asyncio.timeout(2 * WAIT_S):
                 await self._following
         except TimeoutError:
-            pytest.fail(f"the run does not end; {self.last_words()}\nthe last event: {self.events[-1]}")
+            pytest.fail(f"the run does not end; {self.last_words()}")
 
     async def finish(self) -> dict[str, Any]:
         """Wait for the end of the run, stop every process and return what the COS knew."""
