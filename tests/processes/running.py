@@ -138,9 +138,7 @@ class Running(Federation):
                         pytest.fail(f"the run ended before {what}; {self.last_words()}")
                     await self._news.wait()
         except TimeoutError:
-            pytest.fail(
-                f"no {what} within {WAIT_S} s; {self.last_words()}\nthe last event: {self.events[-1:]}"
-            )
+            pytest.fail(f"no {what} within {WAIT_S} s; {self.last_words()}")
 
     async def a_round(self, what: str, **expected: object) -> None:
         """Wait for a round of training that ends like this, of those still to come."""
