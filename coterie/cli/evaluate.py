@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coterie.cli.options import JsonOption, SetOption
+from coterie.cli.options import DataOption, JsonOption, SetOption, with_data
 from coterie.cli.output import Output
 
 if TYPE_CHECKING:
@@ -32,14 +31,6 @@ _FileArgument = Annotated[
         metavar="FILE", help="A run whose settings hold for every row; the table's own when absent."
     ),
 ]
-_DataOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--data",
-        metavar="PATH",
-        help="A data set, or its name below data/ or COTERIE_DATA; synthetic when absent.",
-    ),
-]
 _RowsOption = Annotated[
     str | None,
     typer.Option("--rows", metavar="A,B", help="Only these rows or studies; names as in the JSON."),
@@ -51,7 +42,7 @@ _OUT = Path("runs/tables")
 def evaluate(
     table: _TableOption,
     file: _FileArgument = None,
-    data: _DataOption = None,
+    data: DataOption = None,
     quick: Annotated[bool, typer.Option("--quick", help="One seed.")] = False,
     seeds: Annotated[
         str | None, typer.Option("--seeds", metavar="0,1,2", help="These seeds; the table's when absent.")
@@ -102,7 +93,7 @@ def evaluate(
 def tune(
     table: _TableOption,
     file: _FileArgument = None,
-    data: _DataOption = None,
+    data: DataOption = None,
     trials: Annotated[int, typer.Option(metavar="N", min=1, help="Trials for each row.")] = 12,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of split, training and search.")] = 0,
     rows: _RowsOption = None,
@@ -175,20 +166,10 @@ def _prepared(
     table = tables.find(name)
     # What is asked for comes later, and holds.
     given = [] if table.system is None else [f"system={table.system!r}"]
-    given += sets or ()
-    if data is not None:
-        given.append(f"data.path={str(_located(data))!r}")
+    given = with_data([*given, *(sets or ())], data)
     path = file if file is not None else None if table.file is None else Path(table.file)
     configure("error", service="launcher")
     return table, load(RunSettings, path, sets=given).settings
-
-
-def _located(data: Path) -> Path:
-    """Return the data set of a path, or of a name below the usual folders."""
-    if data.exists() or data.is_absolute():
-        return data
-    folders = [Path("data"), *(Path(root) for root in (os.environ.get("COTERIE_DATA"),) if root)]
-    return next((folder / data for folder in folders if (folder / data).exists()), data)
 
 
 def _trials(table: Table, settings: RunSettings, given: Path | None, out: Path) -> tuple[Any, Path | None]:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-__all__ = ["JsonOption", "SetOption"]
+__all__ = ["DataOption", "JsonOption", "SetOption", "with_data"]
+
+DataOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        metavar="PATH",
+        help="A data set, or its name below data/ or COTERIE_DATA; synthetic when absent.",
+    ),
+]
 
 JsonOption = Annotated[
     bool, typer.Option("--json", help="One JSON object on standard output, prose on standard error.")
@@ -15,3 +27,16 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set a key, as in federation.hosts=3. May be repeated."),
 ]
+
+
+def with_data(sets: Sequence[str] | None, data: Path | None) -> list[str]:
+    """Return what is set, and after it the data set of ``--data``: a path, or a name below the usual folders."""
+    chosen = [] if data is None else [f"data.path={str(_located(data))!r}"]
+    return [*(sets or ()), *chosen]
+
+
+def _located(data: Path) -> Path:
+    if data.exists() or data.is_absolute():
+        return data
+    folders = [Path("data"), *(Path(root) for root in (os.environ.get("COTERIE_DATA"),) if root)]
+    return next((folder / data for folder in folders if (folder / data).exists()), data)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coterie.cli.options import JsonOption, SetOption
+from coterie.cli.options import DataOption, JsonOption, SetOption, with_data
 from coterie.cli.output import Output, columns, failure_of
 from coterie.errors import PreflightError
 
@@ -30,9 +30,7 @@ def preflight(
             metavar="ROLE", help="Check a service: cos, data-owner, client, decrypting-client or thirdparty."
         ),
     ] = None,
-    data: Annotated[
-        Path | None, typer.Option("--data", metavar="PATH", help="A data set, as for `coterie run`.")
-    ] = None,
+    data: DataOption = None,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, max=60.0, help="How long to wait for each peer.")
     ] = 5.0,
@@ -49,7 +47,7 @@ def preflight(
     from coterie.launch import preflight as checks
 
     if role is None:
-        given = [*(sets or ()), *([f"data.path={str(data)!r}"] if data is not None else [])]
+        given = with_data(sets, data)
         findings = checks.check_run(load(RunSettings, file, sets=given).settings)
     else:
         if data is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coterie.cli.options import JsonOption, SetOption
+from coterie.cli.options import DataOption, JsonOption, SetOption, with_data
 from coterie.cli.output import Output
 
 if TYPE_CHECKING:
@@ -18,9 +18,7 @@ __all__ = ["run"]
 
 def run(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A run, as in examples/drift.toml.")],
-    data: Annotated[
-        Path | None, typer.Option("--data", metavar="PATH", help="A data set; the synthetic one when absent.")
-    ] = None,
+    data: DataOption = None,
     in_process: Annotated[
         bool,
         typer.Option("--in-process", help="Rounds-based systems: the same mathematics without services."),
@@ -37,10 +35,7 @@ def run(
     from coterie.config.load import load
     from coterie.config.run import RunSettings
 
-    given = list(sets or ())
-    if data is not None:
-        given.append(f"data.path={str(data)!r}")
-    settings = load(RunSettings, file, sets=given).settings
+    settings = load(RunSettings, file, sets=with_data(sets, data)).settings
 
     from coterie.launch.nursery import nursery
 

@@ -92,6 +92,10 @@ def local_epochs(model: str, epochs: int) -> str:
     return printed(model) if epochs == _EPOCHS else f"fed-{model}-e{epochs}"
 
 
+def _epochs_label(count: int) -> str:
+    return f"{count} local epoch{'' if count == 1 else 's'}"
+
+
 def random_order(model: str) -> str:
     """Return the row of figure 6: the paper's settings with cohorts drawn anew in each aggregation round."""
     return f"fed-{model}-random-order"
@@ -196,7 +200,7 @@ def _table_4() -> Section:
 
 def _figure_5() -> Section:
     rows = {
-        local_epochs(model, count): f"Fed{label}, {count} local epochs"
+        local_epochs(model, count): f"Fed{label}, {_epochs_label(count)}"
         for model, label in MODELS.items()
         for count in LOCAL_EPOCHS
     }
@@ -255,7 +259,7 @@ def studies() -> tuple[Row, ...]:
         for count in LOCAL_EPOCHS:
             more = {"fedncf.local_epochs": count}
             rows.append(
-                printed_row(local_epochs(model, count), model, f"Fed{label}, {count} local epochs", more)
+                printed_row(local_epochs(model, count), model, f"Fed{label}, {_epochs_label(count)}", more)
             )
         more = {"rounds.cohorts": "independent"}
         rows.append(printed_row(random_order(model), model, f"Fed{label}, independent cohorts", more))
