@@ -138,14 +138,16 @@ async def test_a_host_may_not_speak_for_the_members_of_another(world):
 
 
 async def test_a_step_that_takes_too_long_is_closed_and_below_the_floor_the_round_is_abandoned(world):
-    run = await world(per_user=True).begin("left", "right", min_sum=6, step_timeout_ms=300)
+    run = await world(per_user=True).begin("left", "right", min_sum=6, step_timeout_ms=600)
     run.hosts["right"].drops = frozenset({Step.SUBMIT})
     finished = await run.hosts["left"].play()
     assert "rounds in a row were abandoned" in finished.reason
-    assert "3 users submitted, the plan's floor is 6" in finished.reason
     report = await run.report()
     assert report["version"] == 0
-    assert {one["reason"].split(":")[0] for one in report["rounds"]} == {"submit"}
+    reasons = [one["reason"] for one in report["rounds"]]
+    assert {reason.split(":")[0] for reason in reasons} == {"submit"}
+    # A round in which the machine was too slow for the left host has nobody.
+    assert any("3 users submitted, the plan's floor is 6" in reason for reason in reasons), reasons
 
 
 async def test_members_that_decline_are_not_waited_for_and_only_whole_members_can(world):
@@ -239,7 +241,10 @@ async def test_a_masked_sum_is_formed_or_abandoned_when_a_host_drops_at_a_step(w
     # Nine members: seven of eight neighbours reconstruct.  Three that drop are too many at any step.
     assert all("abandoned" in task.reason for task in finished)
     assert report["version"] == 0
-    assert {one["reason"].split(":")[0] for one in report["rounds"]} == {step.value}
+    # None gets further; before it, a machine that is too slow for the other hosts may have ended a round.
+    order = [one.value for one in MaskedServer.steps]
+    ended_in = [one["reason"].split(":")[0] for one in report["rounds"]]
+    assert max(order.index(one) for one in ended_in) == order.index(step.value), ended_in
 
 
 @pytest.mark.parametrize(
