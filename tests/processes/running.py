@@ -313,7 +313,7 @@ class Running(Federation):
     def ended_well(self) -> bool:
         """Whether every process that was started ended with status 0 and logged nothing that is no JSON."""
         ends = {party: child.process.returncode for party, child in self.children.items() if child.process}
-        assert not any(ends.values()), ends
+        assert not any(ends.values()), self.last_words()
         for party in ends:
             assert self.log(party)[-1]["event"] == "stopped"
         return True

@@ -130,6 +130,26 @@ async def test_a_silent_owner_counts_as_lost_and_nothing_twice_when_it_returns(s
     assert running.stores.counted_once(away=True)
 
 
+async def test_a_host_that_stands_still_while_an_evaluation_is_closed_goes_on(small, federation):
+    settings = small(drift={"epochs": 30}, federation={"hosts": 2, "party_timeout_s": 2.0, "min_users": 10})
+    async with federation(settings) as running:
+        silent = "client/host-1"
+        await running.start()
+        await running.phase("epoch", 2)
+        running.signal(silent, signal.SIGSTOP)
+        # The evaluation that it was asked for waits for it until then, and is over when it hears of it.
+        await running.change(silent, "lost")
+        await running.epochs(2)
+        running.signal(silent, signal.SIGCONT)
+        await running.change(silent, "returned")
+        report = await running.finish()
+
+    assert running.ended_well()
+    assert report["phase"] == "done"
+    assert any(line["event"] == "an evaluation was over before its answer" for line in running.log(silent))
+    assert running.stores.counted_once()
+
+
 async def test_a_run_that_waits_too_long_for_a_silent_owner_fails_and_names_it(small, federation):
     settings = small(drift={"epochs": 500}, federation={"phase_timeout_s": 10.0})
     async with federation(settings) as running:

@@ -13,6 +13,7 @@ from coterie.errors import PeerError
 from coterie.evaluation.holdout import sums
 from coterie.learning.drift import score
 from coterie.net.bundles import bundle_from_wire
+from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import from_wire, to_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef, Tensor
@@ -74,7 +75,13 @@ class Drift:
                         # Beside everything else: an owner that is away holds up nothing but its own records.
                         self._running.create_task(self._deliver())
                 case wire.TaskKind.TASK_KIND_EVALUATE:
-                    await self._evaluate(task)
+                    try:
+                        await self._evaluate(task)
+                    except Refusal as refusal:
+                        # A host that stood still hears of what was closed without it; the next tasks say what is open.
+                        if refusal.reason != ErrorReason.ERROR_REASON_UNKNOWN_ROUND:
+                            raise
+                        _log.warning("an evaluation was over before its answer", point=task.round.point)
 
     async def finished(self) -> None:
         """Go on: records that users make later still go to their owners."""
