@@ -72,7 +72,7 @@ proto: setup
 	$(BIN)/python proto/generate.py
 
 docs: setup
-	$(BIN)/python -m coterie.config.reference --write docs/configuration.md
+	$(BIN)/python -m coterie.config.key_reference --write docs/configuration.md
 
 bench: setup
 	$(BIN)/python -m bench $(ARGS)
@@ -83,8 +83,8 @@ peers:
 	.venv-peers/bin/python -m pip install --quiet -r bench/peers/requirements.txt
 
 soak: setup
-	$(BIN)/python -m coterie.simulate --schedules 90000 --sum clear --found soak $(ARGS)
-	$(BIN)/python -m coterie.simulate --schedules 10000 --sum masked --found soak $(ARGS)
+	$(BIN)/python -m tests.simulation.rig --schedules 90000 --sum clear --found soak $(ARGS)
+	$(BIN)/python -m tests.simulation.rig --schedules 10000 --sum masked --found soak $(ARGS)
 
 # Takes root, for disks that can be filled.
 faults: setup

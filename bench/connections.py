@@ -25,8 +25,8 @@ from coterie.crypto.authority import Authority, logical_name
 from coterie.errors import PeerError
 from coterie.net.channel import Channel, connect
 from coterie.net.meter import Meter
-from coterie.net.party import Member, Party
 from coterie.net.retry import Retry
+from coterie.parties.party import Member, Party
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub

@@ -18,7 +18,7 @@ from bench.rounds import data_set
 from bench.rows import Row, lower
 from coterie.config.run import RunSettings
 from coterie.launch.federation import Federation
-from coterie.launch.feed import load, make_feed
+from coterie.studies.run_data import load, make_feed
 
 __all__ = ["Measured", "measure", "rows"]
 

@@ -18,11 +18,11 @@ from coterie.config.run import RunSettings
 from coterie.data import Dataset, SyntheticSpec, generate
 from coterie.evaluation.holdout import TRAIN
 from coterie.launch.federation import Federation
-from coterie.launch.feed import Feed, load, make_feed
-from coterie.launch.reference import learning_settings
-from coterie.learning.blocks import BlockBuilder, Stream
-from coterie.learning.drift import apply, fetch, gradients, initial, wanted
-from coterie.learning.drift_reference import run_in_process
+from coterie.studies.run_data import Feed, load, make_feed
+from coterie.systems.drift.blocks import BlockBuilder, Stream
+from coterie.systems.drift.mathematics import apply, fetch, gradients, initial, wanted
+from coterie.systems.drift.sequential import run_in_process
+from coterie.systems.drift.study.references import learning_settings
 from coterie.wire.v1 import operator_pb2 as wire
 
 _TICK = os.sysconf("SC_CLK_TCK")

@@ -11,10 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.rows import Row, in_turn, lower
-from coterie.learning.fedncf import FedNcfSettings, initial, initial_private, layout, published, tuned
-from coterie.learning.fedncf_local import contribute, local_step
-from coterie.learning.ncf import Architecture
-from coterie.wire.layout import Contribution
+from coterie.secure_sum.contribution import Contribution
+from coterie.systems.fedncf.local_step import contribute, local_step
+from coterie.systems.fedncf.mathematics import (
+    FedNcfSettings,
+    initial,
+    initial_private,
+    layout,
+    published,
+    tuned,
+)
+from coterie.systems.fedncf.networks import Architecture
 
 _COHORT = 100
 

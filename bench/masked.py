@@ -27,11 +27,11 @@ from coterie.crypto.identity import Bundle, Identity, countersign
 from coterie.crypto.masking import Keystream, add_masks
 from coterie.crypto.verified import HostRound, Verified
 from coterie.secure_sum import masked, masked_member
+from coterie.secure_sum.contribution import Layout, Segment
 from coterie.secure_sum.graph import graph_fields
 from coterie.secure_sum.masked import MaskedMember, MaskedServer
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.secure_sum.protocol import Step
-from coterie.wire.layout import Layout, Segment
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PYTHON = _ROOT / ".venv-peers" / "bin" / "python"

@@ -15,8 +15,8 @@ from typing import Any
 from bench.rows import Row, lower
 from coterie.config.run import RunSettings
 from coterie.launch.federation import Federation
-from coterie.launch.feed import Feed, load, make_feed
-from coterie.launch.in_process import train_in_process
+from coterie.studies.in_process import train_in_process
+from coterie.studies.run_data import Feed, load, make_feed
 from coterie.wire.v1 import operator_pb2 as wire
 
 _COHORT = 50

@@ -22,8 +22,8 @@ from bench.rounds import process_seconds
 from bench.rows import Row, lower
 from coterie.config.run import RunSettings
 from coterie.launch.federation import Federation
-from coterie.launch.feed import load, make_feed
 from coterie.rounds.training import Purpose
+from coterie.studies.run_data import load, make_feed
 from coterie.wire.v1 import operator_pb2 as wire
 
 _SIZES = tuple(int(n) for n in os.environ.get("COTERIE_BENCH_USERS", "1000,5000,20000").split(","))

@@ -15,13 +15,13 @@ from coterie.crypto.custody import HeldKey
 from coterie.crypto.identity import Identity
 from coterie.crypto.key_record import KeyTerms
 from coterie.crypto.paillier import Mode, PublicObfuscators
-from coterie.launch.feed import load
-from coterie.learning.fedmf import FedMfSettings, layout
 from coterie.privacy.attacks import intersect
+from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.encrypted import EncryptedMember, EncryptedServer, Keyring, packing_of
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.secure_sum.protocol import Step
-from coterie.wire.layout import Layout
+from coterie.studies.run_data import load
+from coterie.systems.fedmf.mathematics import FedMfSettings, layout
 
 _BITS = 3072
 

@@ -41,15 +41,15 @@ from coterie.net.channel import connect
 from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import enrol, identities
 from coterie.net.meter import Meter
-from coterie.net.party import Item, Member, Party, slot_ranges
 from coterie.net.retry import Retry
-from coterie.rounds.systems import server_side
+from coterie.parties.party import Item, Member, Party, slot_ranges
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.clear import ClearMember
+from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Step
+from coterie.systems.registry import server_side
 from coterie.wire.chunks import split
-from coterie.wire.layout import Contribution
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1 import rounds_pb2
 from coterie.wire.v1.common_pb2 import RoundRef

@@ -48,7 +48,8 @@ from coterie.crypto.roster import Roster
 from coterie.crypto.sealed_model import agreement, open_model, seal_model
 from coterie.rounds import policy
 from coterie.rounds.conductor import model_to_bytes
-from coterie.rounds.plan import plan_hash
+from coterie.rounds.plan_hash import plan_hash
+from coterie.secure_sum.contribution import Contribution, Layout, Segment, quantise
 from coterie.secure_sum.graph import graph_fields, neighbourhoods
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.masked_member import MaskedMember
@@ -56,7 +57,6 @@ from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.secure_sum.protocol import Step
 from coterie.secure_sum.sparse import above_floor, nothing, pack_places
 from coterie.secure_sum.statements import list_hash
-from coterie.wire.layout import Contribution, Layout, Segment, quantise
 from coterie.wire.tensor import to_wire
 from coterie.wire.v1 import rounds_pb2
 from coterie.wire.v1.orchestrator_pb2 import RoundsPlan, RunPlan

@@ -77,7 +77,7 @@ def show(
 @app.command(epilog=exits())
 def reference(as_json: JsonOption = False) -> None:
     """Print the reference of every key, in Markdown."""
-    from coterie.config.reference import markdown
+    from coterie.config.key_reference import markdown
 
     text = markdown()
     if not as_json:

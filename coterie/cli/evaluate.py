@@ -13,7 +13,7 @@ from coterie.cli.output import Output
 
 if TYPE_CHECKING:
     from coterie.config.run import RunSettings
-    from coterie.launch.tables import Table
+    from coterie.studies.tables import Table
 
 __all__ = ["evaluate", "tune"]
 
@@ -69,7 +69,7 @@ def evaluate(
     marked as untuned.
     """
     output = Output("evaluate", as_json=json)
-    from coterie.launch import tables
+    from coterie.studies import tables
 
     found, settings = _prepared(table, file, data, sets)
     known, path = _trials(found, settings, trials, out)
@@ -108,8 +108,8 @@ def tune(
     """
     output = Output("tune", as_json=json)
     from coterie.errors import ConfigError
-    from coterie.launch import tables
-    from coterie.launch.feed import load, make_feed
+    from coterie.studies import tables
+    from coterie.studies.run_data import load, make_feed
 
     found, settings = _prepared(table, file, data, sets)
     if found.enumerate_options:
@@ -160,7 +160,7 @@ def _prepared(
 ) -> tuple[Table, RunSettings]:
     from coterie.config.load import load
     from coterie.config.run import RunSettings
-    from coterie.launch import tables
+    from coterie.studies import tables
     from coterie.telemetry.logs import configure
 
     table = tables.find(name)
@@ -174,8 +174,8 @@ def _prepared(
 
 def _trials(table: Table, settings: RunSettings, given: Path | None, out: Path) -> tuple[Any, Path | None]:
     """Return the trials that were named, or those that lie where ``tune`` leaves them."""
-    from coterie.launch import tables
-    from coterie.launch.feed import load
+    from coterie.studies import tables
+    from coterie.studies.run_data import load
 
     if given is not None:
         return tables.Trials.read(given), given

@@ -37,7 +37,7 @@ def run(
 
     settings = load(RunSettings, file, sets=with_data(sets, data)).settings
 
-    from coterie.launch.nursery import nursery
+    from coterie.launch.fork_server import nursery
 
     if not in_process:
         # It imports what services need while this process reads the data.

@@ -12,7 +12,7 @@ from coterie.cli.options import SetOption
 from coterie.errors import PreflightError
 
 if TYPE_CHECKING:
-    from coterie.launch.process import Service
+    from coterie.process.runtime import Service
 
 __all__ = ["find_service", "serve"]
 
@@ -44,7 +44,7 @@ def serve(
 
     loaded = load_service(role, config, sets=sets or ())
 
-    from coterie.launch import process  # gRPC and all: not before the configuration holds
+    from coterie.process import runtime as process  # gRPC and all: not before the configuration holds
 
     process.serve(find_service(role), loaded.settings)
 

@@ -17,7 +17,7 @@ def systems(json: JsonOption = False) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from coterie.rounds.combinations import combinations
+    from coterie.systems.combinations import combinations
 
     found = combinations()
     table = Table(box=SIMPLE_HEAD, pad_edge=False)

@@ -10,11 +10,11 @@ from pydantic import Field, model_validator
 
 from coterie.config.base import Model
 from coterie.errors import ConfigError
-from coterie.learning.fcf import FcfSettings
-from coterie.learning.fedmf import FedMfSettings, printed
-from coterie.learning.optimisers import ServerOptimiser
-from coterie.rounds.fcf import FcfPlan
-from coterie.rounds.fedmf import FedMfPlan
+from coterie.systems.fcf.host import FcfPlan
+from coterie.systems.fcf.mathematics import FcfSettings
+from coterie.systems.fedmf.mathematics import FedMfSettings, printed
+from coterie.systems.fedmf.server import FedMfPlan
+from coterie.systems.shared.optimisers import ServerOptimiser
 
 __all__ = ["FcfOptions", "FedMfOptions"]
 

@@ -10,11 +10,11 @@ from pydantic import Field, model_validator
 from coterie.config.base import Model
 from coterie.errors import ConfigError
 from coterie.evaluation.leave_one_out import CHOOSE_BY
-from coterie.learning.fedncf import FedNcfSettings, tuned
-from coterie.learning.ncf import MODELS, Architecture
-from coterie.learning.optimisers import ServerOptimiser
-from coterie.rounds.fedncf import FedNcfPlan
 from coterie.rounds.policy import LEAST_REDRAW, min_sum
+from coterie.systems.fedncf.mathematics import FedNcfSettings, tuned
+from coterie.systems.fedncf.networks import MODELS, Architecture
+from coterie.systems.fedncf.sides import FedNcfPlan
+from coterie.systems.shared.optimisers import ServerOptimiser
 
 __all__ = ["FedNcfOptions", "RoundsSettings"]
 

@@ -11,9 +11,9 @@ from pydantic import Field, model_validator
 
 from coterie.config.base import Model
 from coterie.errors import ConfigError
-from coterie.learning.mvmf import PRESETS, MvmfSettings
-from coterie.learning.optimisers import ServerOptimiser
-from coterie.rounds.mvmf import MvmfPlan
+from coterie.systems.shared.factor_server import MvmfPlan
+from coterie.systems.shared.factors import PRESETS, MvmfSettings
+from coterie.systems.shared.optimisers import ServerOptimiser
 
 __all__ = ["MvmfOptions"]
 

@@ -14,13 +14,15 @@ from coterie.config.fedmf import FcfOptions, FedMfOptions
 from coterie.config.fedncf import FedNcfOptions, RoundsSettings
 from coterie.config.mvmf import MvmfOptions
 from coterie.evaluation.leave_one_out import metric_names
-from coterie.learning import fedmf, fedncf, mvmf
-from coterie.rounds import fcf as fcf_rounds
-from coterie.rounds import fedmf as fedmf_rounds
-from coterie.rounds.combinations import combination
-from coterie.rounds.mvmf import CHOOSE_BY, FIGURES
-from coterie.rounds.shielded import MIN_MASKED, ShieldedPlan
-from coterie.rounds.systems import KEYED
+from coterie.systems.combinations import combination
+from coterie.systems.drift.shielded_run import MIN_MASKED, ShieldedPlan
+from coterie.systems.fcf import host as fcf_rounds
+from coterie.systems.fedmf import mathematics as fedmf
+from coterie.systems.fedmf import server as fedmf_rounds
+from coterie.systems.fedncf import mathematics as fedncf
+from coterie.systems.registry import KEYED
+from coterie.systems.shared import factors as mvmf
+from coterie.systems.shared.factor_server import CHOOSE_BY, FIGURES
 
 __all__ = [
     "ChurnSettings",

@@ -11,10 +11,10 @@ from coterie.evaluation.baselines import (
 )
 from coterie.evaluation.holdout import headline
 from coterie.evaluation.leave_one_out import LeaveOneOut, sample_negatives
+from coterie.evaluation.metric_variants import measure_readings
 from coterie.evaluation.metrics import pair_loss, ranking
 from coterie.evaluation.paired import Difference, paired_difference
 from coterie.evaluation.rated import Rated, figures, graded_ndcg
-from coterie.evaluation.readings import measure_readings
 
 __all__ = [
     "Difference",

@@ -20,8 +20,8 @@ from coterie.config.services import (
 )
 from coterie.crypto.restored import mark_restored
 from coterie.errors import StoreError
-from coterie.launch.process import in_use
 from coterie.net.enrolment import HOLDER
+from coterie.process.runtime import in_use
 from coterie.store import cos
 from coterie.store.backup import ONLINE, STORES, Manifest, back_up, check_empty, copy_rows, restore
 from coterie.store.engine import failure, open_sqlite

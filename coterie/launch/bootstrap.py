@@ -19,13 +19,13 @@ from coterie.crypto.roster import save_roster_key
 from coterie.errors import ConfigError, PreflightError
 from coterie.launch.authority import TOKENS, make_authority, make_token
 from coterie.launch.children import toml
-from coterie.launch.cohorts import protection, require_cohorts
-from coterie.launch.feed import load, make_feed
 from coterie.launch.invitation import INVITATION, invite
-from coterie.launch.ncf_reference import reference_rows
 from coterie.launch.order import Order
-from coterie.launch.outcome import about
 from coterie.launch.parties import DIRECTORY, JOIN_S, ROSTER_KEY, Place, lay_out
+from coterie.studies.cohorts import protection, require_cohorts
+from coterie.studies.outcome import about
+from coterie.studies.run_data import load, make_feed
+from coterie.systems.fedncf.study.references import reference_rows
 
 __all__ = ["ENROL_PORT", "METRICS", "PORT", "ROSTER_SIGNS", "bootstrap", "held_order"]
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import RunError
-from coterie.launch.nursery import Started, nursery
-from coterie.launch.process import GRACE_S, PARENT_VARIABLE
+from coterie.launch.fork_server import Started, nursery
+from coterie.process.runtime import GRACE_S, PARENT_VARIABLE
 
 __all__ = ["Child", "free_port", "start", "toml"]
 

@@ -17,14 +17,8 @@ import sqlalchemy as sa
 from coterie.config.run import FederationSettings, RunSettings
 from coterie.errors import ConfigError, RunError
 from coterie.evaluation.holdout import TRAIN
-from coterie.launch import mvmf_attacks, round_attacks
-from coterie.launch.cohorts import fragile, protection, require_cohorts
 from coterie.launch.federation import Federation
-from coterie.launch.feed import Feed, load, make_feed
-from coterie.launch.in_process import train_in_process
 from coterie.launch.local_run import save_settings
-from coterie.launch.ncf_reference import reference_rows
-from coterie.launch.outcome import Outcome, about, from_cos, network, together, write
 from coterie.net.enrolment import saved_bundles
 from coterie.net.meter import merge
 from coterie.privacy import visibility
@@ -33,6 +27,13 @@ from coterie.privacy.attacks import windows
 from coterie.privacy.attacks.scoring import Truth
 from coterie.store import cos as cos_store
 from coterie.store.client import load_users
+from coterie.studies.cohorts import fragile, protection, require_cohorts
+from coterie.studies.in_process import train_in_process
+from coterie.studies.outcome import Outcome, about, from_cos, network, together, write
+from coterie.studies.run_data import Feed, load, make_feed
+from coterie.systems.fedncf.study import attacks as round_attacks
+from coterie.systems.fedncf.study.references import reference_rows
+from coterie.systems.shared.study import attacks as mvmf_attacks
 from coterie.wire.v1 import operator_pb2 as wire
 
 __all__ = ["Outcome", "new_run_id", "run", "unrecorded"]

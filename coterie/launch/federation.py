@@ -23,7 +23,6 @@ from coterie.crypto.roster import save_roster_key
 from coterie.errors import RunError
 from coterie.launch.authority import TOKENS, make_authority, make_token
 from coterie.launch.children import Child, free_port
-from coterie.launch.feed import Feed
 from coterie.launch.operator import Operator
 from coterie.launch.parties import (
     DIRECTORY,
@@ -35,6 +34,7 @@ from coterie.launch.parties import (
     run_plan,
     start_request,
 )
+from coterie.studies.run_data import Feed
 from coterie.wire.v1 import operator_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 

@@ -15,12 +15,12 @@ from coterie.crypto.authority import logical_name
 from coterie.errors import PeerError, PreflightError, RunError
 from coterie.launch.local_run import LocalRun
 from coterie.launch.operator import Operator
-from coterie.launch.process import in_use
 from coterie.net.channel import connect
 from coterie.net.credentials import TlsFiles
 from coterie.net.latency import Service, check_order, measure
 from coterie.net.meter import Meter
 from coterie.net.status import from_rpc_error
+from coterie.process.runtime import in_use
 from coterie.wire.v1 import latency_pb2 as wire
 from coterie.wire.v1.latency_pb2_grpc import LatencyStub
 

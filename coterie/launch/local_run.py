@@ -26,17 +26,17 @@ from coterie.config.run import RunSettings
 from coterie.crypto.authority import logical_name
 from coterie.errors import CertificateError, DataError, PeerError, PreflightError, RunError, nearest
 from coterie.launch.children import Child, free_port
-from coterie.launch.feed import load
 from coterie.launch.parties import DIRECTORY
-from coterie.launch.process import in_use
 from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
 from coterie.net.meter import Meter
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
-from coterie.rounds.asynchronous import Phase
+from coterie.process.runtime import in_use
 from coterie.store import cos as cos_store
 from coterie.store.client import load_users
+from coterie.studies.run_data import load
+from coterie.systems.drift.published_run import Phase
 from coterie.wire.v1 import client_pb2 as wire
 from coterie.wire.v1.client_pb2_grpc import UserAgentStub
 

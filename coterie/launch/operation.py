@@ -11,7 +11,7 @@ from coterie.config.operate import OperateSettings
 from coterie.errors import PreflightError, RunError
 from coterie.launch.operator import Operator
 from coterie.launch.order import Order
-from coterie.launch.outcome import Outcome, from_cos, together, write
+from coterie.studies.outcome import Outcome, from_cos, together, write
 from coterie.wire.v1 import operator_pb2 as wire
 
 __all__ = ["operate"]

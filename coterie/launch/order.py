@@ -16,7 +16,7 @@ from coterie.config.run import RunSettings
 from coterie.crypto.keyfile import write_private_file
 from coterie.errors import ConfigError, PreflightError
 from coterie.launch.parties import run_plan, start_request
-from coterie.launch.reference import Reference
+from coterie.systems.drift.study.references import Reference
 from coterie.wire.v1 import operator_pb2 as wire
 
 __all__ = ["Order"]

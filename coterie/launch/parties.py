@@ -18,9 +18,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coterie.config.run import RunSettings
 from coterie.crypto.roster import Roster, save_roster_key
-from coterie.launch.cohorts import rounds_plan
-from coterie.launch.feed import Feed
 from coterie.net.enrolment import HOLDER, identities
+from coterie.studies.cohorts import rounds_plan
+from coterie.studies.run_data import Feed
 from coterie.wire.v1 import operator_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 

@@ -14,11 +14,11 @@ from coterie.config.load import ROLES
 from coterie.config.run import RunSettings
 from coterie.errors import CoterieError
 from coterie.launch.children import free_port
-from coterie.launch.cohorts import fragile, protection, require_cohorts
-from coterie.launch.feed import Feed, load, make_feed
 from coterie.launch.finding import Finding, Status, failed, passed
 from coterie.launch.preflight_service import check_service, existing, unwritable
-from coterie.rounds.systems import KEYED
+from coterie.studies.cohorts import fragile, protection, require_cohorts
+from coterie.studies.run_data import Feed, load, make_feed
+from coterie.systems.registry import KEYED
 
 __all__ = ["Finding", "check_run", "check_service"]
 

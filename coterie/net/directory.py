@@ -14,10 +14,10 @@ import structlog
 from coterie.crypto.beacon import Beacon, verify_beacon
 from coterie.crypto.identity import Bundle, check_newer
 from coterie.errors import CryptoError, PeerError
-from coterie.net.bundles import bundle_from_wire, bundle_to_wire
 from coterie.net.channel import Channel
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
+from coterie.secure_sum.bundles import bundle_from_wire, bundle_to_wire
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1.thirdparty_pb2 import (
     BeaconRequest,

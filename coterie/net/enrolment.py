@@ -26,12 +26,12 @@ from coterie.crypto.authority import (
 from coterie.crypto.identity import Bundle, Identity, load_many, save_many
 from coterie.crypto.keyfile import write_private_file
 from coterie.errors import CertificateError, CryptoError, PeerError
-from coterie.net.bundles import bundle_from_wire, bundle_to_wire
 from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
 from coterie.net.meter import Meter
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error, waits_for_store
+from coterie.secure_sum.bundles import bundle_from_wire, bundle_to_wire
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.thirdparty_pb2 import EnrolRequest, EnrolResponse, PublishBundlesRequest
 from coterie.wire.v1.thirdparty_pb2_grpc import EnrolmentStub

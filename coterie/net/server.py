@@ -23,7 +23,7 @@ from coterie.errors import CertificateError, CoterieError, StoreError
 from coterie.net.admission import Admission, Limits, Place
 from coterie.net.authorisation import LARGEST, may_call
 from coterie.net.channel import SERVER_TIME_KEY, Recorder
-from coterie.net.cutting import cut_off
+from coterie.net.close_connection import cut_off
 from coterie.net.meter import Meter, RpcTotals
 from coterie.net.status import abort, not_kept
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name

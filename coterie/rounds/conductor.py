@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.rounds import policy
-from coterie.rounds.cos import RoundState
-from coterie.rounds.system import Arrays, ServerSide, Summed
+from coterie.rounds.server_round import RoundState
+from coterie.rounds.sides import Arrays, ServerSide, Summed
 from coterie.rounds.training import Purpose, Started, Training
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.secure_sum.protocol import Failed, ServerHalf

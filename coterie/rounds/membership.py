@@ -17,7 +17,7 @@ from coterie.crypto.beacon import verify_beacon
 from coterie.crypto.verification import VerificationError
 from coterie.rounds import policy
 from coterie.rounds.conductor import cohort_rule
-from coterie.rounds.system import User
+from coterie.rounds.sides import User
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined

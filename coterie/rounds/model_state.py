@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from coterie.rounds.conductor import Conductor, model_to_bytes
-from coterie.rounds.system import Arrays
+from coterie.rounds.sides import Arrays
 from coterie.rounds.training import Training
 from coterie.secure_sum.protocol import Applied, Formed
 from coterie.wire.tensor import to_wire

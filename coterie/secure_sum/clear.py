@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.secure_sum.codes import CodesSum, codes_of
+from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import (
     Closed,
@@ -22,7 +23,6 @@ from coterie.secure_sum.protocol import (
     bad_message,
     users_of,
 )
-from coterie.wire.layout import Layout
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
 

@@ -8,9 +8,9 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
+from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Closed, Step, Vector, bad_message
-from coterie.wire.layout import Layout
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
 

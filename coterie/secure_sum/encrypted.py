@@ -38,6 +38,7 @@ from coterie.crypto.paillier.proof import check
 from coterie.crypto.paillier.tags import contributor_key, tags
 from coterie.crypto.verification import Reason, VerificationError
 from coterie.errors import CryptoError
+from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.plan import Member, SumPlan
 from coterie.secure_sum.protocol import (
     Closed,
@@ -53,7 +54,6 @@ from coterie.secure_sum.protocol import (
 )
 from coterie.secure_sum.sparse import above_floor, nothing, pack_places, something, unpack_places
 from coterie.secure_sum.statements import CONFIRM, list_hash
-from coterie.wire.layout import Layout
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
 

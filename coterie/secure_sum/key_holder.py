@@ -12,7 +12,7 @@ decrypts a part of a sum only when
 
 So there is one sum for each plan, over a set that most holders saw, and nothing else is decrypted: no single
 contribution, none twice, none with something added to its tag, none of another round or place.  Which list it signed
-is on disk before the signature leaves (``coterie.rounds.holder``).
+is on disk before the signature leaves (``coterie.rounds.holder_round``).
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ from coterie.crypto.verification import Reason, VerificationError
 from coterie.crypto.verified import Verified
 from coterie.secure_sum.bundles import bundle_from_wire
 from coterie.secure_sum.codes import CodesSum, codes_of
+from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.graph import GraphFields, arranged, graph_fields
 from coterie.secure_sum.masked_member import MaskedMember
 from coterie.secure_sum.plan import SumPlan
@@ -59,7 +60,6 @@ from coterie.secure_sum.statements import (
     pack_positions,
     unpack_positions,
 )
-from coterie.wire.layout import Layout
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
 

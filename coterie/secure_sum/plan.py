@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from coterie.crypto.explicit import encode
-from coterie.wire.layout import Layout
+from coterie.secure_sum.contribution import Layout
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
 

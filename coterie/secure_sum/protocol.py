@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.plan import Member, SumPlan
-from coterie.wire.layout import Layout
 from coterie.wire.refusal import ErrorReason, Refusal
 
 __all__ = [

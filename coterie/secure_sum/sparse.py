@@ -22,8 +22,8 @@ from gmpy2 import mpz
 from numpy.typing import NDArray
 
 from coterie.crypto.paillier import Packing
+from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.plan import SumPlan
-from coterie.wire.layout import Layout
 
 __all__ = [
     "FEWEST_MEMBERS",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from coterie.rounds.cos import Keep, in_memory
+from coterie.rounds.server_round import Keep, in_memory
 
 __all__ = ["LoggedUpdate", "Progress", "SavedSum", "metadata"]
 

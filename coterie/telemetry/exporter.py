@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from coterie.errors import CoterieError
 from coterie.telemetry.accounting import Accounting
-from coterie.telemetry.measures import Measure
+from coterie.telemetry.gauges import Measure
 
 __all__ = ["AdmissionSource", "CertificateSource", "Exporter", "TrafficSource"]
 

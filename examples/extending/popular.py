@@ -3,10 +3,10 @@
 import numpy as np
 
 from coterie.evaluation.leave_one_out import metric_names
-from coterie.rounds.measures import add_measures, measure_segments, measured_in
-from coterie.rounds.systems import SYSTEMS, Offered
 from coterie.rounds.training import Purpose, means
-from coterie.wire.layout import Contribution, Layout, Segment
+from coterie.secure_sum.contribution import Contribution, Layout, Segment
+from coterie.systems.registry import SYSTEMS, Offered
+from coterie.systems.shared.metric_segments import add_measures, measure_segments, measured_in
 
 
 class Server:

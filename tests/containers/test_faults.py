@@ -22,17 +22,17 @@ import pytest
 
 from coterie.config.load import load
 from coterie.config.run import RunSettings
-from coterie.launch.feed import load as load_dataset
-from coterie.launch.feed import make_feed
-from coterie.launch.in_process import train_in_process
-from coterie.launch.replay import Replay
 from coterie.privacy.payloads import Assembly
 from coterie.privacy.transcript import decode, message_class, read_transcript
 from coterie.rounds.conductor import Conductor, Population, applied, model_to_bytes
-from coterie.rounds.systems import server_half, server_side
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.protocol import Step
 from coterie.secure_sum.steps import STEP_OF_KIND
+from coterie.studies.in_process import train_in_process
+from coterie.studies.replay import Replay
+from coterie.studies.run_data import load as load_dataset
+from coterie.studies.run_data import make_feed
+from coterie.systems.registry import server_half, server_side
 from coterie.wire.v1 import rounds_pb2
 from coterie.wire.v1.orchestrator_pb2 import SubmitRequest
 

@@ -88,11 +88,11 @@ def test_an_image_has_no_packages_of_other_roles(engine, image, role):
 
 
 def test_no_module_is_compiled_again_at_each_start(engine, image, role):
-    modules = "ssl, asyncio, grpc, numpy, sqlalchemy, coterie.launch.process"
+    modules = "ssl, asyncio, grpc, numpy, sqlalchemy, coterie.process.runtime"
     if role != "operator":
         modules += f", coterie_{role.replace('-', '_')}.service"
     if role in ENCRYPTING:
-        modules += ", coterie.net.custody, gmpy2"
+        modules += ", coterie.parties.custody, gmpy2"
     uncompiled = (
         f"import os, sys, {modules}\n"
         "specs = [getattr(module, '__spec__', None) for module in list(sys.modules.values())]\n"

@@ -29,14 +29,14 @@ from coterie.crypto.authority import (
 )
 from coterie.crypto.identity import Bundle, Identity
 from coterie.launch.children import free_port, start
-from coterie.launch.nursery import Started
+from coterie.launch.fork_server import Started
 from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import enrol, identities, saved_bundles
 from coterie.net.meter import Meter
-from coterie.net.party import Party
 from coterie.net.retry import Retry, status_lost
 from coterie.net.status import from_rpc_error
+from coterie.parties.party import Party
 from coterie.store.tokens import append_token
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import (

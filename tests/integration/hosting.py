@@ -9,10 +9,10 @@ import time
 
 import numpy as np
 
-from coterie.learning.fedncf import FedNcfSettings
-from coterie.learning.ncf import Architecture
-from coterie.net.party import Member
-from coterie.rounds.fedncf import FedNcfPlan
+from coterie.parties.party import Member
+from coterie.systems.fedncf.mathematics import FedNcfSettings
+from coterie.systems.fedncf.networks import Architecture
+from coterie.systems.fedncf.sides import FedNcfPlan
 from coterie.wire.v1 import client_pb2 as agent_wire
 from coterie.wire.v1 import operator_pb2 as operating
 from coterie.wire.v1 import orchestrator_pb2 as wire

@@ -15,13 +15,13 @@ import grpc
 import numpy as np
 
 from coterie.crypto.masking import RoundKey
+from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.graph import graph_fields
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.masked_member import MaskedMember
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined, Step
 from coterie.wire.chunks import Assembler, split
-from coterie.wire.layout import Contribution
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1 import rounds_pb2
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorServicer, OrchestratorStub

@@ -8,18 +8,18 @@ import time
 
 import numpy as np
 
-from coterie.learning.fedncf import FedNcfSettings
-from coterie.learning.ncf import Architecture
-from coterie.net.party import Member
+from coterie.parties.party import Member
 from coterie.rounds.conductor import model_from_bytes
-from coterie.rounds.fedncf import FedNcfPlan
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.clear import ClearMember
+from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.masked_member import MaskedMember
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Step
+from coterie.systems.fedncf.mathematics import FedNcfSettings
+from coterie.systems.fedncf.networks import Architecture
+from coterie.systems.fedncf.sides import FedNcfPlan
 from coterie.wire.chunks import split
-from coterie.wire.layout import Contribution
 from coterie.wire.refusal import Refusal, reason_name
 from coterie.wire.v1 import operator_pb2 as operating
 from coterie.wire.v1 import orchestrator_pb2 as wire

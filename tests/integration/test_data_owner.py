@@ -26,7 +26,7 @@ from coterie.crypto.sealed import (
 )
 from coterie.net.authorisation import ALLOWED
 from coterie.net.enrolment import saved_bundles
-from coterie.net.party import Member
+from coterie.parties.party import Member
 from coterie.wire.refusal import reason_name
 from coterie.wire.v1 import data_owner_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef

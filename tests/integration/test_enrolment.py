@@ -16,7 +16,6 @@ from coterie.cli.certs import app
 from coterie.crypto.authority import Authority, load_tls_key, make_csr, new_tls_key, save_tls_key
 from coterie.crypto.identity import Identity
 from coterie.errors import CertificateError, PeerError
-from coterie.net.bundles import bundle_to_wire
 from coterie.net.credentials import TlsFiles
 from coterie.net.directory import Directory
 from coterie.net.enrolment import saved_bundles
@@ -24,6 +23,7 @@ from coterie.net.meter import Meter
 from coterie.net.revocation import RevocationWatch
 from coterie.net.server import Guard
 from coterie.net.status import from_rpc_error
+from coterie.secure_sum.bundles import bundle_to_wire
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1.thirdparty_pb2 import (
     EnrolRequest,

@@ -11,11 +11,11 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from coterie.errors import CoterieError
-from coterie.learning.fedncf import FedNcfSettings
-from coterie.learning.ncf import Architecture
-from coterie.rounds.fedncf import FedNcfPlan
 from coterie.secure_sum.protocol import Step
 from coterie.store.room import MARGIN
+from coterie.systems.fedncf.mathematics import FedNcfSettings
+from coterie.systems.fedncf.networks import Architecture
+from coterie.systems.fedncf.sides import FedNcfPlan
 from coterie.wire.v1 import operator_pb2 as operating
 from coterie.wire.v1 import orchestrator_pb2 as wire
 

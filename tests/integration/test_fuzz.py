@@ -21,9 +21,9 @@ from grpc_health.v1 import health_pb2
 
 from coterie.crypto.identity import Bundle
 from coterie.net.authorisation import ALLOWED
-from coterie.net.party import Member
 from coterie.net.retry import status_lost
 from coterie.net.status import from_rpc_error
+from coterie.parties.party import Member
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1 import rounds_pb2

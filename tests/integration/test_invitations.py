@@ -14,9 +14,9 @@ from coterie.crypto.roster import PAILLIER
 from coterie.errors import CertificateError, ConfigError, PeerError, PreflightError
 from coterie.launch.invitation import Invitation, invite
 from coterie.launch.joining import join
-from coterie.launch.key_trust import key_trust
 from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import enrol, identities, saved_bundles
+from coterie.process.key_trust import key_trust
 from coterie.store.authority import create_secrets
 
 HISTORY = "user,item,positive,time,part\nanna,1,1,5,0\nberta,2,1,6,0\n"

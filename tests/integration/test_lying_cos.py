@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from coterie.net.party import Member
+from coterie.parties.party import Member
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.protocol import Step

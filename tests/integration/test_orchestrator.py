@@ -13,9 +13,9 @@ import pytest
 
 from coterie.crypto.identity import Delegation, Identity
 from coterie.net.authorisation import ALLOWED
-from coterie.net.bundles import bundle_to_wire
-from coterie.net.party import Member
-from coterie.rounds.plan import plan_hash
+from coterie.parties.party import Member
+from coterie.rounds.plan_hash import plan_hash
+from coterie.secure_sum.bundles import bundle_to_wire
 from coterie.wire.chunks import CHUNK_BYTES, split
 from coterie.wire.refusal import reason_name
 from coterie.wire.tensor import from_wire, to_wire

@@ -15,12 +15,12 @@ from coterie.crypto.key_record import KeyTerms
 from coterie.crypto.roster import save_roster_key
 from coterie.crypto.verification import Reason, VerificationError
 from coterie.errors import CertificateError, PeerError
-from coterie.net.custody import Custody
 from coterie.net.directory import Directory
-from coterie.net.key_records import record_from_wire, record_to_wire, roster_to_wire
-from coterie.net.paillier_directory import PaillierDirectory
-from coterie.net.public_keys import PublicKeys, Trust
 from coterie.net.status import from_rpc_error
+from coterie.parties.custody import Custody
+from coterie.parties.key_records import record_from_wire, record_to_wire, roster_to_wire
+from coterie.parties.paillier_directory import PaillierDirectory
+from coterie.parties.public_keys import PublicKeys, Trust
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import thirdparty_pb2 as wire
 from coterie.wire.v1.thirdparty_pb2 import RevokeRequest

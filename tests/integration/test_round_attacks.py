@@ -10,11 +10,11 @@ import time
 import numpy as np
 import pytest
 
-from coterie.launch import round_attacks
 from coterie.privacy.attacks.rounds import RoundView
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.protocol import Step
+from coterie.systems.fedncf.study import attacks as round_attacks
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
 

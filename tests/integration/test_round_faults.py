@@ -8,12 +8,12 @@ import time
 import numpy as np
 import pytest
 
-from coterie.learning.fedncf import FedNcfSettings
-from coterie.learning.ncf import Architecture
-from coterie.rounds.fedncf import FedNcfPlan
 from coterie.secure_sum.clear import ClearMember
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.protocol import Step
+from coterie.systems.fedncf.mathematics import FedNcfSettings
+from coterie.systems.fedncf.networks import Architecture
+from coterie.systems.fedncf.sides import FedNcfPlan
 from coterie.wire.v1 import operator_pb2 as operating
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1 import rounds_pb2

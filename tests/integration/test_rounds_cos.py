@@ -5,10 +5,10 @@ import asyncio
 import numpy as np
 import pytest
 
-from coterie.learning.fedncf import initial
 from coterie.secure_sum.clear import ClearMember
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.protocol import Step
+from coterie.systems.fedncf.mathematics import initial
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1 import rounds_pb2
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub

@@ -10,7 +10,7 @@ import pytest
 
 from coterie.cli.main import invoke
 from coterie.crypto.beacon import verify_beacon
-from coterie.net.party import Member
+from coterie.parties.party import Member
 from coterie.wire.v1 import client_pb2 as agent_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.client_pb2_grpc import UserAgentStub

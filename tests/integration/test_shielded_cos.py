@@ -7,14 +7,14 @@ import itertools
 import numpy as np
 import pytest
 
-from coterie.learning.drift import DriftSettings, initial_item_rows
-from coterie.net.party import Item, Member
+from coterie.parties.party import Item, Member
 from coterie.rounds.conductor import model_from_bytes
-from coterie.rounds.shielded import ShieldedPlan, add_measured, evaluation_layout, window_layout
 from coterie.secure_sum.clear import ClearMember
+from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.plan import SumPlan, layout_hash
 from coterie.secure_sum.protocol import Step
-from coterie.wire.layout import Contribution
+from coterie.systems.drift.mathematics import DriftSettings, initial_item_rows
+from coterie.systems.drift.shielded_run import ShieldedPlan, add_measured, evaluation_layout, window_layout
 from coterie.wire.refusal import reason_name
 from coterie.wire.v1 import operator_pb2 as operating
 from coterie.wire.v1 import orchestrator_pb2 as wire

@@ -16,12 +16,12 @@ from coterie.crypto.sealed import (
     SenderProcess,
     encode_records,
 )
-from coterie.learning.blocks import Block
-from coterie.learning.drift import DriftSettings, initial_item_rows
-from coterie.learning.drift_shielded import visit
 from coterie.net.enrolment import saved_bundles
-from coterie.net.party import Member
-from coterie.rounds.shielded import ShieldedPlan
+from coterie.parties.party import Member
+from coterie.systems.drift.blocks import Block
+from coterie.systems.drift.mathematics import DriftSettings, initial_item_rows
+from coterie.systems.drift.shielded import visit
+from coterie.systems.drift.shielded_run import ShieldedPlan
 from coterie.wire.refusal import reason_name
 from coterie.wire.v1 import data_owner_pb2 as wire
 from coterie.wire.v1.data_owner_pb2_grpc import DataOwnerStub

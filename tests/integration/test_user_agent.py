@@ -16,7 +16,7 @@ from coterie.crypto.sealed import RECORD_DTYPE
 from coterie.errors import PeerError
 from coterie.net.authorisation import ALLOWED
 from coterie.net.enrolment import saved_bundles
-from coterie.net.party import Member
+from coterie.parties.party import Member
 from coterie.wire.tensor import from_wire, to_wire
 from coterie.wire.v1 import client_pb2 as wire
 from coterie.wire.v1 import orchestrator_pb2 as orchestrator

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from coterie.config.run import RunSettings
-from coterie.launch.feed import load, make_feed
+from coterie.studies.run_data import load, make_feed
 
 from .running import Running
 

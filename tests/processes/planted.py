@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from coterie.crypto.identity import Prekey
-from coterie.launch.feed import Feed
 from coterie.privacy.canaries import CanaryKit
 from coterie.privacy.visibility import Audit
+from coterie.studies.run_data import Feed
 from coterie.wire.v1 import client_pb2
 from coterie.wire.v1.client_pb2_grpc import UserAgentStub
 from coterie.wire.v1.orchestrator_pb2 import Participant

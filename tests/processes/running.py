@@ -23,12 +23,12 @@ from coterie.crypto.authority import logical_name
 from coterie.errors import CoterieError
 from coterie.launch.children import free_port
 from coterie.launch.federation import Federation
-from coterie.launch.feed import Feed
 from coterie.launch.parties import Laid
 from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
 from coterie.net.meter import Meter
 from coterie.store.engine import open_sqlite
+from coterie.studies.run_data import Feed
 from coterie.wire.v1 import operator_pb2 as wire
 
 from .patience import PAUSE_S, WAIT_S

@@ -13,9 +13,9 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from coterie.crypto.sealed import decode_records
-from coterie.learning.blocks import Block, BlockBuilder, Stream
-from coterie.learning.drift import DriftSettings, fetch, gradients, initial, owner_order, wanted
 from coterie.net.enrolment import saved_bundles
+from coterie.systems.drift.blocks import Block, BlockBuilder, Stream
+from coterie.systems.drift.mathematics import DriftSettings, fetch, gradients, initial, owner_order, wanted
 from coterie.wire.v1.orchestrator_pb2 import Gradient
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coterie.learning.drift_reference import run_in_process
+from coterie.systems.drift.sequential import run_in_process
 from coterie.wire.v1.client_pb2 import RecordInteractionRequest
 from coterie.wire.v1.client_pb2_grpc import UserAgentStub
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from coterie.crypto.custody import HeldKey
-from coterie.launch.feed import load, make_feed
-from coterie.launch.in_process import train_in_process
 from coterie.net.enrolment import identities
+from coterie.studies.in_process import train_in_process
+from coterie.studies.run_data import load, make_feed
 from coterie.wire.v1.thirdparty_pb2 import RevokeRequest
 from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryStub
 

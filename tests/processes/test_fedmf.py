@@ -8,10 +8,10 @@ import pytest
 
 from coterie.evaluation.holdout import TRAIN
 from coterie.launch import experiment, local_run
-from coterie.launch.feed import load, make_feed
-from coterie.launch.in_process import train_in_process
 from coterie.launch.local_run import LocalRun
-from coterie.rounds.systems import server_side
+from coterie.studies.in_process import train_in_process
+from coterie.studies.run_data import load, make_feed
+from coterie.systems.registry import server_side
 
 ROUNDS = {"cohort": 20, "group": 60, "passes": 4, "evaluate_every": 2}
 BASE = {

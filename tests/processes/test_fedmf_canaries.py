@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from coterie.launch.feed import load, make_feed
 from coterie.privacy.canaries import CanaryKit
 from coterie.privacy.visibility import Audit, matrix, observed
+from coterie.studies.run_data import load, make_feed
 
 from .planted import (
     Held,

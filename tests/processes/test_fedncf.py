@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from coterie.launch import experiment, local_run
-from coterie.launch.feed import load, make_feed
-from coterie.launch.in_process import train_in_process
 from coterie.launch.local_run import LocalRun
+from coterie.studies.in_process import train_in_process
+from coterie.studies.run_data import load, make_feed
 from coterie.wire.v1 import operator_pb2 as wire
 
 ROUNDS = {"cohort": 20, "group": 20, "passes": 4, "evaluate_every": 2}

@@ -19,17 +19,17 @@ from coterie.crypto.key_record import KeyTerms
 from coterie.crypto.sealed_model import open_model
 from coterie.data.keyed_order import key_hash
 from coterie.evaluation.holdout import TRAIN
-from coterie.launch import round_attacks
-from coterie.launch.feed import load, make_feed
-from coterie.learning.fedncf import initial_private
 from coterie.net.enrolment import HOLDER
 from coterie.privacy.canaries import CanaryKit
 from coterie.privacy.payloads import Assembly
 from coterie.privacy.transcript import decode, read_transcript
 from coterie.privacy.visibility import Audit, matrix, observed
-from coterie.rounds.fedncf import FedNcfPlan
 from coterie.rounds.training import Purpose
-from coterie.wire.layout import Contribution
+from coterie.secure_sum.contribution import Contribution
+from coterie.studies.run_data import load, make_feed
+from coterie.systems.fedncf.mathematics import initial_private
+from coterie.systems.fedncf.sides import FedNcfPlan
+from coterie.systems.fedncf.study import attacks as round_attacks
 from coterie.wire.v1.orchestrator_pb2 import SubmitKind, SubmitRequest
 from coterie.wire.v1.rounds_pb2 import SealedModel, SummedVector
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from coterie.launch.feed import load, make_feed
+from coterie.studies.run_data import load, make_feed
 
 USERS_AT = (18, 6, 6)
 """Users of each host.  Of thirty members each needs 21 of its neighbours: six may be lost, and eighteen not."""

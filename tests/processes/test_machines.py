@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from coterie.launch.feed import load, make_feed
-from coterie.launch.in_process import train_in_process
+from coterie.studies.in_process import train_in_process
+from coterie.studies.run_data import load, make_feed
 
 from .machines import Machines
 

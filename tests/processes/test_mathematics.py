@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from coterie.evaluation.holdout import TRAIN, headline
-from coterie.learning.drift import score
-from coterie.learning.drift_reference import run_in_process
+from coterie.systems.drift.mathematics import score
+from coterie.systems.drift.sequential import run_in_process
 
 ROUNDING = {"rtol": 1e-5, "atol": 1e-6}
 """Of float32 factors after thousands of updates, should a processor add in another order; here it is 0."""

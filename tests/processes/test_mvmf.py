@@ -12,10 +12,10 @@ import pytest
 
 from coterie.evaluation.holdout import TRAIN
 from coterie.launch import experiment, local_run
-from coterie.launch.feed import load, make_feed
-from coterie.launch.in_process import train_in_process
 from coterie.launch.local_run import LocalRun
-from coterie.rounds.systems import server_side
+from coterie.studies.in_process import train_in_process
+from coterie.studies.run_data import load, make_feed
+from coterie.systems.registry import server_side
 from coterie.wire.v1.client_pb2 import RecordInteractionRequest
 from coterie.wire.v1.client_pb2_grpc import UserAgentStub
 

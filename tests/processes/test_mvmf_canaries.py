@@ -14,14 +14,14 @@ from safetensors.numpy import load_file
 from coterie.crypto.custody import HeldKey
 from coterie.crypto.paillier.format import HEADER_BYTES
 from coterie.data.attributes import AttributeTable
-from coterie.launch.feed import load, make_feed
 from coterie.privacy.canaries import CanaryKit
 from coterie.privacy.payloads import Assembly
 from coterie.privacy.transcript import decode, read_transcript
 from coterie.privacy.visibility import Audit, matrix, observed
-from coterie.rounds.mvmf import MvmfPlan
 from coterie.rounds.training import Purpose
-from coterie.wire.layout import Contribution
+from coterie.secure_sum.contribution import Contribution
+from coterie.studies.run_data import load, make_feed
+from coterie.systems.shared.factor_server import MvmfPlan
 from coterie.wire.tensor import from_wire
 from coterie.wire.v1.orchestrator_pb2 import ItemFactors, SubmitKind, SubmitRequest
 from coterie.wire.v1.rounds_pb2 import SummedVector

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from coterie.launch.authority import make_token
-from coterie.launch.in_process import train_in_process
-from coterie.learning.drift_reference import run_in_process
+from coterie.studies.in_process import train_in_process
+from coterie.systems.drift.sequential import run_in_process
 
 SECONDS = 1 / (24 * 3600)
 VALID_S = 15

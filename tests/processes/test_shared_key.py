@@ -8,9 +8,9 @@ from safetensors.numpy import load, load_file
 
 from coterie.crypto.custody import HeldKey
 from coterie.crypto.sealed_model import open_model
-from coterie.launch import feed as feeds
-from coterie.launch.in_process import train_in_process
 from coterie.net.enrolment import HOLDER, identities
+from coterie.studies import run_data as feeds
+from coterie.studies.in_process import train_in_process
 from coterie.wire.v1.rounds_pb2 import SealedModel
 from coterie.wire.v1.thirdparty_pb2 import RevokeRequest
 from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryStub

@@ -14,11 +14,11 @@ import pytest
 from safetensors.numpy import load, load_file
 
 from coterie.data.keyed_order import key_hash
-from coterie.learning.drift import DriftSettings, initial_item_rows
-from coterie.learning.drift_shielded import initial_row
 from coterie.privacy.canaries import CanaryKit, pack_records
 from coterie.privacy.visibility import Audit, observed
 from coterie.store.engine import open_sqlite
+from coterie.systems.drift.mathematics import DriftSettings, initial_item_rows
+from coterie.systems.drift.shielded import initial_row
 from coterie.wire.v1.client_pb2 import DisclosureReceiptRequest, UserRecommendRequest
 from coterie.wire.v1.client_pb2_grpc import UserAgentStub
 from coterie.wire.visit import Reply

@@ -5,11 +5,11 @@ import hashlib
 import numpy as np
 import pytest
 
-from coterie.rounds.party import Decline, Journal, Keep, MemberRound, Send, SitOut, Train
+from coterie.rounds.member_round import Decline, Journal, Keep, MemberRound, Send, SitOut, Train
 from coterie.secure_sum.plan import Member, SumPlan
 from coterie.secure_sum.protocol import Step
-from coterie.simulate.sums import LAYOUT, halves, identity
 from coterie.wire.v1 import rounds_pb2 as wire
+from tests.simulation.rig.sums import LAYOUT, halves, identity
 
 COUNT = 7
 

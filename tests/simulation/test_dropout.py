@@ -9,8 +9,8 @@ import pytest
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.plan import Member, SumPlan
 from coterie.secure_sum.protocol import Step
-from coterie.simulate.rounds import Members, run_round
-from coterie.simulate.sums import LAYOUT, halves, identity
+from coterie.studies.local_rounds import Members, run_round
+from tests.simulation.rig.sums import LAYOUT, halves, identity
 
 STEPS = MaskedServer.steps
 

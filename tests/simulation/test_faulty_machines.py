@@ -7,16 +7,16 @@ from contextlib import redirect_stderr, redirect_stdout
 import numpy as np
 import pytest
 
-from coterie.rounds import cos
-from coterie.rounds.party import MemberRound, Send
+from coterie.rounds import server_round as cos
+from coterie.rounds.member_round import MemberRound, Send
 from coterie.secure_sum.clear import ClearServer
 from coterie.secure_sum.protocol import Step
-from coterie.simulate.durable import ServerDisk
-from coterie.simulate.faults import Fault
-from coterie.simulate.schedule import Found, Scenario, find, shorten
-from coterie.simulate.world import Machines
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
+from tests.simulation.rig.durable import ServerDisk
+from tests.simulation.rig.faults import Fault
+from tests.simulation.rig.schedule import Found, Scenario, find, shorten
+from tests.simulation.rig.world import Machines
 
 
 def first_found(machines: Machines, secure_sum: str = "clear", most: int = 300) -> Found:
@@ -247,7 +247,7 @@ def test_a_list_that_does_not_fail_again_stays_whole():
 
 
 def test_the_command_prints_a_failing_seed_and_writes_its_schedule(monkeypatch, tmp_path):
-    from coterie.simulate import __main__ as command
+    from tests.simulation.rig import __main__ as command
 
     monkeypatch.setattr(ClearServer, "shortfall", lambda self, plan, closed, step, arrived: "")
     out, err = io.StringIO(), io.StringIO()

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from coterie.secure_sum.clear import ClearMember, ClearServer
+from coterie.secure_sum.contribution import Contribution, Layout, Segment
 from coterie.secure_sum.plan import Member, SumPlan
 from coterie.secure_sum.protocol import Step
-from coterie.simulate.rounds import Members, run_round
-from coterie.simulate.sums import halves, identity
-from coterie.wire.layout import Contribution, Layout, Segment
+from coterie.studies.local_rounds import Members, run_round
+from tests.simulation.rig.sums import halves, identity
 
 LAYOUT = Layout((Segment("values", (5,), 1.0, 16), Segment.whole("n", (), 3)))
 COUNT = 6

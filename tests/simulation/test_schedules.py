@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coterie.simulate.faults import CHOICES, Drawn, Fault, Replayed
-from coterie.simulate.schedule import Found, Scenario, find, run
-from coterie.simulate.sums import KEYED, SUMS, halves, layout_of
-from coterie.simulate.world import PATIENCE_S, World
+from tests.simulation.rig.faults import CHOICES, Drawn, Fault, Replayed
+from tests.simulation.rig.schedule import Found, Scenario, find, run
+from tests.simulation.rig.sums import KEYED, SUMS, halves, layout_of
+from tests.simulation.rig.world import PATIENCE_S, World
 
 CLEAR, MASKED, ENCRYPTED, SHARED, PART = 1600, 400, 200, 100, 100
 FEW = {"clear": 60, "masked": 15, "encrypted": 10, "shared-key": 10}

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from coterie.rounds.asynchronous import (
+from coterie.systems.drift.published_run import (
     Catalogued,
     Delivered,
     Event,

@@ -9,9 +9,9 @@ import numpy.typing as npt
 import pytest
 
 from coterie.errors import DataError
-from coterie.learning.mvmf import MvmfSettings
-from coterie.learning.mvmf_local import UserData, sample
 from coterie.privacy.attacks.intersect import IntersectReport, intersect, report
+from coterie.systems.shared.factor_steps import UserData, sample
+from coterie.systems.shared.factors import MvmfSettings
 
 USERS, ITEMS, ROUNDS = 80, 600, 5
 

@@ -19,9 +19,6 @@ from hypothesis import strategies as st
 
 from coterie.data import SyntheticSpec, generate, generate_user_attributes, read, read_user_attributes
 from coterie.errors import DataError
-from coterie.learning import mvmf
-from coterie.learning.mvmf import MvmfSettings
-from coterie.learning.mvmf_local import UserData, UserUpdate, contribute, local_step, sample
 from coterie.privacy.attacks.profiles import ProfilesReport, profiles
 from coterie.privacy.attacks.profiles import report as hold
 from coterie.privacy.attacks.published import METHODS, solve
@@ -34,7 +31,10 @@ from coterie.privacy.attacks.reconstruction import (
     seen_in_message,
 )
 from coterie.privacy.attacks.reconstruction_accuracy import Held, ReconstructionReport, best_guess, report
-from coterie.wire.layout import Contribution
+from coterie.secure_sum.contribution import Contribution
+from coterie.systems.shared import factors as mvmf
+from coterie.systems.shared.factor_steps import UserData, UserUpdate, contribute, local_step, sample
+from coterie.systems.shared.factors import MvmfSettings
 from coterie.wire.v1.rounds_pb2 import SummedVector
 
 Ids = npt.NDArray[np.int64]

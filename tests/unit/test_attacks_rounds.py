@@ -11,15 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.errors import DataError
-from coterie.learning import fedncf, ncf
-from coterie.learning.fedncf import FedNcfSettings
-from coterie.learning.fedncf_local import UserUpdate, contribute, local_step
-from coterie.learning.ncf import Architecture
 from coterie.privacy.attacks import cluster, differencing, disaggregate
 from coterie.privacy.attacks.inversion import Judged, invert, judge
 from coterie.privacy.attacks.rounds import RoundView, known_slots, view_of_sum
 from coterie.privacy.attacks.scoring import Truth, mean_auc
-from coterie.wire.layout import Contribution
+from coterie.secure_sum.contribution import Contribution
+from coterie.systems.fedncf import mathematics as fedncf
+from coterie.systems.fedncf import networks as ncf
+from coterie.systems.fedncf.local_step import UserUpdate, contribute, local_step
+from coterie.systems.fedncf.mathematics import FedNcfSettings
+from coterie.systems.fedncf.networks import Architecture
 
 Ids = npt.NDArray[np.int64]
 

@@ -5,10 +5,6 @@ import hashlib
 import numpy as np
 import pytest
 
-from coterie.learning.blocks import BlockBuilder
-from coterie.learning.drift import DriftSettings, fetch, gradients, initial, wanted
-from coterie.learning.drift import apply as step_by
-from coterie.learning.drift_shielded import HeldRows, visit
 from coterie.privacy.attacks.exchanges import Exchange, SeenGradient
 from coterie.privacy.attacks.gradient_sign import GradientSign
 from coterie.privacy.attacks.requested_rows import RequestedRows
@@ -16,9 +12,13 @@ from coterie.privacy.attacks.scoring import Truth, mean_auc
 from coterie.privacy.attacks.windows import read_windows, report
 from coterie.privacy.transcript import TranscriptWriter
 from coterie.rounds.conductor import model_to_bytes
-from coterie.rounds.shielded import ShieldedPlan, window_layout
+from coterie.secure_sum.contribution import Contribution
+from coterie.systems.drift.blocks import BlockBuilder
+from coterie.systems.drift.mathematics import DriftSettings, fetch, gradients, initial, wanted
+from coterie.systems.drift.mathematics import apply as step_by
+from coterie.systems.drift.shielded import HeldRows, visit
+from coterie.systems.drift.shielded_run import ShieldedPlan, window_layout
 from coterie.wire.chunks import split
-from coterie.wire.layout import Contribution
 from coterie.wire.v1.common_pb2 import RoundRef, SlotRange
 from coterie.wire.v1.orchestrator_pb2 import FetchResponse, RunPlan, SubmitKind, SubmitRequest
 from coterie.wire.v1.rounds_pb2 import SummedVector

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.learning.blocks import Block, BlockBuilder
+from coterie.systems.drift.blocks import Block, BlockBuilder
 
 INTERACTIONS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.booleans()), max_size=80)
 

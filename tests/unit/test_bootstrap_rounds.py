@@ -20,10 +20,10 @@ from coterie.crypto.roster import PAILLIER, Roster, load_roster_key
 from coterie.data.attributes import read_attributes
 from coterie.errors import ConfigError
 from coterie.launch.bootstrap import bootstrap, held_order
-from coterie.launch.feed import load, make_feed
 from coterie.launch.order import Order
-from coterie.rounds.fedncf import FedNcfPlan
-from coterie.rounds.mvmf import MvmfPlan
+from coterie.studies.run_data import load, make_feed
+from coterie.systems.fedncf.sides import FedNcfPlan
+from coterie.systems.shared.factor_server import MvmfPlan
 from coterie.wire.v1.orchestrator_pb2 import RoundsPlan, RunPlan
 
 GIVEN: dict[str, Any] = {

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from coterie.secure_sum.clear import ClearMember, ClearServer
 from coterie.secure_sum.codes import codes_of
+from coterie.secure_sum.contribution import Contribution, Layout, Segment
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.secure_sum.protocol import Declined, PlanFields, Step
-from coterie.wire.layout import Contribution, Layout, Segment
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
 

@@ -467,7 +467,7 @@ class _Registered:
 def test_serve_gives_the_registered_service_its_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process = pytest.importorskip("coterie.launch.process")
+    process = pytest.importorskip("coterie.process.runtime")
     (tmp_path / "cos.toml").write_text(SERVICE)
     service = object()
     served: list[tuple[object, Any]] = []

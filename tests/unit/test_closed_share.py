@@ -6,9 +6,9 @@ import pytest
 
 from coterie.config.load import load
 from coterie.config.run import RunSettings
-from coterie.launch.feed import load as load_dataset
-from coterie.launch.feed import make_feed
-from coterie.launch.in_process import train_in_process
+from coterie.studies.in_process import train_in_process
+from coterie.studies.run_data import load as load_dataset
+from coterie.studies.run_data import make_feed
 from coterie.telemetry.quantities import percent
 from coterie.telemetry.report_rounds import rounds_lines
 

@@ -8,9 +8,9 @@ import pytest
 
 from coterie.config.run import RunSettings
 from coterie.errors import ConfigError
-from coterie.launch.cohorts import fragile, protection, require_cohorts, rounds_plan
 from coterie.launch.parties import run_plan
-from coterie.rounds.fedncf import FedNcfPlan
+from coterie.studies.cohorts import fragile, protection, require_cohorts, rounds_plan
+from coterie.systems.fedncf.sides import FedNcfPlan
 from coterie.wire.v1.orchestrator_pb2 import CohortKind
 
 ROUNDS = {

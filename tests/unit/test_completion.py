@@ -5,7 +5,7 @@ import gc
 
 import pytest
 
-from coterie.net.completion import completed
+from coterie.net.uncancelled import completed
 
 
 async def test_the_result_and_the_failure_of_the_work_are_the_callers() -> None:

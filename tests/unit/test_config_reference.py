@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from coterie.config.key_reference import markdown
 from coterie.config.keys import expectation_at, keys, table_at
 from coterie.config.load import ROLES
-from coterie.config.reference import markdown
 from coterie.config.run import RunSettings
 from coterie.config.services import DataOwnerSettings, settings_model
 
@@ -21,7 +21,7 @@ MODELS: list[type[BaseModel]] = [RunSettings, *map(settings_model, ROLES)]
 
 def test_the_page_in_docs_is_current() -> None:
     written = PAGE.read_text(encoding="utf-8")
-    assert written == markdown(), "run: python -m coterie.config.reference --write docs/configuration.md"
+    assert written == markdown(), "run: python -m coterie.config.key_reference --write docs/configuration.md"
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -89,11 +89,11 @@ def test_a_table_is_found_by_its_path_also_where_it_is_optional() -> None:
 def test_the_module_prints_the_page_or_writes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delitem(sys.modules, "coterie.config.reference")
+    monkeypatch.delitem(sys.modules, "coterie.config.key_reference")
     monkeypatch.setattr(sys, "argv", ["reference"])
-    runpy.run_module("coterie.config.reference", run_name="__main__")
+    runpy.run_module("coterie.config.key_reference", run_name="__main__")
     assert capsys.readouterr().out == markdown()
 
     monkeypatch.setattr(sys, "argv", ["reference", "--write", str(tmp_path / "page.md")])
-    runpy.run_module("coterie.config.reference", run_name="__main__")
+    runpy.run_module("coterie.config.key_reference", run_name="__main__")
     assert (tmp_path / "page.md").read_text(encoding="utf-8") == markdown()

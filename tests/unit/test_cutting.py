@@ -1,4 +1,4 @@
-"""coterie.net.cutting."""
+"""coterie.net.close_connection."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from coterie.net.cutting import cut_off
+from coterie.net.close_connection import cut_off
 
 
 @contextlib.contextmanager

@@ -6,8 +6,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coterie.crypto.identity import Identity, countersign
-from coterie.net.bundles import bundle_to_wire
 from coterie.net.directory import Directory
+from coterie.secure_sum.bundles import bundle_to_wire
 from coterie.wire.v1.common_pb2 import KeyBundle
 from coterie.wire.v1.thirdparty_pb2 import DirectoryEntry, LookupResponse
 

@@ -17,10 +17,10 @@ import typer
 from coterie.cli.main import app
 from coterie.config.load import load_service
 from coterie.config.run import RunSettings
-from coterie.launch.outcome import together
 from coterie.net.authorisation import ALLOWED
 from coterie.net.status import status_code
 from coterie.privacy import visibility
+from coterie.studies.outcome import together
 from coterie.wire.refusal import ErrorReason, reason_name
 from coterie.wire.v1.orchestrator_pb2 import FetchKind, RoundStep, SubmitKind, TaskKind
 

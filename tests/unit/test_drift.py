@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.errors import ConfigError, DataError
-from coterie.learning.blocks import BlockBuilder, Stream
-from coterie.learning.drift import (
+from coterie.systems.drift.blocks import BlockBuilder, Stream
+from coterie.systems.drift.mathematics import (
     Block,
     DriftSettings,
     Rows,
@@ -27,7 +27,7 @@ from coterie.learning.drift import (
     step,
     wanted,
 )
-from coterie.learning.drift_reference import run_in_process
+from coterie.systems.drift.sequential import run_in_process
 
 ITEM = st.integers(0, 11)
 BLOCK = st.builds(

@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 
 from coterie.crypto.paillier import Packing, RunningSum, from_bytes, to_bytes
 from coterie.crypto.paillier.elements import split
-from coterie.rounds.holder import HolderRound
-from coterie.rounds.party import Decline, Journal, Keep, Send, SitOut
+from coterie.rounds.holder_round import HolderRound
+from coterie.rounds.member_round import Decline, Journal, Keep, Send, SitOut
+from coterie.secure_sum.contribution import Layout, Segment
 from coterie.secure_sum.encrypted import EncryptedMember, EncryptedServer, Keyring, packing_of, part_of
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.secure_sum.protocol import Declined, Failed, Step
 from coterie.secure_sum.statements import list_hash
-from coterie.simulate.intruder import false
-from coterie.simulate.rounds import Holder, Members, run_round
-from coterie.simulate.sums import HOLDERS, halves, held_by_all, identity, key_holder, obfuscators
-from coterie.wire.layout import Layout, Segment
+from coterie.studies.local_rounds import Holder, Members, run_round
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
+from tests.simulation.rig.intruder import false
+from tests.simulation.rig.sums import HOLDERS, halves, held_by_all, identity, key_holder, obfuscators
 
 LAYOUT = Layout((Segment("values", (150,), 1.0, 12), Segment.whole("counts", (5,), 3)))
 SERVER, MEMBER = halves("encrypted")

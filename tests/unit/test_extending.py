@@ -14,15 +14,15 @@ import pytest
 from coterie.config.fedmf import FcfOptions
 from coterie.config.run import RunSettings
 from coterie.data import Dataset
-from coterie.launch.feed import Feed, load, make_feed
-from coterie.launch.in_process import InProcess, train_plan
-from coterie.launch.reference import in_time_order
-from coterie.learning.drift import DriftSettings
-from coterie.learning.drift_reference import run_in_process
-from coterie.learning.mvmf import MvmfSettings
-from coterie.rounds.combinations import combination, combinations
-from coterie.rounds.mvmf import MvmfPlan
-from coterie.rounds.systems import SUMS, SYSTEMS
+from coterie.studies.in_process import InProcess, train_plan
+from coterie.studies.run_data import Feed, load, make_feed
+from coterie.systems.combinations import combination, combinations
+from coterie.systems.drift.mathematics import DriftSettings
+from coterie.systems.drift.sequential import run_in_process
+from coterie.systems.drift.study.references import in_time_order
+from coterie.systems.registry import SUMS, SYSTEMS
+from coterie.systems.shared.factor_server import MvmfPlan
+from coterie.systems.shared.factors import MvmfSettings
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan
 
 ROOT = Path(__file__).parents[2]

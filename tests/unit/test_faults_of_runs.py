@@ -13,12 +13,12 @@ from coterie_cos.rounds_run import RoundsRun
 from coterie_cos.summing import Surroundings
 
 from coterie.crypto.authority import PeerIdentity
-from coterie.learning.fedncf import FedNcfSettings
-from coterie.learning.ncf import Architecture
 from coterie.net import server
-from coterie.rounds.fedncf import FedNcfPlan
 from coterie.store import cos as store
 from coterie.store.engine import Term, Writer, open_sqlite
+from coterie.systems.fedncf.mathematics import FedNcfSettings
+from coterie.systems.fedncf.networks import Architecture
+from coterie.systems.fedncf.sides import FedNcfPlan
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.chunks import CHUNK_BYTES
 from coterie.wire.refusal import ErrorReason, Refusal

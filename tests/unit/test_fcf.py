@@ -14,19 +14,19 @@ from coterie.errors import ConfigError
 from coterie.evaluation.holdout import TEST, TRAIN
 from coterie.evaluation.leave_one_out import RANKED
 from coterie.evaluation.metrics import ranking
-from coterie.launch.fedmf_reference import fcf_references
-from coterie.launch.feed import load, make_feed
-from coterie.launch.in_process import train_in_process
-from coterie.learning import mvmf
-from coterie.learning.fcf import FcfSettings
-from coterie.learning.mvmf import gradients, initial_factors
-from coterie.learning.mvmf_local import UserData, local_step
-from coterie.learning.optimisers import ServerOptimiser
-from coterie.rounds.fcf import FIGURES, MEASURES, FcfHost, FcfPlan, taken_up
-from coterie.rounds.host_data import HostData
-from coterie.rounds.system import User
-from coterie.rounds.systems import ratings_of, server_side
+from coterie.rounds.sides import User
 from coterie.rounds.training import Purpose
+from coterie.studies.in_process import train_in_process
+from coterie.studies.run_data import load, make_feed
+from coterie.systems.fcf.host import FIGURES, MEASURES, FcfHost, FcfPlan, taken_up
+from coterie.systems.fcf.mathematics import FcfSettings
+from coterie.systems.fedmf.study.references import fcf_references
+from coterie.systems.registry import ratings_of, server_side
+from coterie.systems.shared import factors as mvmf
+from coterie.systems.shared.factor_steps import UserData, local_step
+from coterie.systems.shared.factors import gradients, initial_factors
+from coterie.systems.shared.host_data import HostData
+from coterie.systems.shared.optimisers import ServerOptimiser
 
 ITEMS, USERS, K = 30, 8, 3
 OPTIONS = FcfSettings(factors=K, confidence=7.0, ridge=1.3)

@@ -7,12 +7,21 @@ import numpy as np
 import pytest
 
 from coterie.errors import ConfigError, DataError
-from coterie.learning import mvmf, mvmf_local
-from coterie.learning.fedmf import FedMfSettings, apply, initial, initial_factors, layout, printed, shared
-from coterie.learning.fedmf_central import train
-from coterie.learning.fedmf_local import contribute, local_step
-from coterie.learning.mvmf_local import UserData
-from coterie.wire.layout import Contribution, UnboundedValueError
+from coterie.secure_sum.contribution import Contribution, UnboundedValueError
+from coterie.systems.fedmf.central import train
+from coterie.systems.fedmf.local_step import contribute, local_step
+from coterie.systems.fedmf.mathematics import (
+    FedMfSettings,
+    apply,
+    initial,
+    initial_factors,
+    layout,
+    printed,
+    shared,
+)
+from coterie.systems.shared import factor_steps as mvmf_local
+from coterie.systems.shared import factors as mvmf
+from coterie.systems.shared.factor_steps import UserData
 
 ITEMS, K = 60, 3
 KEYS = [101, 7, 33, 4_000_000_000_000, 12, 5]

@@ -12,15 +12,15 @@ from coterie.config import load as config
 from coterie.config.fedmf import FcfOptions, FedMfOptions
 from coterie.config.run import RunSettings
 from coterie.errors import DataError
-from coterie.launch.cohorts import protection
-from coterie.launch.feed import load, make_feed
 from coterie.launch.parties import run_plan
-from coterie.learning.fcf import FcfSettings
-from coterie.learning.fedmf import FedMfSettings, printed
 from coterie.privacy.visibility import matrix
-from coterie.rounds.fcf import FcfPlan
-from coterie.rounds.fedmf import FedMfPlan
-from coterie.rounds.systems import fewest_users
+from coterie.studies.cohorts import protection
+from coterie.studies.run_data import load, make_feed
+from coterie.systems.fcf.host import FcfPlan
+from coterie.systems.fcf.mathematics import FcfSettings
+from coterie.systems.fedmf.mathematics import FedMfSettings, printed
+from coterie.systems.fedmf.server import FedMfPlan
+from coterie.systems.registry import fewest_users
 
 ROOT = Path(__file__).parents[2]
 

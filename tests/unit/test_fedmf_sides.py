@@ -15,18 +15,18 @@ from coterie.errors import ConfigError, DataError
 from coterie.evaluation.baselines import damped_mean
 from coterie.evaluation.holdout import TEST, TRAIN
 from coterie.evaluation.rated import figures
-from coterie.launch.fedmf_reference import fedmf_references, mean_scores
-from coterie.launch.feed import load, make_feed
-from coterie.launch.in_process import train_in_process, train_plan
 from coterie.launch.parties import run_plan
-from coterie.learning.fedmf import FedMfSettings, initial_factors, printed
-from coterie.rounds.fedmf import FIGURES, MEASURES, FedMfPlan, FedMfServer
-from coterie.rounds.fedmf_host import FedMfHost
-from coterie.rounds.host_data import HostData
-from coterie.rounds.measures import names_of
-from coterie.rounds.system import Summed, User
-from coterie.rounds.systems import ratings_of
+from coterie.rounds.sides import Summed, User
 from coterie.rounds.training import Purpose
+from coterie.studies.in_process import train_in_process, train_plan
+from coterie.studies.run_data import load, make_feed
+from coterie.systems.fedmf.host import FedMfHost
+from coterie.systems.fedmf.mathematics import FedMfSettings, initial_factors, printed
+from coterie.systems.fedmf.server import FIGURES, MEASURES, FedMfPlan, FedMfServer
+from coterie.systems.fedmf.study.references import fedmf_references, mean_scores
+from coterie.systems.registry import ratings_of
+from coterie.systems.shared.host_data import HostData
+from coterie.systems.shared.metric_segments import names_of
 
 SPEC = {"users": 60, "items": 80, "interactions": 1_500, "genres": 4}
 DATA = generate(SyntheticSpec(**SPEC))

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.errors import ConfigError, DataError
-from coterie.learning.fedncf import (
+from coterie.secure_sum.contribution import Contribution, Segment
+from coterie.systems.fedncf.local_step import _draw, contribute, local_step
+from coterie.systems.fedncf.mathematics import (
     AGGREGATIONS,
     FedNcfSettings,
     apply,
@@ -22,10 +24,8 @@ from coterie.learning.fedncf import (
     scores,
     tuned,
 )
-from coterie.learning.fedncf_local import _draw, contribute, local_step
-from coterie.learning.ncf import MODELS, Architecture
-from coterie.learning.optimisers import ServerOptimiser
-from coterie.wire.layout import Contribution, Segment
+from coterie.systems.fedncf.networks import MODELS, Architecture
+from coterie.systems.shared.optimisers import ServerOptimiser
 
 ITEMS = 60
 SMALL = {"dim": 3, "mlp_embedding": 4, "layers": (6, 5)}

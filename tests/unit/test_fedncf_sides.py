@@ -1,4 +1,4 @@
-"""FedNCF's side of a host, `coterie.rounds.fedncf`: what it hands to the local step."""
+"""FedNCF's side of a host, `coterie.systems.fedncf.sides`: what it hands to the local step."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from coterie.config.run import RunSettings
 from coterie.data.keyed_order import key_hash
-from coterie.launch.feed import load, make_feed
-from coterie.learning.fedncf import initial, layout
-from coterie.learning.fedncf_local import local_step
-from coterie.rounds import fedncf
-from coterie.rounds.system import User
-from coterie.rounds.systems import host_side
+from coterie.rounds.sides import User
 from coterie.secure_sum.plan import SumPlan
+from coterie.studies.run_data import load, make_feed
+from coterie.systems.fedncf import sides as fedncf
+from coterie.systems.fedncf.local_step import local_step
+from coterie.systems.fedncf.mathematics import initial, layout
+from coterie.systems.registry import host_side
 
 SETTINGS = RunSettings.model_validate(
     {

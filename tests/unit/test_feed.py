@@ -12,7 +12,7 @@ from coterie.config.run import DataSettings, RunSettings, SplitSettings
 from coterie.data import TEST, TRAIN, VALIDATION, Dataset, leave_last_out
 from coterie.data.attributes import in_order, read_attributes
 from coterie.errors import DataError
-from coterie.launch.feed import load, make_feed
+from coterie.studies.run_data import load, make_feed
 
 
 def leaving(**options: object) -> RunSettings:

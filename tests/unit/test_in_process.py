@@ -13,9 +13,9 @@ import pytest
 from coterie.config.run import RunSettings
 from coterie.errors import ConfigError, RunError
 from coterie.launch import experiment
-from coterie.launch.feed import load, make_feed
-from coterie.launch.in_process import InProcess, train_in_process
-from coterie.simulate import training
+from coterie.studies import local_training as training
+from coterie.studies.in_process import InProcess, train_in_process
+from coterie.studies.run_data import load, make_feed
 from coterie.wire.v1 import operator_pb2 as wire
 
 SMALL = {

@@ -12,7 +12,7 @@ import pytest
 from coterie_client.journals import Journals
 
 from coterie.errors import StoreError
-from coterie.rounds.party import Journal
+from coterie.rounds.member_round import Journal
 from coterie.store import client as store
 from coterie.store.engine import Writer, open_sqlite
 

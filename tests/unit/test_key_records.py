@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from coterie.crypto.key_record import Countersignature, KeyFields, KeyRecord
 from coterie.crypto.roster import Roster
-from coterie.net.key_records import record_from_wire, record_to_wire, roster_from_wire, roster_to_wire
+from coterie.parties.key_records import record_from_wire, record_to_wire, roster_from_wire, roster_to_wire
 from coterie.wire.v1.thirdparty_pb2 import PaillierRecord
 from coterie.wire.v1.thirdparty_pb2 import Roster as WireRoster
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.wire.layout import (
+from coterie.secure_sum.contribution import (
     Contribution,
     ImpossibleSumError,
     Layout,

@@ -19,16 +19,16 @@ from coterie.crypto import masking
 from coterie.crypto import verified as verified_module
 from coterie.crypto.identity import Bundle, Identity, countersign
 from coterie.crypto.verified import Verified
-from coterie.rounds.cos import in_memory
+from coterie.rounds.server_round import in_memory
 from coterie.secure_sum.bundles import bundle_to_wire
 from coterie.secure_sum.clear import ClearMember, ClearServer
+from coterie.secure_sum.contribution import Layout, Segment
 from coterie.secure_sum.graph import GraphFields, graph_fields
 from coterie.secure_sum.masked import MaskedMember, MaskedServer
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.secure_sum.protocol import Declined, Failed, Step
 from coterie.secure_sum.statements import list_hash
 from coterie.store.spool import Spool
-from coterie.wire.layout import Layout, Segment
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
 

@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from coterie.net.admission import Admission, Limits
 from coterie.telemetry.accounting import Accounting
 from coterie.telemetry.exporter import Exporter
-from coterie.telemetry.measures import Measure, memory_limit, of_the_disk, of_the_memory, resident_bytes
+from coterie.telemetry.gauges import Measure, memory_limit, of_the_disk, of_the_memory, resident_bytes
 
 
 def read(measures):

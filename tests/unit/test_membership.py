@@ -18,11 +18,11 @@ from coterie.rounds.conductor import Conductor, Population, cohort_rule
 from coterie.rounds.membership import Membership
 from coterie.rounds.training import Purpose, Training
 from coterie.secure_sum.clear import ClearServer
+from coterie.secure_sum.contribution import Layout, Segment
 from coterie.secure_sum.plan import Member, SumPlan
 from coterie.secure_sum.protocol import Declined, Failed
-from coterie.simulate.sums import LAYOUT, halves
-from coterie.wire.layout import Layout, Segment
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan
+from tests.simulation.rig.sums import LAYOUT, halves
 
 DIRECTORY = Ed25519PrivateKey.generate()
 DIRECTORY_KEY = DIRECTORY.public_key().public_bytes_raw()

@@ -18,9 +18,9 @@ from coterie_cos.model import Frozen, Model, settings_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.learning.drift import initial
 from coterie.store import cos as store
 from coterie.store.engine import Term, Writer, open_sqlite
+from coterie.systems.drift.mathematics import initial
 from coterie.wire.refusal import Refusal
 from coterie.wire.tensor import to_wire
 from coterie.wire.v1.orchestrator_pb2 import Gradient, RunPlan

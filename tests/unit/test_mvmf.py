@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.errors import ConfigError, DataError
-from coterie.learning.mvmf import (
+from coterie.secure_sum.contribution import Segment
+from coterie.systems.shared.factor_steps import UserData, local_step, sample
+from coterie.systems.shared.factors import (
     PRESETS,
     MvmfSettings,
     apply,
@@ -25,9 +27,7 @@ from coterie.learning.mvmf import (
     scores,
     unknowns_per_equation,
 )
-from coterie.learning.mvmf_local import UserData, local_step, sample
-from coterie.learning.optimisers import ServerOptimiser
-from coterie.wire.layout import Segment
+from coterie.systems.shared.optimisers import ServerOptimiser
 
 USERS, ITEMS, ATTRIBUTES, FEATURES = 7, 23, 5, 4
 WEIGHTS = ("obs-only", "incl-unc", "sampled")

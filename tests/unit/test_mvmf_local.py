@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.errors import DataError
-from coterie.learning.mvmf import MvmfSettings, initial, initial_factors, layout
-from coterie.learning.mvmf_local import UserData, contribute, local_step, sample, user_factors
-from coterie.wire.layout import Contribution, UnboundedValueError
+from coterie.secure_sum.contribution import Contribution, UnboundedValueError
+from coterie.systems.shared.factor_steps import UserData, contribute, local_step, sample, user_factors
+from coterie.systems.shared.factors import MvmfSettings, initial, initial_factors, layout
 
 ITEMS, ATTRIBUTES = 60, 4
 KEYS = [101, 7, 33, 4_000_000_000_000, 12, 5]

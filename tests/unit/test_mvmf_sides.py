@@ -15,16 +15,16 @@ from coterie.errors import ConfigError, DataError
 from coterie.evaluation.baselines import damped_mean
 from coterie.evaluation.holdout import TEST, TRAIN
 from coterie.evaluation.rated import figures, figures_of
-from coterie.launch.feed import Feed
-from coterie.launch.in_process import train_plan
-from coterie.learning.mvmf import PRESETS, MvmfSettings, from_attributes, initial_factors
-from coterie.rounds.host_data import HostData
-from coterie.rounds.measures import names_of
-from coterie.rounds.mvmf import FIGURES, MEASURES, MvmfPlan, MvmfServer
-from coterie.rounds.mvmf_host import MvmfHost
-from coterie.rounds.mvmf_owner import MvmfOwner
-from coterie.rounds.system import Summed, User
+from coterie.rounds.sides import Summed, User
 from coterie.rounds.training import Purpose
+from coterie.studies.in_process import train_plan
+from coterie.studies.run_data import Feed
+from coterie.systems.fedmvmf.owner import MvmfOwner
+from coterie.systems.shared.factor_host import MvmfHost
+from coterie.systems.shared.factor_server import FIGURES, MEASURES, MvmfPlan, MvmfServer
+from coterie.systems.shared.factors import PRESETS, MvmfSettings, from_attributes, initial_factors
+from coterie.systems.shared.host_data import HostData
+from coterie.systems.shared.metric_segments import names_of
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan
 
 SPEC = SyntheticSpec(users=60, items=80, interactions=1_500, genres=4)

@@ -9,7 +9,9 @@ import pytest
 from coterie.data import SyntheticSpec, cold_items, cold_users, generate, generate_user_attributes, random
 from coterie.data.attributes import item_attributes
 from coterie.evaluation import Rated, damped_mean, figures
-from coterie.learning.mvmf import (
+from coterie.secure_sum.contribution import Contribution
+from coterie.systems.shared.factor_steps import UserData, contribute, local_step, sample, user_factors
+from coterie.systems.shared.factors import (
     MvmfSettings,
     apply,
     from_attributes,
@@ -21,8 +23,6 @@ from coterie.learning.mvmf import (
     layout,
     scores,
 )
-from coterie.learning.mvmf_local import UserData, contribute, local_step, sample, user_factors
-from coterie.wire.layout import Contribution
 
 SPEC = SyntheticSpec(users=200, items=300, interactions=8_000, genres=5)
 DATA, TOLD = generate(SPEC), generate_user_attributes(SPEC)

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from coterie.errors import ConfigError
-from coterie.learning.ncf import MODELS, Architecture, gradients, initial_items, initial_network, scores
+from coterie.systems.fedncf.networks import (
+    MODELS,
+    Architecture,
+    gradients,
+    initial_items,
+    initial_network,
+    scores,
+)
 
 SMALL = {"dim": 3, "mlp_embedding": 4, "layers": (6, 5)}
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.errors import ConfigError
-from coterie.learning.ncf import MODELS, Architecture, scores
-from coterie.learning.ncf_central import CentralSettings, instances, train
+from coterie.systems.fedncf.central import CentralSettings, instances, train
+from coterie.systems.fedncf.networks import MODELS, Architecture, scores
 
 SMALL = {"dim": 3, "mlp_embedding": 4, "layers": (6, 5)}
 ITEMS = 30

@@ -8,8 +8,8 @@ import pytest
 
 from coterie.config.run import RunSettings
 from coterie.evaluation.leave_one_out import CHOOSE_BY, metric_names
-from coterie.launch.feed import Feed, load, make_feed
-from coterie.launch.ncf_reference import reference_rows
+from coterie.studies.run_data import Feed, load, make_feed
+from coterie.systems.fedncf.study.references import reference_rows
 
 
 def rows(**given: Any) -> tuple[Feed, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from coterie.launch import children
-from coterie.launch.nursery import Forked, Nursery
+from coterie.launch.fork_server import Forked, Nursery
 
 PLAIN = {key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")}
 LONG_S = 60.0
@@ -147,7 +147,7 @@ def test_a_nursery_ends_with_its_launcher_and_so_does_what_it_forked(tmp_path: P
             "import sys, time\n"
             "from pathlib import Path\n"
             "from coterie.launch.children import start\n"
-            "from coterie.launch.nursery import nursery\n"
+            "from coterie.launch.fork_server import nursery\n"
             "one = start(['serve', 'thirdparty', '--set=listen=127.0.0.1:0', '--set=enrol_listen=127.0.0.1:0',\n"
             "    '--set=name=directory', '--set=state=state'], Path('log'))\n"
             "print(nursery().pid, one.pid, flush=True)\n"

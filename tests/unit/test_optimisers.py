@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from coterie.errors import ConfigError
-from coterie.learning.optimisers import (
+from coterie.systems.shared.optimisers import (
     SERVER_OPTIMISERS,
     ServerOptimiser,
     adam,

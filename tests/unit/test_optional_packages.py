@@ -25,7 +25,7 @@ importlib.import_module(sys.argv[1])
         "coterie.launch.bootstrap",
         "coterie.launch.experiment",
         "coterie.launch.operator",
-        "coterie.launch.process",
+        "coterie.process.runtime",
         "coterie_cos.service",
         "coterie_client.service",
         "coterie_data_owner.service",

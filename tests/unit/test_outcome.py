@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from coterie.config.run import RunSettings
-from coterie.launch.outcome import Outcome, from_cos, network, together, write
-from coterie.launch.reference import Reference
+from coterie.studies.outcome import Outcome, from_cos, network, together, write
+from coterie.systems.drift.study.references import Reference
 
 KEYS = {
     "run_id", "system", "form", "secure_sum", "dataset", "seeds", "metrics", "reference", "traffic",

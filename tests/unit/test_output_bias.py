@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from coterie.config.run import RunSettings
-from coterie.launch.feed import load, make_feed
-from coterie.launch.in_process import train_in_process
-from coterie.learning.fedncf import FedNcfSettings, initial, published
-from coterie.learning.ncf import MODELS, Architecture, initial_network, log_odds
-from coterie.rounds.system import unnamed
+from coterie.rounds.sides import unnamed
+from coterie.studies.in_process import train_in_process
+from coterie.studies.run_data import load, make_feed
+from coterie.systems.fedncf.mathematics import FedNcfSettings, initial, published
+from coterie.systems.fedncf.networks import MODELS, Architecture, initial_network, log_odds
 
 
 @pytest.mark.parametrize("model", MODELS)

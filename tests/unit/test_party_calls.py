@@ -12,9 +12,9 @@ import pytest
 
 from coterie.crypto.identity import Delegation, Identity
 from coterie.errors import PeerError
-from coterie.net.party import Item, Member, Party
 from coterie.net.retry import Retry
-from coterie.rounds.plan import plan_hash
+from coterie.parties.party import Item, Member, Party
+from coterie.rounds.plan_hash import plan_hash
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Chunk, RoundRef
 

@@ -9,7 +9,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.rounds.plan import plan_hash
+from coterie.rounds.plan_hash import plan_hash
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan
 
 ROUNDS: dict[str, Any] = {

@@ -11,7 +11,7 @@ from coterie_client.learner import user_keys
 from coterie_client.private import PrivateFiles
 
 from coterie.errors import StoreError
-from coterie.rounds.system import Arrays
+from coterie.rounds.sides import Arrays
 
 PLAN = b"p" * 32
 

@@ -8,7 +8,7 @@ import pytest
 
 _ALLOW = """
 import resource
-from coterie.launch.process import allow_files
+from coterie.process.runtime import allow_files
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
 allow_files({connections})
 print(*resource.getrlimit(resource.RLIMIT_NOFILE))

@@ -8,10 +8,10 @@ from coterie_client.agent import Agent
 from coterie_client.history import Histories
 
 from coterie.errors import ConfigError
-from coterie.learning.mvmf import MvmfSettings
-from coterie.rounds.mvmf import MvmfPlan
-from coterie.rounds.systems import ratings_of
 from coterie.store.engine import Writer, open_sqlite
+from coterie.systems.registry import ratings_of
+from coterie.systems.shared.factor_server import MvmfPlan
+from coterie.systems.shared.factors import MvmfSettings
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import client_pb2 as wire
 

@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 
 from coterie.crypto.key_record import KeyFields
-from coterie.launch.replay import Replay
 from coterie.privacy.transcript import TranscriptWriter
 from coterie.rounds.conductor import model_to_bytes
+from coterie.secure_sum.contribution import Layout, Segment
 from coterie.secure_sum.encrypted import packing_of
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.secure_sum.protocol import Step
 from coterie.secure_sum.steps import KIND_OF
-from coterie.simulate.intruder import false
-from coterie.simulate.rounds import Holder, Members, run_round
-from coterie.simulate.sums import FIRST_HOLDER, halves, held_by_all, identity, key_holder
-from coterie.wire.layout import Layout, Segment
+from coterie.studies.local_rounds import Holder, Members, run_round
+from coterie.studies.replay import Replay
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.rounds_pb2 import SummedVector
 from coterie.wire.v1.thirdparty_pb2 import PaillierKey, PaillierPublicKeyResponse, PaillierRecord
+from tests.simulation.rig.intruder import false
+from tests.simulation.rig.sums import FIRST_HOLDER, halves, held_by_all, identity, key_holder
 
 LAYOUT = Layout((Segment.whole("counts", (40,), 7),))
 SERVER, MEMBER = halves("encrypted")

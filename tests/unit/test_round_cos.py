@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.rounds.cos import (
+from coterie.rounds.server_round import (
     Applied,
     Apply,
     Arrived,
@@ -30,10 +30,10 @@ from coterie.rounds.cos import (
 )
 from coterie.secure_sum.clear import ClearMember, ClearServer
 from coterie.secure_sum.codes import CodesSum
+from coterie.secure_sum.contribution import Layout, Segment
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.plan import Member, SumPlan
 from coterie.secure_sum.protocol import Pieces, Step, Total, Vector, bad_message
-from coterie.wire.layout import Layout, Segment
 from coterie.wire.refusal import Refusal
 
 LAYOUT = Layout((Segment.whole("counts", (3,), 7),))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from coterie.rounds.party import Decline, Journal, Keep, MemberRound, Send, SitOut, Train
+from coterie.rounds.member_round import Decline, Journal, Keep, MemberRound, Send, SitOut, Train
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.plan import Member, SumPlan
 from coterie.secure_sum.protocol import Declined, Step

@@ -21,16 +21,16 @@ from coterie_client.rounds import Rounds
 from coterie.config.services import ClientSettings
 from coterie.crypto.identity import Identity
 from coterie.errors import PeerError
-from coterie.learning.fedncf import FedNcfSettings, initial
-from coterie.learning.ncf import Architecture
-from coterie.net.party import Item
+from coterie.parties.party import Item
 from coterie.rounds.conductor import Conductor, Population, model_to_bytes
-from coterie.rounds.fedncf import FedNcfPlan, FedNcfServer
 from coterie.rounds.training import Purpose, Training
 from coterie.secure_sum.clear import ClearServer
 from coterie.secure_sum.plan import SumPlan
 from coterie.store import client as store
 from coterie.store.engine import Writer, open_sqlite
+from coterie.systems.fedncf.mathematics import FedNcfSettings, initial
+from coterie.systems.fedncf.networks import Architecture
+from coterie.systems.fedncf.sides import FedNcfPlan, FedNcfServer
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.tensor import to_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire

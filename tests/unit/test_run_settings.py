@@ -14,12 +14,12 @@ from coterie.config.load import load
 from coterie.config.mvmf import MvmfOptions
 from coterie.config.run import RunSettings
 from coterie.errors import ConfigError
-from coterie.learning.fedncf import FedNcfSettings, tuned
-from coterie.learning.mvmf import PRESETS
-from coterie.learning.ncf import MODELS
-from coterie.learning.optimisers import ServerOptimiser
-from coterie.rounds.fedncf import FedNcfPlan
-from coterie.rounds.mvmf import MvmfPlan
+from coterie.systems.fedncf.mathematics import FedNcfSettings, tuned
+from coterie.systems.fedncf.networks import MODELS
+from coterie.systems.fedncf.sides import FedNcfPlan
+from coterie.systems.shared.factor_server import MvmfPlan
+from coterie.systems.shared.factors import PRESETS
+from coterie.systems.shared.optimisers import ServerOptimiser
 
 
 def settings(**given: Any) -> RunSettings:

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coterie.learning.blocks import Block, Stream
-from coterie.learning.drift import DriftSettings, initial, score, step
-from coterie.learning.saros import train, user_order
+from coterie.systems.drift.blocks import Block, Stream
+from coterie.systems.drift.central import train, user_order
+from coterie.systems.drift.mathematics import DriftSettings, initial, score, step
 
 
 def planted(users: int = 30, items: int = 40, each: int = 30) -> tuple[Stream, np.ndarray]:

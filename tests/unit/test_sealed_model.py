@@ -4,7 +4,7 @@ import pytest
 
 from coterie.crypto.sealed_model import agreement, open_model, seal_model
 from coterie.crypto.verification import VerificationError
-from coterie.simulate.sums import held_by_all
+from tests.simulation.rig.sums import held_by_all
 
 HELD = held_by_all()
 

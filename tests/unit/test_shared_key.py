@@ -14,19 +14,19 @@ from coterie.config.run import RunSettings
 from coterie.crypto.verification import VerificationError
 from coterie.errors import ConfigError, CryptoError
 from coterie.launch.parties import run_plan
+from coterie.parties.shared_model import SharedModels
 from coterie.rounds.conductor import applied
-from coterie.rounds.shared_model import SharedModels
-from coterie.rounds.systems import server_side
 from coterie.rounds.training import Purpose
+from coterie.secure_sum.contribution import Contribution, Layout, Segment
 from coterie.secure_sum.key_holder import KeyHolder
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.secure_sum.protocol import Applied, Declined, Step
-from coterie.simulate.intruder import false
-from coterie.simulate.rounds import Holder, Members, run_round
-from coterie.simulate.sums import HOLDERS, codes_in, halves, held_by_all, identity, key_holder
-from coterie.wire.layout import Contribution, Layout, Segment
+from coterie.studies.local_rounds import Holder, Members, run_round
+from coterie.systems.registry import server_side
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
+from tests.simulation.rig.intruder import false
+from tests.simulation.rig.sums import HOLDERS, codes_in, halves, held_by_all, identity, key_holder
 
 LAYOUT = Layout((Segment("values", (150,), 1.0, 12), Segment.whole("counts", (5,), 3)))
 SERVER, MEMBER = halves("shared-key")

@@ -9,8 +9,16 @@ from hypothesis import strategies as st
 
 from coterie.errors import ConfigError
 from coterie.evaluation.holdout import TEST, TRAIN, VALIDATION, Holdout, ranked_names
-from coterie.rounds.asynchronous import Catalogued, OwnerJoined, PartyLost, PartySeen, Stopped, UsersJoined
-from coterie.rounds.shielded import (
+from coterie.secure_sum.contribution import Contribution
+from coterie.systems.drift.published_run import (
+    Catalogued,
+    OwnerJoined,
+    PartyLost,
+    PartySeen,
+    Stopped,
+    UsersJoined,
+)
+from coterie.systems.drift.shielded_run import (
     LOSSES,
     Abandoned,
     Delivered,
@@ -31,7 +39,6 @@ from coterie.rounds.shielded import (
     waiting_for,
     window_layout,
 )
-from coterie.wire.layout import Contribution
 
 
 def after(state, *events):

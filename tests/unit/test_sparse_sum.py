@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from coterie.crypto.paillier import decrypt_vector, from_bytes
 from coterie.crypto.paillier.format import HEADER_BYTES
+from coterie.secure_sum.contribution import Layout, Segment
 from coterie.secure_sum.encrypted import EncryptedMember, packing_of
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.secure_sum.protocol import Declined, Step
 from coterie.secure_sum.sparse import pack_places, unpack_places
 from coterie.secure_sum.statements import list_hash
-from coterie.simulate.rounds import Holder, Members, run_round
-from coterie.simulate.sums import HOLDERS, added, halves, held_by_all, identity, key_holder, obfuscators
-from coterie.wire.layout import Layout, Segment
+from coterie.studies.local_rounds import Holder, Members, run_round
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
+from tests.simulation.rig.sums import HOLDERS, added, halves, held_by_all, identity, key_holder, obfuscators
 
 LAYOUT = Layout((Segment("values", (300,), 1.0, 12), Segment.whole("counts", (5,), 3)))
 PUBLIC = held_by_all().secret.public

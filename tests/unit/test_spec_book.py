@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from coterie.evaluation.leave_one_out import metric_names
-from coterie.learning.fedncf import AGGREGATIONS, TOUCHES, FedNcfSettings, layout
-from coterie.learning.mvmf import MvmfSettings
-from coterie.rounds.measures import names_of
-from coterie.rounds.mvmf import MEASURES, MvmfPlan
+from coterie.rounds.member_round import _MOST_REVEALS
 from coterie.rounds.pace import pause_s
-from coterie.rounds.party import _MOST_REVEALS
 from coterie.rounds.training import _MOST_ABANDONED, Purpose
 from coterie.secure_sum.graph import graph_fields
+from coterie.systems.fedncf.mathematics import AGGREGATIONS, TOUCHES, FedNcfSettings, layout
+from coterie.systems.shared.factor_server import MEASURES, MvmfPlan
+from coterie.systems.shared.factors import MvmfSettings
+from coterie.systems.shared.metric_segments import names_of
 
 ROOT = Path(__file__).parents[2]
 BOOK = ROOT / "docs" / "spec"

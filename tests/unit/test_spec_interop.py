@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from coterie.crypto import paillier as product
 from coterie.crypto.identity import Identity, countersign
 from coterie.crypto.verified import Verified
+from coterie.secure_sum.contribution import Layout, Segment
 from coterie.secure_sum.graph import GraphFields, graph_fields
 from coterie.secure_sum.masked import MaskedMember, MaskedServer
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.secure_sum.protocol import Declined, Failed, Step
-from coterie.wire.layout import Layout, Segment
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import common_pb2, data_owner_pb2, orchestrator_pb2, rounds_pb2
 from coterie.wire.v1 import rounds_pb2 as wire

@@ -13,8 +13,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coterie.secure_sum.contribution import Layout, Segment
 from coterie.secure_sum.plan import VERSION, Member, SumPlan, layout_hash
-from coterie.wire.layout import Layout, Segment
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
 

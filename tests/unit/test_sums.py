@@ -14,12 +14,11 @@ from coterie_cos import sums as module
 from coterie_cos.sums import OpenSum, Sums
 from numpy.typing import NDArray
 
-from coterie.rounds.cos import RoundState
+from coterie.rounds.server_round import RoundState
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.secure_sum.protocol import MemberHalf, Step
 from coterie.secure_sum.steps import KIND_OF, TASK_STEP
-from coterie.simulate.sums import LAYOUT, halves, identity
 from coterie.store import cos as store
 from coterie.store import spool
 from coterie.store.engine import Term, Writer, open_sqlite
@@ -28,6 +27,7 @@ from coterie.telemetry.accounting import Accounting
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
+from tests.simulation.rig.sums import LAYOUT, halves, identity
 
 SOON_S = 10.0
 PARTIES = ("client/left", "client/right")

@@ -13,16 +13,16 @@ from coterie.config.run import FedNcfOptions, RoundsSettings, RunSettings, Split
 from coterie.errors import ConfigError, DataError
 from coterie.evaluation import from_table, headline, paired_difference, popularity, random_scores
 from coterie.evaluation.selection import Selection, Trained
-from coterie.launch import tables
-from coterie.launch.feed import Feed, load, make_feed
-from coterie.launch.tables.beside import POPULARITY, RANDOM
-from coterie.launch.tables.blocks import Entry, beside, curves, differences
-from coterie.launch.tables.cell import read_pairs, write_pairs
-from coterie.launch.tables.fedncf import FEDNCF, studies
-from coterie.launch.tables.row import Choices, Row, draw, with_options
-from coterie.launch.tables.table import Block, Table, chosen_rows, evaluate
-from coterie.launch.tables.tuning import Trials
-from coterie.learning.fedncf import published
+from coterie.studies import tables
+from coterie.studies.run_data import Feed, load, make_feed
+from coterie.studies.tables.beside import POPULARITY, RANDOM
+from coterie.studies.tables.blocks import Entry, beside, curves, differences
+from coterie.studies.tables.cell import read_pairs, write_pairs
+from coterie.studies.tables.row import Choices, Row, draw, with_options
+from coterie.studies.tables.table import Block, Table, chosen_rows, evaluate
+from coterie.studies.tables.tuning import Trials
+from coterie.systems.fedncf.mathematics import published
+from coterie.systems.fedncf.study.table import FEDNCF, studies
 
 SETTINGS = RunSettings.model_validate(
     {"data": {"synthetic": {"users": 60, "items": 200, "interactions": 2400}}}

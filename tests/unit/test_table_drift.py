@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from coterie.config.run import RunSettings
-from coterie.launch import tables
-from coterie.launch.feed import load, make_feed
-from coterie.launch.reference import references
-from coterie.launch.tables.cell import Cell
-from coterie.launch.tables.drift import CHOOSE_BY, SHOWN, after_first_epoch
-from coterie.launch.tables.table import Results
+from coterie.studies import tables
+from coterie.studies.run_data import load, make_feed
+from coterie.studies.tables.cell import Cell
+from coterie.studies.tables.table import Results
+from coterie.systems.drift.study.references import references
+from coterie.systems.drift.study.table import CHOOSE_BY, SHOWN, after_first_epoch
 
 SETTINGS = RunSettings.model_validate(
     {

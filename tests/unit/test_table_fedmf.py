@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from coterie.config.run import RunSettings
-from coterie.launch import tables
-from coterie.launch.cohorts import rounds_plan
-from coterie.launch.feed import load, make_feed
-from coterie.launch.tables import fedmf
-from coterie.launch.tables.fedmf import EPOCHS, FEDMF, PARTICIPATION, ROUNDS, STEPS
-from coterie.launch.tables.row import with_options
-from coterie.learning.fedmf import printed
 from coterie.rounds.conductor import cohort_rule
 from coterie.rounds.policy import cohorts
+from coterie.studies import tables
+from coterie.studies.cohorts import rounds_plan
+from coterie.studies.run_data import load, make_feed
+from coterie.studies.tables.row import with_options
+from coterie.systems.fedmf.mathematics import printed
+from coterie.systems.fedmf.study import table as fedmf
+from coterie.systems.fedmf.study.table import EPOCHS, FEDMF, PARTICIPATION, ROUNDS, STEPS
 
 SETTINGS = RunSettings.model_validate(
     {

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 
 from coterie.config.run import RunSettings
-from coterie.launch import tables
-from coterie.launch.feed import load, make_feed
-from coterie.launch.tables.privmvmf import SCENARIOS
-from coterie.launch.tables.row import with_options
+from coterie.studies import tables
+from coterie.studies.run_data import load, make_feed
+from coterie.studies.tables.row import with_options
+from coterie.systems.fedmvmf.study.table import SCENARIOS
 
 TABLE = tables.find("privmvmf")
 SETTINGS = RunSettings.model_validate(

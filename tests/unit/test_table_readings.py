@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from coterie.config.run import RunSettings
-from coterie.evaluation.readings import RELEVANT, graded_readings, readings
-from coterie.launch import tables
-from coterie.launch.feed import load, make_feed
-from coterie.launch.in_process import train_in_process
-from coterie.launch.tables.cell import Cell
-from coterie.launch.tables.readings import MODEL, NEW_USERS, off_by, predicted_by
-from coterie.launch.tables.table import Results
+from coterie.evaluation.metric_variants import RELEVANT, graded_readings, readings
+from coterie.studies import tables
+from coterie.studies.in_process import train_in_process
+from coterie.studies.run_data import load, make_feed
+from coterie.studies.tables.cell import Cell
+from coterie.studies.tables.table import Results
+from coterie.systems.fedmvmf.study.metric_variants import MODEL, NEW_USERS, off_by, predicted_by
 
 TABLE = tables.find("privmvmf-readings")
 SETTINGS = RunSettings.model_validate(
@@ -122,7 +122,7 @@ def test_cells_that_stand_are_taken_up(folder, made, monkeypatch):
     def fail(*_, **__):
         raise AssertionError("trained again")
 
-    monkeypatch.setattr("coterie.launch.tables.readings.train_in_process", fail)
+    monkeypatch.setattr("coterie.systems.fedmvmf.study.metric_variants.train_in_process", fail)
     again, path = evaluated(folder, resume=True)
     assert json.loads(path.read_text())["rows"] == json.loads(json.dumps(made["rows"], default=float))
     assert again["blocks"] == made["blocks"]

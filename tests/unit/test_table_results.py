@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from coterie.config.run import RunSettings
-from coterie.launch import tables
-from coterie.launch.tables import results
-from coterie.launch.tables.blocks import shown
-from coterie.launch.tables.table import evaluate
+from coterie.studies import tables
+from coterie.studies.tables import results
+from coterie.studies.tables.blocks import shown
+from coterie.studies.tables.table import evaluate
 
 ROOT = Path(__file__).parents[2]
 KEPT = results.read_kept(ROOT / "docs" / "results")

@@ -6,8 +6,8 @@ import pytest
 from coterie.config.run import RunSettings
 from coterie.errors import ConfigError
 from coterie.evaluation.selection import Trained
-from coterie.launch.feed import Feed, load, make_feed
-from coterie.launch.tables.row import Choices, LogUniform, Row, configured, draw, enumerated, with_options
+from coterie.studies.run_data import Feed, load, make_feed
+from coterie.studies.tables.row import Choices, LogUniform, Row, configured, draw, enumerated, with_options
 
 
 def never(*_: object) -> Trained:

@@ -10,9 +10,9 @@ import pytest
 from coterie.config.run import RunSettings, SplitSettings
 from coterie.errors import DataError, RunError
 from coterie.evaluation.selection import Trained
-from coterie.launch.feed import load, make_feed
-from coterie.launch.tables.row import LogUniform, Row
-from coterie.launch.tables.tuning import Trials, tune
+from coterie.studies.run_data import load, make_feed
+from coterie.studies.tables.row import LogUniform, Row
+from coterie.studies.tables.tuning import Trials, tune
 
 SETTINGS = RunSettings(split=SplitSettings(kind="leave-last-out"))
 FEED = make_feed(SETTINGS, load(SETTINGS), 0)

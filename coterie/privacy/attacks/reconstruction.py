@@ -34,7 +34,7 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from coterie.errors import DataError
-from coterie.wire.layout import Layout
+from coterie.secure_sum.contribution import Layout
 from coterie.wire.v1.rounds_pb2 import SummedVector
 
 __all__ = [
@@ -80,7 +80,7 @@ _VALUES = 1 << 22
 
 
 class Rules(Protocol):
-    """What everybody knows of a run; `coterie.learning.mvmf.MvmfSettings` has it."""
+    """What everybody knows of a run; `coterie.systems.shared.factors.MvmfSettings` has it."""
 
     @property
     def weights(self) -> str:

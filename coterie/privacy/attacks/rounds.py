@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.errors import DataError
-from coterie.wire.layout import Layout
+from coterie.secure_sum.contribution import Layout
 
 __all__ = ["RoundView", "known_slots", "view_of_sum"]
 

@@ -27,7 +27,7 @@ from coterie.privacy.attacks.rounds import RoundView
 from coterie.privacy.attacks.scoring import Truth, mean_auc, with_popularity
 from coterie.privacy.payloads import Assembly
 from coterie.privacy.transcript import Entry, decode, message_class, read_transcript
-from coterie.wire.layout import Layout, Segment
+from coterie.secure_sum.contribution import Layout, Segment
 from coterie.wire.refusal import Refusal
 from coterie.wire.tensor import from_wire
 from coterie.wire.v1.orchestrator_pb2 import FetchResponse, Model, RunPlan, SubmitKind, SubmitRequest

@@ -21,9 +21,9 @@ from coterie.crypto.sealed import (
     encode_records,
 )
 from coterie.errors import PeerError
-from coterie.launch.process import Runtime
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
+from coterie.process.runtime import Runtime
 from coterie.store import client as store
 from coterie.store.engine import Writer
 from coterie.wire.refusal import LATER, ErrorReason, Refusal, reason_name

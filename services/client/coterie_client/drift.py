@@ -11,8 +11,8 @@ import structlog
 
 from coterie.errors import PeerError
 from coterie.evaluation.holdout import sums
-from coterie.learning.drift import score
-from coterie.net.bundles import bundle_from_wire
+from coterie.secure_sum.bundles import bundle_from_wire
+from coterie.systems.drift.mathematics import score
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import from_wire, to_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire

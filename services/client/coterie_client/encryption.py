@@ -9,16 +9,16 @@ import structlog
 
 from coterie.crypto.verification import VerificationError
 from coterie.errors import CertificateError, ConfigError, PeerError
-from coterie.launch.key_trust import key_trust
-from coterie.net.public_keys import PublicKeys
-from coterie.rounds.encryption import holder_obfuscators, obfuscators
+from coterie.parties.public_keys import PublicKeys
+from coterie.process.key_trust import key_trust
+from coterie.secure_sum.obfuscators import holder_obfuscators, obfuscators
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined
 from coterie_client.host import Host
 
 if TYPE_CHECKING:
     from coterie.crypto.paillier import Obfuscators, SecretKey
-    from coterie.net.custody import Custody
+    from coterie.parties.custody import Custody
 
 __all__ = ["Encryption"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import structlog
 
-from coterie.rounds.system import Arrays
+from coterie.rounds.sides import Arrays
 from coterie_client.arrays import replace_array
 
 __all__ = ["Evaluated"]

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from coterie.errors import DataError
 from coterie.evaluation.holdout import TEST, TRAIN, VALIDATION, Holdout
 from coterie.evaluation.leave_one_out import RANKED
-from coterie.net.completion import completed
+from coterie.net.uncancelled import completed
 from coterie.store import client as store
 from coterie.store.engine import Writer
 

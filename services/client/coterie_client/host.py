@@ -18,9 +18,9 @@ from coterie.config.services import ClientSettings
 from coterie.crypto.identity import Bundle, Identity
 from coterie.data.attributes import AttributeTable
 from coterie.errors import PeerError
-from coterie.launch.process import Runtime
 from coterie.net.channel import Channel
-from coterie.net.party import Party
+from coterie.parties.party import Party
+from coterie.process.runtime import Runtime
 from coterie.rounds.consent import Consent
 from coterie.store import client as store
 from coterie.store.engine import Writer
@@ -28,7 +28,7 @@ from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie_client.history import Catalogued, Histories
 
 if TYPE_CHECKING:
-    from coterie.net.custody import Custody
+    from coterie.parties.custody import Custody
 
 __all__ = ["Host", "Recommended", "TakingPart", "best_unseen", "catalogued", "now_ms", "read"]
 

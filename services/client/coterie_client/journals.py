@@ -18,7 +18,7 @@ import sqlalchemy as sa
 import structlog
 
 from coterie.errors import StoreError
-from coterie.rounds.party import Journal
+from coterie.rounds.member_round import Journal
 from coterie.store import client as store
 from coterie.store.engine import Writer
 

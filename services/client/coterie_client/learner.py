@@ -20,11 +20,11 @@ from coterie.data.attributes import in_order
 from coterie.data.keyed_order import key_hash
 from coterie.errors import ConfigError, PeerError, RunError
 from coterie.rounds.conductor import model_from_bytes
-from coterie.rounds.host_data import HostData
-from coterie.rounds.plan import plan_hash
-from coterie.rounds.system import Arrays, HostSide
-from coterie.rounds.systems import host_side
+from coterie.rounds.plan_hash import plan_hash
+from coterie.rounds.sides import Arrays, HostSide
 from coterie.secure_sum.protocol import Declined
+from coterie.systems.registry import host_side
+from coterie.systems.shared.host_data import HostData
 from coterie.wire.tensor import from_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Tensor
@@ -34,7 +34,7 @@ from coterie_client.journals import Journals
 from coterie_client.private import PrivateFiles
 
 if TYPE_CHECKING:
-    from coterie.rounds.shared_model import SharedModels
+    from coterie.parties.shared_model import SharedModels
 
 __all__ = ["Learner", "Model", "StaleError", "user_keys"]
 
@@ -129,7 +129,7 @@ class Learner:
                     "the participants of this run share its key, and this host does not hold it",
                     hint="encryption.holds_key, and a place on the operator's roster",
                 )
-            from coterie.rounds.shared_model import SharedModels
+            from coterie.parties.shared_model import SharedModels
 
             self._shared = SharedModels(self._plan, host.custody.secrets)
         self.catalogue: Catalogued | None = None

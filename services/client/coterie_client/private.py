@@ -18,7 +18,7 @@ import structlog
 from numpy.typing import NDArray
 
 from coterie.errors import StoreError
-from coterie.rounds.system import Arrays
+from coterie.rounds.sides import Arrays
 from coterie.store.engine import file_failure
 from coterie_client.arrays import replace_array, replace_bytes
 from coterie_client.evaluated import Evaluated

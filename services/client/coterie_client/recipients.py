@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from coterie.crypto.identity import Bundle, Identity, PublicPrekey
 from coterie.crypto.sealed import Agreement, Direction, OpeningSession, SealingSession, SenderProcess
-from coterie.launch.process import Runtime
-from coterie.net.bundles import bundle_from_wire
 from coterie.net.channel import Channel
+from coterie.process.runtime import Runtime
+from coterie.secure_sum.bundles import bundle_from_wire
 from coterie.wire.v1 import data_owner_pb2 as wire
 from coterie.wire.v1.data_owner_pb2_grpc import DataOwnerStub
 from coterie.wire.v1.orchestrator_pb2 import CatalogueOwner

@@ -1,4 +1,4 @@
-"""A host in the rounds of a run: what the COS asks of its members, answered by the machine of ``coterie.rounds.party``.
+"""A host in the rounds of a run: its members' tasks from the COS, answered by ``coterie.rounds.member_round``.
 
 The COS is polled beside the work.  Of the tasks only the newest count: they are level-triggered, so what was missed is
 asked again, and a round with a higher number means that those below are over.
@@ -22,17 +22,17 @@ from numpy.typing import NDArray
 from coterie.crypto.verification import VerificationError
 from coterie.crypto.verified import Verified
 from coterie.errors import PeerError
-from coterie.net.party import Item
+from coterie.parties.party import Item
+from coterie.rounds.member_round import Decline, Effect, Journal, Keep, MemberRound, Send, SitOut, Train
 from coterie.rounds.membership import Membership
-from coterie.rounds.party import Decline, Effect, Journal, Keep, MemberRound, Send, SitOut, Train
-from coterie.rounds.system import HostSide, User
-from coterie.rounds.systems import KEYED, Signer, member_half, server_side
+from coterie.rounds.sides import HostSide, User
 from coterie.rounds.training import Purpose
+from coterie.secure_sum.contribution import Layout, UnboundedValueError
 from coterie.secure_sum.plan import SumPlan, layout_hash
 from coterie.secure_sum.protocol import Declined, Step
 from coterie.secure_sum.steps import DECLINED, KIND_OF, STEP_IN_TASK, TASK_STEP
 from coterie.store import client as store
-from coterie.wire.layout import Layout, UnboundedValueError
+from coterie.systems.registry import KEYED, Signer, member_half, server_side
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name
 from coterie.wire.tensor import from_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire

@@ -12,15 +12,15 @@ import structlog
 from coterie.config.services import ClientSettings
 from coterie.crypto import restored
 from coterie.data.attributes import AttributeTable, read_attributes
-from coterie.launch.process import Runtime
 from coterie.net.credentials import TlsFiles
 from coterie.net.directory import Directory
 from coterie.net.enrolment import HOLDER, enrol, identities, saved_bundles
-from coterie.net.party import Member, Party
 from coterie.net.retry import Retry
-from coterie.rounds.systems import SYSTEMS, ratings_of
+from coterie.parties.party import Member, Party
+from coterie.process.runtime import Runtime
 from coterie.store.client import Interaction
 from coterie.store.engine import Writer, open_sqlite
+from coterie.systems.registry import SYSTEMS, ratings_of
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.client_pb2_grpc import add_UserAgentServicer_to_server
@@ -32,7 +32,7 @@ from coterie_client.rounds import Rounds
 from coterie_client.shielded import ShieldedDrift
 
 if TYPE_CHECKING:
-    from coterie.net.key_holding import KeyHolding
+    from coterie.parties.key_holding import KeyHolding
 
 __all__ = ["SERVICE"]
 

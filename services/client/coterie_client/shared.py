@@ -11,14 +11,14 @@ from functools import partial
 from coterie.config.services import ClientSettings
 from coterie.crypto.identity import Bundle
 from coterie.errors import ConfigError
-from coterie.launch.key_trust import key_trust
-from coterie.launch.process import Runtime
 from coterie.net.channel import Channel
-from coterie.net.decryption import Bundles, MakeHalf
 from coterie.net.enrolment import HOLDER, identities
-from coterie.net.key_holding import KeyHolding
-from coterie.net.party import Party
-from coterie.rounds.shared_model import SharedModels
+from coterie.parties.decryption import Bundles, MakeHalf
+from coterie.parties.key_holding import KeyHolding
+from coterie.parties.party import Party
+from coterie.parties.shared_model import SharedModels
+from coterie.process.key_trust import key_trust
+from coterie.process.runtime import Runtime
 from coterie.secure_sum.shared_key import SharedKeyHolder
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 

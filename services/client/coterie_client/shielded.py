@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 
 from coterie.errors import PeerError
 from coterie.evaluation.holdout import ranked_names
-from coterie.learning.drift import DriftSettings, score
-from coterie.net.bundles import bundle_from_wire
-from coterie.net.sums import SumMembers, Trained
+from coterie.parties.sums import SumMembers, Trained
 from coterie.rounds import policy
 from coterie.rounds.conductor import model_from_bytes
-from coterie.rounds.party import Journal
-from coterie.rounds.shielded import LOSSES, MIN_MASKED, Purpose, add_measured, evaluation_layout
+from coterie.rounds.member_round import Journal
+from coterie.secure_sum.bundles import bundle_from_wire
+from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.plan import SumPlan, layout_hash
 from coterie.secure_sum.protocol import Declined, Step
 from coterie.store import client as store
-from coterie.wire.layout import Contribution
+from coterie.systems.drift.mathematics import DriftSettings, score
+from coterie.systems.drift.shielded_run import LOSSES, MIN_MASKED, Purpose, add_measured, evaluation_layout
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
 from coterie_client.history import Catalogued
@@ -37,7 +37,7 @@ __all__ = ["ShieldedDrift"]
 _log = structlog.get_logger("coterie.client")
 
 _ROUNDING = 7
-"""First element of the key under which metrics are rounded; `Visits` and `coterie.learning` have lower ones."""
+"""First element of the key under which metrics are rounded; `Visits` and `coterie.systems.drift` have lower ones."""
 
 _DAY_S = 24 * 3600
 

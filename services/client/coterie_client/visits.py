@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from coterie.crypto.sealed import encode_records
 from coterie.errors import PeerError
-from coterie.learning.drift import DriftSettings
-from coterie.learning.drift_shielded import initial_row
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
 from coterie.store import client as store
+from coterie.systems.drift.mathematics import DriftSettings
+from coterie.systems.drift.shielded import initial_row
 from coterie.wire.refusal import LATER, ErrorReason, Refusal, reason_name
 from coterie.wire.v1 import data_owner_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2 import CatalogueOwner
@@ -45,7 +45,7 @@ _CALL_S = 120.0
 _RETRY_S = 5.0
 _PAUSE_S = 1.0
 _ORDER = 6
-"""First element of the key under which a user's order of owners is drawn; `coterie.learning` has lower ones."""
+"""First element of the key under which a user's order of owners is drawn; `coterie.systems.drift` has lower ones."""
 
 
 @dataclass

@@ -12,9 +12,9 @@ import numpy as np
 import sqlalchemy as sa
 import structlog
 
-from coterie.rounds import asynchronous as rounds
 from coterie.store import cos as store
 from coterie.store.engine import Term
+from coterie.systems.drift import published_run as rounds
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import from_wire, to_wire
 from coterie.wire.v1 import operator_pb2 as operator

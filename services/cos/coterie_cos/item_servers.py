@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
-from coterie.rounds.system import Arrays
+from coterie.rounds.sides import Arrays
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import from_wire, increasing_ids
 from coterie.wire.v1 import orchestrator_pb2 as wire

@@ -21,9 +21,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from coterie.errors import StoreError
-from coterie.learning.drift import DriftSettings, initial_item_rows, initial_user_rows
 from coterie.store import cos as store
 from coterie.store.engine import Term, file_failure
+from coterie.systems.drift.mathematics import DriftSettings, initial_item_rows, initial_user_rows
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import from_wire, increasing_ids
 from coterie.wire.v1.orchestrator_pb2 import Gradient, RunPlan

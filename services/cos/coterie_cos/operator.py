@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
-from coterie.net.completion import completed
-from coterie.rounds.plan import plan_hash
+from coterie.net.uncancelled import completed
+from coterie.rounds.plan_hash import plan_hash
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import operator_pb2 as wire
 from coterie.wire.v1.operator_pb2_grpc import OperatorServicer

@@ -16,10 +16,10 @@ from google.protobuf.message import Message
 from coterie.crypto.authority import PeerIdentity, logical_name
 from coterie.crypto.identity import Bundle, Delegation
 from coterie.errors import CryptoError
-from coterie.net.bundles import bundle_from_wire
-from coterie.net.completion import completed
 from coterie.net.server import current_peer
-from coterie.rounds.plan import plan_hash
+from coterie.net.uncancelled import completed
+from coterie.rounds.plan_hash import plan_hash
+from coterie.secure_sum.bundles import bundle_from_wire
 from coterie.store import cos as store
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.chunks import CHUNK_BYTES, Assembler, split

@@ -16,13 +16,13 @@ from coterie.crypto.key_record import KeyRecord
 from coterie.rounds import training
 from coterie.rounds.conductor import Conductor, Population, new_training
 from coterie.rounds.model_state import Measured, ModelState, OpenModel, SealedVersions
-from coterie.rounds.system import Arrays, ServerSide, ToldServerSide
-from coterie.rounds.systems import KEYED, asks_owners, server_side
+from coterie.rounds.sides import Arrays, ServerSide, ToldServerSide
 from coterie.rounds.training import Purpose, Training
+from coterie.secure_sum.contribution import ImpossibleSumError
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Failed, Formed
 from coterie.store import cos as store
-from coterie.wire.layout import ImpossibleSumError
+from coterie.systems.registry import KEYED, asks_owners, server_side
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import to_wire
 from coterie.wire.v1 import operator_pb2 as operator

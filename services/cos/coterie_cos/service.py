@@ -17,22 +17,22 @@ from coterie.config.services import CosSettings
 from coterie.crypto.authority import validate_name
 from coterie.crypto.beacon import BEACON_BYTES, Beacon
 from coterie.errors import CertificateError, ConfigError, CryptoError, PeerError, StoreError
-from coterie.launch.process import Runtime
-from coterie.net.completion import completed
 from coterie.net.credentials import TlsFiles
 from coterie.net.directory import Directory
 from coterie.net.enrolment import enrol
 from coterie.net.latency import measure_each
-from coterie.net.paillier_directory import HOLD_S, PaillierDirectory
-from coterie.rounds.plan import plan_hash
+from coterie.net.uncancelled import completed
+from coterie.parties.paillier_directory import HOLD_S, PaillierDirectory
+from coterie.process.runtime import Runtime
+from coterie.rounds.plan_hash import plan_hash
 from coterie.rounds.policy import LEAST_REDRAW
-from coterie.rounds.shielded import ShieldedPlan
-from coterie.rounds.systems import SUMS, SYSTEMS, server_side
 from coterie.store import cos as store
 from coterie.store.engine import Term, Writer, failure, file_failure, open_sqlite
 from coterie.store.postgres import Place, bounded, open_postgres
 from coterie.store.room import MARGIN, has_room
-from coterie.telemetry.measures import Measure
+from coterie.systems.drift.shielded_run import ShieldedPlan
+from coterie.systems.registry import SUMS, SYSTEMS, server_side
+from coterie.telemetry.gauges import Measure
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.latency_pb2_grpc import add_LatencyServicer_to_server
 from coterie.wire.v1.operator_pb2 import RunPhase, StartRunRequest

@@ -13,16 +13,24 @@ import sqlalchemy as sa
 import structlog
 from numpy.typing import NDArray
 
-from coterie.learning.drift import initial_item_rows
-from coterie.rounds import policy, shielded
-from coterie.rounds.asynchronous import Catalogued, OwnerJoined, PartyLost, PartySeen, Stopped, UsersJoined
+from coterie.rounds import policy
 from coterie.rounds.conductor import model_to_bytes
-from coterie.rounds.cos import RoundState
-from coterie.rounds.shielded import Phase, Purpose, Shielded, ShieldedPlan
+from coterie.rounds.server_round import RoundState
+from coterie.secure_sum.contribution import ImpossibleSumError, Layout
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.secure_sum.protocol import Applied, Failed, Formed
 from coterie.store import cos as store
-from coterie.wire.layout import ImpossibleSumError, Layout
+from coterie.systems.drift import shielded_run as shielded
+from coterie.systems.drift.mathematics import initial_item_rows
+from coterie.systems.drift.published_run import (
+    Catalogued,
+    OwnerJoined,
+    PartyLost,
+    PartySeen,
+    Stopped,
+    UsersJoined,
+)
+from coterie.systems.drift.shielded_run import Phase, Purpose, Shielded, ShieldedPlan
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire

@@ -14,8 +14,9 @@ from typing import NamedTuple, Protocol
 import sqlalchemy as sa
 import structlog
 
-from coterie.rounds import cos as machine
-from coterie.rounds.cos import Phase, RoundState
+from coterie.rounds import server_round as machine
+from coterie.rounds.server_round import Phase, RoundState
+from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Failed, Formed, Running, ServerHalf, Step, Total
 from coterie.secure_sum.steps import DECLINED, STEP_OF_KIND, TASK_STEP
@@ -23,7 +24,6 @@ from coterie.store import cos as store
 from coterie.store.engine import Term
 from coterie.store.spool import Spool
 from coterie.telemetry.accounting import Accounting
-from coterie.wire.layout import Layout
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire

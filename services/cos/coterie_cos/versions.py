@@ -10,7 +10,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from coterie.rounds.system import Arrays
+from coterie.rounds.sides import Arrays
 
 __all__ = ["Versions"]
 

@@ -20,18 +20,18 @@ from safetensors.numpy import save as pack_arrays
 from coterie.crypto.identity import Bundle, Identity
 from coterie.crypto.sealed import Decision, SequenceGate, decode_records
 from coterie.errors import StoreError
-from coterie.learning.blocks import Block, BlockBuilder
-from coterie.learning.drift import DriftSettings
-from coterie.learning.drift_shielded import HeldRows, Released, visit
-from coterie.net.sums import Trained
-from coterie.rounds.party import Journal
-from coterie.rounds.shielded import MIN_MASKED, Purpose, ShieldedPlan, window_layout
+from coterie.parties.sums import Trained
+from coterie.rounds.member_round import Journal
+from coterie.secure_sum.contribution import Contribution, Layout
 from coterie.secure_sum.plan import SumPlan, layout_hash
 from coterie.secure_sum.protocol import Declined, Step
 from coterie.store import data_owner as store
 from coterie.store.engine import Writer
+from coterie.systems.drift.blocks import Block, BlockBuilder
+from coterie.systems.drift.mathematics import DriftSettings
+from coterie.systems.drift.shielded import HeldRows, Released, visit
+from coterie.systems.drift.shielded_run import MIN_MASKED, Purpose, ShieldedPlan, window_layout
 from coterie.telemetry.accounting import Accounting
-from coterie.wire.layout import Contribution, Layout
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 from coterie.wire.visit import Reply, Visit
 from coterie_data_owner.owner import Owner
@@ -44,7 +44,7 @@ _NEVER = 2**62
 """Number of a round that never comes."""
 
 _ROUNDING = 5
-"""First element of the key under which an owner's vector is rounded; `coterie.learning` has lower ones."""
+"""First element of the key under which an owner's vector is rounded; `coterie.systems.drift` has lower ones."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,8 +23,8 @@ from coterie.crypto.sealed import (
 )
 from coterie.crypto.verification import Reason, VerificationError
 from coterie.errors import CertificateError, CoterieError, StoreError
-from coterie.net.completion import completed
 from coterie.net.status import not_kept
+from coterie.net.uncancelled import completed
 from coterie.store import data_owner as store
 from coterie.store.engine import Writer
 from coterie.telemetry.accounting import Accounting

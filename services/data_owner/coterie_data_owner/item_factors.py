@@ -16,11 +16,11 @@ from safetensors.numpy import load_file, save_file
 
 from coterie.data.attributes import AttributeTable, in_order, read_attributes
 from coterie.errors import DataError, PeerError
-from coterie.net.party import Party
+from coterie.parties.party import Party
 from coterie.rounds.conductor import model_from_bytes
-from coterie.rounds.plan import plan_hash
-from coterie.rounds.system import Arrays, OwnerSide
-from coterie.rounds.systems import owner_side
+from coterie.rounds.plan_hash import plan_hash
+from coterie.rounds.sides import Arrays, OwnerSide
+from coterie.systems.registry import owner_side
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.refusal import Refusal
 from coterie.wire.tensor import to_wire

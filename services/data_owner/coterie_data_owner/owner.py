@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from coterie.crypto.identity import Bundle, Identity
 from coterie.crypto.sealed import decode_records
 from coterie.errors import DataError, StoreError
-from coterie.learning.drift import Block, BlockBuilder
 from coterie.store import data_owner as store
 from coterie.store.engine import Writer
+from coterie.systems.drift.mathematics import Block, BlockBuilder
 from coterie_data_owner.prekeys import Prekeys
 
 __all__ = ["Owner", "read_items"]

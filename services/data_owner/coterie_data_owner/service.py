@@ -13,14 +13,14 @@ import structlog
 from coterie.config.services import DataOwnerSettings
 from coterie.crypto.authority import logical_name
 from coterie.crypto.identity import Bundle
-from coterie.launch.process import Runtime
 from coterie.net.credentials import TlsFiles
 from coterie.net.directory import Directory
 from coterie.net.enrolment import enrol, identities, saved_bundles
-from coterie.net.party import Member, Party
 from coterie.net.retry import Retry
-from coterie.rounds.systems import asks_owners
+from coterie.parties.party import Member, Party
+from coterie.process.runtime import Runtime
 from coterie.store.engine import Writer, open_sqlite
+from coterie.systems.registry import asks_owners
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.data_owner_pb2_grpc import add_DataOwnerServicer_to_server
 from coterie_data_owner.intake import Intake

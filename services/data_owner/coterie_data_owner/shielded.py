@@ -12,9 +12,9 @@ import structlog
 
 from coterie.crypto import restored
 from coterie.errors import PeerError
-from coterie.launch.process import Runtime
-from coterie.net.party import Party
-from coterie.net.sums import SumMembers
+from coterie.parties.party import Party
+from coterie.parties.sums import SumMembers
+from coterie.process.runtime import Runtime
 from coterie.rounds.conductor import model_from_bytes
 from coterie.store.engine import Writer
 from coterie.wire.v1 import orchestrator_pb2 as wire

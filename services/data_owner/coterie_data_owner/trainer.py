@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import structlog
 
-from coterie.learning.drift import Block, Rows, gradients, owner_order, wanted
-from coterie.net.party import Party
+from coterie.parties.party import Party
 from coterie.store import data_owner as store
 from coterie.store.engine import Writer
+from coterie.systems.drift.mathematics import Block, Rows, gradients, owner_order, wanted
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import from_wire, to_wire

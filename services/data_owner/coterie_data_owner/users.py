@@ -8,7 +8,7 @@ import numpy as np
 
 from coterie.crypto.identity import Bundle
 from coterie.net.directory import Directory
-from coterie.net.party import Party
+from coterie.parties.party import Party
 from coterie.wire.tensor import from_wire
 from coterie.wire.v1.common_pb2 import Tensor
 from coterie.wire.v1.orchestrator_pb2 import FetchKind

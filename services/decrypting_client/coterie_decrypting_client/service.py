@@ -8,14 +8,14 @@ from typing import Any
 import grpc
 
 from coterie.config.services import DecryptingClientSettings
-from coterie.launch.key_trust import key_trust
-from coterie.launch.process import Runtime
 from coterie.net.credentials import TlsFiles
 from coterie.net.directory import Directory
 from coterie.net.enrolment import enrol, identities, saved_bundles
-from coterie.net.key_holding import KeyHolding
-from coterie.net.party import Party
 from coterie.net.retry import Retry
+from coterie.parties.key_holding import KeyHolding
+from coterie.parties.party import Party
+from coterie.process.key_trust import key_trust
+from coterie.process.runtime import Runtime
 
 __all__ = ["SERVICE"]
 

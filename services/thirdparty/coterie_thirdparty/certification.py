@@ -23,8 +23,8 @@ from coterie.crypto.beacon import Beacon, draw_beacon
 from coterie.crypto.identity import Validity, countersign
 from coterie.crypto.keyfile import write_private_file
 from coterie.errors import CertificateError, CryptoError
-from coterie.net.bundles import bundle_from_wire, bundle_to_wire
 from coterie.net.credentials import TlsFiles
+from coterie.secure_sum.bundles import bundle_from_wire, bundle_to_wire
 from coterie.store.authority import DirectorySecrets
 from coterie.store.thirdparty import Published
 from coterie.wire.refusal import ErrorReason, Refusal

@@ -12,8 +12,8 @@ import structlog
 
 from coterie.crypto.authority import validate_name
 from coterie.errors import CertificateError
-from coterie.net.completion import completed
 from coterie.net.server import Guard, certificate_of, current_peer
+from coterie.net.uncancelled import completed
 from coterie.store.thirdparty import Renewed, Revoked, ThirdPartyStore
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.refusal import ErrorReason, Refusal

@@ -19,7 +19,7 @@ from coterie.crypto.key_record import Countersignature, KeyRecord, countersigner
 from coterie.crypto.roster import Roster, load_roster_key
 from coterie.crypto.verification import Reason, VerificationError
 from coterie.errors import CertificateError
-from coterie.net.key_records import record_from_wire, record_to_wire, roster_from_wire
+from coterie.parties.key_records import record_from_wire, record_to_wire, roster_from_wire
 from coterie.store.thirdparty import ThirdPartyStore
 from coterie.store.thirdparty_keys import KeptKey, NewKey
 from coterie.wire.refusal import ErrorReason, Refusal

@@ -11,10 +11,10 @@ import structlog
 
 from coterie.config.services import ThirdPartySettings
 from coterie.errors import CertificateError, PreflightError, StoreError
-from coterie.launch.process import GRACE_S, Runtime
 from coterie.net.admission import Limits
 from coterie.net.credentials import TlsFiles
 from coterie.net.server import Guard, make_server
+from coterie.process.runtime import GRACE_S, Runtime
 from coterie.store.authority import create_secrets, load_secrets, secrets_exist
 from coterie.store.thirdparty import ThirdPartyStore
 from coterie.store.tokens import TokenFile

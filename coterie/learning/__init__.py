@@ -1,1 +1,0 @@
-"""The learning systems: mathematics only.  Nothing here reads, writes, logs, encrypts or waits."""

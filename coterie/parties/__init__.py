@@ -1,0 +1,1 @@
+"""A party's part in a run: its members of sums, key holding, custody, decryption."""

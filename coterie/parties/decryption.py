@@ -1,0 +1,221 @@
+"""What a key holder does when it is asked: sign who submitted, decrypt a part of a sum, or apply it.
+
+What decides is in ``coterie.secure_sum.key_holder``; what it signed is on disk before it leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import structlog
+
+from coterie.crypto.custody import HeldKey
+from coterie.crypto.identity import Bundle, Identity
+from coterie.crypto.keyfile import read_private_file, write_private_file
+from coterie.errors import CertificateError, CoterieError
+from coterie.parties.party import Item, Party
+from coterie.parties.sum_tasks import SumTasks
+from coterie.rounds.consent import Consent
+from coterie.rounds.holder_round import HolderRound
+from coterie.rounds.member_round import Decline, Effect, Journal, Keep, Send, SitOut
+from coterie.rounds.training import Purpose
+from coterie.secure_sum.key_holder import KeyHolder
+from coterie.secure_sum.plan import SumPlan
+from coterie.secure_sum.protocol import Declined, Step
+from coterie.secure_sum.steps import DECLINED, KIND_OF, TASK_STEP
+from coterie.systems.registry import fewest_users
+from coterie.wire.v1 import orchestrator_pb2 as wire
+
+__all__ = ["Activity", "Bundles", "Decryption", "MakeHalf"]
+
+_log = structlog.get_logger("coterie.key_holder")
+
+_ACTIVITIES = {Step.CONFIRM: "signatures", Step.DECRYPT: "decryption"}
+
+Activity = Callable[[str], AbstractContextManager[None]]
+"""Counts the process's CPU time as that of an activity meanwhile."""
+
+Bundles = Callable[[Iterable[bytes]], Awaitable[Mapping[bytes, Bundle]]]
+"""Gives verified bundles of participants, without those that are unknown or revoked."""
+
+MakeHalf = Callable[[SumPlan, int, Identity, HeldKey, Mapping[bytes, Bundle], dict[bytes, bytes]], KeyHolder]
+"""Makes a holder's half of a sum: plan, position, identity, what is held of the key, contributors' bundles, and their
+keys of the tags."""
+
+
+class _Open:
+    """The round in progress, as this holder takes part in it."""
+
+    def __init__(self, plan: SumPlan, position: int) -> None:
+        self.plan = plan
+        self.position = position
+        self.machine: HolderRound | None = None
+        self.taken: dict[tuple[int, Step], float] = {}
+        self.declined_at = -1.0
+
+
+class Decryption(SumTasks):
+    """One key holder in the sums of a run.
+
+    Parameters
+    ----------
+    party : Party
+        Registered.
+    identity : Identity
+    secrets : callable
+        Returns what is held of a key, by its id; raises `CoterieError` when it is not held.
+    bundles : callable
+    consent : Consent
+        Which sums it helps to form.
+    journal : Path
+        File that keeps what it confirmed last.
+    activity : callable
+        Where CPU time is counted.
+    serving : callable, optional
+        Is told of each plan in which this holder takes part, and what it holds of the key.
+    half : callable, optional
+        Makes its half of a sum: that of an encrypted one when absent.
+
+    Raises
+    ------
+    CertificateError
+        The journal is damaged, or readable by others.
+    """
+
+    def __init__(
+        self,
+        party: Party,
+        identity: Identity,
+        secrets: Callable[[bytes], HeldKey],
+        bundles: Bundles,
+        consent: Consent,
+        journal: Path,
+        activity: Activity,
+        serving: Callable[[SumPlan, HeldKey], None] = lambda plan, held: None,
+        half: MakeHalf = KeyHolder,
+    ) -> None:
+        super().__init__(party)
+        self._identity = identity
+        self._secrets = secrets
+        self._bundles = bundles
+        self._consent = consent
+        self._path = journal
+        self._journal = _read_journal(journal)
+        self._activity = activity
+        self._serving = serving
+        self._half = half
+        self._open: _Open | None = None
+        # Contributors' keys of their tags, of one Paillier key.
+        self._tag_keys: tuple[bytes, dict[bytes, bytes]] = (b"", {})
+
+    async def _asked(self, task: wire.Task, step: Step, asked_at: float) -> None:
+        if not any(
+            part.first <= slot < part.first + part.count for slot in self._party.slots for part in task.slots
+        ):
+            # It is for others for whom the same connection speaks.
+            return
+        number = task.round.round
+        if self._open is None or number > self._open.plan.round:
+            self._open = await self._begin(number)
+        current = self._open
+        if number != current.plan.round:
+            return
+        if current.machine is None or current.machine.reason:
+            if current.declined_at < asked_at:
+                await self._submit(current.plan.round, step, [Item(DECLINED, self._party.slots, b"")])
+                current.declined_at = time.monotonic()
+            return
+        briefings = await self._party.briefings(number, TASK_STEP[step])
+        for respondent, briefing in sorted(briefings.items()):
+            # A task that was on its way before an answer was taken asks for it once more.
+            if current.taken.get((respondent, step), -1.0) >= asked_at:
+                continue
+            with self._activity(_ACTIVITIES.get(step, "rounds")):
+                effects = await asyncio.to_thread(current.machine.asked, step, briefing)
+            await self._carry_out(current, step, effects)
+            current.taken[respondent, step] = time.monotonic()
+
+    async def _begin(self, number: int) -> _Open:
+        plan = await self._plan(number)
+        own = self._identity.participant_id
+        position = next((n for n, one in enumerate(plan.holders) if one.participant == own), -1)
+        current = _Open(plan, position)
+        try:
+            current.machine = await self._accept(plan, position)
+        except Declined as declined:
+            _log.warning("sits out", round=number, reason=str(declined))
+        return current
+
+    async def _accept(self, plan: SumPlan, position: int) -> HolderRound:
+        if position < 0 or plan.run_id != self._party.plan.run_id:
+            raise Declined("the plan is of another run, or does not name this holder")
+        # Of days nothing is kept: a holder serves every round of the run.
+        objections = self._consent.objections_to_round(plan, 0)
+        run = self._party.plan
+        if plan.purpose == Purpose.TRAIN.value:
+            fewest = fewest_users(run.system, run.settings)
+            if plan.min_sum < fewest:
+                objections.append(
+                    f"a sum over {plan.min_sum} users may be solved for them; of {run.system} with these settings "
+                    f"{fewest} users are decrypted at least"
+                )
+        if objections:
+            raise Declined("; ".join(objections))
+        try:
+            held = self._secrets(plan.key_id)
+        except CoterieError as error:
+            raise Declined(error.message) from None
+        if self._tag_keys[0] != plan.key_id:
+            self._tag_keys = plan.key_id, {}
+        bundles = await self._bundles([member.participant for member in plan.members])
+        known = self._tag_keys[1]
+        found = HolderRound(
+            plan,
+            self._journal,
+            lambda: self._half(plan, position, self._identity, held, bundles, known),
+        )
+        if found.reason:
+            raise Declined(found.reason)
+        self._serving(plan, held)
+        return found
+
+    async def _carry_out(self, current: _Open, step: Step, effects: Sequence[Effect]) -> None:
+        """Carry out effects in order."""
+        items = []
+        for effect in effects:
+            match effect:
+                case Keep(journal):
+                    await asyncio.to_thread(_write_journal, self._path, journal)
+                    self._journal = journal
+                case Send(_, message):
+                    items.append(Item(KIND_OF[step], self._party.slots, message))
+                case SitOut(reason):
+                    _log.warning("sits out", round=current.plan.round, reason=reason)
+                case Decline():
+                    items.append(Item(DECLINED, self._party.slots, b""))
+                    current.declined_at = time.monotonic()
+                case _:
+                    raise AssertionError(f"a key holder has no effect {effect}")
+        await self._submit(current.plan.round, step, items)
+
+
+def _read_journal(path: Path) -> Journal:
+    if not path.exists():
+        return Journal()
+    try:
+        content = json.loads(read_private_file(path))
+        return Journal(int(content["joined"]), bytes.fromhex(content["confirmed"]))
+    except (ValueError, TypeError, KeyError):
+        raise CertificateError(
+            f"{path} is damaged: it does not say what this holder confirmed last"
+        ) from None
+
+
+def _write_journal(path: Path, journal: Journal) -> None:
+    content = {"joined": journal.joined, "confirmed": journal.contribution.hex()}
+    write_private_file(path, json.dumps(content).encode())

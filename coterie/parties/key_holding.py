@@ -1,0 +1,141 @@
+"""A key holder in a run: hold the key, join, sign and decrypt what the COS asks for, until the run has ended.
+
+A decrypting client is a process that does this and nothing else; where participants share the key, a client host does
+it beside its users' part, over the same connection.
+
+Needs ``gmpy2``; services import this module only where they hold keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from coterie.crypto import restored
+from coterie.crypto.identity import Bundle, Identity
+from coterie.net.channel import Channel
+from coterie.parties.custody import Custody
+from coterie.parties.decryption import Activity, Bundles, Decryption, MakeHalf
+from coterie.parties.party import Member, Party
+from coterie.parties.public_keys import Trust
+from coterie.parties.rotation import Rotation
+from coterie.rounds.consent import Consent
+from coterie.wire.v1 import orchestrator_pb2 as wire
+
+__all__ = ["KeyHolding"]
+
+_log = structlog.get_logger("coterie.key_holder")
+
+
+class KeyHolding:
+    """One key holder.
+
+    Parameters
+    ----------
+    party : Party
+        Of its own; others may speak over the same connection.
+    thirdparty : Channel
+    identity : Identity
+        On the roster.
+    bundle : Bundle
+        Its keys, countersigned.
+    trust : Trust
+    bundles : callable
+    consent : Consent
+        Which sums it helps to form.
+    state : Path
+        Folder for its keys and its journal.
+    activity : callable
+        Where CPU time is counted.
+    rotate_every : int, optional
+        Rounds after which another key is made; 0 for never.  The first holder of the roster begins.
+    keeps : bool, optional
+        Whether old secrets are kept until the end, because something else than a round's sum is under them.
+    half : callable, optional
+        From the run's plan to what makes this holder's half of a sum; that of an encrypted sum when absent.
+    """
+
+    def __init__(
+        self,
+        party: Party,
+        thirdparty: Channel,
+        identity: Identity,
+        bundle: Bundle,
+        trust: Trust,
+        bundles: Bundles,
+        consent: Consent,
+        state: Path,
+        activity: Activity,
+        *,
+        rotate_every: int = 0,
+        keeps: bool = False,
+        half: Callable[[wire.RunPlan], MakeHalf] | None = None,
+    ) -> None:
+        self.custody = Custody(thirdparty, identity, trust, state / "keys", bundles)
+        own = identity.participant_id
+        self._rotation = Rotation(
+            self.custody, rotate_every, lambda: trust.eligible()[:1] == (own,), keeps=keeps
+        )
+        self._party = party
+        self._identity = identity
+        self._bundle = bundle
+        self._bundles = bundles
+        self._consent = consent
+        self._journal = state / "journal.json"
+        self._state = state
+        self._activity = activity
+        self._half = half
+
+    async def run(self, running: asyncio.TaskGroup, holds: Callable[[str], None]) -> None:
+        """Take part from the beginning to the end.
+
+        Parameters
+        ----------
+        running : TaskGroup
+            For what goes on beside it.
+        holds : callable
+            Told ``"key"`` and ``"run"`` when it has the one and takes part in the other.
+        """
+        await self.custody.ensure()
+        holds("key")
+        following = running.create_task(self.custody.follow(lambda holding: self._rotation.clear()))
+        try:
+            await self._take_part(running, holds)
+        finally:
+            following.cancel()
+
+    async def _take_part(self, running: asyncio.TaskGroup, holds: Callable[[str], None]) -> None:
+        kind = wire.ParticipantKind.PARTICIPANT_KIND_KEY_HOLDER
+        await self._party.wait_and_register([Member(self._identity, self._bundle, kind)])
+        plan = self._party.plan
+        objections = self._consent.objections(plan) + restored.objections(
+            self._state, plan.run_id, plan.secure_sum
+        )
+        if objections:
+            _log.warning("outside this holder's consent", reasons=objections)
+            await self._party.leave()
+            return
+        _log.info("joined", system=plan.system)
+        decryption = Decryption(
+            self._party,
+            self._identity,
+            self.custody.secrets,
+            self._bundles,
+            self._consent,
+            self._journal,
+            self._activity,
+            self._rotation.serving,
+            **({} if self._half is None else {"half": self._half(plan)}),
+        )
+        holds("run")
+        working = running.create_task(decryption.run())
+        async for tasks in self._party.tasks():
+            decryption.told(tasks)
+            if any(task.kind == wire.TaskKind.TASK_KIND_FINISH for task in tasks):
+                _log.info("the run has ended")
+                decryption.finish()
+                await working
+                return

@@ -1,0 +1,481 @@
+"""A party's side of the COS: register, poll, fetch, submit; the same for client hosts and data owners."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError, Message
+
+from coterie.crypto.identity import Bundle, Identity
+from coterie.crypto.identity import Delegation as SignedDelegation
+from coterie.errors import PeerError
+from coterie.net.channel import Channel
+from coterie.net.retry import Retry
+from coterie.net.status import from_rpc_error, waits_for_store
+from coterie.rounds.plan_hash import plan_hash
+from coterie.secure_sum.bundles import bundle_to_wire
+from coterie.wire.chunks import Assembler, split
+from coterie.wire.refusal import LATER, ErrorReason, Refusal
+from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1.common_pb2 import Delegation, RoundRef, SlotRange
+from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
+
+__all__ = ["Item", "Member", "Party", "slot_ranges"]
+
+_log = structlog.get_logger("coterie.party")
+
+T = TypeVar("T")
+
+_POLL_HOLD_S = 20.0
+_LULL_S = 0.2
+"""How long the answer to a submission is waited for before tasks are polled for beside the work, seconds."""
+_SUBMIT_S = 30.0
+_REACH_S = 2.0
+"""How long a poll is tried before the COS counts as out of reach, seconds."""
+_BATCH = 500
+_ITEM_BATCH = 10_000
+_MAX_FETCH = 1 << 30
+_STORE_S = 1.0
+"""Pause before what the COS could not store is asked again, seconds."""
+_DELEGATION_S = 30 * 24 * 3600
+_HELD = (wire.FetchKind.FETCH_KIND_MODEL, wire.FetchKind.FETCH_KIND_OPEN_ITEMS)
+"""What callers keep from round to round, and need not get again."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One participant of a party, as it registers.
+
+    ``name``, ``address``, ``tls_name`` and ``items`` belong to data owners.
+    """
+
+    identity: Identity
+    bundle: Bundle
+    kind: wire.ParticipantKind.ValueType
+    name: str = ""
+    address: str = ""
+    tls_name: str = ""
+    items: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Item:
+    """One item of a submission.
+
+    Parameters
+    ----------
+    kind : SubmitKind
+    slots : sequence of int
+        The slots that it covers.
+    payload : bytes
+    """
+
+    kind: wire.SubmitKind.ValueType
+    slots: Sequence[int]
+    payload: bytes
+
+
+def slot_ranges(slots: Iterable[int]) -> list[SlotRange]:
+    """Return slots as ranges, in the order given."""
+    found: list[SlotRange] = []
+    for slot in slots:
+        if found and found[-1].first + found[-1].count == slot:
+            found[-1].count += 1
+        else:
+            found.append(SlotRange(first=slot, count=1))
+    return found
+
+
+class Party:
+    """One connection to the COS, which speaks for one or more participants.
+
+    Parameters
+    ----------
+    channel : Channel
+        To the COS.
+    run_id : str
+        The run to take part in.
+    fingerprint : callable
+        Returns the SHA-256 of the certificate that the channel shows; participants delegate to it.
+    retry : Retry
+        For calls that may be repeated, which all of these may.
+    on_reach : callable, optional
+        Told after each poll whether the COS could be reached: a condition of health.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        run_id: str,
+        fingerprint: Callable[[], bytes],
+        retry: Retry,
+        on_reach: Callable[[bool], None] | None = None,
+    ) -> None:
+        self._channel = channel
+        # Generated stubs are typed for gRPC's own channel; ours takes and returns the same messages.
+        self._stub: Any = channel.stub(OrchestratorStub)
+        self._run_id = run_id
+        self._fingerprint = fingerprint
+        self._retry = retry
+        self._on_reach = on_reach or (lambda _: None)
+        self.plan = wire.RunPlan()
+        self.slots: list[int] = []
+        self.asked_at = 0.0
+        """When the newest poll was sent, ``time.monotonic`` seconds: tasks may be as old as that."""
+        self.attach: Sequence[wire.FetchKind.ValueType] = ()
+        """What answers to polls may bring along, so that it need not be fetched."""
+        self.carries = False
+        """Whether the last submission of each step waits for the next tasks; then `idle` says when there is none."""
+        self._cursor = 0
+        self._attached: dict[tuple[int, int, int], wire.FetchResponse] = {}
+        self._round = 0
+        self._held: dict[int, bytes] = {}
+        # What a submission brought, whether one is under way that will, and whether one was since `idle`.
+        self._brought: tuple[wire.PollResponse, float] | None = None
+        self._carrying = self._carried = self._polling = False
+        self._wake = asyncio.Event()
+
+    async def register(self, members: Sequence[Member]) -> int:
+        """Join the run with these participants; again after a restart, with the same slots.
+
+        Returns
+        -------
+        int
+            Bytes sent about the participants.
+
+        Raises
+        ------
+        PeerError
+            When the COS refuses, or announces a plan whose hash is not its own.
+        """
+        messages: list[wire.Participant] = []
+        signed_for = b""
+
+        async def attempt() -> wire.RegisterResponse:
+            nonlocal messages, signed_for
+            # What is shown may be another certificate than at the attempt before.
+            shown = self._fingerprint()
+            if shown != signed_for:
+                expiry = int(time.time()) + _DELEGATION_S
+                messages = [self._participant(member, shown, expiry) for member in members]
+                signed_for = shown
+            response: wire.RegisterResponse = await self._stub.Register(requests())
+            return response
+
+        async def requests() -> AsyncIterator[wire.RegisterRequest]:
+            intent = wire.RegisterIntent.REGISTER_INTENT_JOIN
+            for first in range(0, len(messages), _BATCH):
+                part = messages[first : first + _BATCH]
+                yield wire.RegisterRequest(run_id=self._run_id, intent=intent, participants=part)
+            for position, member in enumerate(members):
+                for first in range(0, len(member.items), _ITEM_BATCH):
+                    yield wire.RegisterRequest(
+                        items=member.items[first : first + _ITEM_BATCH], items_of=position
+                    )
+
+        response = await self.call(attempt)
+        if plan_hash(response.plan) != response.plan_hash:
+            raise PeerError(f"{self._channel.peer} announced a plan that does not have the hash it gave")
+        self.plan = response.plan
+        self.slots = [slot for part in response.slots for slot in range(part.first, part.first + part.count)]
+        return sum(message.ByteSize() for message in messages)
+
+    async def wait_and_register(self, members: Sequence[Member], pause_s: float = 0.5) -> int:
+        """Join the run once the operator has started it and the COS can be reached; returns as `register`."""
+        announced = False
+        while True:
+            try:
+                return await self.register(members)
+            except Refusal as refusal:
+                if refusal.reason != ErrorReason.ERROR_REASON_UNKNOWN_ROUND and refusal.reason not in LATER:
+                    raise
+            except PeerError as error:
+                if type(error) is not PeerError:
+                    raise
+            if not announced:
+                _log.info("waiting for the run", run=self._run_id)
+                announced = True
+            await asyncio.sleep(pause_s)
+
+    async def leave(self) -> None:
+        """Take no further part; what was acknowledged stays counted."""
+
+        async def requests() -> AsyncIterator[wire.RegisterRequest]:
+            yield wire.RegisterRequest(run_id=self._run_id, intent=wire.RegisterIntent.REGISTER_INTENT_LEAVE)
+
+        await self.call(lambda: self._stub.Register(requests()))
+
+    def _participant(self, member: Member, shown: bytes, expiry: int) -> wire.Participant:
+        delegation = SignedDelegation.sign(member.identity, shown, self._run_id, expiry)
+        return wire.Participant(
+            bundle=bundle_to_wire(member.bundle),
+            delegation=Delegation(
+                certificate_fingerprint=delegation.certificate_fingerprint,
+                run_id=delegation.run_id,
+                expiry=delegation.expiry,
+                signature=delegation.signature,
+            ),
+            kind=member.kind,
+            name=member.name,
+            address=member.address,
+            tls_name=member.tls_name,
+        )
+
+    async def tasks(self) -> AsyncIterator[list[wire.Task]]:
+        """Yield the open tasks whenever they may have changed; an unreachable COS is asked again, for ever."""
+        reachable = True
+        while True:
+            brought = await self._lull() if self.carries else None
+            try:
+                response = await self._poll() if brought is None else brought[0]
+            except PeerError as error:
+                # A COS that does not know yet whom it may trust, cannot store or has too much to do is as far away as
+                # one that does not answer.
+                passing = waits_for_store(error) or (isinstance(error, Refusal) and error.reason in LATER)
+                if isinstance(error, Refusal) and not passing:
+                    raise
+                if reachable:
+                    _log.warning("cannot reach the COS", error=error.message)
+                reachable = False
+                self._on_reach(reachable)
+                await asyncio.sleep(1.0)
+                continue
+            if brought is not None:
+                self.asked_at = brought[1]
+            reachable = True
+            self._on_reach(reachable)
+            self._cursor = response.revision
+            self._take(response)
+            self._wake.clear()
+            yield list(response.tasks)
+
+    def idle(self) -> None:
+        """Say that nothing more will be submitted now: unless a submission did that, tasks are polled for at once."""
+        if not self._carried:
+            self._wake.set()
+        self._carried = False
+
+    async def _lull(self) -> tuple[wire.PollResponse, float] | None:
+        """Wait for the answer to a submission; return None when a poll is to be made instead."""
+        try:
+            async with asyncio.timeout(_LULL_S if self._cursor else 0):
+                await self._wake.wait()
+        except TimeoutError:
+            if self._carrying:
+                await self._wake.wait()
+        self._wake.clear()
+        brought, self._brought = self._brought, None
+        return brought
+
+    def _request(self) -> wire.PollRequest:
+        return wire.PollRequest(
+            run_id=self._run_id,
+            cursor=self._cursor,
+            hold_ms=int(_POLL_HOLD_S * 1000),
+            attach=self.attach,
+            round=self._round,
+            held_sha256=list(self._held.values()) if self.attach else [],
+        )
+
+    def _take(self, response: wire.PollResponse) -> None:
+        """Keep what was attached, in place of what was before it."""
+        self._attached = {}
+        for one in response.attached:
+            asked = one.request
+            if asked.kind == wire.FetchKind.FETCH_KIND_SUM_PLAN:
+                self._round = asked.version
+            self._attached[asked.kind, asked.version, asked.step] = one.response
+
+    async def _poll(self) -> wire.PollResponse:
+        async def attempt() -> wire.PollResponse:
+            self.asked_at = time.monotonic()
+            response: wire.PollResponse = await self._stub.Poll(self._request(), timeout=_POLL_HOLD_S + 10)
+            return response
+
+        self._polling = True
+        try:
+            return await self.call(attempt, Retry(limit_s=_REACH_S))
+        finally:
+            self._polling = False
+
+    async def fetch(
+        self,
+        kind: wire.FetchKind.ValueType,
+        *,
+        version: int = 0,
+        held_sha256: bytes = b"",
+        step: wire.RoundStep.ValueType = wire.RoundStep.ROUND_STEP_UNSPECIFIED,
+        first: int = 0,
+    ) -> tuple[int, bytes | None]:
+        """Fetch a model, rows, catalogue, roster, or what a round needs; or take it where it was attached to an answer.
+
+        Returns
+        -------
+        version : int
+            Of what was sent.
+        payload : bytes or None
+            None when what the caller holds is current.
+        """
+        attached = self._attached.pop((kind, version, step), None) if not first else None
+        if attached is not None and not attached.unchanged:
+            self._hold(kind, attached.sha256)
+            return attached.version, attached.chunk.data
+        if attached is not None and attached.sha256 == held_sha256:
+            return attached.version, None
+        request = wire.FetchRequest(
+            run_id=self._run_id, kind=kind, version=version, held_sha256=held_sha256, step=step, first=first
+        )
+
+        async def whole() -> tuple[int, bytes | None]:
+            assembler, head = Assembler(_MAX_FETCH), None
+            async for response in self._stub.Fetch(request, timeout=120.0):
+                if head is None:
+                    head = response
+                    if head.unchanged:
+                        return head.version, None
+                assembler.add(response.chunk)
+            if head is None:
+                raise PeerError(f"{self._channel.peer} answered a fetch with nothing")
+            self._hold(kind, head.sha256)
+            return head.version, assembler.payload(head.sha256)
+
+        return await self.call(whole)
+
+    def _hold(self, kind: wire.FetchKind.ValueType, sha256: bytes) -> None:
+        if kind in _HELD:
+            self._held[kind] = sha256
+
+    async def briefings(self, number: int, step: wire.RoundStep.ValueType) -> dict[int, bytes]:
+        """Fetch what the caller's members are told for a step of a round, by their positions in its plan.
+
+        Raises
+        ------
+        PeerError
+            When the COS sends what are no briefings.
+        """
+        found: dict[int, bytes] = {}
+        first = 0
+        while True:
+            _, payload = await self.fetch(
+                wire.FetchKind.FETCH_KIND_BRIEFINGS, version=number, step=step, first=first
+            )
+            try:
+                message = wire.Briefings.FromString(payload or b"")
+                parts = list(message.parts)
+                for one in message.briefings:
+                    of = b"".join([parts[position] for position in one.of])
+                    found[one.member] = message.common + of + one.payload
+            except (DecodeError, IndexError) as error:
+                raise PeerError("the COS sent what are no briefings") from error
+            if not message.next:
+                return found
+            if message.next <= first:
+                raise PeerError("the COS sends the same briefings again and again")
+            first = message.next
+
+    async def submit(
+        self,
+        kind: wire.SubmitKind.ValueType,
+        round_: RoundRef,
+        payload: Message,
+        *,
+        slots: Sequence[int] = (),
+    ) -> None:
+        """Submit one item.
+
+        Raises
+        ------
+        Refusal
+            When the COS refuses it.
+        """
+        item = Item(kind, slots, payload.SerializeToString(deterministic=True))
+        for refused in await self.submit_many(round_, [item]):
+            raise Refusal(refused.reason, refused.message, field="submission")
+
+    async def submit_many(
+        self, round_: RoundRef, items: Sequence[Item], *, last: bool = False
+    ) -> list[wire.RefusedItem]:
+        """Submit items in one stream.
+
+        Parameters
+        ----------
+        round_ : RoundRef
+        items : sequence of Item
+        last : bool
+            Whether nothing else follows for this step: where the party carries, the answer then waits until there is
+            something to do, and `tasks` yields it.
+
+        Returns
+        -------
+        list of RefusedItem
+            Those that the COS refuses, each with its position and the reason; the others count.
+        """
+        poll = self._request() if last and self.carries and not self._polling else None
+
+        async def requests() -> AsyncIterator[wire.SubmitRequest]:
+            polled = poll
+            for item in items:
+                request = wire.SubmitRequest(
+                    round=round_,
+                    kind=item.kind,
+                    slots=slot_ranges(item.slots),
+                    sha256=hashlib.sha256(item.payload).digest(),
+                    poll=polled,
+                )
+                polled = None
+                for chunk in split(item.payload):
+                    request.chunk.CopyFrom(chunk)
+                    yield request
+                    request = wire.SubmitRequest()
+
+        async def attempt() -> wire.SubmitResponse:
+            nonlocal poll
+            sent_at = time.monotonic()
+            try:
+                if poll is None:
+                    response: wire.SubmitResponse = await self._stub.Submit(requests())
+                else:
+                    response = await self._stub.Submit(requests(), timeout=_SUBMIT_S + _POLL_HOLD_S)
+                    if response.HasField("next"):
+                        self._brought, self._carried = (response.next, sent_at), True
+                return response
+            finally:
+                if poll is not None:
+                    # Also when it failed: tasks are polled for beside further attempts.
+                    poll, self._carrying = None, False
+                    self._wake.set()
+
+        self._carrying = poll is not None
+        return list((await self.call(attempt)).refused)
+
+    async def exchange(self, request: wire.ExchangeRequest) -> wire.ExchangeResponse:
+        """DRIFT, published form: gradients in, rows out."""
+        response: wire.ExchangeResponse = await self.call(lambda: self._stub.Exchange(request))
+        return response
+
+    async def recommend(self, slot: int, k: int) -> wire.RecommendResponse:
+        """DRIFT, published form: the best items of one of the caller's users."""
+        request = wire.RecommendRequest(run_id=self._run_id, slot=slot, k=k)
+        response: wire.RecommendResponse = await self.call(lambda: self._stub.Recommend(request))
+        return response
+
+    async def call(self, attempt: Callable[[], Awaitable[T]], retry: Retry | None = None) -> T:
+        """Make a call with retries; a failure is raised as the refusal that the COS sent, or as a PeerError.
+
+        A COS that lives but whose store takes no writes now is asked again for as long as it says so, unless ``retry``
+        bounds the call.
+        """
+        while True:
+            try:
+                return await (retry or self._retry)(attempt)
+            except grpc.aio.AioRpcError as error:
+                if retry is not None or not waits_for_store(error):
+                    raise from_rpc_error(error, self._channel.peer) from error
+            await asyncio.sleep(_STORE_S)

@@ -1,0 +1,1 @@
+"""One service process: start, health, stop."""

@@ -1,0 +1,601 @@
+"""The life of one service process: enrol, serve, tell the truth about health, stop gracefully, leave an account."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import resource
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+
+from coterie.config.base import Peer, ServiceSettings
+from coterie.crypto.authority import logical_name
+from coterie.errors import CoterieError, PreflightError, RunError, StoreError
+from coterie.net.admission import Limits
+from coterie.net.authorisation import ALLOWED, OFFERED
+from coterie.net.channel import Channel, connect
+from coterie.net.credentials import TlsFiles
+from coterie.net.enrolment import NewToken
+from coterie.net.latency import Service as Measured
+from coterie.net.latency import attend
+from coterie.net.meter import Meter
+from coterie.net.probe import Probe
+from coterie.net.renewal import Renewal
+from coterie.net.revocation import RevocationWatch
+from coterie.net.server import Guard, make_server
+from coterie.net.status import not_kept
+from coterie.privacy.transcript import TranscriptWriter
+from coterie.store.engine import Writer
+from coterie.store.room import MARGIN, has_room
+from coterie.telemetry.accounting import Accounting
+from coterie.telemetry.exporter import Exporter
+from coterie.telemetry.gauges import Measure, of_the_disk, of_the_memory
+from coterie.telemetry.logs import configure
+from coterie.wire.v1.latency_pb2_grpc import add_ProbeServicer_to_server
+
+__all__ = [
+    "GRACE_S",
+    "PARENT_VARIABLE",
+    "Runtime",
+    "Service",
+    "ServiceProcess",
+    "allow_files",
+    "in_use",
+    "serve",
+]
+
+_log = structlog.get_logger("coterie.process")
+
+GRACE_S = 10.0
+"""Longest time to finish or hand back what is in flight after SIGTERM, seconds."""
+
+
+_STORE_S = 0.5
+
+_ROOM_S = 1.0
+"""Time between two looks whether there is room to start, seconds."""
+
+_OTHER_FILES = 512
+"""Open files that are no connections: stores, logs, connections to others."""
+
+PARENT_VARIABLE = "COTERIE_PARENT"
+"""Environment variable with the process id of a launcher; its children stop when it is gone."""
+
+
+@dataclass
+class Runtime:
+    """What a service process has, whatever its role."""
+
+    role: str
+    settings: ServiceSettings
+    tls: TlsFiles
+    guard: Guard
+    outgoing: Meter
+    accounting: Accounting
+    transcript: TranscriptWriter | None
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    failed: BaseException | None = None
+    measures: list[Measure] = field(default_factory=list)
+    """What the metrics say beside what every process's do."""
+    _conditions: dict[str, bool] = field(default_factory=dict)
+    _health: Any = field(default_factory=lambda: health_aio.HealthServicer())
+    _channels: list[Channel] = field(default_factory=list)
+    calls: dict[str, Measured] = field(default_factory=dict)
+    """The services that this process has a channel to, by role and name."""
+    _shown: bytes = b""
+
+    def __post_init__(self) -> None:
+        """Take note of the certificate that channels will show."""
+        self._shown = self.tls.identity().fingerprint
+
+    def shown(self) -> bytes:
+        """Return the SHA-256 of the certificate that channels show."""
+        return self._shown
+
+    def renewed(self) -> None:
+        """Let every channel show the certificate that is in the folder now; the server takes it up by itself."""
+        self._shown = self.tls.identity().fingerprint
+        credentials = self.tls.channel_credentials()
+        for channel in self._channels:
+            channel.renew(credentials)
+
+    @property
+    def state(self) -> Path:
+        """Folder of the process."""
+        return self.settings.state
+
+    @property
+    def party(self) -> str:
+        """Role and name, as in transcripts and reports."""
+        return f"{self.role}/{self.settings.name}"
+
+    def connect(self, peer: Peer, role: str) -> Channel:
+        """Open a channel to another service; its certificate must carry this role and the peer's name."""
+        return self.connect_to(
+            peer.address, tls_name=logical_name(role, peer.name), peer=f"{role}/{peer.name}"
+        )
+
+    def connect_to(self, address: str, *, tls_name: str, peer: str) -> Channel:
+        """Open a channel to an address whose certificate must carry ``tls_name``."""
+        channel = self._open(address, tls_name, peer)
+        self._channels.append(channel)
+        self.calls[peer] = Measured(peer, address, tls_name)
+        return channel
+
+    def _open(self, address: str, tls_name: str, peer: str) -> Channel:
+        return connect(
+            address,
+            self.tls.channel_credentials(),
+            tls_name=tls_name,
+            peer=peer,
+            meter=self.outgoing,
+            recorder=self.transcript.side("client") if self.transcript else None,
+        )
+
+    def renewal(self, thirdparty: Peer, enrol: Callable[[], Awaitable[None]]) -> Renewal:
+        """Return what keeps the certificate of this process alive; it enrols again where it came too late."""
+        name = logical_name("thirdparty", thirdparty.name)
+        return Renewal(
+            self.tls,
+            lambda: self._open(thirdparty.address, name, f"thirdparty/{thirdparty.name}"),
+            self.renewed,
+            lambda holds: self.holds("certificate", holds),
+            NewToken(self.settings.enrol, enrol),
+        )
+
+    async def attend(self) -> None:
+        """Measure to the services that this process calls whenever the operator asks for it, by way of the COS."""
+        for channel in self._channels:
+            if channel.peer.startswith("cos/"):
+                await attend(channel, lambda: self.calls, self.tls, self.latency_bytes)
+
+    @property
+    def latency_bytes(self) -> int:
+        """Most bytes that one measurement may have carried."""
+        return self.settings.latency_mb << 20
+
+    def watch_revocations(
+        self, thirdparty: Channel, on_revoked: Callable[[frozenset[bytes]], None] | None = None
+    ) -> RevocationWatch:
+        """Return what keeps revocations known: the condition ``directory``, and a measure of their age.
+
+        Parameters
+        ----------
+        thirdparty : Channel
+        on_revoked : callable, optional
+            Told the ids of all revoked participants whenever there are new ones.
+        """
+        watch = RevocationWatch(
+            thirdparty,
+            self.guard,
+            lambda current: self.holds("directory", current),
+            on_revoked=on_revoked,
+        )
+        self.measures.append(
+            Measure(
+                "coterie_revocation_list_age_seconds",
+                "Time since the third party last said what is revoked.",
+                lambda: watch.age_s,
+            )
+        )
+        return watch
+
+    def require(self, conditions: Iterable[str]) -> None:
+        """Name what must hold before the service is healthy."""
+        self._conditions.update(dict.fromkeys(conditions, False))
+
+    def holds(self, condition: str, value: bool = True) -> None:
+        """Say whether a condition holds now; health follows at once."""
+        if self._conditions.get(condition) != value:
+            self._conditions[condition] = value
+            _log.info("condition", condition=condition, holds=value)
+
+    def conditions(self) -> dict[str, bool]:
+        """Return what must hold before the service is healthy, and whether it does."""
+        return dict(self._conditions)
+
+    async def watch_store(self, writer: Writer) -> None:
+        """Keep the condition ``store`` in step with whether the store takes writes: a volume may be full."""
+        while True:
+            if writer.failed:
+                self.holds("store", False)
+                await writer.probe()
+            self.holds("store", not writer.failed)
+            await asyncio.sleep(_STORE_S)
+
+    @property
+    def serving(self) -> bool:
+        """Whether the service is healthy: every condition holds and it is not stopping."""
+        return not self.stopping.is_set() and all(self._conditions.values())
+
+    async def publish_health(self) -> None:
+        """Keep the gRPC health service in step with the conditions."""
+        held: bool | None = None
+        while True:
+            if self.serving != held:
+                held = self.serving
+                status = health_pb2.HealthCheckResponse
+                value = status.SERVING if held else status.NOT_SERVING
+                await self._health.set("", value)
+                await self._health.set(f"coterie.{self.role}", value)
+            await asyncio.sleep(0.1)
+
+    def fail(self, error: BaseException) -> None:
+        """End the process with an error."""
+        self.failed = self.failed or error
+        self.stopping.set()
+
+    def account(self) -> dict[str, Any]:
+        """Return CPU, memory and traffic of this process, JSON-ready."""
+        return {
+            "party": self.party,
+            "cpu_seconds": self.accounting.cpu_seconds(),
+            "counts": self.accounting.counts(),
+            "peak_rss_mb": Accounting.peak_rss_mb(),
+            "served": self.guard.meter.account(),
+            "called": self.outgoing.account(),
+            "refusals": {f"{rpc}:{reason}": count for (rpc, reason), count in self.guard.refusals.items()},
+        }
+
+
+class ServiceProcess(Protocol):
+    """A service as the process runs it."""
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Register the servicers."""
+
+    async def run(self) -> None:
+        """Do the service's own work until the process stops; may return early when there is none."""
+
+    async def close(self) -> None:
+        """Finish what is in flight and close the stores."""
+
+
+class Service(Protocol):
+    """What the entry point ``coterie.services`` of a role names."""
+
+    role: str
+
+    async def enrol(self, settings: Any, tls: TlsFiles) -> None:
+        """Make sure that the process has a certificate."""
+
+    def build(self, settings: Any, runtime: Runtime) -> ServiceProcess:
+        """Open stores and make the servicers."""
+
+
+def serve(service: Service, settings: ServiceSettings) -> None:
+    """Run a service until SIGTERM or SIGINT.
+
+    Raises
+    ------
+    CoterieError
+        When it cannot start, or had to stop by itself.
+    """
+    configure(settings.log_level, service=f"{service.role}/{settings.name}")
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(service, settings))
+    return asyncio.run(_serve(service, settings))
+
+
+async def _serve(service: Service, settings: ServiceSettings) -> None:
+    try:
+        settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise PreflightError(f"cannot use the state folder {settings.state}: {error.strerror}") from error
+    with _alone_in(settings.state):
+        await _serve_from(service, settings)
+
+
+@contextlib.contextmanager
+def _alone_in(state: Path) -> Iterator[None]:
+    """Keep a second process out of a state folder; the claim ends with this process, however it ends."""
+    try:
+        descriptor = os.open(state / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise PreflightError(f"cannot use the state folder {state}: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise PreflightError(
+                f"another process uses the state folder {state}", hint="stop it first, or name another folder"
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def in_use(state: Path) -> bool:
+    """Whether a service runs on a state folder of this machine now; the truth also where it is too busy to answer."""
+    try:
+        descriptor = os.open(state / "lock", os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+async def _serve_from(service: Service, settings: ServiceSettings) -> None:
+    allow_files(settings.limits.connections)
+    tls = TlsFiles(settings.state / "tls")
+    if not await _room_to_start(service.role, settings, tls):
+        return
+    await _enrol(service, settings, tls)
+    transcript = (
+        TranscriptWriter(settings.state / "transcript.bin", f"{service.role}/{settings.name}")
+        if settings.transcript
+        else None
+    )
+    guard = _guard(settings, transcript)
+    runtime = Runtime(
+        role=service.role,
+        settings=settings,
+        tls=tls,
+        guard=guard,
+        outgoing=Meter(),
+        accounting=Accounting(),
+        transcript=transcript,
+    )
+    runtime.measures += [*of_the_disk(settings.state), *of_the_memory()]
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, runtime.stopping.set)
+
+    process = service.build(settings, runtime)
+    server = make_server(guard)
+    process.add_to(server)
+    add_ProbeServicer_to_server(Probe(service.role), server)
+    health_pb2_grpc.add_HealthServicer_to_server(runtime._health, server)
+    if settings.reflection:
+        _add_reflection(server, service.role)
+    _listen(server, settings, tls)
+    renewal = _renewal(service, settings, runtime)
+    exporter = Exporter(
+        runtime.accounting,
+        {"server": guard.meter, "client": runtime.outgoing},
+        lambda: dict(guard.refusals),
+        lambda: runtime.serving,
+        guard.admission,
+        runtime.conditions,
+        renewal,
+        runtime.measures,
+    )
+    if settings.metrics is not None:
+        exporter.start(settings.metrics)
+    # Before anybody can ask: what the health service says of itself, until it is told, is SERVING.
+    health = asyncio.create_task(runtime.publish_health())
+    await asyncio.sleep(0)
+    await server.start()
+    runtime.accounting.started()
+    _log.info("listening", address=settings.listen)
+
+    orphaned = asyncio.create_task(_stop_when_orphaned(runtime))
+    renewing = asyncio.create_task(_work(renewal, runtime)) if renewal is not None else None
+    work = asyncio.create_task(_work(process, runtime))
+    attending = asyncio.create_task(runtime.attend())
+    await runtime.stopping.wait()
+    _log.info("stopping")
+    for task in (attending, work, renewing):
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+    await server.stop(GRACE_S / 2)
+    await process.close()
+    for channel in runtime._channels:
+        await channel.close()
+    health.cancel()
+    orphaned.cancel()
+    exporter.stop()
+    if transcript is not None:
+        transcript.close()
+    try:
+        (settings.state / "account.json").write_text(json.dumps(runtime.account(), indent=1))
+    except OSError as error:
+        # An account is no reason to end badly: the volume may be full.
+        _log.warning("no account written", error=error.strerror)
+    _log.info("stopped")
+    if runtime.failed is not None:
+        raise runtime.failed
+
+
+def _guard(settings: ServiceSettings, transcript: TranscriptWriter | None = None) -> Guard:
+    return Guard(
+        Meter(),
+        recorder=transcript.side("server") if transcript else None,
+        debug=settings.log_level == "debug",
+        limits=Limits(**settings.limits.model_dump()),
+    )
+
+
+def _listen(server: grpc.aio.Server, settings: ServiceSettings, tls: TlsFiles) -> None:
+    try:
+        server.add_secure_port(settings.listen, tls.server_credentials())
+    except RuntimeError as error:
+        raise PreflightError(
+            f"cannot listen on {settings.listen}",
+            hint="is the port taken, or the address not this machine's?",
+        ) from error
+
+
+async def _room_to_start(role: str, settings: ServiceSettings, tls: TlsFiles) -> bool:
+    """Wait until the state's volume has room for what a start writes; False when the process is to stop instead.
+
+    A service that ended for want of room would be started again and again, and do no more than this one.
+    """
+
+    def look() -> bool:
+        try:
+            return has_room(settings.state)
+        except OSError as error:
+            raise PreflightError(f"cannot use the state folder {settings.state}: {error.strerror}") from error
+
+    if look():
+        return True
+    _log.error(
+        "no room to start",
+        folder=str(settings.state),
+        needed_bytes=MARGIN,
+        hint="free space on its volume: the service waits for it, and starts by itself then",
+    )
+    loop, stopping = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    orphaned = asyncio.create_task(_orphaned())
+    try:
+        async with _refusing(role, settings, tls):
+            while not look():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stopping.wait(), _ROOM_S)
+                if stopping.is_set() or orphaned.done():
+                    _log.info("stopped")
+                    return False
+    finally:
+        orphaned.cancel()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+    _log.info("there is room to start")
+    return True
+
+
+@contextlib.asynccontextmanager
+async def _refusing(role: str, settings: ServiceSettings, tls: TlsFiles) -> AsyncIterator[None]:
+    """Refuse whatever the service offers, and say to whoever asks that it lives and is not healthy."""
+    guard = _guard(settings)
+    measures = [*of_the_disk(settings.state), *of_the_memory()]
+    exporter = Exporter(
+        Accounting(),
+        {"server": guard.meter},
+        lambda: dict(guard.refusals),
+        lambda: False,
+        guard.admission,
+        lambda: {"store": False},
+        measures=measures,
+    )
+    server: grpc.aio.Server | None = None
+    if settings.metrics is not None:
+        exporter.start(settings.metrics)
+    try:
+        # Before the first certificate nobody can be answered.
+        if tls.complete():
+            server = make_server(guard)
+            for name in OFFERED[role]:
+                _add_refusals(server, f"coterie.v1.{name}")
+            health = health_aio.HealthServicer()
+            for name in ("", f"coterie.{role}"):
+                await health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+            health_pb2_grpc.add_HealthServicer_to_server(health, server)
+            _listen(server, settings, tls)
+            await server.start()
+        yield
+    finally:
+        if server is not None:
+            await server.stop(None)
+        exporter.stop()
+
+
+def _add_refusals(server: grpc.aio.Server, service: str) -> None:
+    refusal = not_kept(StoreError("the service waits for room to start", trouble="full"))
+
+    async def refuse(_: Any, __: Any) -> Any:
+        raise refusal
+
+    prefix = f"/{service}/"
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        name.removeprefix(prefix): grpc.stream_unary_rpc_method_handler(refuse)
+        for name in ALLOWED
+        if name.startswith(prefix)
+    }
+    server.add_registered_method_handlers(service, handlers)
+
+
+def _renewal(service: Service, settings: ServiceSettings, runtime: Runtime) -> Renewal | None:
+    """Return what renews the certificate of a party; the third party signs its own."""
+    thirdparty = getattr(settings, "thirdparty", None)
+    if not isinstance(thirdparty, Peer):
+        return None
+    return runtime.renewal(thirdparty, lambda: service.enrol(settings, runtime.tls))
+
+
+def allow_files(connections: int) -> None:
+    """Let this process have as many files open as so many connections need, as far as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = connections + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < needed:
+        _log.warning(
+            "fewer open files are allowed than limits.connections needs", allowed=allowed, needed=needed
+        )
+
+
+async def _enrol(service: Service, settings: ServiceSettings, tls: TlsFiles) -> None:
+    enrolling = asyncio.ensure_future(service.enrol(settings, tls))
+    orphaned = asyncio.create_task(_orphaned())
+    await asyncio.wait((enrolling, orphaned), return_when=asyncio.FIRST_COMPLETED)
+    orphaned.cancel()
+    if not enrolling.done():
+        enrolling.cancel()
+        raise RunError("the launcher went away before this process had enrolled")
+    await enrolling
+
+
+async def _orphaned() -> None:
+    """Return once the launcher that started this process is gone; never without one."""
+    parent = os.environ.get(PARENT_VARIABLE)
+    while parent is None or os.getppid() == int(parent):  # noqa: ASYNC110 - no event tells
+        await asyncio.sleep(1.0)
+
+
+async def _stop_when_orphaned(runtime: Runtime) -> None:
+    await _orphaned()
+    _log.warning("the launcher is gone")
+    runtime.stopping.set()
+
+
+async def _work(process: ServiceProcess | Renewal, runtime: Runtime) -> None:
+    try:
+        await process.run()
+    except asyncio.CancelledError:
+        raise
+    except Exception as error:
+        cause: BaseException = error
+        # A task group wraps what its tasks raise.
+        while isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[0]
+        if isinstance(cause, CoterieError):
+            _log.error("cannot go on", error=cause.code, message=str(cause))
+            runtime.fail(cause)
+        else:
+            _log.error("cannot go on", error=type(cause).__name__, exc_info=cause)
+            runtime.fail(CoterieError(f"the service failed: {type(cause).__name__}", hint="see its log"))
+
+
+def _add_reflection(server: grpc.aio.Server, role: str) -> None:
+    """Let operators ask what this process offers, and nothing that it does not."""
+    from grpc_reflection.v1alpha import reflection
+
+    names = [f"coterie.v1.{service}" for service in (*OFFERED[role], "Probe")]
+    names += [health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
+    reflection.enable_server_reflection(names, server)

@@ -1,0 +1,132 @@
+"""A key holder in one round, without I/O: which list it signed is on disk before anybody sees the signature.
+
+It has the face of a member's machine (``coterie.rounds.member_round``), and is asked level-triggered like one.  A
+holder has no secret of its own in a round, so that after a restart it goes on: it signs and decrypts for the list that
+its disk has, and for no other one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.rounds.member_round import Decline, Effect, Journal, Keep, Send, SitOut
+from coterie.secure_sum.plan import SumPlan
+from coterie.secure_sum.protocol import Declined, Step
+
+__all__ = ["Half", "HolderRound"]
+
+_HASH_BYTES = 32
+
+
+class Half(Protocol):
+    """What decides and decrypts, ``coterie.secure_sum.key_holder``."""
+
+    def confirm(self, briefing: bytes) -> tuple[bytes, bytes]:
+        """Return the signature of a list of submitters, and the list's hash; or raise Declined."""
+        ...
+
+    def decrypt(self, briefing: bytes, agreed: bytes) -> bytes:
+        """Return a part of the sum over the list with this hash; or raise Declined."""
+        ...
+
+
+@dataclass
+class HolderRound:
+    """A key holder in one round.
+
+    Parameters
+    ----------
+    plan : SumPlan
+        As this holder was shown it.
+    journal : Journal
+        As it stands on disk; of the last round that it confirmed, ``contribution`` has the plan's hash and that of the
+        list.
+    half : callable
+        Makes the half of the encrypted sum; called at most once.
+    """
+
+    plan: SumPlan
+    journal: Journal
+    half: Callable[[], Half]
+    reason: str = ""
+    """Why the holder sits out; empty while it takes part."""
+    _half: Half | None = None
+    _answers: dict[tuple[Step, bytes], bytes] = field(default_factory=dict)
+    _closed: bool = False
+
+    def __post_init__(self) -> None:
+        joined, held = self.journal.joined, self.journal.contribution
+        if joined > self.plan.round:
+            self.reason = f"round {self.plan.round} is not above {joined}, the last one confirmed"
+        elif joined == self.plan.round and held[:_HASH_BYTES] != self.plan.hash:
+            self.reason = f"round {self.plan.round} was confirmed under another plan"
+
+    @property
+    def _agreed(self) -> bytes:
+        """Hash of the list that this holder signed in this round; empty before."""
+        return self.journal.contribution[_HASH_BYTES:] if self.journal.joined == self.plan.round else b""
+
+    def asked(self, step: Step, briefing: bytes) -> list[Effect]:
+        """Answer a step that the server asks for."""
+        if self._closed:
+            return []
+        if self.reason:
+            return [Decline()]
+        held = self._answers.get((step, briefing))
+        if held is not None:
+            return [Send(step, held)]
+        try:
+            if self._half is None:
+                self._half = self.half()
+            if step is Step.CONFIRM:
+                return self._confirm(self._half, briefing)
+            if step is not Step.DECRYPT:
+                raise Declined(f"a key holder has nothing to say to step {step.value}")
+            if not self._agreed:
+                raise Declined("is asked to decrypt before it confirmed who submitted")
+            message = self._half.decrypt(briefing, self._agreed)
+        except Declined as declined:
+            return self._sit_out(str(declined))
+        self._answers[step, briefing] = message
+        return [Send(step, message)]
+
+    def trained(self, codes: NDArray[np.uint32]) -> list[Effect]:
+        """Return nothing: a holder contributes nothing."""
+        return []
+
+    def failed(self, reason: str) -> list[Effect]:
+        """Return nothing: there is no local step."""
+        return []
+
+    def close(self) -> list[Effect]:
+        """Forget the round: a later one has begun, or the run is over."""
+        self._closed = True
+        self._half = None
+        self._answers.clear()
+        return []
+
+    def _confirm(self, half: Half, briefing: bytes) -> list[Effect]:
+        message, agreed = half.confirm(briefing)
+        effects: list[Effect] = []
+        if self._agreed:
+            if agreed != self._agreed:
+                raise Declined("is asked to confirm another list of submitters than before")
+        else:
+            self.journal = replace(
+                self.journal,
+                joined=self.plan.round,
+                contribution=self.plan.hash + agreed,
+            )
+            effects.append(Keep(self.journal))
+        self._answers[Step.CONFIRM, briefing] = message
+        return [*effects, Send(Step.CONFIRM, message)]
+
+    def _sit_out(self, reason: str) -> list[Effect]:
+        self.reason = reason
+        self._half = None
+        return [SitOut(reason), Decline()]

@@ -1,0 +1,1 @@
+"""What is done with runs: their data, references, replays, attacks, tables."""

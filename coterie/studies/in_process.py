@@ -1,0 +1,439 @@
+"""A rounds-based run in this process: the machines of the services without services, network and faults.
+
+Its numbers are those that the services come to with the same seed, and its report has the same keys.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from coterie.config.encryption import EncryptionSettings
+from coterie.config.run import RunSettings
+from coterie.crypto.beacon import BEACON_BYTES
+from coterie.crypto.identity import Bundle, Identity, countersign
+from coterie.crypto.verified import Verified
+from coterie.data.keyed_order import key_hash
+from coterie.errors import RunError
+from coterie.launch.parties import run_plan
+from coterie.rounds.conductor import Conductor, Population, new_training
+from coterie.rounds.model_state import OpenModel
+from coterie.rounds.sides import Arrays, HostSide, OwnerSide, ServerSide, Summed, ToldServerSide
+from coterie.rounds.training import Purpose, Training, step
+from coterie.secure_sum.contribution import UnboundedValueError
+from coterie.secure_sum.plan import SumPlan
+from coterie.secure_sum.protocol import MemberHalf
+from coterie.studies.local_key import LocalKey, SharedLocalKey
+from coterie.studies.local_rounds import Host, Outcome
+from coterie.studies.local_training import LocalHost, Trained, train
+from coterie.studies.run_data import Feed
+from coterie.systems.registry import (
+    KEYED,
+    Signer,
+    asks_owners,
+    host_side,
+    member_half,
+    owner_side,
+    server_half,
+    server_side,
+)
+from coterie.wire.v1 import operator_pb2 as wire
+from coterie.wire.v1.orchestrator_pb2 import RunPlan
+
+if TYPE_CHECKING:
+    from coterie.crypto.paillier import Obfuscators
+
+__all__ = ["InProcess", "train_in_process", "train_plan"]
+
+_VALID_S = 7 * 24 * 3600
+
+See = Callable[[wire.WatchRunResponse], None]
+"""Takes an event, as a watcher of the services does."""
+
+Evaluated = Callable[[Training, Sequence[HostSide]], None]
+"""Takes the state of a run and its hosts."""
+
+
+@dataclass(frozen=True)
+class InProcess:
+    """What came out of a run in this process.
+
+    Parameters
+    ----------
+    known : dict
+        As the orchestration server would report it (``GetReport``).
+    trained : Trained
+    hosts : list of HostSide
+        With the users' private state after the last round; in the order of the hosts that have users.
+    """
+
+    known: dict[str, Any]
+    trained: Trained
+    hosts: list[HostSide]
+
+
+def train_in_process(
+    settings: RunSettings,
+    feed: Feed,
+    *,
+    run_id: str,
+    seed: int,
+    see: See,
+    on_evaluation: Evaluated | None = None,
+) -> InProcess:
+    """Train a rounds-based system in this process.
+
+    Parameters
+    ----------
+    settings : RunSettings
+    feed : Feed
+    run_id : str
+    seed : int
+    see : callable
+        Sees each event.
+    on_evaluation : callable, optional
+        Is given the hosts after each evaluation, in the order of `InProcess.hosts`: what is known of single users is
+        there and in no event.
+
+    Raises
+    ------
+    RunError
+        When the run fails; names why.
+    """
+    plan = run_plan(settings, run_id=run_id, seed=seed, attributes=feed.attribute_names)
+    if not plan.rounds.beacon:
+        # There is no third party in this process, and nobody who would have to believe that it drew the groups.
+        plan.rounds.beacon = secrets.token_bytes(BEACON_BYTES)
+    return train_plan(
+        plan,
+        feed,
+        hosts=settings.federation.hosts,
+        see=see,
+        on_evaluation=on_evaluation,
+        encryption=settings.encryption,
+    )
+
+
+def train_plan(
+    plan: RunPlan,
+    feed: Feed,
+    *,
+    hosts: int,
+    see: See,
+    on_evaluation: Evaluated | None = None,
+    encryption: EncryptionSettings | None = None,
+) -> InProcess:
+    """Train by a plan, of whatever system `coterie.systems.registry` offers.
+
+    Parameters
+    ----------
+    plan : RunPlan
+    feed : Feed
+    hosts : int
+        Hosts over which the feed's users are spread.
+    see, on_evaluation : callable
+        As for `train_in_process`.
+    encryption : EncryptionSettings, optional
+        Of an encrypted sum; the usual ones when absent.
+
+    Raises
+    ------
+    ConfigError
+        There is no such system or sum, or the settings are not the system's own.
+    RunError
+        When the run fails; names why.
+    """
+    people = _People()
+    local, sides = [], []
+    for number in range(hosts):
+        data = feed.hosted(number)
+        if not data.users:
+            continue
+        # Nothing is left from before: users' own arrays begin as they are made.
+        keys = key_hash(data.users, plan.seed)
+        side = host_side(plan.system, plan.settings, data, keys, plan.seed, lambda made: made)
+        local.append(
+            LocalHost(
+                f"client/host-{number}", people.enrolled(len(data.users)), side, partial(people.half, side)
+            )
+        )
+        sides.append(side)
+    half = server_half(plan.secure_sum)
+    holders: Mapping[str, Host] = {}
+    shared: SharedLocalKey | None = None
+    if plan.secure_sum in KEYED:
+        terms = encryption or EncryptionSettings()
+        devices = [one.device for one in local]
+        if plan.secure_sum == "shared-key":
+            shared = SharedLocalKey(plan, terms, people.bundles, devices, len(feed.dataset.items))
+        key = shared or LocalKey(plan.run_id, terms, people.bundles)
+        key.give(cast(Any, half))
+        people.obfuscators, holders = key.obfuscators, key.holders
+
+    owners = _owners(plan, feed)
+
+    def server(groups: int) -> ServerSide:
+        side = server_side(plan.system, plan.settings, len(feed.dataset.items), plan.seed, groups)
+        return _Told(cast(ToldServerSide, side), owners) if owners else side
+
+    ordered = sorted(local, key=lambda host: host.device)
+    population = Population(
+        [one for host in ordered for one in host.participants],
+        [host.device for host in ordered for _ in host.participants],
+    )
+    groups = len(Conductor(plan, population, server(0), half).groups())
+    conductor = Conductor(plan, population, server(groups), half)
+    record = _Record(conductor, len(feed.dataset.items), see)
+    record.began()
+
+    def evaluated(state: Training, arrays: Arrays) -> None:
+        record.evaluated(state, arrays)
+        if on_evaluation is not None:
+            on_evaluation(state, sides)
+
+    try:
+        trained = train(plan, server, half, local, holders, shared, evaluated, record.round_ended)
+    except UnboundedValueError as error:
+        # Over services the users whom it concerns sit the round out; here it would be all that follows.
+        raise RunError(f"the local step failed: {error}", hint="smaller steps, perhaps") from error
+    # Under a shared key the server sees no list of open items.
+    closed_share = None if shared is not None else OpenModel(conductor).closed_share(trained.arrays)
+    return InProcess(record.known(trained.state, closed_share), trained, sides)
+
+
+def _owners(plan: RunPlan, feed: Feed) -> list[OwnerSide]:
+    """Return the data owners that the system asks, and that know anything."""
+    if not asks_owners(plan.system):
+        return []
+    owned = [feed.owned(owner) for owner in range(len(feed.partition.names))]
+    return [
+        owner_side(plan.system, plan.settings, items, features, plan.seed)
+        for items, features in owned
+        if features is not None
+    ]
+
+
+class _Told:
+    """A server's side that asks the owners of this process before it applies a sum of training."""
+
+    def __init__(self, side: ToldServerSide, owners: Sequence[OwnerSide]) -> None:
+        self._side = side
+        self._owners = owners
+        self.asks_supports = side.asks_supports
+        self.metrics = side.metrics
+        self.initial = side.initial
+        self.layout = side.layout
+        self.model = side.model
+        self.opened = side.opened
+        self.measured = side.measured
+        self.figures = side.figures
+
+    def apply(self, arrays: Arrays, summed: Summed) -> Arrays:
+        """Return the arrays after a sum, with what owners tell about the version that it trained."""
+        if summed.purpose is Purpose.TRAIN:
+            model = self._side.model(arrays)
+            arrays = self._side.told(arrays, [owner.answer(model) for owner in self._owners])
+        return self._side.apply(arrays, summed)
+
+
+class _People:
+    """Participants of a run in this process, with keys of their own and a directory that vouches for them."""
+
+    def __init__(self) -> None:
+        self._directory = Ed25519PrivateKey.generate()
+        self._public = self._directory.public_key().public_bytes_raw()
+        self._now = int(time.time())
+        self._verified = Verified()
+        self._signers: dict[bytes, Signer] = {}
+        self.bundles: dict[bytes, Bundle] = {}
+        self.obfuscators: Obfuscators | None = None
+
+    def enrolled(self, count: int) -> list[bytes]:
+        """Return the ids of so many new participants."""
+        found = []
+        for _ in range(count):
+            identity = Identity.generate()
+            validity = (self._now - _VALID_S, self._now + _VALID_S)
+            bundle = countersign(identity.bundle(1, validity), self._directory)
+            self.bundles[bundle.participant_id] = bundle
+            signer = Signer(identity, bundle, self._public, self._now, self._verified)
+            self._signers[bundle.participant_id] = signer
+            found.append(bundle.participant_id)
+        return found
+
+    def half(self, side: HostSide, plan: SumPlan, member: int) -> MemberHalf:
+        """Return the half of the secure sum of a member of a host."""
+        signer = self._signers[plan.members[member].participant]
+        layout = side.layout(Purpose(plan.purpose))
+        return member_half(plan, member, replace(signer, obfuscators=self.obfuscators, layout=layout))
+
+
+class _Record:
+    """What watchers see of a run, and what its report keeps."""
+
+    def __init__(self, conductor: Conductor, items: int, see: See) -> None:
+        self._conductor = conductor
+        self._items = items
+        self._see = see
+        self._users = len(conductor.population)
+        self._hosts = len(set(conductor.population.devices))
+        state = new_training(conductor.plan, supports=conductor.side.asks_supports)
+        self._state = step(state, conductor.started(range(self._users)))
+        self._mark = time.perf_counter()
+        self._phase = wire.RunPhase.RUN_PHASE_GATHER
+        self._phases: list[dict[str, Any]] = []
+        self._history: list[dict[str, Any]] = []
+        self._rounds: list[dict[str, Any]] = []
+
+    def began(self) -> None:
+        """Note the beginning."""
+        self._changed(self._state)
+
+    def round_ended(self, state: Training, outcome: Outcome) -> None:
+        """Note a round; ``state`` is the one after it."""
+        now = time.perf_counter()
+        before, self._state = self._state, state
+        cohort = self._conductor.cohort(before)
+        members = len(self._conductor.members(cohort))
+        done = outcome.total is not None
+        event = wire.RoundEvent(
+            round=state.round,
+            purpose=before.purpose.value,
+            pass_number=before.pass_number,
+            users=len(cohort),
+            members=members,
+            summed=outcome.users if done else 0,
+            dropped=members - len(outcome.submitters) if done else 0,
+            refused=len(outcome.refused),
+            reason=outcome.reason,
+            phases=["round"],
+            seconds=[now - self._mark],
+            version=state.version,
+            liars=len(outcome.wrong),
+            dropped_places=outcome.dropped_places,
+        )
+        self._mark = now
+        self._rounds.append(
+            {
+                "round": event.round,
+                "time_ms": _now_ms(),
+                "purpose": event.purpose,
+                "pass": event.pass_number,
+                "users": event.users,
+                "members": event.members,
+                "summed": event.summed,
+                "dropped": event.dropped,
+                "refused": event.refused,
+                "liars": event.liars,
+                "reason": event.reason,
+                "seconds": {"round": event.seconds[0]},
+                "bytes_in": None,
+                "version": event.version,
+                "silent_owners": [],
+                "dropped_places": event.dropped_places,
+            }
+        )
+        self._show(wire.WatchRunResponse(round=event))
+        if len(state.evaluations) == len(before.evaluations):
+            self._changed(state)
+
+    def evaluated(self, state: Training, arrays: Arrays) -> None:
+        """Note an evaluation."""
+        last = state.evaluations[-1]
+        metrics, users = dict(last.metrics), dict(last.users)
+        entry = {
+            "epoch": last.pass_number,
+            "version": last.version,
+            "time_ms": _now_ms(),
+            "metrics": metrics,
+            "users": users,
+        }
+        self._history.append(entry)
+        event = wire.MetricsEvent(
+            epoch=last.pass_number,
+            version=last.version,
+            names=list(metrics),
+            means=list(metrics.values()),
+            users=[users[name] for name in metrics],
+        )
+        self._show(wire.WatchRunResponse(metrics=event))
+        self._changed(state)
+        self._mark = time.perf_counter()
+
+    def known(self, state: Training, closed_share: float | None) -> dict[str, Any]:
+        """Return what the orchestration server would report."""
+        chosen = state.chosen
+        return {
+            "phase": state.phase.value,
+            "reason": state.reason,
+            "version": state.version,
+            "users": self._users,
+            "items": self._items,
+            "parties": [],
+            "phases": self._phases,
+            "history": self._history,
+            "rounds": self._rounds,
+            "abandoned": state.abandoned,
+            "groups": state.groups,
+            "closed_share": closed_share,
+            "chosen": None
+            if chosen is None
+            else {
+                "version": chosen.version,
+                "epoch": chosen.pass_number,
+                "metrics": dict(chosen.metrics),
+                "users": dict(chosen.users),
+            },
+        }
+
+    def _changed(self, state: Training) -> None:
+        """Note the phase where it is another one."""
+        phase = _phase_of(state)
+        if phase == self._phase:
+            return
+        self._phase = phase
+        self._phases.append(
+            {
+                "time_ms": _now_ms(),
+                "phase": wire.RunPhase.Name(phase).removeprefix("RUN_PHASE_").lower(),
+                "epoch": state.pass_number,
+                "owners": None,
+                "hosts": self._hosts,
+                "version": state.version,
+            }
+        )
+        self._show(wire.WatchRunResponse(phase=wire.PhaseEvent(phase=phase, epoch=state.pass_number)))
+
+    def _show(self, event: wire.WatchRunResponse) -> None:
+        state = self._state
+        event.state.CopyFrom(
+            wire.RunState(
+                plan=self._conductor.plan,
+                phase=self._phase,
+                epoch=state.pass_number,
+                version=state.version,
+                hosts_alive=self._hosts,
+                users=self._users,
+                items=self._items,
+                reason=state.reason,
+            )
+        )
+        event.time_ms = _now_ms()
+        self._see(event)
+
+
+def _phase_of(state: Training) -> wire.RunPhase.ValueType:
+    if state.phase.ended:
+        return wire.RunPhase.Value(f"RUN_PHASE_{state.phase.name}")
+    supports = state.purpose is Purpose.SUPPORTS
+    return wire.RunPhase.RUN_PHASE_SUPPORTS if supports else wire.RunPhase.RUN_PHASE_ROUNDS
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

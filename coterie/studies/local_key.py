@@ -1,0 +1,131 @@
+"""The key of an encrypted sum in one process, and the parties that hold it: the services' machines without services."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from coterie.config.encryption import EncryptionSettings
+from coterie.crypto.identity import Bundle, Identity
+from coterie.rounds.conductor import Conductor
+from coterie.rounds.sides import Arrays
+from coterie.rounds.training import Training
+from coterie.secure_sum.obfuscators import holder_obfuscators, obfuscators
+from coterie.secure_sum.plan import Member, SumPlan
+from coterie.secure_sum.protocol import ServerHalf
+from coterie.studies.local_rounds import Holder
+from coterie.wire.v1.orchestrator_pb2 import RunPlan
+
+if TYPE_CHECKING:
+    from coterie.crypto.paillier import Obfuscators
+    from coterie.secure_sum.encrypted import EncryptedServer
+    from coterie.secure_sum.key_holder import KeyHolder
+
+__all__ = ["LocalKey", "SharedLocalKey"]
+
+
+class LocalKey:
+    """A fresh key, with as many holders as configured.
+
+    Parameters
+    ----------
+    run : str
+    settings : EncryptionSettings
+    bundles : mapping of bytes to Bundle
+        Of every contributor, by participant; may be filled afterwards.
+    holders : sequence of str, optional
+        Their connections; decrypting clients when absent.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        settings: EncryptionSettings,
+        bundles: Mapping[bytes, Bundle],
+        holders: Sequence[str] = (),
+    ) -> None:
+        from coterie.crypto.custody import HeldKey
+
+        self._held = HeldKey.generate(run, 1, settings.terms)
+        self._bundles = bundles
+        self._tag_keys: dict[bytes, bytes] = {}
+        self._devices = tuple(holders) or tuple(f"decrypting-client/key-{n}" for n in range(settings.holders))
+        self._identities = [Identity.generate() for _ in self._devices]
+        self.obfuscators = self._obfuscators(settings)
+        """What every contributor of this process encrypts with."""
+        self.holders = {device: Holder(partial(self._half, n)) for n, device in enumerate(self._devices)}
+        """The holders' connections by device."""
+
+    def give(self, server: EncryptedServer) -> None:
+        """Let a server form sums under this key."""
+        members = [
+            Member(one.participant_id, device)
+            for one, device in zip(self._identities, self._devices, strict=True)
+        ]
+        server.keys.use(self._held.public, members)
+
+    def _obfuscators(self, settings: EncryptionSettings) -> Obfuscators:
+        return obfuscators(self._held.public, settings.obfuscators)
+
+    def _half(self, number: int, plan: SumPlan) -> KeyHolder:
+        from coterie.secure_sum.key_holder import KeyHolder
+
+        return KeyHolder(plan, number, self._identities[number], self._held, self._bundles, self._tag_keys)
+
+
+class SharedLocalKey(LocalKey):
+    """A fresh key that the hosts of a run share.
+
+    Parameters
+    ----------
+    plan : RunPlan
+    settings, bundles
+        As for `LocalKey`.
+    hosts : sequence of str
+        Their connections.
+    items : int
+        Of the catalogue.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        settings: EncryptionSettings,
+        bundles: Mapping[bytes, Bundle],
+        hosts: Sequence[str],
+        items: int,
+    ) -> None:
+        from coterie.parties.shared_model import SharedModels
+
+        # A host's members and its holder answer apart: the engine knows connections by their names.
+        super().__init__(plan.run_id, settings, bundles, [f"{host}/holder" for host in hosts])
+        self._models = SharedModels(plan, lambda key_id: self._held)
+        self._items = items
+
+    def tell(self, half: ServerHalf, conductor: Conductor, state: Training, model: bytes) -> None:
+        """Say to a server's half what the next sum changes."""
+        from coterie.secure_sum.shared_key import Subject
+
+        shares = tuple(conductor.shares(state).tolist())
+        cast(Any, half).subject = Subject(model, self._items, len(conductor.population), shares)
+
+    def opened(self, model: bytes, conductor: Conductor) -> Arrays:
+        """Return what a server would keep of a version."""
+        return self._models.opened(model, self._items, len(conductor.groups()))
+
+    def _obfuscators(self, settings: EncryptionSettings) -> Obfuscators:
+        return holder_obfuscators(self._held.secret)
+
+    def _half(self, number: int, plan: SumPlan) -> KeyHolder:
+        from coterie.secure_sum.shared_key import SharedKeyHolder
+
+        return SharedKeyHolder(
+            plan,
+            number,
+            self._identities[number],
+            self._held,
+            self._bundles,
+            self._tag_keys,
+            apply=self._models.applied,
+        )

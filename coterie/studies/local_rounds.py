@@ -1,0 +1,292 @@
+"""A round in one process, without faults and without a network: the machines of ``coterie.rounds``, called directly.
+
+This is what ``--in-process`` runs, and what the time of a networked round is divided by.  So there is nothing here
+but the machines: messages are handed over as they are, vectors are not copied, nothing is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.rounds.holder_round import Half, HolderRound
+from coterie.rounds.member_round import Decline, Journal, Keep, MemberRound, Send, SitOut, Train
+from coterie.rounds.member_round import Effect as MemberEffect
+from coterie.rounds.server_round import (
+    Applied,
+    Apply,
+    Arrived,
+    Effect,
+    Event,
+    Opened,
+    Phase,
+    RoundState,
+    Tick,
+    Unmask,
+    Unmasked,
+    UnmaskFailed,
+    advance,
+)
+from coterie.secure_sum.contribution import Layout
+from coterie.secure_sum.plan import SumPlan
+from coterie.secure_sum.protocol import Failed, Formed, MemberHalf, ServerHalf, Step, Total
+from coterie.wire.refusal import Refusal
+
+__all__ = ["Holder", "Host", "Members", "Outcome", "run_round"]
+
+_STEP_S = 1.0
+"""Time for one step; it only passes when somebody did not answer."""
+
+
+class Host(Protocol):
+    """What speaks for some members of a round: one connection."""
+
+    def answer(
+        self, plan: SumPlan, step: Step, briefings: Mapping[int, bytes]
+    ) -> Iterable[tuple[int, bytes]]:
+        """Return the messages of the members that a step asks.
+
+        Parameters
+        ----------
+        plan : SumPlan
+        step : Step
+        briefings : mapping of int to bytes
+            For each member that is asked, what it needs for the step.
+
+        Returns
+        -------
+        iterable of (int, bytes)
+            Members and their messages, in any order; whoever is missing has dropped out of the round.  An iterator
+            makes each message when it is summed, so that they need not all be in memory.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a round.
+
+    Parameters
+    ----------
+    total : ndarray of uint32, shape (layout size,), or None
+        Sum of the submitters' codes; None when the round was abandoned.
+    users : int
+        Users that it covers.
+    submitters : tuple of int
+        Members that it covers, ascending.
+    reason : str
+        Why the round was abandoned; empty when it was not.
+    refused : tuple of (int, Refusal)
+        Members whose messages were refused.
+    wrong : tuple of int
+        Members whose answers were found wrong when the sum was unmasked.
+    dropped_places : int
+        Places of a sparse sum that too few users sent.
+    """
+
+    total: Formed | None
+    users: int = 0
+    submitters: tuple[int, ...] = ()
+    reason: str = ""
+    refused: tuple[tuple[int, Refusal], ...] = ()
+    wrong: tuple[int, ...] = ()
+    dropped_places: int = 0
+
+
+def run_round(
+    plan: SumPlan,
+    layout: Layout,
+    half: ServerHalf,
+    hosts: Mapping[str, Host],
+    apply: Callable[[Formed, int], str] | None = None,
+) -> Outcome:
+    """Take one round through all its steps.
+
+    Parameters
+    ----------
+    plan : SumPlan
+        Names the members, in order, and the device of each.
+    layout : Layout
+        Of the contributions.
+    half : ServerHalf
+        The secure sum.
+    hosts : mapping of str to Host
+        By device, those of the key holders among them; who is at a device that is missing drops out at once.
+    apply : callable, optional
+        Changes the model by the sum over so many users; returns why the sum was impossible, or nothing.
+
+    Returns
+    -------
+    Outcome
+    """
+    refused: list[tuple[int, Refusal]] = []
+    wrong: tuple[int, ...] = ()
+    found: Total | None = None
+    event: Event = Opened(0.0)
+    state, effects = advance(RoundState.begin(plan, layout, half, _STEP_S), event)
+    now = 0.0
+    while not state.phase.ended:
+        if state.phase is Phase.COLLECT:
+            step, wanted = state.step, set(state.asked)
+            for device, members in plan.by_device.items():
+                asked = [member for member in members if member in wanted]
+                host = hosts.get(device)
+                if not asked or host is None:
+                    continue
+                # A function of the state when the step was opened, and that does not change while it is open.
+                briefings = {member: state.briefing(member) for member in asked}
+                for member, message in host.answer(plan, step, briefings):
+                    try:
+                        state, effects = advance(state, Arrived(member, step, message, now))
+                    except Refusal as refusal:
+                        refused.append((member, refusal))
+            if state.phase is Phase.COLLECT and state.step is step:
+                now = state.deadline
+                state, effects = advance(state, Tick(now))
+            continue
+        event, wrong, found = _carry_out(state, effects, now, apply, wrong, found)
+        state, effects = advance(state, event)
+    if state.phase is not Phase.DONE:
+        found = None
+    return Outcome(
+        None if found is None else found.formed,
+        state.users,
+        state.submitters,
+        state.reason,
+        tuple(refused),
+        wrong,
+        0 if found is None else found.dropped_places,
+    )
+
+
+def _carry_out(
+    state: RoundState,
+    effects: Sequence[Effect],
+    now: float,
+    apply: Callable[[Formed, int], str] | None,
+    wrong: tuple[int, ...],
+    total: Total | None,
+) -> tuple[Event, tuple[int, ...], Total | None]:
+    match effects[-1]:
+        case Unmask():
+            if state.running is None:
+                raise AssertionError("a sum is unmasked without a running sum")
+            try:
+                found = state.half.unmask(state.plan, state.closed, state.running)
+            except Failed as failed:
+                return UnmaskFailed(str(failed), now, failed.wrong), (*wrong, *failed.wrong), None
+            return Unmasked(found.formed), (*wrong, *found.wrong), found
+        case Apply(formed, users):
+            return Applied(apply(formed, users) if apply is not None else ""), wrong, total
+        case other:
+            raise AssertionError(f"a round cannot go on after {other}")
+
+
+@dataclass
+class Members:
+    """A host whose members follow ``coterie.rounds.member_round``, with journals in memory.
+
+    Parameters
+    ----------
+    half : callable
+        Makes the secure sum's half of a member of a plan.
+    train : callable
+        Returns the contributions of the given members, in any order; whoever is missing drops out.
+    """
+
+    half: Callable[[SumPlan, int], MemberHalf]
+    train: Callable[[SumPlan, Sequence[int]], Iterable[tuple[int, NDArray[np.uint32]]]]
+    journals: dict[bytes, Journal] = field(default_factory=dict)
+    """By participant."""
+    sat_out: dict[int, str] = field(default_factory=dict)
+    """Why members took no further part in the present round."""
+    _rounds: dict[int, MemberRound] = field(default_factory=dict)
+    _plan: SumPlan | None = None
+
+    def answer(
+        self, plan: SumPlan, step: Step, briefings: Mapping[int, bytes]
+    ) -> Iterator[tuple[int, bytes]]:
+        """Answer a step for some members."""
+        if self._plan is not plan:
+            self.close()
+            self._plan = plan
+        training = []
+        for member, briefing in briefings.items():
+            effects = self._round(plan, member).asked(step, briefing)
+            if effects and isinstance(effects[-1], Train):
+                training.append(member)
+            yield from self._carry_out(member, effects)
+        if training:
+            for member, codes in self.train(plan, training):
+                yield from self._carry_out(member, self._rounds[member].trained(codes))
+
+    def close(self) -> None:
+        """Forget the present round."""
+        for member, one in self._rounds.items():
+            for _ in self._carry_out(member, one.close()):
+                pass
+        self._rounds.clear()
+        self.sat_out.clear()
+
+    def _round(self, plan: SumPlan, member: int) -> MemberRound:
+        found = self._rounds.get(member)
+        if found is None:
+            journal = self.journals.get(plan.members[member].participant, Journal())
+            found = MemberRound(plan, journal, lambda: self.half(plan, member))
+            self._rounds[member] = found
+        return found
+
+    def _carry_out(self, member: int, effects: Sequence[MemberEffect]) -> Iterator[tuple[int, bytes]]:
+        for effect in effects:
+            match effect:
+                case Keep(journal):
+                    if self._plan is None:
+                        raise AssertionError("a journal is kept outside a round")
+                    self.journals[self._plan.members[member].participant] = journal
+                case Send(_, message):
+                    yield member, message
+                case SitOut(reason):
+                    self.sat_out[member] = reason
+                case Train() | Decline():
+                    # Whoever has no answer when the hosts have answered is not waited for.
+                    pass
+
+
+@dataclass
+class Holder:
+    """A connection that speaks for one key holder, with its journal in memory.
+
+    Parameters
+    ----------
+    half : callable
+        Makes the half of the key holder of a plan.
+    """
+
+    half: Callable[[SumPlan], Half]
+    journal: Journal = field(default_factory=Journal)
+    sat_out: str = ""
+    """Why the holder took no further part in the present round."""
+    _round: HolderRound | None = None
+
+    def answer(
+        self, plan: SumPlan, step: Step, briefings: Mapping[int, bytes]
+    ) -> Iterator[tuple[int, bytes]]:
+        """Answer a step."""
+        if self._round is None or self._round.plan is not plan:
+            self._round, self.sat_out = HolderRound(plan, self.journal, lambda: self.half(plan)), ""
+        for respondent, briefing in briefings.items():
+            for effect in self._round.asked(step, briefing):
+                match effect:
+                    case Keep(journal):
+                        self.journal = journal
+                    case Send(_, message):
+                        yield respondent, message
+                    case SitOut(reason):
+                        self.sat_out = reason
+                    case Train() | Decline():
+                        # Whoever has no answer when all have answered is not waited for.
+                        pass

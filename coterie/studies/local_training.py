@@ -1,0 +1,214 @@
+"""A whole run in one process: the same machines, the same mathematics, no network and no faults.
+
+``coterie run --in-process`` is this, and every "same mathematics" ratio is measured against it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.errors import RunError
+from coterie.rounds.conductor import Conductor, Population, new_training
+from coterie.rounds.model_state import ModelState, OpenModel, SealedVersions
+from coterie.rounds.sides import Arrays, HostSide, ServerSide, User
+from coterie.rounds.training import Abandoned, Phase, Summed, Training, begin_round, step
+from coterie.secure_sum.contribution import ImpossibleSumError
+from coterie.secure_sum.plan import SumPlan
+from coterie.secure_sum.protocol import Failed, Formed, MemberHalf, ServerHalf
+from coterie.studies.local_rounds import Host, Members, Outcome, run_round
+from coterie.wire.v1.orchestrator_pb2 import RunPlan
+
+__all__ = ["LocalHost", "Shared", "Trained", "train"]
+
+_NOBODY: Mapping[str, Host] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class LocalHost:
+    """A host in this process.
+
+    Parameters
+    ----------
+    device : str
+        Its name.
+    participants : sequence of bytes
+        Ids of its users, in the order of its own positions.
+    side : HostSide
+        Its half of the learning system.
+    half : callable
+        Makes a member's half of the secure sum.
+    """
+
+    device: str
+    participants: Sequence[bytes]
+    side: HostSide
+    half: Callable[[SumPlan, int], MemberHalf]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came out of a run.
+
+    Parameters
+    ----------
+    state : Training
+        With every evaluation; ``state.chosen`` is the best one.
+    arrays : dict
+        What the server keeps, after the last round.
+    best : dict
+        The same at the version that was chosen.
+    """
+
+    state: Training
+    arrays: Arrays
+    best: Arrays
+
+
+class Shared(Protocol):
+    """The key that participants share, in this process."""
+
+    def tell(self, half: ServerHalf, conductor: Conductor, state: Training, model: bytes) -> None:
+        """Say to a server's half what the next sum changes."""
+        ...
+
+    def opened(self, model: bytes, conductor: Conductor) -> Arrays:
+        """Return what a server would keep of a version, a ``SealedModel``."""
+        ...
+
+
+class _Host:
+    """Members of one host, their users named by the run's population."""
+
+    def __init__(self, host: LocalHost, first: int, conductor: Conductor) -> None:
+        self._host = host
+        self._first = first
+        self._conductor = conductor
+        self.model: Mapping[str, NDArray[np.float32]] = {}
+        self.opened: NDArray[np.bool_] | None = None
+        self.covered: dict[int, list[int]] = {}
+        self.members = Members(host.half, self._train)
+
+    def _train(self, plan: SumPlan, members: Sequence[int]) -> Iterator[tuple[int, NDArray[np.uint32]]]:
+        group_of = self._conductor.group_of(plan.pass_number)
+        users = {
+            member: [
+                User(position - self._first, int(group_of[position])) for position in self.covered[member]
+            ]
+            for member in members
+        }
+        return self._host.side.contributions(plan, self.model, self.opened, users)
+
+
+def train(
+    plan: RunPlan,
+    side: Callable[[int], ServerSide],
+    half: ServerHalf,
+    hosts: Sequence[LocalHost],
+    holders: Mapping[str, Host] = _NOBODY,
+    shared: Shared | None = None,
+    on_evaluation: Callable[[Training, Arrays], None] | None = None,
+    on_round: Callable[[Training, Outcome], None] | None = None,
+) -> Trained:
+    """Run from the first round to the end.
+
+    Parameters
+    ----------
+    plan : RunPlan
+    side : callable
+        Makes the system's side of the server for so many groups.
+    half : ServerHalf
+        The secure sum.
+    hosts : sequence of LocalHost
+    holders : mapping of str to Host, optional
+        Of an encrypted sum, the key holders' connections by device.
+    shared : Shared, optional
+        Where participants share the key: then the server keeps sealed versions.
+    on_evaluation : callable, optional
+        Called after each evaluation, while the hosts' private state is that of the version measured.
+    on_round : callable, optional
+        Called after each round.
+
+    Raises
+    ------
+    RunError
+        When the run fails; names why.
+    """
+    ordered = sorted(hosts, key=lambda host: host.device)
+    population = Population(
+        [one for host in ordered for one in host.participants],
+        [host.device for host in ordered for _ in host.participants],
+    )
+    groups = len(Conductor(plan, population, side(0), half).groups())
+    server = side(groups)
+    conductor = Conductor(plan, population, server, half)
+    workers: dict[str, _Host] = {}
+    first = 0
+    for host in ordered:
+        workers[host.device] = _Host(host, first, conductor)
+        first += len(host.participants)
+
+    kept: ModelState = OpenModel(conductor) if shared is None else SealedVersions(conductor)
+    held = kept.initial()
+    arrays = best = server.initial()
+    state = new_training(plan, supports=server.asks_supports)
+    state = step(state, conductor.started(range(len(population))))
+    while not state.phase.ended:
+        state = begin_round(state)
+        evaluations = len(state.evaluations)
+        if shared is not None:
+            shared.tell(half, conductor, state, kept.model(held))
+        state, held, outcome = _round(conductor, kept, state, held, arrays, workers, holders)
+        arrays = held if shared is None else shared.opened(kept.model(held), conductor)
+        if on_round is not None:
+            on_round(state, outcome)
+        if len(state.evaluations) > evaluations:
+            if state.best == len(state.evaluations) - 1:
+                best = arrays
+            if on_evaluation is not None:
+                on_evaluation(state, arrays)
+    if state.phase is Phase.FAILED:
+        raise RunError(f"the run failed: {state.reason}")
+    return Trained(state, arrays, best)
+
+
+def _round(
+    conductor: Conductor,
+    kept: ModelState,
+    state: Training,
+    held: Arrays,
+    arrays: Arrays,
+    workers: Mapping[str, _Host],
+    holders: Mapping[str, Host],
+) -> tuple[Training, Arrays, Outcome]:
+    model = conductor.side.model(arrays)
+    opened = conductor.side.opened(arrays)
+    covered = conductor.members(conductor.cohort(state))
+    for worker in workers.values():
+        worker.model, worker.opened, worker.covered = model, opened, covered
+    try:
+        opening = conductor.open(state, hashlib.sha256(kept.model(held)).digest(), 1.0)
+    except Failed as failed:
+        return step(state, Abandoned(str(failed))), held, Outcome(None, reason=str(failed))
+    measured: dict[str, tuple[float, float]] = {}
+
+    def apply(formed: Formed, users: int) -> str:
+        nonlocal held, measured
+        try:
+            held, measured = kept.applied(state, held, formed, users)
+        except ImpossibleSumError as error:
+            return str(error)
+        return ""
+
+    hosts = {**{device: worker.members for device, worker in workers.items()}, **holders}
+    outcome = run_round(opening.plan, opening.layout, conductor.half, hosts, apply)
+    event = (
+        Summed(measured, conductor.side.figures) if outcome.total is not None else Abandoned(outcome.reason)
+    )
+    return step(state, event), held, outcome

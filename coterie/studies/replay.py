@@ -1,0 +1,380 @@
+"""What the server of a run in rounds learned, by its transcript.
+
+The replay takes what the orchestration server received, in order, through the same machine that the server ran.  So
+the attacker has each contribution in clear as it came, and of masked and encrypted ones exactly the sums that were
+revealed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeVar, cast
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from coterie.crypto.identity import participant_id
+from coterie.errors import StoreError
+from coterie.parties.key_records import record_from_wire
+from coterie.privacy.payloads import Assembly
+from coterie.privacy.transcript import Entry, decode, message_class, read_transcript
+from coterie.rounds import server_round as machine
+from coterie.rounds.conductor import model_from_bytes
+from coterie.rounds.server_round import Phase, RoundState
+from coterie.rounds.training import Purpose
+from coterie.secure_sum.codes import codes_of
+from coterie.secure_sum.contribution import Layout
+from coterie.secure_sum.plan import SumPlan
+from coterie.secure_sum.protocol import Failed, ServerHalf, Step
+from coterie.secure_sum.steps import STEP_OF_KIND
+from coterie.systems.registry import KEYED, server_half
+from coterie.wire.refusal import Refusal
+from coterie.wire.v1 import rounds_pb2
+from coterie.wire.v1.common_pb2 import SlotRange
+from coterie.wire.v1.orchestrator_pb2 import (
+    FetchResponse,
+    RegisterRequest,
+    RegisterResponse,
+    RunPlan,
+    SubmitRequest,
+)
+from coterie.wire.v1.thirdparty_pb2 import PaillierPublicKeyResponse, PaillierRecord
+
+__all__ = ["Received", "Replay"]
+
+_READ = (FetchResponse, PaillierPublicKeyResponse, RegisterRequest, RegisterResponse, SubmitRequest)
+
+_ReadT = TypeVar("_ReadT")
+
+_LATER = 1e9
+"""So much later every step has taken too long."""
+
+
+@dataclass(frozen=True, eq=False)
+class Received:
+    """One vector that the server learned.
+
+    Attributes
+    ----------
+    plan : SumPlan
+        Of its round.
+    layout : Layout
+    slots : tuple of int
+        Whose it is.
+    codes : ndarray of uint32, shape (layout.size,)
+    version : int
+        Of the model from which it was made, counted from 0 by the rounds that there were.
+    """
+
+    plan: SumPlan
+    layout: Layout
+    slots: tuple[int, ...]
+    codes: NDArray[np.uint32]
+    version: int
+
+
+class Replay:
+    """A run as its server saw it.
+
+    Parameters
+    ----------
+    transcripts : sequence of Path
+        Of the server, oldest first.
+    plan : RunPlan
+        Of the run.
+    models : bool, optional
+        Whether to keep the models that were sent as well.
+
+    Raises
+    ------
+    StoreError
+        When a transcript is damaged.
+    """
+
+    def __init__(self, transcripts: Sequence[Path], plan: RunPlan, *, models: bool = False) -> None:
+        self._plan = plan
+        self._rounds: dict[int, _Round] = defaultdict(_Round)
+        self._models: dict[bytes, bytes] | None = {} if models else None
+        self._slots: dict[bytes, int] = {}
+        self._keys: dict[bytes, PaillierRecord] = {}
+        self._submitting, self._fetching = Assembly(), Assembly()
+        self._registering: dict[str, list[bytes]] = defaultdict(list)
+        for entry in itertools.chain.from_iterable(map(read_transcript, transcripts)):
+            self._take(entry)
+
+    def received(self, layout: Callable[[Purpose], Layout]) -> Iterator[Received]:
+        """Yield the vectors of all rounds but evaluations, oldest round first.
+
+        Parameters
+        ----------
+        layout : callable
+            Returns what a contribution of a purpose looks like.
+
+        Raises
+        ------
+        ConfigError
+            When sums were encrypted, and gmpy2 is not installed.
+        """
+        if self._plan.secure_sum == "shared-key":
+            # Of sums that do more than measure the server is told nothing.
+            return
+        half = self._half()
+        versions: dict[bytes, int] = {}
+        for number in sorted(self._rounds):
+            one = self._rounds[number]
+            if one.plan is None or one.plan.purpose == Purpose.EVALUATE.value:
+                continue
+            version = versions.setdefault(one.plan.model_sha256, len(versions))
+            shape = layout(Purpose(one.plan.purpose))
+            if self._plan.secure_sum == "clear":
+                for slots, (_, codes) in one.submitted(partial(codes_of, size=shape.size)):
+                    yield Received(one.plan, shape, slots, codes, version)
+                continue
+            revealed = one.revealed(one.plan, shape, half, self._slots)
+            if revealed is not None:
+                yield Received(one.plan, shape, *revealed, version)
+
+    def places(self, layout: Layout) -> Iterator[tuple[tuple[int, ...], NDArray[np.bool_], int]]:
+        """Yield what members of sparse sums said that they sent, oldest round first; what the server refused left out.
+
+        Parameters
+        ----------
+        layout : Layout
+            Of a contribution to training.
+
+        Yields
+        ------
+        slots : tuple of int
+            Whose it is.
+        sent : ndarray of bool, shape (ciphertexts,)
+        each : int
+            How many values of the contribution a ciphertext has.
+
+        Raises
+        ------
+        ConfigError
+            When gmpy2 is not installed.
+        """
+        sparse = [
+            (one, one.plan)
+            for _, one in sorted(self._rounds.items())
+            if one.plan is not None and one.plan.sparse_floor
+        ]
+        if not sparse:
+            return
+        # It says what to install where gmpy2 is missing.
+        half = self._half()
+        from coterie.secure_sum.encrypted import EncryptedServer, packing_of
+        from coterie.secure_sum.sparse import unpack_places
+
+        def told(message: bytes, count: int) -> NDArray[np.bool_]:
+            return unpack_places(rounds_pb2.SummedVector.FromString(message).places, 1, count)
+
+        for one, plan in sparse:
+            try:
+                packing = packing_of(plan, cast(EncryptedServer, half).keys.of(plan))
+            except Failed:
+                # Under a key that the server never had: nothing came of it.
+                continue
+            for slots, (sent,) in one.submitted(partial(told, count=packing.ciphertexts(layout.size))):
+                yield slots, sent, packing.slots
+
+    def model(self, plan: SumPlan) -> dict[str, NDArray[np.float32]] | None:
+        """Return the model that the members of a round were sent; None where the transcript does not have it."""
+        payload = (self._models or {}).get(plan.model_sha256)
+        return None if payload is None else model_from_bytes(payload)
+
+    def _half(self) -> ServerHalf:
+        half = server_half(self._plan.secure_sum)
+        if self._plan.secure_sum in KEYED:
+            from coterie.secure_sum.encrypted import EncryptedServer
+
+            if isinstance(half, EncryptedServer):
+                for message in self._keys.values():
+                    half.keys.use(record_from_wire(message).key.as_stated(), ())
+        return half
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def _take(self, entry: Entry) -> None:
+        if message_class(entry) not in _READ:
+            return
+        try:
+            message = decode(entry)
+        except StoreError:
+            return
+        match message:
+            case FetchResponse():
+                self._take_sent(entry, message)
+            case SubmitRequest():
+                self._take_message(entry, message)
+            case RegisterRequest():
+                bundles = (each.bundle for each in message.participants)
+                self._registering[entry.peer] += [participant_id(one.signing_public) for one in bundles]
+            case RegisterResponse():
+                slots = _slots_in(message.slots)
+                self._slots.update(zip(self._registering.pop(entry.peer, []), slots, strict=False))
+            case PaillierPublicKeyResponse() if message.HasField("record"):
+                self._keys[message.record.key.modulus] = message.record
+
+    def _take_message(self, entry: Entry, message: SubmitRequest) -> None:
+        """Note a member's message once it is whole."""
+        try:
+            whole = self._submitting.add(entry, message, message.chunk)
+        except DecodeError:
+            return
+        if whole is None or not isinstance(whole.first, SubmitRequest):
+            return
+        head = whole.first
+        step = STEP_OF_KIND.get(head.kind)
+        if step is not None:
+            sent = (step, tuple(_slots_in(head.slots)), bytes(whole.data))
+            self._rounds[head.round.round].messages.append(sent)
+
+    def _take_sent(self, entry: Entry, message: FetchResponse) -> None:
+        """Note a plan that the server sent, or a model."""
+        if not message.HasField("chunk"):
+            return
+        try:
+            whole = self._fetching.add(entry, message, message.chunk)
+        except DecodeError:
+            return
+        if whole is None:
+            return
+        data = bytes(whole.data)
+        try:
+            plan = rounds_pb2.SumPlan.FromString(data)
+            # Many bytes parse as many messages: a plan has no field that it does not know.
+            plan.DiscardUnknownFields()
+            if plan.ByteSize() == len(data):
+                self._rounds[plan.round].plan = SumPlan.from_wire(plan)
+                return
+        except (DecodeError, Refusal):
+            pass
+        if self._models is not None and (digest := hashlib.sha256(data).digest()) not in self._models:
+            try:
+                found = model_from_bytes(data)
+            except (DecodeError, Refusal):
+                return
+            if "items" in found:
+                self._models[digest] = data
+
+
+@dataclass
+class _Round:
+    """What the server received in a round, in order, and the plan that it sent."""
+
+    plan: SumPlan | None = None
+    messages: list[tuple[Step, tuple[int, ...], bytes]] = field(default_factory=list)
+
+    def submitted(self, read: Callable[[bytes], _ReadT]) -> Iterator[tuple[tuple[int, ...], _ReadT]]:
+        """Yield what is read of each contribution with its slots; the first that can be read where one was repeated."""
+        seen: set[tuple[int, ...]] = set()
+        for step, slots, message in self.messages:
+            if step is Step.SUBMIT and slots and slots not in seen:
+                try:
+                    found = read(message)
+                except (DecodeError, Refusal, ValueError):
+                    # The server did not take it either.
+                    continue
+                seen.add(slots)
+                yield slots, found
+
+    def revealed(
+        self, plan: SumPlan, layout: Layout, half: ServerHalf, slot_of: dict[bytes, int]
+    ) -> tuple[tuple[int, ...], NDArray[np.uint32]] | None:
+        """Return whose contributions the revealed sum covers, and the sum; None when none was revealed."""
+        clock = itertools.count(_LATER, 2.0)
+        speaks = _numbers(plan, slot_of)
+        covered: dict[int, tuple[int, ...]] = {}
+        heard: set[tuple[Step, int]] = set()
+        try:
+            state, _ = machine.advance(RoundState.begin(plan, layout, half, 1.0), machine.Opened(0.0))
+        except Failed:
+            # Under a key that the server never had: nothing came of it.
+            return None
+        total: NDArray[np.uint32] | None = None
+        for step, slots, message in self.messages:
+            member = next((speaks[slot] for slot in slots if slot in speaks), None)
+            if member is None or (member < len(plan.members) and len(slots) != plan.members[member].users):
+                continue
+            try:
+                member = half.answers_as(plan, member, step, message)
+                arrived = _at(state, step, clock)
+                said = machine.Arrived(member, step, message, 0.0)
+                # What was found wrong is not taken a second time.
+                after = _after(arrived, said, None if (step, member) in heard else clock)
+            except Refusal:
+                # Refused by the server as well, and no sign that it had closed anything.
+                continue
+            state = after
+            heard.add((step, member))
+            if member < len(plan.members):
+                covered[member] = slots
+            state, total = _unmasked(state, clock)
+            if total is not None:
+                break
+        if total is None and state.phase is Phase.COLLECT and state.step is half.steps[-1]:
+            state, _ = machine.advance(state, machine.Tick(next(clock)))
+            state, total = _unmasked(state, clock)
+        if total is None:
+            return None
+        return tuple(slot for one in state.submitters for slot in covered[one]), total
+
+
+def _at(state: RoundState, step: Step, clock: Iterator[float]) -> RoundState:
+    """Close the steps before one: the server's clock did, and what was missing then stayed away."""
+    steps = state.half.steps
+    while state.phase is Phase.COLLECT and steps.index(state.step) < steps.index(step):
+        state, _ = machine.advance(state, machine.Tick(next(clock)))
+    return state
+
+
+def _after(state: RoundState, arrived: machine.Arrived, clock: Iterator[float] | None) -> RoundState:
+    """Return the state after a message, for which time may have to pass.
+
+    Raises
+    ------
+    Refusal
+        When the server cannot have taken it.
+    """
+    while True:
+        try:
+            return machine.advance(state, arrived)[0]
+        except Refusal:
+            if clock is None or not state.step is arrived.step is Step.DECRYPT:
+                raise
+            # Others were asked in the place of holders that were gone, as long as there were any.
+            later, _ = machine.advance(state, machine.Tick(next(clock)))
+            if later.phase is not Phase.COLLECT or later.expected == state.expected:
+                raise
+            state = later
+
+
+def _unmasked(state: RoundState, clock: Iterator[float]) -> tuple[RoundState, NDArray[np.uint32] | None]:
+    """Form the sum where all is there for it; where it cannot be formed, the state may wait for others."""
+    if state.phase is not Phase.UNMASK or state.running is None:
+        return state, None
+    try:
+        return state, state.half.unmask(state.plan, state.closed, state.running).codes
+    except Failed as failed:
+        return machine.advance(state, machine.UnmaskFailed(str(failed), next(clock), failed.wrong))[0], None
+
+
+def _numbers(plan: SumPlan, slot_of: dict[bytes, int]) -> dict[int, int]:
+    """Return as whom a slot speaks: the slot of whoever signs for a member or a key holder."""
+    numbers = {one.participant: number for number, one in enumerate(plan.members)}
+    for holder, one in enumerate(plan.holders):
+        numbers[one.participant] = plan.respondent(holder, holder)
+    return {slot_of[each]: number for each, number in numbers.items() if each in slot_of}
+
+
+def _slots_in(ranges: Iterable[SlotRange]) -> list[int]:
+    return [slot for one in ranges for slot in range(one.first, one.first + one.count)]

@@ -1,0 +1,390 @@
+"""From a data set to what each process is given: items for owners, histories for hosts."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.config.run import RunSettings
+from coterie.data import (
+    Dataset,
+    Partition,
+    Split,
+    SyntheticSpec,
+    by_genre,
+    cold_items,
+    cold_users,
+    generate,
+    generate_user_attributes,
+    leave_last_out,
+    leave_marked_out,
+    random,
+    read,
+    spread_users,
+    temporal,
+)
+from coterie.data.attributes import AttributeTable, item_attributes, write_attributes
+from coterie.data.demographics import read_user_attributes
+from coterie.data.genome import has_genome, read_genome
+from coterie.data.keyed_order import key_hash
+from coterie.data.ncf import FOLDER, PublishedHoldout, read_ncf_holdout
+from coterie.errors import DataError
+from coterie.evaluation.holdout import Holdout
+from coterie.evaluation.leave_one_out import RANKED, LeaveOneOut
+from coterie.evaluation.rated import Rated
+from coterie.systems.shared.host_data import HostData
+
+__all__ = ["CATALOGUE", "Feed", "load", "make_feed", "read_published"]
+
+CATALOGUE = "catalogue"
+"""The data owner of a rounds-based run: it registers all items, and takes no other part."""
+
+
+@dataclass(frozen=True)
+class Feed:
+    """A data set divided: parts of the split, items over owners, users over hosts.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        What was read or generated.
+    positive : ndarray of bool, shape (N,)
+        Which interactions are positive.
+    split : Split
+        Part of each interaction.
+    partition : Partition
+        Items over owners.
+    host : ndarray of int, shape (U,)
+        Host of each user.
+    seed : int
+        What the division was seeded with.
+    negatives : ndarray of int32, shape (U, m), or None
+        Items that the published hold-out ranks the test items among, -1 where there are fewer.
+    attributes, features : AttributeTable, optional
+        What is known of users and of items; a row for each of the data set's.
+    explicit : bool
+        Whether hosts are given ratings.
+    """
+
+    dataset: Dataset
+    positive: npt.NDArray[np.bool_]
+    split: Split
+    partition: Partition
+    host: npt.NDArray[np.int64]
+    seed: int = 0
+    negatives: npt.NDArray[np.int32] | None = None
+    attributes: AttributeTable | None = None
+    features: AttributeTable | None = None
+    explicit: bool = False
+
+    def holdout(self) -> Holdout:
+        """Return what is measured for all users together."""
+        return Holdout(
+            n_users=len(self.dataset.users),
+            n_items=len(self.dataset.items),
+            user=self.dataset.user,
+            item=self.dataset.item,
+            positive=self.positive,
+            part=self.split.part,
+        )
+
+    def leave_one_out(self) -> LeaveOneOut:
+        """Return what is measured for all users together where one item of each is held out.
+
+        The negatives are the published ones where there are any; otherwise they are drawn with the feed's seed.
+        """
+        data, part = self.dataset, self.split.part
+        if self.negatives is not None:
+            return LeaveOneOut(len(data.items), data.user, data.item, part, self.negatives)
+        return LeaveOneOut.sampled(data.users, data.items, data.user, data.item, part, seed=self.seed)
+
+    def users_of_hosts(self) -> list[int]:
+        """Return how many users with a history each host has, up to the last host that has any."""
+        users = np.unique(self.dataset.user)
+        return [int(count) for count in np.bincount(self.host[users])]
+
+    def hosted(self, host: int) -> HostData:
+        """Return what a host's users have, in the order of their histories, positions being theirs.
+
+        Users without any interaction are nobody's.
+        """
+        data = self.dataset
+        mine = self.host[data.user] == host
+        users = np.unique(data.user[mine])
+        position = np.searchsorted(users, data.user[mine])
+        item, part, rating = data.item[mine], self.split.part[mine], data.rating[mine]
+        if self.negatives is not None:
+            listed = self.negatives[users]
+            row, column = np.nonzero(listed >= 0)
+            position, item = np.append(position, row), np.append(item, listed[row, column])
+            part = np.append(part, np.full(len(row), RANKED))
+            rating = np.append(rating, np.full(len(row), np.nan, np.float32))
+        names = [data.users[user] for user in users.tolist()]
+        told = self.attributes
+        if told is not None:
+            told = AttributeTable(told.names, told.values[users])
+        return HostData(names, data.items, position, item, part, rating, told)
+
+    def owned(self, owner: int) -> tuple[npt.NDArray[np.intp], AttributeTable | None]:
+        """Return a data owner's items, by position, and what it knows of them."""
+        own = np.flatnonzero(self.partition.member[:, owner])
+        if self.features is None:
+            return own, None
+        return own, AttributeTable(self.features.names, self.features.values[own])
+
+    def rated(self) -> Rated:
+        """Return what is measured for all users together where ratings are predicted."""
+        data = self.dataset
+        return Rated(len(data.users), len(data.items), data.user, data.item, data.rating, self.split.part)
+
+    @property
+    def attribute_names(self) -> tuple[str, ...]:
+        """Names of the users' attributes, as the plan of a run carries them."""
+        return () if self.attributes is None else self.attributes.names
+
+    def write_attributes(self, host: int, path: Path) -> Path | None:
+        """Write what is known of a host's users; return None, and write nothing, where nothing is."""
+        data = self.hosted(host)
+        if data.attributes is None or not data.attributes.names or not data.users:
+            return None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_attributes(path, "user", data.users, data.attributes)
+        return path
+
+    def write_features(self, owner: int, path: Path) -> Path | None:
+        """Write what a data owner knows of its items; return None, and write nothing, where that is nothing."""
+        own, features = self.owned(owner)
+        if features is None or not features.names:
+            return None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_attributes(path, "item", [self.dataset.items[n] for n in own.tolist()], features)
+        return path
+
+    def write_items(self, owner: int, path: Path) -> None:
+        """Write the items of an owner, CSV with a column ``item``."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(["item"])
+            writer.writerows([self.dataset.items[n]] for n in np.nonzero(self.partition.member[:, owner])[0])
+
+    def write_histories(self, host: int, path: Path) -> int:
+        """Write the histories of a host's users in time order; return how many users have one.
+
+        Behind them stand the items that the published hold-out ranks theirs among, where there is one.  Only where
+        the system predicts ratings is there a column of them.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = self.dataset
+        time = data.time if data.time is not None else np.arange(len(data), dtype=np.int64)
+        chosen = np.nonzero(self.host[data.user] == host)[0]
+        chosen = chosen[np.lexsort((chosen, time[chosen], data.user[chosen]))]
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(
+                ["user", "item", "positive", "time", "part", *(["rating"] if self.explicit else [])]
+            )
+            for n in chosen.tolist():
+                writer.writerow(
+                    (
+                        data.users[data.user[n]],
+                        data.items[data.item[n]],
+                        int(self.positive[n]),
+                        int(time[n]),
+                        int(self.split.part[n]),
+                        *((f"{data.rating[n]:.9g}",) if self.explicit else ()),
+                    )
+                )
+            users = np.unique(data.user[chosen])
+            if self.negatives is not None:
+                for user in users.tolist():
+                    listed = self.negatives[user]
+                    key = data.users[user]
+                    writer.writerows((key, data.items[item], 0, 0, RANKED) for item in listed[listed >= 0])
+        return len(users)
+
+
+def load(settings: RunSettings) -> Dataset:
+    """Read the data set of a run, or generate the synthetic one."""
+    options = settings.data
+    if options.path is None:
+        return generate(_spec(settings))
+    return read(options.path, options.layout, columns=options.columns or None)
+
+
+def _spec(settings: RunSettings) -> SyntheticSpec:
+    spec = settings.data.synthetic
+    return SyntheticSpec(
+        users=spec.users,
+        items=spec.items,
+        interactions=spec.interactions,
+        genres=spec.genres,
+        seed=spec.seed,
+    )
+
+
+def make_feed(settings: RunSettings, dataset: Dataset, seed: int) -> Feed:
+    """Divide a data set for one seed.
+
+    Raises
+    ------
+    DataError
+        When the data set lacks what the division needs, such as timestamps, genres, a published hold-out or ratings.
+    """
+    partition = _partition(settings, dataset, seed)
+    if settings.system == "fedmvmf":
+        dataset, partition = _numbered_by_owner(dataset, partition)
+    published = read_published(settings, dataset)
+    feed = Feed(
+        dataset=dataset,
+        # Whatever a user rated counts, however it was rated; who predicts ratings looks at these.
+        positive=dataset.positive(settings.data.positive_from)
+        if settings.system == "drift"
+        else np.ones(len(dataset), np.bool_),
+        split=_split(settings, dataset, published, seed),
+        partition=partition,
+        host=spread_users(len(dataset.users), settings.federation.hosts, seed),
+        seed=seed,
+        negatives=None if published is None else published.negatives,
+    )
+    match settings.system:
+        case "fedmvmf":
+            _require_ratings(settings.system, dataset, settings.mvmf.lowest, settings.mvmf.highest, "mvmf")
+            return _with_side_information(settings, feed)
+        case "fedmf":
+            _require_ratings(settings.system, dataset, settings.fedmf.lowest, settings.fedmf.highest, "fedmf")
+            return dataclasses.replace(feed, explicit=True)
+        case _:
+            return feed
+
+
+def _require_ratings(system: str, data: Dataset, lowest: float, highest: float, table: str) -> None:
+    """Check that a data set has ratings to predict, within the range that a table of the configuration says.
+
+    Raises
+    ------
+    DataError
+        It has none, or some out of the range.
+    """
+    if len(data) and (data.rating == data.rating[0]).all():
+        raise DataError(
+            f"all {len(data)} ratings of {data.name} are {data.rating[0]:g}: there is nothing to predict",
+            hint=f"{system} needs a data set with ratings",
+        )
+    beyond = int(np.count_nonzero((data.rating < lowest) | (data.rating > highest)))
+    if beyond:
+        raise DataError(
+            f"{beyond} ratings of {data.name} are out of range, the lowest {data.rating.min():g} and the highest "
+            f"{data.rating.max():g}; expected {lowest:g} to {highest:g}",
+            hint=f"{table}.lowest and {table}.highest say what the range is",
+        )
+
+
+def _with_side_information(settings: RunSettings, feed: Feed) -> Feed:
+    """Return the feed with ratings, attributes of users and features of items."""
+    data, options = feed.dataset, settings.mvmf
+    told = None
+    if options.attributes:
+        path = settings.data.path
+        told = generate_user_attributes(_spec(settings)) if path is None else read_user_attributes(path, data)
+    return dataclasses.replace(feed, attributes=told, features=_features(settings, data), explicit=True)
+
+
+def _features(settings: RunSettings, dataset: Dataset) -> AttributeTable | None:
+    options, path = settings.mvmf, settings.data.path
+    if options.features == "none":
+        return None
+    own = None if path is None else (path if path.is_dir() else path.parent)
+    folder = options.genome or own
+    if options.features == "genome" or (
+        options.features == "known" and folder is not None and has_genome(folder)
+    ):
+        if folder is None:
+            raise DataError(
+                "mvmf.features 'genome' with the synthetic set, which has none",
+                hint="mvmf.genome names the folder with genome-scores.csv",
+            )
+        return read_genome(folder, dataset)
+    return item_attributes(dataset)
+
+
+def _partition(settings: RunSettings, dataset: Dataset, seed: int) -> Partition:
+    if settings.system == "drift":
+        return by_genre(dataset, settings.federation.owners or None)
+    servers = settings.mvmf.item_servers if settings.system == "fedmvmf" else 1
+    if servers == 1:
+        return _catalogue(dataset)
+    if servers > len(dataset.items):
+        raise DataError(
+            f"mvmf.item_servers {servers} for {len(dataset.items)} items; expected at most one for each"
+        )
+    # Each item has one owner, whatever else is known of it: which one follows from its key.
+    order = np.argsort(key_hash(dataset.items, seed), kind="stable")
+    member = np.zeros((len(dataset.items), servers), np.bool_)
+    member[order, np.arange(len(order)) % servers] = True
+    return Partition(tuple(f"{CATALOGUE}-{n}" for n in range(servers)), member)
+
+
+def _numbered_by_owner(dataset: Dataset, partition: Partition) -> tuple[Dataset, Partition]:
+    """Return both with the items, each of which has one owner, numbered owner by owner in the order of their names.
+
+    So does the orchestration server, and a model begins by these numbers.
+    """
+    member = partition.member
+    rank = np.argsort(np.argsort(partition.names))
+    order = np.argsort(rank[member.argmax(axis=1)], kind="stable")
+    number = np.empty(len(order), np.int32)
+    number[order] = np.arange(len(order), dtype=np.int32)
+    places, genres, titles = order.tolist(), dataset.item_genres, dataset.item_titles
+    renumbered = dataclasses.replace(
+        dataset,
+        items=tuple(dataset.items[place] for place in places),
+        item=number[dataset.item],
+        item_genres=None if genres is None else genres[order],
+        item_titles=None if titles is None else tuple(titles[place] for place in places),
+    )
+    return renumbered, dataclasses.replace(partition, member=member[order])
+
+
+def _catalogue(dataset: Dataset) -> Partition:
+    """Return the partition in which one owner says which items there are."""
+    return Partition((CATALOGUE,), np.ones((len(dataset.items), 1), np.bool_))
+
+
+def _split(settings: RunSettings, dataset: Dataset, published: PublishedHoldout | None, seed: int) -> Split:
+    options = settings.split
+    if published is not None:
+        return leave_marked_out(dataset, published.test, validation=options.validation > 0, seed=seed)
+    if options.kind == "leave-last-out":
+        return leave_last_out(dataset, ties=options.ties, validation=options.validation > 0, seed=seed)
+    if options.kind in ("cold-users", "cold-items"):
+        hold_out = cold_users if options.kind == "cold-users" else cold_items
+        # Shares of the users, or items, as elsewhere of interactions.
+        return hold_out(dataset, 1 - options.train, options.train * options.validation, seed)
+    divide = temporal if options.kind == "temporal" else random
+    return divide(dataset, train=options.train, validation=options.validation, seed=seed)
+
+
+def read_published(settings: RunSettings, dataset: Dataset) -> PublishedHoldout | None:
+    """Return the published hold-out of a data set; None where the settings ask for another split.
+
+    Raises
+    ------
+    DataError
+        None lies beside the data set, or it is malformed.
+    """
+    if settings.split.kind != "published":
+        return None
+    path = settings.data.path
+    folder = None if path is None else (path if path.is_dir() else path.parent) / FOLDER
+    if folder is None or not folder.is_dir():
+        raise DataError(
+            f"{dataset.name} has no published hold-out: there is no folder {FOLDER}/ in it",
+            hint="split.kind 'leave-last-out' needs timestamps, 'random' needs nothing",
+        )
+    return read_ncf_holdout(folder, dataset)

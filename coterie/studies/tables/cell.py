@@ -1,0 +1,212 @@
+"""One row of a table trained with one seed: its figures, and the files in which they are kept."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import importlib.metadata
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.config.run import RunSettings
+from coterie.errors import DataError
+from coterie.evaluation.holdout import headline
+from coterie.evaluation.selection import Trained, best_of
+from coterie.studies.run_data import Feed
+from coterie.studies.tables.row import Options, Row
+
+__all__ = ["Also", "Cell", "read_pairs", "train_cell", "write_pairs"]
+
+Values = Mapping[str, NDArray[np.float64]]
+"""Metrics by key, float64 (U,) each."""
+
+Also = Callable[[Values], Values]
+"""Makes further metrics of users from those that were measured."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row trained with a seed.
+
+    Parameters
+    ----------
+    record : mapping
+        JSON-ready: ``row``, ``label``, ``seed``, ``options``, ``tuned``, ``step`` of the version that counts, its
+        ``metrics`` and ``users`` by metric, ``history``, ``best_on_test`` (``step`` and ``metrics`` of the version with
+        the best test result, which no honest row may choose), ``split_sha256``, ``per_user`` (name of the file of
+        pairs, or None), ``seconds``, ``facts``, and ``key``, a digest of all that the cell depends on but the code.
+    per_user : mapping of str to ndarray of float64, shape (U,), or None
+        Metrics of each user, for paired comparison.
+    """
+
+    record: Mapping[str, Any]
+    per_user: Values | None
+
+
+def train_cell(
+    row: Row,
+    options: Options,
+    settings: RunSettings,
+    feed: Feed,
+    seed: int,
+    *,
+    tuned: str,
+    best_by: str,
+    folder: Path,
+    resume: bool = False,
+    also: Also | None = None,
+) -> Cell:
+    """Train a row with a seed, or take up what an earlier evaluation left.
+
+    Parameters
+    ----------
+    row : Row
+    options : mapping
+        Those of this cell.
+    settings, feed, seed
+        As in `Engine`.
+    tuned : str
+        ``"tuned"``, ``"found before"``, ``"untuned"`` or ``"fixed"``.
+    best_by : str
+        Test metric by which ``best_on_test`` is found.
+    folder : Path
+        Where the cell is kept, ``ROW-seed-N.json`` and ``.csv``.
+    resume : bool
+        Whether a cell that is there, for the same options, settings, data and version of Coterie, is taken.
+    also : callable, optional
+        Makes further metrics.
+
+    Returns
+    -------
+    Cell
+
+    Raises
+    ------
+    CoterieError
+        Whatever training raises.
+    """
+    split = feed.split.sha256(feed.dataset)
+    key = _key(row, options, settings, split, seed)
+    stem = f"{row.name}-seed-{seed}"
+    if resume and (known := _known(folder, stem, key)) is not None:
+        return Cell({**known.record, "label": row.label, "tuned": tuned}, known.per_user)
+    begun = time.perf_counter()
+    trained = _completed(row.engine(settings, options, feed, seed), also)
+    record = {
+        "row": row.name,
+        "label": row.label,
+        "seed": seed,
+        "options": dict(options),
+        "tuned": tuned,
+        "step": trained.history[trained.best]["step"],
+        "metrics": dict(trained.metrics),
+        "users": dict(trained.users),
+        "best_on_test": _best_on_test(trained, best_by),
+        "history": [dict(entry) for entry in trained.history],
+        "split_sha256": split,
+        "per_user": None if trained.per_user is None else f"{stem}.csv",
+        "seconds": round(time.perf_counter() - begun, 1),
+        "facts": dict(trained.facts),
+        "key": key,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    if trained.per_user is not None:
+        write_pairs(folder / f"{stem}.csv", feed.dataset.users, trained.per_user)
+    # Last: a cell whose record stands is complete.
+    (folder / f"{stem}.json").write_text(json.dumps(record, indent=1, default=float))
+    return Cell(record, trained.per_user)
+
+
+def write_pairs(path: Path, users: Sequence[str], values: Values) -> None:
+    """Write metrics of each user as CSV: ``user`` and the metrics; an empty field where there is no value."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["user", *values])
+        columns = [[f"{x:.6g}" if not math.isnan(x) else "" for x in one.tolist()] for one in values.values()]
+        writer.writerows(zip(users, *columns, strict=True))
+
+
+def read_pairs(path: Path) -> tuple[tuple[str, ...], dict[str, NDArray[np.float64]]]:
+    """Read what `write_pairs` wrote.
+
+    Returns
+    -------
+    users : tuple of str
+    values : dict of str to ndarray of float64, shape (U,)
+
+    Raises
+    ------
+    DataError
+        No such file, or one that is malformed.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            header, *rows = list(csv.reader(file))
+        users = tuple(row[0] for row in rows)
+        values = {
+            name: np.array([float(row[column]) if row[column] else math.nan for row in rows])
+            for column, name in enumerate(header)
+            if column
+        }
+    except (OSError, ValueError, IndexError) as error:
+        raise DataError(f"cannot read the values of users in {path}: {error}") from error
+    return users, values
+
+
+def _completed(trained: Trained, also: Also | None) -> Trained:
+    if also is None or trained.per_user is None:
+        return trained
+    more = also(trained.per_user)
+    users = {name: int(np.count_nonzero(~np.isnan(values))) for name, values in more.items()}
+    return replace(
+        trained,
+        per_user={**trained.per_user, **more},
+        metrics={**trained.metrics, **headline(dict(more))},
+        users={**trained.users, **users},
+    )
+
+
+def _best_on_test(trained: Trained, best_by: str) -> dict[str, Any] | None:
+    """Return step and metrics of the version that is best on the test part: the papers' practice, not ours."""
+    if not any(best_by in entry["metrics"] for entry in trained.history):
+        return None
+    entry = trained.history[best_of(trained.history, best_by)]
+    return {"step": entry["step"], "metrics": dict(entry["metrics"])}
+
+
+def _known(folder: Path, stem: str, key: str) -> Cell | None:
+    try:
+        record = json.loads((folder / f"{stem}.json").read_text())
+    except (OSError, ValueError):
+        return None
+    if record.get("key") != key:
+        return None
+    if record["per_user"] is None:
+        return Cell(record, None)
+    try:
+        return Cell(record, read_pairs(folder / record["per_user"])[1])
+    except DataError:
+        return None
+
+
+def _key(row: Row, options: Options, settings: RunSettings, split: str, seed: int) -> str:
+    about = {
+        "row": row.name,
+        "options": dict(options),
+        # What is as usual is left out: a key that a later release adds makes no cell another one.
+        "settings": settings.model_dump(
+            mode="json", exclude={"output", "name", "seeds"}, exclude_defaults=True
+        ),
+        "split": split,
+        "seed": seed,
+        "version": importlib.metadata.version("coterie"),
+    }
+    return hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()

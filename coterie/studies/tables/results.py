@@ -1,0 +1,284 @@
+"""Figures for readers: ``docs/results.md`` and the table of the README, from tables that were run.
+
+``python -m coterie.studies.tables.results TABLE.json ...`` keeps what `evaluate` wrote in ``docs/results``, without
+what belongs to single users, and writes both pages from all that is kept there.  ``--runs NAME REPORT.json ...`` keeps
+runs over services side by side.  No figure is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coterie.config.run import RunSettings
+from coterie.studies.tables.blocks import ABSENT
+
+__all__ = ["kept", "main", "of_runs", "page", "read_kept", "readme_table", "with_table"]
+
+_BEGIN = "<!-- figures: written by coterie.studies.tables.results -->"
+_END = "<!-- end of figures -->"
+
+_HEAD = """# Figures
+
+Written by `python -m coterie.studies.tables.results` from the files in [results](results/); change nothing here by
+hand. What the metrics mean, how versions are chosen and what each row is: [evaluation.md](evaluation.md).
+"""
+
+
+def kept(made: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table without what belongs to single users or to the machine's folders.
+
+    Parameters
+    ----------
+    made : mapping
+        What `evaluate` wrote.
+
+    Returns
+    -------
+    dict
+        The same without names of files, digests of cells and single trials; of each history only the steps and the
+        metrics by which versions are chosen and shown.
+    """
+    shown = (made["headline"], made["chosen_by"])
+    rows = [
+        {
+            **{key: value for key, value in row.items() if key not in ("per_user", "key", "history")},
+            "history": [
+                {
+                    "step": one["step"],
+                    **{m: round(one["metrics"][m], 4) for m in shown if m in one["metrics"]},
+                }
+                for one in row["history"]
+            ],
+        }
+        for row in made["rows"]
+    ]
+    settings = {**made["settings"], "data": {**made["settings"]["data"], "path": made["dataset"]["name"]}}
+    machine = {key: value for key, value in made["machine"].items() if key != "system"}
+    others = {key: value for key, value in made.items() if key != "tried"}
+    return {**others, "rows": rows, "settings": settings, "machine": machine}
+
+
+def of_runs(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return runs over services, side by side, in the form of a table.
+
+    Parameters
+    ----------
+    reports : sequence of mapping
+        ``report.json`` of runs of one system on one data set with one split.
+
+    Raises
+    ------
+    ValueError
+        The runs are of different data.
+    """
+    first = reports[0]
+    if any(report["dataset"] != first["dataset"] for report in reports):
+        raise ValueError("these runs are of different data; expected the same data set and split")
+    metrics = list(first["chosen"]["metrics"])
+    lines = [
+        (
+            report["settings"]["name"],
+            report["secure_sum"],
+            str(report["settings"]["federation"]["hosts"]),
+            str(report["chosen"]["epoch"]),
+            *(f"{report['chosen']['metrics'][metric]:.6f}" for metric in metrics),
+        )
+        for report in reports
+    ]
+    made = {
+        "title": f"{first['settings'][first['system']].get('model', first['system'])} over services",
+        "dataset": first["dataset"],
+        "seeds": first["seeds"],
+        "headline": metrics[0],
+        "chosen_by": first["settings"]["rounds"]["choose_by"],
+        "rows": [
+            {
+                "row": report["settings"]["name"],
+                "seed": report["seeds"][0],
+                "metrics": report["chosen"]["metrics"],
+                "history": [{"step": one["epoch"], "metrics": one["metrics"]} for one in report["history"]],
+                "facts": {"secure_sum": report["secure_sum"], "rounds": len(report["rounds"])},
+            }
+            for report in reports
+        ],
+        "summary": [],
+        "differences": [],
+        "blocks": [
+            {
+                "title": f"Version that counts, {first['dataset']['name']}, seed {first['seeds'][0]}",
+                "columns": ("run", "secure sum", "hosts", "passes", *metrics),
+                "rows": lines,
+                "notes": ("Each run is a federation of processes on one machine, under mutual TLS.",),
+            }
+        ],
+        "settings": {**first["settings"], "output": None},
+        "versions": first["versions"],
+        "machine": first["machine"],
+    }
+    return kept(made)
+
+
+def read_kept(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the tables that are kept in a folder, by the name of their file."""
+    return {path.name: json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))}
+
+
+def page(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return ``docs/results.md``.
+
+    Parameters
+    ----------
+    tables : mapping of str to mapping
+        By name of the file.
+    """
+    parts = [_HEAD]
+    for name, table in tables.items():
+        parts.append(f"## {table['title']}: {name.removesuffix('.json')}\n\n{_about(name, table)}\n")
+        for block in table["blocks"]:
+            parts.append(f"### {block['title']}\n\n{_markdown(block['columns'], _with_figures(block))}\n")
+            parts.extend(f"{note}\n" for note in block["notes"])
+        parts.append(_rows(table))
+    return "\n".join(part for part in parts if part)
+
+
+def _about(name: str, table: Mapping[str, Any]) -> str:
+    data, settings = table["dataset"], table["settings"]
+    sums = sorted({row["facts"]["secure_sum"] for row in table["rows"] if "secure_sum" in row["facts"]})
+    facts = [
+        f"[{name}](results/{name})",
+        f"{data['users']} users, {data['items']} items, {data['interactions']} interactions",
+        f"split {settings['split']['kind']}, ties {settings['split']['ties']}",
+        f"seeds {', '.join(map(str, table['seeds']))}",
+        f"versions chosen by {table['chosen_by']}",
+    ]
+    if sums:
+        facts.append(f"secure sum {', '.join(sums)}")
+    return "; ".join(facts) + "."
+
+
+def _with_figures(block: Mapping[str, Any]) -> list[Sequence[str]]:
+    """Return the lines that have figures of our own."""
+    own = [
+        at for at, column in enumerate(block["columns"]) if at and not column.startswith(("paper", "tuned"))
+    ]
+    return [line for line in block["rows"] if any(line[at] != ABSENT for at in own)]
+
+
+def _rows(table: Mapping[str, Any]) -> str:
+    """Return what was run: options, the step that counts and the time, row by row."""
+    if not table["summary"]:
+        return ""
+    lines = []
+    for one in table["summary"]:
+        cells = [row for row in table["rows"] if row["row"] == one["row"]]
+        options = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in one["options"].items())
+        steps = ", ".join(str(row["step"]) for row in cells)
+        last = ", ".join(str(row["history"][-1]["step"]) for row in cells)
+        lines.append((f"`{one['row']}`", options or ABSENT, one["tuned"], steps, last))
+    columns = ("row", "settings", "how they were found", "step that counts", "last step")
+    return f"### What was run\n\n{_markdown(columns, lines)}\n"
+
+
+def _markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    head = [column.replace("\n", " ") for column in columns]
+    rule = ["---", *("---:" for _ in head[1:])]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *lines))
+
+
+def readme_table(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the README's table: each federated model beside the same model with all data in one place."""
+    lines = []
+    for table in tables.values():
+        rows = {one["row"]: one for one in table["summary"]}
+        metric = table["headline"]
+        named = table["dataset"]["name"]
+        if table["settings"]["split"].get("ties") == "file":
+            named += ", ties in the file's order"
+        for difference in table["differences"]:
+            first, second = rows[difference["first"]], rows[difference["second"]]
+            ways = (f"fed-{second['row']}", f"fed-{second['row']}-exact")
+            if difference["metric"] != metric or first["row"] not in ways:
+                continue
+            facts = [row["facts"] for row in table["rows"] if row["row"] == first["row"]]
+            lines.append(
+                (
+                    f"{first['label']}, {named}{_groups(table, facts)}{_tuned(first, second)}",
+                    ", ".join(sorted({one["secure_sum"] for one in facts})),
+                    str(difference["seeds"]),
+                    f"{first['metrics'][metric]['mean']:.3f}",
+                    f"{second['metrics'][metric]['mean']:.3f}",
+                    f"{difference['mean']:+.4f} ({difference['low']:+.4f} to {difference['high']:+.4f})",
+                )
+            )
+    columns = ("HR@10", "sum", "seeds", "federated", "centralised", "difference (95% over users)")
+    return _markdown(columns, lines)
+
+
+def _groups(table: Mapping[str, Any], facts: Sequence[Mapping[str, Any]]) -> str:
+    """Return how large fixed groups were, where that is not as usual."""
+    group = table["settings"]["rounds"]["group"]
+    usual = group == RunSettings().rounds.group or any(one["cohorts"] != "groups" for one in facts)
+    return "" if usual else f", groups of {group}"
+
+
+def _tuned(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+    """Return with how many trials both of them were tuned; nothing where one was not, or they had other numbers."""
+    both = first.get("trials"), second.get("trials")
+    tuned = first.get("tuned") == second.get("tuned") == "tuned" and both[0] == both[1]
+    return f", tuned with {both[0]} trials each" if tuned else ""
+
+
+def with_table(text: str, table: str) -> str:
+    """Return a page with the table between its two marks.
+
+    Raises
+    ------
+    ValueError
+        The page has no such marks.
+    """
+    before, begin, rest = text.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not begin or not end:
+        raise ValueError(f"no place for figures; expected {_BEGIN!r}, then {_END!r}")
+    return f"{before}{_BEGIN}\n\n{table}\n\n{_END}{after}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Keep tables and write the pages."""
+    parser = argparse.ArgumentParser(
+        prog="python -m coterie.studies.tables.results",
+        description="Keep tables; write the pages of figures.",
+    )
+    parser.add_argument("tables", nargs="*", type=Path, help="what `coterie evaluate` wrote")
+    parser.add_argument(
+        "--runs",
+        nargs="+",
+        metavar=("NAME", "REPORT"),
+        action="append",
+        default=[],
+        help="reports of runs, kept side by side",
+    )
+    parser.add_argument("--folder", type=Path, default=Path("docs/results"), help="where tables are kept")
+    parser.add_argument("--write", type=Path, default=Path("docs/results.md"), help="the page of all figures")
+    parser.add_argument(
+        "--readme", type=Path, default=Path("README.md"), help="the page with the short table"
+    )
+    given = parser.parse_args(arguments)
+    given.folder.mkdir(parents=True, exist_ok=True)
+    for path in given.tables:
+        made = kept(json.loads(path.read_text("utf-8")))
+        (given.folder / path.name).write_text(json.dumps(made, indent=1) + "\n", "utf-8")
+    for name, *paths in given.runs:
+        made = of_runs([json.loads(Path(path).read_text("utf-8")) for path in paths])
+        (given.folder / f"{name}.json").write_text(json.dumps(made, indent=1) + "\n", "utf-8")
+    tables = read_kept(given.folder)
+    given.write.write_text(page(tables), "utf-8")
+    given.readme.write_text(with_table(given.readme.read_text("utf-8"), readme_table(tables)), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,396 @@
+"""A paper's table, run again: every row with every seed, the paper beside, as blocks of text and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coterie.config.run import RunSettings
+from coterie.data import Dataset
+from coterie.errors import ConfigError, DataError, nearest
+from coterie.evaluation.paired import Difference, paired_difference
+from coterie.evaluation.selection import lower_is_better
+from coterie.studies.outcome import about, surroundings
+from coterie.studies.run_data import Feed, load, make_feed
+from coterie.studies.tables.cell import Also, Cell, train_cell
+from coterie.studies.tables.row import Options, Row, enumerated, with_options
+from coterie.studies.tables.tuning import Trials
+
+__all__ = ["Block", "Results", "Section", "Table", "chosen_rows", "evaluate", "stem"]
+
+Say = Callable[[str], None]
+
+_SPLIT = "split."
+"""How options begin by which a row divides the data in a way of its own."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One table as it is printed.
+
+    Parameters
+    ----------
+    title : str
+    columns : tuple of str
+        The first one names the rows.
+    rows : tuple of tuple of str
+    notes : tuple of str
+        Lines below.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Results:
+    """What the rows gave.
+
+    Parameters
+    ----------
+    dataset : str
+        Name of the data set.
+    seeds : tuple of int
+    rows : tuple of Row
+        In the table's order.
+    cells : mapping of str to sequence of Cell
+        By row, one for each seed in the order of ``seeds``.
+    budgets : mapping of str to int
+        By row, number of trials by which it was tuned.
+    tried : mapping of str to sequence of Cell
+        By row that was tuned by enumeration: all cells of all options.
+    """
+
+    dataset: str
+    seeds: tuple[int, ...]
+    rows: tuple[Row, ...]
+    cells: Mapping[str, Sequence[Cell]]
+    budgets: Mapping[str, int] = field(default_factory=dict)
+    tried: Mapping[str, Sequence[Cell]] = field(default_factory=dict)
+
+    def values(self, row: str, metric: str, *, best_on_test: bool = False) -> list[float]:
+        """Return a metric of a row, one value for each seed that has it."""
+        values = []
+        for cell in self.cells.get(row, ()):
+            source = cell.record["best_on_test"] if best_on_test else cell.record
+            if source is not None and metric in source["metrics"]:
+                values.append(float(source["metrics"][metric]))
+        return values
+
+    def difference(self, first: str, second: str, metric: str) -> Difference | None:
+        """Compare two rows user by user; None where one of them keeps no values of users."""
+        pairs = [
+            (one.per_user[metric], other.per_user[metric])
+            for one, other in zip(self.cells.get(first, ()), self.cells.get(second, ()), strict=False)
+            if one.per_user is not None and other.per_user is not None
+            if metric in one.per_user and metric in other.per_user
+        ]
+        if not pairs:
+            return None
+        return paired_difference([one for one, _ in pairs], [other for _, other in pairs])
+
+
+Section = Callable[[Results], Block | None]
+"""Makes a block, or None where there is nothing to show yet."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that can be run again.
+
+    Parameters
+    ----------
+    name : str
+        As it is asked for on the command line.
+    title : str
+    paper : str
+        Which one, and which tables and figures of it.
+    file : str or None
+        Configuration of a run whose settings hold for every cell, where none is given.
+    prepare : callable
+        Completes these settings for a data set: the split that the table needs.
+    rows : callable
+        The rows that can be trained here.
+    sections : tuple of Section
+    headline, choose_by : str
+        The metric of the paper, and the validation metric that chooses versions and options.
+    compared : tuple of (str, str)
+        Rows that are compared user by user, the first minus the second.
+    compared_by : tuple of str
+        Metrics for that.
+    seeds : tuple of int
+        Unless others are asked for.
+    enumerate_options : bool
+        Whether the rows are tuned by trying every combination with all seeds while the table is made, instead of by
+        ``coterie tune``.
+    suffix : callable
+        What else names the table's files, for settings that make it another table.
+    studies : mapping of str to tuple of str
+        Rows that are trained only when they are asked for, by a name for all of them.
+    always : tuple of str
+        Rows of studies that are trained in any case.
+    also : callable, optional
+        Given settings and data set, returns what turns the values of users into further metrics of theirs, or None.
+    system : str, optional
+        That of every row, for a table without a file.
+    """
+
+    name: str
+    title: str
+    paper: str
+    file: str | None
+    prepare: Callable[[RunSettings, Dataset], RunSettings]
+    rows: Callable[[], tuple[Row, ...]]
+    sections: tuple[Section, ...]
+    headline: str
+    choose_by: str
+    compared: tuple[tuple[str, str], ...] = ()
+    compared_by: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (0, 1, 2)
+    enumerate_options: bool = False
+    suffix: Callable[[RunSettings], str] = lambda _: ""
+    studies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    always: tuple[str, ...] = ()
+    also: Callable[[RunSettings, Dataset], Also | None] = lambda _settings, _dataset: None
+    system: str | None = None
+
+
+def stem(table: Table, settings: RunSettings, dataset: Dataset) -> str:
+    """Return how the files of a table begin."""
+    return f"{table.name}-{dataset.name}{table.suffix(settings)}"
+
+
+def chosen_rows(table: Table, names: Sequence[str] | None, dataset: str) -> tuple[Row, ...]:
+    """Return the rows of a table without its studies, or those asked for, as they begin on a data set.
+
+    Parameters
+    ----------
+    table : Table
+    names : sequence of str, optional
+        Of rows or of studies.
+    dataset : str
+        Its name.
+
+    Raises
+    ------
+    ConfigError
+        No such row or study.
+    """
+    rows = {row.name: row.on(dataset) for row in table.rows()}
+    if not names:
+        apart = {name for study in table.studies.values() for name in study}.difference(table.always)
+        return tuple(row for row in rows.values() if row.name not in apart)
+    wanted: set[str] = set()
+    for name in names:
+        if name not in rows and name not in table.studies:
+            guess = nearest(name, (*rows, *table.studies))
+            raise ConfigError(
+                f"the table {table.name} has no row {name!r}; it has {', '.join((*rows, *table.studies))}",
+                hint=f"did you mean {guess!r}?" if guess else None,
+            )
+        wanted.update(table.studies.get(name, (name,)))
+    return tuple(row for row in rows.values() if row.name in wanted)
+
+
+def evaluate(
+    table: Table,
+    settings: RunSettings,
+    *,
+    seeds: Sequence[int],
+    out: Path,
+    names: Sequence[str] | None = None,
+    trials: Trials | None = None,
+    resume: bool = False,
+    say: Say = lambda _: None,
+) -> tuple[dict[str, Any], Path]:
+    """Run a table again.
+
+    Parameters
+    ----------
+    table : Table
+    settings : RunSettings
+        With the data set.
+    seeds : sequence of int
+    out : Path
+        Folder for the table's files.
+    names : sequence of str, optional
+        Rows to run; all by default.
+    trials : Trials, optional
+        By which the rows are tuned; without them a row that could be is marked as untuned.
+    resume : bool
+        Take up cells that an earlier evaluation left below ``out``.
+    say : callable
+        Told of every cell.
+
+    Returns
+    -------
+    made : dict
+        What is in the file (docs/evaluation.md).
+    path : Path
+        The file.
+
+    Raises
+    ------
+    CoterieError
+        The data set cannot be used, or a row cannot be trained.
+    """
+    dataset = load(settings)
+    settings = table.prepare(settings, dataset)
+    rows = chosen_rows(table, names, dataset.name)
+    folder = out / stem(table, settings, dataset)
+    feeds: dict[tuple[str, int], Feed] = {}
+
+    def feed_of(options: Options, seed: int) -> Feed:
+        """Return the data as a row divides it: most do as the table says."""
+        own = {name: value for name, value in options.items() if name.startswith(_SPLIT)}
+        key = json.dumps(own, sort_keys=True), seed
+        if key not in feeds:
+            feeds[key] = make_feed(with_options(settings, own), dataset, seed)
+        return feeds[key]
+
+    also = table.also(settings, dataset)
+    if trials is not None:
+        _refuse_other_trials(trials, table, dataset)
+
+    def cells_of(row: Row, options: Options, tuned: str, place: Path) -> list[Cell]:
+        cells = []
+        for seed in seeds:
+            cell = train_cell(
+                row,
+                options,
+                settings,
+                feed_of(options, seed),
+                seed,
+                tuned=tuned,
+                best_by=table.headline,
+                folder=place,
+                resume=resume,
+                also=also,
+            )
+            cells.append(cell)
+            shown = cell.record["metrics"].get(table.headline)
+            value = "no value" if shown is None else f"{shown:.4f}"
+            what = "".join(f", {name} {options[name]}" for name in row.space if table.enumerate_options)
+            say(
+                f"{row.name}{what}, seed {seed}: {table.headline} {value} at step {cell.record['step']}"
+                f"  ({cell.record['seconds']:.0f} s)"
+            )
+        return cells
+
+    cells: dict[str, list[Cell]] = {}
+    tried: dict[str, list[Cell]] = {}
+    budgets: dict[str, int] = {}
+    for row in rows:
+        if row.space and table.enumerate_options:
+            every = [
+                cells_of(row, options, "tuned", folder / f"trial-{number}")
+                for number, options in enumerate(enumerated(row))
+            ]
+            cells[row.name] = max(every, key=lambda these: _score(these, table.choose_by))
+            tried[row.name] = [cell for these in every for cell in these]
+            budgets[row.name] = len(every)
+            continue
+        tunable = row.like or (row.name if row.space else None)
+        best = None if trials is None or tunable is None else trials.best(tunable)
+        if best is not None and tunable is not None and trials is not None:
+            budgets[row.name] = trials.budget(tunable)
+        tuned = _how_tuned(row, best is not None, tunable is not None, dataset.name)
+        options = {**row.options, **(best or {})} if row.like is None else {**(best or {}), **row.options}
+        cells[row.name] = cells_of(row, options, tuned, folder)
+
+    results = Results(dataset.name, tuple(seeds), rows, cells, budgets, tried)
+    blocks = [block for section in table.sections if (block := section(results)) is not None]
+    made = {
+        "table": table.name,
+        "title": table.title,
+        "paper": table.paper,
+        "dataset": about(dataset),
+        "seeds": list(seeds),
+        "headline": table.headline,
+        "chosen_by": table.choose_by,
+        "rows": [{"table": table.name, **cell.record} for row in rows for cell in cells[row.name]],
+        "tried": [{"table": table.name, **cell.record} for these in tried.values() for cell in these],
+        "summary": [_summary(row, results) for row in rows],
+        "differences": _differences(table, results),
+        "blocks": [asdict(block) for block in blocks],
+        "settings": settings.model_dump(mode="json", exclude={"output"}),
+        **surroundings(),
+    }
+    path = out / f"{folder.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(made, indent=1, default=float))
+    return made, path
+
+
+def _how_tuned(row: Row, by_trials: bool, tunable: bool, dataset: str) -> str:
+    if by_trials:
+        return "tuned"
+    if not tunable:
+        return "fixed"
+    return "found before" if dataset in row.found else "untuned"
+
+
+def _score(cells: Sequence[Cell], choose_by: str) -> float:
+    """Return the validation metric of some options, as the mean over the seeds; of an error the negative.
+
+    Less than any without a value.
+    """
+    values = [cell.record["metrics"].get(choose_by, np.nan) for cell in cells]
+    mean = float(np.mean(values)) * (-1 if lower_is_better(choose_by) else 1)
+    return mean if np.isfinite(mean) else -np.inf
+
+
+def _summary(row: Row, results: Results) -> dict[str, Any]:
+    cells = results.cells[row.name]
+    names = list(dict.fromkeys(name for cell in cells for name in cell.record["metrics"]))
+    tested = list(
+        dict.fromkeys(
+            name for cell in cells for name in (cell.record["best_on_test"] or {}).get("metrics", ())
+        )
+    )
+    return {
+        "row": row.name,
+        "label": row.label,
+        "note": row.note,
+        "tuned": cells[0].record["tuned"],
+        "trials": results.budgets.get(row.name, 0),
+        "options": cells[0].record["options"],
+        "metrics": {name: _mean_std(results.values(row.name, name)) for name in names},
+        "best_on_test": {
+            name: _mean_std(results.values(row.name, name, best_on_test=True)) for name in tested
+        },
+        "users": cells[0].record["users"],
+    }
+
+
+def _mean_std(values: Sequence[float]) -> dict[str, float | None]:
+    return {
+        "mean": float(np.mean(values)),
+        "std": float(np.std(values, ddof=1)) if len(values) > 1 else None,
+    }
+
+
+def _differences(table: Table, results: Results) -> list[dict[str, Any]]:
+    return [
+        {"first": first, "second": second, "metric": metric, **asdict(difference)}
+        for first, second in table.compared
+        for metric in table.compared_by
+        if (difference := results.difference(first, second, metric)) is not None
+    ]
+
+
+def _refuse_other_trials(trials: Trials, table: Table, dataset: Dataset) -> None:
+    made_for = trials.about.get("table"), trials.about.get("dataset")
+    if made_for != (table.name, dataset.name):
+        raise DataError(
+            f"the trials were made for table {made_for[0]} on {made_for[1]}; "
+            f"expected {table.name} on {dataset.name}",
+            hint="`coterie tune` makes trials",
+        )

@@ -1,0 +1,163 @@
+"""Tuning: the same number of trials for every row, judged by validation data, kept as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coterie.config.run import RunSettings
+from coterie.errors import DataError, RunError
+from coterie.evaluation.selection import Trained, lower_is_better
+from coterie.studies.run_data import Feed
+from coterie.studies.tables.row import Options, Row, draw
+
+__all__ = ["Trials", "tune"]
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Trials:
+    """What was tried, row by row.
+
+    Parameters
+    ----------
+    about : dict
+        JSON-ready: ``table``, ``dataset``, ``split_sha256``, ``choose_by``, ``seed``.
+    rows : dict of str to list of dict
+        By row, one entry for each trial in the order of trying: ``options``; ``score``, the validation metric at its
+        best version, None where training ended without
+        one (``failed`` says why); ``step`` of that version; ``seconds``.
+    """
+
+    about: dict[str, Any]
+    rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def best(self, row: str) -> Options | None:
+        """Return the options of a row's best trial, the first among equals; None for a row without one."""
+        scored = [trial for trial in self.rows.get(row, ()) if trial["score"] is not None]
+        if not scored:
+            return None
+        # Both give the first among equals.
+        best = min if lower_is_better(str(self.about.get("choose_by"))) else max
+        options: Options = best(scored, key=lambda trial: trial["score"])["options"]
+        return options
+
+    def budget(self, row: str) -> int:
+        """Return the number of trials of a row."""
+        return len(self.rows.get(row, ()))
+
+    def write(self, path: Path) -> None:
+        """Write as JSON."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({**self.about, "rows": self.rows}, indent=1, default=float))
+
+    @classmethod
+    def read(cls, path: Path) -> Trials:
+        """Read what `write` wrote.
+
+        Raises
+        ------
+        DataError
+            No such file, or one that holds something else.
+        """
+        try:
+            content = json.loads(path.read_text())
+            rows = content.pop("rows")
+            for trials in rows.values():
+                for trial in trials:
+                    _ = trial["options"], trial["score"]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(
+                f"cannot read trials from {path}: {error}", hint="`coterie tune` writes such a file"
+            ) from error
+        return cls(content, rows)
+
+
+def tune(
+    rows: Sequence[Row],
+    settings: RunSettings,
+    feed: Feed,
+    seed: int,
+    *,
+    trials: int,
+    choose_by: str,
+    known: Trials,
+    keep: Callable[[Trials], None] = lambda _: None,
+    say: Say = lambda _: None,
+) -> Trials:
+    """Search at random, with the same number of trials for every row that has anything to tune.
+
+    The first trial of a row are its own options. Nothing of the test part is looked at: of each trial only the
+    validation metric is kept.
+
+    Parameters
+    ----------
+    rows : sequence of Row
+    settings, feed, seed
+        As in `Engine`; the seed also draws the options.
+    trials : int
+        For each row, at least 1.
+    choose_by : str
+        Metric on validation data.
+    known : Trials
+        Trials that need not be repeated; completed in place.
+    keep : callable
+        Called after every trial, to write them down.
+    say : callable
+        Told of every trial.
+
+    Returns
+    -------
+    Trials
+        ``known``, completed.
+
+    Raises
+    ------
+    DataError
+        There is no validation data to tune by.
+    """
+    if not choose_by.startswith("validation_"):
+        raise ValueError(f"choose_by is {choose_by!r}; expected a metric on validation data")
+    if not feed.split.validation.any():
+        raise DataError(
+            f"the split of {feed.dataset.name} holds out nothing to validate by, so nothing can be tuned",
+            hint="split.validation above 0",
+        )
+    for row in rows:
+        if not row.space or row.like is not None:
+            continue
+        done = known.rows.setdefault(row.name, [])
+        for number, options in enumerate(draw(row, trials, seed)):
+            if any(trial["options"] == dict(options) for trial in done):
+                continue
+            begun = time.perf_counter()
+            found = _try(row, options, settings, feed, seed, choose_by)
+            done.append({"options": dict(options), **found, "seconds": round(time.perf_counter() - begun, 1)})
+            keep(known)
+            shown = found.get("failed") or f"{found['score']:.4f} at step {found['step']}"
+            say(f"{row.name} trial {number + 1}/{trials}: {choose_by} {shown}  {_brief(row, options)}")
+    return known
+
+
+def _try(
+    row: Row, options: Options, settings: RunSettings, feed: Feed, seed: int, choose_by: str
+) -> dict[str, Any]:
+    try:
+        trained: Trained = row.engine(settings, options, feed, seed)
+    except (RunError, FloatingPointError) as error:
+        return {"score": None, "step": None, "failed": str(error)}
+    entry: Mapping[str, Any] = trained.history[trained.best]
+    score = float(entry["metrics"].get(choose_by, math.nan))
+    if math.isnan(score):
+        return {"score": None, "step": None, "failed": f"no value of {choose_by}"}
+    return {"score": score, "step": int(entry["step"])}
+
+
+def _brief(row: Row, options: Options) -> str:
+    return ", ".join(f"{name} {options[name]}" for name in sorted(row.space) if name in options)

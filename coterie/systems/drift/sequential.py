@@ -1,0 +1,98 @@
+"""DRIFT's federation in one process, without network: what owners and orchestrator do, in turn.
+
+The measure for the real federation: the same mathematics at the least possible cost, and without staleness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.systems.drift.blocks import Block, BlockBuilder, Stream
+from coterie.systems.drift.mathematics import DriftSettings, initial, owner_order, step
+
+__all__ = ["EpochDone", "run_in_process"]
+
+EpochDone = Callable[[int, NDArray[np.float32], NDArray[np.float32], float], None]
+"""Called after each pass with its number (from 1), Upsilon, Psi (both change later: copy to keep) and the
+mean loss of the pass's blocks, each at the rows that it was trained on."""
+
+_Chunk = Sequence[Block]
+
+
+def run_in_process(
+    streams: Sequence[Stream],
+    n_users: int,
+    n_items: int,
+    settings: DriftSettings,
+    *,
+    epochs: int,
+    seed: int,
+    on_epoch: EpochDone | None = None,
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Train over several owners.
+
+    In the first pass each owner takes its interactions as they come and makes an update whenever ``theta``
+    blocks are saved; when all have received everything, the blocks that remain follow, the trailing ones
+    included. In a later pass each owner goes over its stored blocks in the order of `owner_order`. Owners
+    take turns, one update each; who has finished is passed over.
+
+    Parameters
+    ----------
+    streams : sequence of Stream
+        One per owner; the position is the owner's slot.
+    n_users, n_items : int
+        Rows of the factors.
+    settings : DriftSettings
+    epochs : int
+        Passes, the first one included.
+    seed : int
+        At least 0.
+    on_epoch : EpochDone, optional
+
+    Returns
+    -------
+    Upsilon : ndarray of float32, shape (n_users, d)
+    Psi : ndarray of float32, shape (n_items, d)
+    """
+    Upsilon, Psi = initial(n_users, n_items, settings, seed)
+    taken = [_intake(stream, settings.theta) for stream in streams]
+    stored = [completed + remaining for completed, remaining in taken]
+    for epoch in range(1, epochs + 1):
+        if epoch == 1:
+            passes = [[completed for completed, _ in taken], [remaining for _, remaining in taken]]
+        else:
+            passes = [
+                [
+                    [blocks[index] for index in owner_order(seed, owner, epoch, len(blocks))]
+                    for owner, blocks in enumerate(stored)
+                ]
+            ]
+        loss, count = 0.0, 0
+        for owners in passes:
+            for chunk in _in_turn(owners, settings.theta):
+                update = step(Upsilon, Psi, chunk, settings)
+                loss += update.loss
+                count += update.blocks
+        if on_epoch is not None:
+            on_epoch(epoch, Upsilon, Psi, loss / count if count else float("nan"))
+    return Upsilon, Psi
+
+
+def _intake(stream: Stream, theta: int) -> tuple[list[Block], list[Block]]:
+    """Return the blocks that are trained on while interactions come, and those that wait until the end."""
+    builder = BlockBuilder()
+    interactions = zip(stream.user.tolist(), stream.item.tolist(), stream.positive.tolist(), strict=True)
+    blocks = [block for interaction in interactions if (block := builder.add(*interaction)) is not None]
+    full = len(blocks) - len(blocks) % theta
+    return blocks[:full], blocks[full:] + builder.flush()
+
+
+def _in_turn(owners: Sequence[_Chunk], theta: int) -> Iterator[_Chunk]:
+    """Yield ``theta`` blocks of each owner in turn, fewer at an owner's end."""
+    chunked = [[blocks[at : at + theta] for at in range(0, len(blocks), theta)] for blocks in owners]
+    for turn in zip_longest(*chunked, fillvalue=()):
+        yield from (chunk for chunk in turn if chunk)

@@ -1,0 +1,245 @@
+r"""DRIFT, shielded form: the orchestrator sees neither who asked for what, nor a single user's gradient.
+
+The user's row :math:`v_u` stays with the user, who takes it along to each owner that it visits.  An owner computes its
+blocks' gradients with the mathematics of `coterie.systems.drift.mathematics`, moves :math:`v_u` from block to block,
+and *holds* the items' gradients back until enough users have contributed to a row.  Now and then the orchestrator opens
+a *window*: owners hand over the rows that may leave, as one vector over all items whose sum steps :math:`\Psi`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.systems.drift.blocks import Block, BlockBuilder, Stream
+from coterie.systems.drift.mathematics import DriftSettings, Rows, gradients, initial, wanted
+
+__all__ = ["HeldRows", "Released", "Visited", "initial_row", "run_shielded", "visit"]
+
+_ORDER, _ROW = 3, 4
+"""First elements of keys under which the order of visits and a user's own row are drawn; the published form has lower
+ones (`coterie.systems.drift.mathematics`)."""
+
+
+class Released(NamedTuple):
+    """Rows that leave an owner together.
+
+    Parameters
+    ----------
+    items : ndarray of int32, shape (n,)
+        Ascending.
+    gradient : ndarray of float32, shape (n, d)
+    contributors : tuple of frozenset of int
+        Who is behind each row; stays with the owner.
+    """
+
+    items: NDArray[np.int32]
+    gradient: NDArray[np.float32]
+    contributors: tuple[frozenset[int], ...]
+
+
+@dataclass
+class HeldRows:
+    """Item gradients that an owner holds back, and who contributed to each row.
+
+    Parameters
+    ----------
+    n_items, dim : int
+        Of the model; rows of items that are not the owner's stay zero.
+    """
+
+    n_items: int
+    dim: int
+    gradient: NDArray[np.float32] = field(init=False)
+    contributors: dict[int, set[int]] = field(default_factory=dict)
+    """Distinct users by item."""
+
+    def __post_init__(self) -> None:
+        self.gradient = np.zeros((self.n_items, self.dim), np.float32)
+
+    def add(self, user: int, items: NDArray[np.integer], gradient: NDArray[np.float32]) -> None:
+        """Add one user's gradient of some rows; (n,) items, none twice, and (n, d) values."""
+        self.gradient[items] += gradient
+        for item in items.tolist():
+            self.contributors.setdefault(item, set()).add(user)
+
+    def grow(self, n_items: int) -> None:
+        """Make room for more items."""
+        if n_items > self.n_items:
+            wider = np.zeros((n_items, self.dim), np.float32)
+            wider[: self.n_items] = self.gradient
+            self.n_items, self.gradient = n_items, wider
+
+    def release(self, k_min: int) -> Released:
+        """Take out the rows to which at least ``k_min`` users contributed."""
+        ready = sorted(item for item, users in self.contributors.items() if len(users) >= k_min)
+        items = np.array(ready, np.int32)
+        gradient = self.gradient[items]
+        self.gradient[items] = 0
+        return Released(items, gradient, tuple(frozenset(self.contributors.pop(item)) for item in ready))
+
+    def put_back(self, released: Released) -> None:
+        """Hold rows again that were taken out: they did not leave."""
+        self.gradient[released.items] += released.gradient
+        for item, users in zip(released.items.tolist(), released.contributors, strict=True):
+            self.contributors.setdefault(item, set()).update(users)
+
+    def __len__(self) -> int:
+        """Return how many rows are held."""
+        return len(self.contributors)
+
+
+@dataclass(frozen=True)
+class Visited:
+    r"""What a visit of a user to an owner made.
+
+    Parameters
+    ----------
+    step : ndarray of float32, shape (d,)
+        To be added to the user's row, the paper's :math:`-\alpha \nabla v_u` over all blocks.
+    loss : float
+        Sum over the blocks.
+    blocks : int
+    items : ndarray of int32, shape (n,)
+        Ascending: those in the blocks.
+    gradient : ndarray of float32, shape (n, d)
+        Theirs, summed over the blocks; it is held back.
+    """
+
+    step: NDArray[np.float32]
+    loss: float
+    blocks: int
+    items: NDArray[np.int32]
+    gradient: NDArray[np.float32]
+
+
+def visit(
+    blocks: Sequence[Block], row: NDArray[np.float32], Psi: NDArray[np.float32], settings: DriftSettings
+) -> Visited:
+    """Learn from one user's blocks at an owner: the user's row moves from block to block, the items' stay.
+
+    Parameters
+    ----------
+    blocks : sequence of Block
+        All of one user; there may be none.
+    row : ndarray of float32, shape (d,)
+        The user's row when it comes.
+    Psi : ndarray of float32, shape (I, d)
+        As the owner has it; only rows of its own items are read.
+    settings : DriftSettings
+    """
+    moving, loss = row.astype(np.float32, copy=True), 0.0
+    _, items = wanted(blocks)
+    summed = np.zeros((len(items), len(row)), np.float32)
+    for block in blocks:
+        users, named = wanted([block])
+        update = gradients(
+            [block],
+            Rows(users, named, moving[None, :], Psi[named]),
+            settings.ridge,
+            item_bias=settings.item_bias,
+        )
+        moving -= np.float32(settings.rate) * update.user_gradient[0]
+        summed[np.searchsorted(items, named)] += update.item_gradient
+        loss += update.loss
+    return Visited(moving - row, loss, len(blocks), items, summed)
+
+
+def initial_row(key: int, settings: DriftSettings) -> NDArray[np.float32]:
+    """Draw a user's row before its first visit, from the user's own number.
+
+    Parameters
+    ----------
+    key : int
+        Known to nobody else.
+    settings : DriftSettings
+
+    Returns
+    -------
+    ndarray of float32, shape (d,)
+        Distributed as `coterie.systems.drift.mathematics.initial_user_rows`.
+    """
+    rng = np.random.default_rng(np.random.SeedSequence(key, spawn_key=(_ROW,)))
+    row = rng.standard_normal(settings.dim, dtype=np.float32) * np.float32(settings.init_scale)
+    if settings.item_bias:
+        row[-1] = 1
+    return row
+
+
+def run_shielded(
+    streams: Sequence[Stream],
+    n_users: int,
+    n_items: int,
+    settings: DriftSettings,
+    *,
+    epochs: int,
+    seed: int,
+    k_min: int = 5,
+    window: int = 64,
+    on_epoch: Callable[[int, NDArray[np.float32], NDArray[np.float32], float], None] | None = None,
+) -> tuple[NDArray[np.float32], NDArray[np.float32], int]:
+    """Train over several owners in one process.
+
+    Parameters
+    ----------
+    streams : sequence of Stream
+        One per owner.
+    n_users, n_items : int
+    settings : DriftSettings
+        ``theta`` is not used.
+    epochs, seed : int
+    k_min : int
+        Fewest distinct users behind a row that leaves an owner.
+    window : int
+        Visits between two windows.
+    on_epoch : callable, optional
+        As in `coterie.systems.drift.sequential.run_in_process`.
+
+    Returns
+    -------
+    Upsilon : ndarray of float32, shape (n_users, d)
+    Psi : ndarray of float32, shape (n_items, d)
+    dropped : int
+        Rows that were still held at the end.
+    """
+    Upsilon, Psi = initial(n_users, n_items, settings, seed)
+    blocks: list[dict[int, list[Block]]] = []
+    for stream in streams:
+        builder = BlockBuilder()
+        interactions = zip(stream.user.tolist(), stream.item.tolist(), stream.positive.tolist(), strict=True)
+        made = [block for one in interactions if (block := builder.add(*one)) is not None] + builder.flush()
+        by_user: dict[int, list[Block]] = {}
+        for block in made:
+            by_user.setdefault(block.user, []).append(block)
+        blocks.append(by_user)
+    held = [HeldRows(n_items, settings.dim) for _ in streams]
+    visits = [(user, owner) for owner, by_user in enumerate(blocks) for user in by_user]
+    since = 0
+    for epoch in range(1, epochs + 1):
+        loss, count = 0.0, 0
+        order = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_ORDER, epoch))).permutation(
+            len(visits)
+        )
+        for place in order.tolist():
+            user, owner = visits[place]
+            visited = visit(blocks[owner][user], Upsilon[user], Psi, settings)
+            held[owner].add(user, visited.items, visited.gradient)
+            Upsilon[user] += visited.step
+            loss, count, since = loss + visited.loss, count + visited.blocks, since + 1
+            if since >= window:
+                since = 0
+                _step(Psi, held, k_min, settings.rate)
+        _step(Psi, held, k_min, settings.rate)
+        if on_epoch is not None:
+            on_epoch(epoch, Upsilon, Psi, loss / count if count else float("nan"))
+    return Upsilon, Psi, sum(map(len, held))
+
+
+def _step(Psi: NDArray[np.float32], held: Sequence[HeldRows], k_min: int, rate: float) -> None:
+    for one in held:
+        released = one.release(k_min)
+        Psi[released.items] -= np.float32(rate) * released.gradient

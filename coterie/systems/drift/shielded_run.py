@@ -1,0 +1,495 @@
+"""A run of DRIFT in its shielded form: what is summed, and the run as a pure state machine.
+
+Users visit owners, in any order and without waiting for each other.  Whenever owners have taken enough visits, the
+orchestration server opens a *window*: one sum over the owners that join, each with one vector over all items.  An
+epoch is over when every host has let each of its users visit once; then what is left is summed and the hosts evaluate
+at home, in a sum of their own.
+
+``step`` takes a state and an event and returns the next state; `next_sum` says which sum a state asks for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.errors import ConfigError
+from coterie.evaluation.holdout import ranked_names
+from coterie.secure_sum.contribution import Contribution, Layout, Segment
+from coterie.systems.drift.published_run import (
+    Catalogued,
+    OwnerJoined,
+    PartyLost,
+    PartySeen,
+    Stopped,
+    UsersJoined,
+)
+from coterie.systems.shared.plan_settings import settings_from_json, settings_to_json
+
+__all__ = [
+    "LOSSES",
+    "MIN_MASKED",
+    "Abandoned",
+    "Delivered",
+    "Evaluated",
+    "Event",
+    "Host",
+    "Opened",
+    "Owner",
+    "Phase",
+    "Purpose",
+    "Shielded",
+    "ShieldedPlan",
+    "Visits",
+    "Windowed",
+    "add_measured",
+    "due",
+    "evaluation_layout",
+    "measured_in",
+    "next_sum",
+    "step",
+    "waiting_for",
+    "window_layout",
+]
+
+MIN_MASKED = 3
+"""Fewest owners, or hosts, in a masked sum: of two each would know the other's vector."""
+
+LOSSES = ("train_loss", "test_loss")
+"""Metrics that have no natural bound."""
+
+_LOSS_BOUND = 32.0
+_BITS = 16
+_MOST_ABANDONED = 10
+_TRIES = 3
+"""Windows at the end of an epoch that may be abandoned before the run goes on without them."""
+
+
+@dataclass(frozen=True)
+class ShieldedPlan:
+    """What the plan of a run says about windows, beside DRIFT's own settings.
+
+    Parameters
+    ----------
+    k_min : int
+        Fewest distinct users behind a row that leaves an owner.
+    window : int
+        Visits after which a window is opened.
+    window_s : float
+        Seconds after which one is opened that has seen fewer.
+    join_s : float
+        How long an owner may take for each step of a window, seconds; nobody waits longer.
+    bound, bits : float, int
+        Largest absolute value of an owner's vector, and bits of one code.
+    """
+
+    k_min: int = 5
+    window: int = 64
+    window_s: float = 10.0
+    join_s: float = 10.0
+    bound: float = 64.0
+    bits: int = 24
+
+    def __post_init__(self) -> None:
+        if self.k_min < 1 or self.window < 1:
+            raise ConfigError(f"k_min {self.k_min}, window {self.window}; expected at least 1")
+        # Written so that NaN fails, too.
+        if not (self.window_s > 0 and self.join_s > 0):
+            raise ConfigError(f"window_s {self.window_s}, join_s {self.join_s}; expected seconds above 0")
+        if not (0 < self.bound < np.inf and 8 <= self.bits <= 28):
+            raise ConfigError(f"bound {self.bound}, bits {self.bits}; expected above 0, and 8 to 28")
+
+    def to_json(self) -> str:
+        """Return the settings as the contract's ``RunPlan.settings``."""
+        return settings_to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> ShieldedPlan:
+        """Return the settings of a plan.
+
+        Raises
+        ------
+        ConfigError
+            When they are malformed, name something unknown, or a value is out of its range.
+        """
+        return settings_from_json(text, "DRIFT's shielded form", lambda plain: cls(**plain))
+
+
+# --- what is summed ----------------------------------------------------------------------------------------------
+
+
+class Purpose(enum.Enum):
+    """What a sum is for, as its plan names it."""
+
+    WINDOW = "window"
+    EVALUATE = "evaluate"
+
+
+def window_layout(settings: ShieldedPlan, n_items: int, dim: int) -> Layout:
+    """Return what an owner's vector looks like: a gradient of every item's row, zeros where nothing may leave."""
+    return Layout((Segment("gradient", (n_items, dim), settings.bound, settings.bits),))
+
+
+def evaluation_layout() -> Layout:
+    """Return what a host's metrics look like: sums, and how many users each covers."""
+    names = ranked_names()
+    return Layout(
+        (
+            Segment("metrics", (len(names),), 1.0, _BITS),
+            Segment.whole("measured", (len(names),), 1),
+            Segment("losses", (len(LOSSES),), _LOSS_BOUND, _BITS),
+            Segment.whole("losses_measured", (len(LOSSES),), 1),
+        )
+    )
+
+
+def add_measured(contribution: Contribution, values: Mapping[str, float], rng: np.random.Generator) -> None:
+    """Add one user's metrics by name; those that are missing or NaN are not counted."""
+    for segment, count, names in (
+        ("metrics", "measured", ranked_names()),
+        ("losses", "losses_measured", LOSSES),
+    ):
+        found = np.array([values.get(name, np.nan) for name in names])
+        there = np.isfinite(found)
+        contribution.add(segment, np.where(there, found, 0.0), rng)
+        contribution.add(count, there.astype(np.float64), rng)
+    contribution.count()
+
+
+def measured_in(sums: Mapping[str, NDArray[np.float64]]) -> dict[str, tuple[float, int]]:
+    """Return mean and number of users of each metric that was measured, from decoded sums."""
+    found = {}
+    for segment, count, names in (
+        ("metrics", "measured", ranked_names()),
+        ("losses", "losses_measured", LOSSES),
+    ):
+        for name, total, users in zip(names, sums[segment], sums[count], strict=True):
+            if users > 0:
+                found[name] = (float(total / users), round(float(users)))
+    return found
+
+
+# --- the run -----------------------------------------------------------------------------------------------------
+
+
+class Phase(enum.Enum):
+    """Where a run stands."""
+
+    GATHER = "gather"
+    VISIT = "visit"
+    CLOSE = "close"
+    """Everybody has visited; the rest of the epoch is summed."""
+    EVALUATE = "evaluate"
+    DONE = "done"
+    FAILED = "failed"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen."""
+        return self in (Phase.DONE, Phase.FAILED)
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A data owner: how many visits it has taken, how many rows it holds back, the last window that has its vector."""
+
+    party: str
+    present: bool = True
+    visits: int = 0
+    held: int = 0
+    summed: int = 0
+
+
+@dataclass(frozen=True)
+class Host:
+    """A client host: for which epoch and catalogue its users have made their visits."""
+
+    users: int = 0
+    epoch: int = 0
+    delivered: int = 0
+    present: bool = True
+
+
+@dataclass(frozen=True)
+class Shielded:
+    """Everything that decides what anybody is asked to do.
+
+    Parameters
+    ----------
+    epochs, expect_owners, expect_users : int
+    window : int
+        Visits after which a window is opened.
+    round : int
+        Number of the last sum that was begun; numbers are never used again.
+    closed : int
+        Number of the last window that is over.
+    version : int
+        Windows applied.
+    counted, captured : int
+        Visits before the last applied window was opened, and before the one that is open.
+    closing : bool
+        Whether the sum that is open was begun after all visits of the epoch.
+    evaluations : int
+        Those that were formed.
+    """
+
+    epochs: int
+    expect_owners: int
+    expect_users: int
+    window: int
+    phase: Phase = Phase.GATHER
+    epoch: int = 0
+    catalogue: int = 0
+    owners: Mapping[int, Owner] = field(default_factory=dict)
+    hosts: Mapping[str, Host] = field(default_factory=dict)
+    round: int = 0
+    closed: int = 0
+    version: int = 0
+    counted: int = 0
+    captured: int = 0
+    closing: bool = False
+    evaluations: int = 0
+    abandoned: int = 0
+    abandoned_in_a_row: int = 0
+    reason: str = ""
+
+    @property
+    def visits(self) -> int:
+        """Visits that owners have reported."""
+        return sum(owner.visits for owner in self.owners.values())
+
+    def to_json(self) -> str:
+        """Return the state as JSON, for the store."""
+        plain = dataclasses.asdict(self)
+        plain["phase"] = self.phase.value
+        return json.dumps(plain)
+
+    @classmethod
+    def from_json(cls, text: str) -> Shielded:
+        """Return the state that ``to_json`` wrote."""
+        plain: dict[str, Any] = json.loads(text)
+        plain["phase"] = Phase(plain["phase"])
+        plain["owners"] = {int(slot): Owner(**owner) for slot, owner in plain["owners"].items()}
+        plain["hosts"] = {name: Host(**host) for name, host in plain["hosts"].items()}
+        return cls(**plain)
+
+
+@dataclass(frozen=True)
+class Visits:
+    """An owner has taken so many visits in all, and holds back so many rows."""
+
+    slot: int
+    visits: int
+    held: int
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """A host's users have made their visits of an epoch, to the owners of this catalogue."""
+
+    host: str
+    epoch: int
+    catalogue: int
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A sum is begun; its number is taken."""
+
+
+@dataclass(frozen=True)
+class Windowed:
+    """A window's sum was applied, with the vectors of the owners at these slots."""
+
+    slots: Collection[int]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """An evaluation was formed."""
+
+
+@dataclass(frozen=True)
+class Abandoned:
+    """The sum that was begun last is not formed."""
+
+    purpose: Purpose
+    reason: str
+
+
+Event = (
+    OwnerJoined
+    | UsersJoined
+    | Catalogued
+    | Visits
+    | Delivered
+    | PartyLost
+    | PartySeen
+    | Opened
+    | Windowed
+    | Evaluated
+    | Abandoned
+    | Stopped
+)
+
+
+def step(state: Shielded, event: Event) -> Shielded:
+    """Return the state after an event.  An ended run does not change any more."""
+    if state.phase.ended:
+        return state
+    return _advance(_take(state, event))
+
+
+def _take(state: Shielded, event: Event) -> Shielded:
+    match event:
+        case OwnerJoined(slot, party):
+            owner = replace(state.owners.get(slot, Owner(party)), party=party, present=True)
+            return replace(state, owners={**state.owners, slot: owner})
+        case UsersJoined(name, users):
+            held = state.hosts.get(name, Host())
+            # New users have all their visits still to make.
+            done = held if held.users == users else Host()
+            return _with_host(state, name, replace(done, users=users, present=True))
+        case Catalogued(version):
+            return replace(state, catalogue=max(version, state.catalogue))
+        case Visits(slot, visits, rows):
+            owner = state.owners[slot]
+            # Below at an owner that was restored from a backup.
+            owner = replace(owner, visits=max(visits, owner.visits), held=rows)
+            return replace(state, owners={**state.owners, slot: owner})
+        case Delivered(name, epoch, catalogue):
+            held = state.hosts[name]
+            done = replace(held, epoch=max(epoch, held.epoch), delivered=max(catalogue, held.delivered))
+            return _with_host(state, name, done)
+        case PartyLost(party) | PartySeen(party):
+            there = isinstance(event, PartySeen)
+            return replace(
+                state,
+                owners={slot: _seen(one, one.party == party, there) for slot, one in state.owners.items()},
+                hosts={name: _seen(one, name == party, there) for name, one in state.hosts.items()},
+            )
+        case Opened():
+            closing = state.phase is Phase.CLOSE
+            return replace(state, round=state.round + 1, captured=state.visits, closing=closing)
+        case Windowed(slots):
+            owners = {
+                slot: replace(owner, summed=state.round) if slot in slots else owner
+                for slot, owner in state.owners.items()
+            }
+            return replace(
+                state,
+                # Every visit was answered before the last host was done, so this window had all that is to be had.
+                phase=Phase.EVALUATE if state.closing else state.phase,
+                owners=owners,
+                closed=state.round,
+                version=state.version + 1,
+                counted=state.captured,
+                abandoned_in_a_row=0,
+            )
+        case Evaluated():
+            state = replace(state, evaluations=state.evaluations + 1, abandoned_in_a_row=0)
+            return _next_epoch(state)
+        case Abandoned(purpose, reason):
+            return _abandoned(state, purpose, reason)
+        case Stopped(reason):
+            return replace(state, phase=Phase.FAILED, reason=reason)
+
+
+_PartyT = TypeVar("_PartyT", Owner, Host)
+
+
+def _seen(one: _PartyT, concerned: bool, there: bool) -> _PartyT:
+    return replace(one, present=there) if concerned else one
+
+
+def _with_host(state: Shielded, name: str, host: Host) -> Shielded:
+    return replace(state, hosts={**state.hosts, name: host})
+
+
+def _abandoned(state: Shielded, purpose: Purpose, reason: str) -> Shielded:
+    row = state.abandoned_in_a_row + 1
+    state = replace(state, abandoned=state.abandoned + 1, abandoned_in_a_row=row)
+    if row >= _MOST_ABANDONED:
+        words = f"{row} sums in a row were abandoned; the last one: {reason}"
+        return replace(state, phase=Phase.FAILED, reason=words)
+    if purpose is Purpose.EVALUATE:
+        return _next_epoch(state)
+    state = replace(state, closed=state.round)
+    # Nothing is lost: owners hold their rows until a window has them.
+    over = state.phase is Phase.CLOSE and row >= _TRIES
+    return replace(state, phase=Phase.EVALUATE) if over else state
+
+
+def _next_epoch(state: Shielded) -> Shielded:
+    if state.epoch < state.epochs:
+        return replace(state, phase=Phase.VISIT, epoch=state.epoch + 1)
+    if not state.evaluations:
+        return replace(state, phase=Phase.FAILED, reason="no evaluation could be formed")
+    return replace(state, phase=Phase.DONE)
+
+
+def _advance(state: Shielded) -> Shielded:
+    if state.phase is Phase.GATHER and _gathered(state):
+        state = replace(state, phase=Phase.VISIT, epoch=1)
+    if state.phase is Phase.VISIT and _all_visited(state):
+        state = replace(state, phase=Phase.CLOSE)
+    return state
+
+
+def _gathered(state: Shielded) -> bool:
+    owners = sum(owner.present for owner in state.owners.values())
+    users = sum(host.users for host in state.hosts.values() if host.present)
+    return owners >= max(state.expect_owners, 1) and users >= max(state.expect_users, 1)
+
+
+def _all_visited(state: Shielded) -> bool:
+    present = [host for host in state.hosts.values() if host.present]
+    return bool(present) and all(
+        host.epoch >= state.epoch and host.delivered >= state.catalogue for host in present
+    )
+
+
+def due(state: Shielded) -> bool:
+    """Whether owners have taken enough visits for a window."""
+    return state.phase is Phase.VISIT and state.visits - state.counted >= state.window
+
+
+def next_sum(state: Shielded, *, in_time: bool = False) -> Purpose | None:
+    """Return what is to be summed now; None for nothing.
+
+    Parameters
+    ----------
+    state : Shielded
+    in_time : bool
+        Whether the last window is so long ago that fewer visits are enough.
+    """
+    match state.phase:
+        case Phase.VISIT if due(state) or (in_time and state.visits > state.counted):
+            return Purpose.WINDOW
+        case Phase.CLOSE:
+            return Purpose.WINDOW
+        case Phase.EVALUATE:
+            return Purpose.EVALUATE
+        case _:
+            return None
+
+
+def waiting_for(state: Shielded) -> str:
+    """Say in words whom the run is waiting for; for the reason of a timeout."""
+    if state.phase is Phase.GATHER:
+        owners = sum(owner.present for owner in state.owners.values())
+        users = sum(host.users for host in state.hosts.values() if host.present)
+        return f"{owners} of {state.expect_owners} data owners and {users} of {state.expect_users} users came"
+    late: Sequence[str] = sorted(
+        name
+        for name, host in state.hosts.items()
+        if host.present and (host.epoch < state.epoch or host.delivered < state.catalogue)
+    )
+    return ", ".join(late) or "nobody"

@@ -1,0 +1,100 @@
+"""The centralised reference and the trivial rows of a run: same data, same split, same metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.config.run import DriftOptions
+from coterie.evaluation.baselines import popularity, positive_share, random_scores
+from coterie.evaluation.holdout import TRAIN, headline
+from coterie.studies.run_data import Feed
+from coterie.systems.drift import central as saros
+from coterie.systems.drift.blocks import Stream
+from coterie.systems.drift.mathematics import DriftSettings, score
+
+__all__ = ["ROWS", "Reference", "in_time_order", "learning_settings", "references"]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One row beside the federation's: final metrics and, where it learns, metrics by epoch."""
+
+    metrics: dict[str, float]
+    history: list[dict[str, Any]]
+
+
+def learning_settings(options: DriftOptions) -> DriftSettings:
+    """Return the learning settings of a run's options."""
+    return DriftSettings(
+        dim=options.dim,
+        rate=options.rate,
+        ridge=options.ridge,
+        theta=options.theta,
+        item_bias=options.item_bias,
+    )
+
+
+def in_time_order(feed: Feed, chosen: npt.NDArray[np.bool_]) -> Stream:
+    """Return the chosen interactions user by user, each user's in the order of time."""
+    data = feed.dataset
+    index = np.nonzero(chosen)[0]
+    time = data.time[index] if data.time is not None else index
+    index = index[np.lexsort((index, time, data.user[index]))]
+    return Stream(data.user[index], data.item[index], feed.positive[index])
+
+
+ROWS = ("saros", "random", "popularity", "positive_share")
+"""What stands beside a run of DRIFT."""
+
+
+def references(
+    feed: Feed, options: DriftOptions, seed: int, *, only: Collection[str] = ROWS
+) -> dict[str, Reference]:
+    """Train SAROS and score the trivial rows.
+
+    Returns
+    -------
+    dict
+        By name, those of `ROWS` that ``only`` names.
+    """
+    rows = {name: _trivial(name, feed, seed) for name in ROWS if name in only and name != "saros"}
+    return {"saros": _saros(feed, options, seed), **rows} if "saros" in only else rows
+
+
+def _saros(feed: Feed, options: DriftOptions, seed: int) -> Reference:
+    data, holdout = feed.dataset, feed.holdout()
+    n_users, n_items = len(data.users), len(data.items)
+    train = feed.split.part == TRAIN
+    history: list[dict[str, Any]] = []
+
+    def done(epoch: int, Upsilon: npt.NDArray[np.float32], Psi: npt.NDArray[np.float32], loss: float) -> None:
+        measured = headline(holdout.measure(lambda chosen: score(Upsilon[chosen], Psi)))
+        history.append({"epoch": epoch, "train_loss": loss, "metrics": measured})
+
+    stream = in_time_order(feed, train)
+    saros.train(
+        stream, n_users, n_items, learning_settings(options), epochs=options.epochs, seed=seed, on_epoch=done
+    )
+
+    return Reference(history[-1]["metrics"], history)
+
+
+def _trivial(name: str, feed: Feed, seed: int) -> Reference:
+    data = feed.dataset
+    shape = n_users, n_items = len(data.users), len(data.items)
+    train = feed.split.part == TRAIN
+    liked, item = feed.positive[train], data.item[train]
+    if name == "random":
+        table = random_scores(n_users, n_items, seed)
+    elif name == "popularity":
+        table = np.broadcast_to(popularity(item, liked, n_items), shape)
+    else:
+        table = np.broadcast_to(positive_share(item, liked, n_items), shape)
+    measured = headline(feed.holdout().measure(table.__getitem__))
+    # These scores order items; they are no logits, so the loss says nothing about them.
+    return Reference({key: x for key, x in measured.items() if not key.endswith("_loss")}, [])

@@ -1,0 +1,135 @@
+"""The figures of DRIFT's paper: quality after the first epoch and at convergence, beside SAROS."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from coterie.config.run import RunSettings
+from coterie.data import Dataset
+from coterie.evaluation.selection import Trained, best_of
+from coterie.launch import experiment
+from coterie.studies.run_data import Feed
+from coterie.studies.tables.blocks import Entry, beside
+from coterie.studies.tables.cell import Cell
+from coterie.studies.tables.row import Choices, Options, Row, with_options
+from coterie.studies.tables.table import Block, Results, Table
+from coterie.systems.drift.study.references import Reference, references
+
+__all__ = ["CHOOSE_BY", "DRIFT", "SHOWN", "after_first_epoch"]
+
+SHOWN = {
+    "ndcg@10": "NDCG@10",
+    "map@10": "MAP@10",
+    "ndcg_test_items@10": "NDCG@10 test items",
+    "map_test_items@10": "MAP@10 test items",
+}
+"""Metrics of the table: over all unseen items, and over the user's own test items."""
+
+CHOOSE_BY = "validation_ndcg_items@10"
+"""Metric by which rate and epoch are chosen: the ranking of the user's own validation items."""
+
+_RATES = {"drift.rate": Choices((0.1, 0.2, 0.5))}
+"""Step sizes tried for both systems."""
+
+
+def _drift(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trained:
+    """Train over the network: real services, as ``coterie run`` starts them."""
+    one = with_options(settings, options).model_copy(
+        update={"seeds": (seed,), "reference": False, "federation": experiment.unrecorded(settings)}
+    )
+    run_id = experiment.new_run_id(settings.name)
+    report, folder = asyncio.run(experiment.run(one, run_id, lambda _seed, _event: None))
+    return _trained(report["history"], {"run": folder.name, "secure_sum": settings.secure_sum})
+
+
+def _saros(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trained:
+    return _trained(_reference("saros", with_options(settings, options), feed, seed).history, {})
+
+
+def _trivial(name: str) -> Any:
+    def engine(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trained:
+        metrics = _reference(name, settings, feed, seed).metrics
+        return Trained([{"step": 0, "metrics": metrics}], 0, metrics)
+
+    return engine
+
+
+def _reference(name: str, settings: RunSettings, feed: Feed, seed: int) -> Reference:
+    # The trivial rows need no training, so nothing is trained for them.
+    return references(feed, settings.drift, seed, only=(name,))[name]
+
+
+def _trained(history: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> Trained:
+    # Of several evaluations in an epoch the last one, at its end, counts.
+    by_epoch = {entry["epoch"]: entry for entry in history}
+    ends = [
+        {"step": epoch, "train_loss": entry["train_loss"], "metrics": entry["metrics"]}
+        for epoch, entry in by_epoch.items()
+    ]
+    best = best_of(ends, CHOOSE_BY)
+    return Trained(ends, best, ends[best]["metrics"], facts=facts)
+
+
+def after_first_epoch(results: Results) -> Block | None:
+    """Compare the systems after the first epoch, at every rate, as means over the seeds."""
+    if not {"drift", "saros"} <= set(results.tried):
+        return None
+    lines = []
+    for rate in _RATES["drift.rate"].values:
+        cells = {name: _at(results.tried[name], rate) for name in ("drift", "saros")}
+        line = [str(rate)]
+        for metric in SHOWN:
+            drift, saros = (
+                float(np.mean([cell.record["history"][0]["metrics"][metric] for cell in cells[name]]))
+                for name in ("drift", "saros")
+            )
+            line.append(f"{drift:.4f} / {saros:.4f}{'' if drift > saros else ' (below)'}")
+        lines.append(tuple(line))
+    title = f"After epoch 1 on {results.dataset}: DRIFT / SAROS, means of {len(results.seeds)} seeds"
+    return Block(title, ("rate", *SHOWN.values()), tuple(lines))
+
+
+def _at(cells: Sequence[Cell], rate: float) -> list[Cell]:
+    return [cell for cell in cells if cell.record["options"]["drift.rate"] == rate]
+
+
+def _as_given(settings: RunSettings, dataset: Dataset) -> RunSettings:
+    return settings
+
+
+def _rows() -> tuple[Row, ...]:
+    return (
+        Row("drift", "DRIFT", _drift, space=_RATES),
+        Row("saros", "SAROS", _saros, space=_RATES, note="all data in one place"),
+        Row("popularity", "Popularity", _trivial("popularity")),
+        Row("positive_share", "Positive share", _trivial("positive_share")),
+        Row("random", "Random order", _trivial("random")),
+    )
+
+
+DRIFT = Table(
+    name="drift",
+    title="DRIFT beside SAROS",
+    paper="DRIFT (2022), figure 6.2: MAP and NDCG above SAROS after the first epoch, equal at convergence",
+    file="examples/drift-genres.toml",
+    prepare=_as_given,
+    rows=_rows,
+    sections=(
+        after_first_epoch,
+        beside(
+            f"At the rate and epoch chosen by {CHOOSE_BY}",
+            {"": tuple(Entry(row.name, row.label) for row in _rows())},
+            {},
+            SHOWN,
+            digits=4,
+        ),
+    ),
+    headline="ndcg@10",
+    choose_by=CHOOSE_BY,
+    enumerate_options=True,
+    suffix=lambda settings: "-bias" if settings.drift.item_bias else "",
+)

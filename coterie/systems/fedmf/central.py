@@ -1,0 +1,86 @@
+r"""FedMF's mathematics with all ratings in one place: what a federation of everybody comes to but for rounding.
+
+The same steps from the same first factors, written over the list of ratings instead of user by user, without
+cohorts, sums, bounds and quantisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.systems.fedmf.mathematics import FedMfSettings, initial, initial_factors
+
+__all__ = ["CentralFactors", "train"]
+
+
+@dataclass(frozen=True, eq=False)
+class CentralFactors:
+    """Factors after some rounds.
+
+    Parameters
+    ----------
+    users : ndarray of float64, shape (n_users, K)
+    items : ndarray of float64, shape (n_items, K)
+    """
+
+    users: NDArray[np.float64]
+    items: NDArray[np.float64]
+
+
+def train(
+    user: NDArray[np.integer],
+    item: NDArray[np.integer],
+    rating: NDArray[np.floating],
+    settings: FedMfSettings,
+    keys: Sequence[int] | NDArray[np.integer],
+    n_items: int,
+    *,
+    rounds: int,
+    seed: int,
+    trained: NDArray[np.bool_] | None = None,
+) -> Iterator[CentralFactors]:
+    """Train, and yield the factors before the first round and after each one.
+
+    Parameters
+    ----------
+    user, item : ndarray of int, shape (N,)
+        Positions of user and item; no pair twice.
+    rating : ndarray of float, shape (N,)
+    settings : FedMfSettings
+    keys : sequence of int
+        A number of each user, from which its first factor is drawn.
+    n_items, rounds, seed : int
+    trained : ndarray of bool, shape (n_items,), optional
+        Items whose rows move; all if left out.
+    """
+    p = initial_factors(settings, keys).astype(np.float64)
+    q = initial(settings, n_items, seed)["items"].astype(np.float64)
+    moving = np.ones(n_items, np.bool_) if trained is None else trained
+    of_user, of_item = np.bincount(user, minlength=len(p)), np.bincount(item, minlength=n_items)
+    averaged = settings.steps == "mean"
+    by_user = (np.maximum(of_user, 1) if averaged else np.ones(len(p)))[:, None]
+    by_item = (np.maximum(of_item, 1) if averaged else np.ones(n_items))[:, None]
+    active = (of_user > 0)[:, None]
+    yield CentralFactors(p, q)
+    for _ in range(rounds):
+        rows = q[item]  # each rating has its own copy, as each user has
+        for _ in range(settings.local_epochs):
+            mine = p[user]
+            missed = rating - (mine * rows).sum(axis=1)
+            pulled = _summed(user, missed[:, None] * rows, len(p))
+            slope = active * (-2 * pulled / by_user + 2 * settings.ridge * p)
+            step = -2 * missed[:, None] * mine + 2 * settings.ridge * rows
+            rows = rows - settings.rate * moving[item][:, None] * step
+            p = p - settings.private_rate * slope
+        q = q + _summed(item, rows - q[item], n_items) / by_item
+        yield CentralFactors(p, q)
+
+
+def _summed(index: NDArray[np.integer], values: NDArray[np.float64], n: int) -> NDArray[np.float64]:
+    """Return sums of rows (n, K) by index."""
+    columns = [np.bincount(index, weights=column, minlength=n) for column in values.T]
+    return np.stack(columns, axis=1)

@@ -1,0 +1,180 @@
+r"""What clients of FedMF do in a round: many users of a host step as one batched tensor program.
+
+A user steps E times, from the same point for both factors,
+
+.. math::
+
+    p_u \leftarrow p_u - \eta_p \Bigl(-2 \sum_j q_j (r_{uj} - p_u q_j) + 2 \lambda p_u\Bigr), \qquad
+    q_j \leftarrow q_j - \eta \bigl(-2 (r_{uj} - p_u q_j) p_u + 2 \lambda q_j\bigr),
+
+on its own copy of the rows :math:`q_j` that it rated, and contributes what became of the copy less the row that it
+fetched: with E = 1 that is :math:`-\eta` times the gradient, to the bit.  With mean steps the sum over
+:math:`j` is divided by the number of the user's ratings.
+
+Ratings of closed items teach :math:`p_u`; their rows stay as they are, and nothing of them leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.secure_sum.contribution import Contribution
+from coterie.systems.fedmf.mathematics import FedMfSettings, shared
+from coterie.systems.shared.factor_steps import UserData, check_user
+from coterie.systems.shared.stacks import padded, stacks
+
+__all__ = ["FedMfUpdate", "contribute", "local_step"]
+
+_LOCAL = 7
+"""First element of the key of the draws; FedMVMF, whose first factors these are, has the lower ones."""
+
+
+@dataclass(frozen=True, eq=False)
+class FedMfUpdate:
+    r"""What one user contributes in a round.
+
+    Parameters
+    ----------
+    index : int
+        Which of the users.
+    rows : ndarray of int32, shape (t,)
+        Open items that it rated, ascending.
+    change : ndarray of float32, shape (t, K)
+        What its steps did to these.
+    kept : ndarray of float32, shape (K,)
+        The :math:`p_u` that it keeps.
+    loss : float
+        :math:`\sum_j (r_{uj} - p_u q_j)^2` before the first step.
+    rng : Generator
+        For the rounding of the contribution.
+    """
+
+    index: int
+    rows: NDArray[np.int32]
+    change: NDArray[np.float32]
+    kept: NDArray[np.float32]
+    loss: float
+    rng: np.random.Generator
+
+
+def contribute(update: FedMfUpdate, contribution: Contribution) -> None:
+    """Add a user's update to a contribution: its own, or that of its host.
+
+    Segments beyond those of `coterie.systems.fedmf.mathematics.layout` are the caller's, and so is
+    `Contribution.count`.
+
+    Raises
+    ------
+    UnboundedValueError
+        The local steps came to values that are no numbers.
+    """
+    contribution.add("items", update.change, update.rng, rows=update.rows)
+
+
+def local_step(
+    model: Mapping[str, NDArray[np.float32]],
+    users: Sequence[UserData],
+    settings: FedMfSettings,
+    keys: Sequence[int] | NDArray[np.integer],
+    *,
+    factors: NDArray[np.float32],
+    seed: int,
+    round_: int,
+    allowed: NDArray[np.bool_] | None = None,
+) -> Iterator[FedMfUpdate]:
+    """Do the part of a round of some users, each with its own ratings.
+
+    Parameters
+    ----------
+    model : mapping
+        The version that they fetched.
+    users : sequence of UserData
+        Without attributes or sampled items.  One without ratings contributes nothing, and its factor only shrinks.
+    settings : FedMfSettings
+    keys : sequence of int
+        Each user's own number, at least 0, which nobody else knows.
+    factors : ndarray of float32, shape (users, K)
+        What they kept.
+    seed, round_ : int
+        Of the run; at least 0.
+    allowed : ndarray of bool, shape (n_items,), optional
+        Open items; all if left out.
+
+    Yields
+    ------
+    FedMfUpdate
+        One for each user, in no particular order: those of similar size come together.
+
+    Raises
+    ------
+    DataError
+        A user's data does not fit the model: an item that does not exist, a rating out of range.  Errors name the
+        user's position and no value.
+    ValueError
+        Factors of another shape.
+    """
+    if factors.shape != (len(users), settings.factors):
+        raise ValueError(
+            f"factors have shape {factors.shape}; expected what each of {len(users)} users kept, "
+            f"({len(users)}, {settings.factors})"
+        )
+    items = model["items"].astype(np.float64)
+    fitting = shared(settings)
+    for position, user in enumerate(users):
+        check_user(user, position, fitting, len(items), 0)
+    opened = np.ones(len(items), np.bool_) if allowed is None else allowed
+    # Rows, what became of them, and a gradient: three values for each.
+    for stack in stacks([len(user.items) for user in users], 3 * settings.factors):
+        rngs = [
+            np.random.default_rng(np.random.SeedSequence(int(keys[u]), spawn_key=(_LOCAL, seed, round_)))
+            for u in stack
+        ]
+        yield from _stepped(items, stack, [users[u] for u in stack], settings, factors[stack], opened, rngs)
+
+
+def _stepped(
+    items: NDArray[np.float64],
+    stack: Sequence[int],
+    users: Sequence[UserData],
+    settings: FedMfSettings,
+    factors: NDArray[np.float32],
+    opened: NDArray[np.bool_],
+    rngs: Sequence[np.random.Generator],
+) -> Iterator[FedMfUpdate]:
+    """Step users whose items are padded to the same number; products are of one user's own matrices."""
+    n, width = len(users), padded(len(users[0].items))
+    places = np.zeros((n, width), np.int64)
+    ratings, rated = np.zeros((n, width)), np.zeros((n, width))
+    for row, user in enumerate(users):
+        own = len(user.items)
+        places[row, :own], ratings[row, :own], rated[row, :own] = user.touched, user.ratings, 1.0
+    moving = (rated * opened[places])[:, :, None]
+    divisor = np.maximum(rated.sum(axis=1), 1.0)[:, None] if settings.steps == "mean" else 1.0
+    before, p = items[places], factors.astype(np.float64)
+    change, loss = np.zeros_like(before), np.zeros(n)
+    # A step too long ends in infinities and NaN, which a contribution refuses.
+    with np.errstate(over="ignore", invalid="ignore"):
+        for epoch in range(settings.local_epochs):
+            q = before + change
+            missed = rated * (ratings - (q @ p[:, :, None])[:, :, 0])
+            if not epoch:
+                loss = (missed * missed).sum(axis=1)
+            by_user = -2 * (missed[:, None, :] @ q)[:, 0] / divisor + 2 * settings.ridge * p
+            by_row = -2 * missed[:, :, None] * p[:, None, :] + 2 * settings.ridge * q
+            p = p - settings.private_rate * by_user
+            change = change - settings.rate * (moving * by_row)
+        sent, kept = change.astype(np.float32), p.astype(np.float32)
+    for row, (position, user) in enumerate(zip(stack, users, strict=True)):
+        order = user.ascending[opened[user.touched[user.ascending]]]
+        yield FedMfUpdate(
+            index=position,
+            rows=user.touched[order].astype(np.int32),
+            change=sent[row, order],
+            kept=kept[row],
+            loss=float(loss[row]),
+            rng=rngs[row],
+        )

@@ -1,0 +1,1 @@
+"""References and tables of FedMF."""

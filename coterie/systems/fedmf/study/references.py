@@ -1,0 +1,145 @@
+"""The rows beside FedMF and FCF: same data, same split, same metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from importlib import util
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.config.run import RunSettings
+from coterie.data.keyed_order import key_hash
+from coterie.evaluation.baselines import als, damped_mean, damped_offset, popularity, random_scores
+from coterie.evaluation.rated import Rated, figures
+from coterie.evaluation.selection import best_of
+from coterie.studies.run_data import Feed
+from coterie.systems.drift.study.references import Reference
+from coterie.systems.fcf import host as fcf
+from coterie.systems.fcf.mathematics import TAKEN_UP
+from coterie.systems.fedmf import server as fedmf
+from coterie.systems.fedmf.central import CentralFactors, train
+from coterie.systems.shared.study.references import mvmf_references
+
+__all__ = ["central_history", "fcf_references", "fedmf_means", "fedmf_references", "mean_scores"]
+
+
+def fedmf_references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Reference]:
+    """Measure what stands beside FedMF.
+
+    Returns
+    -------
+    dict
+        ``mf``, the same steps with all ratings in one place, the version chosen as the federation's; ``means``, the
+        mean of each item with what a user gives more; and what stands beside FedMVMF.
+    """
+    rounds = settings.rounds
+    history: list[dict[str, Any]] = [
+        {"epoch": step, "train_loss": metrics["train_rmse"] ** 2, "metrics": metrics}
+        for step, metrics in central_history(settings, feed, seed)
+    ]
+    best = best_of(history, rounds.choose_by)
+    return {
+        "mf": Reference(dict(history[best]["metrics"]), history),
+        "means": Reference(fedmf_means(feed)["means"], []),
+        **mvmf_references(settings, feed, seed),
+    }
+
+
+def central_history(settings: RunSettings, feed: Feed, seed: int) -> list[tuple[int, dict[str, float]]]:
+    """Train FedMF's mathematics with all ratings in one place and measure versions as often as a federation does.
+
+    Items with fewer training raters than ``fedmf.min_touch`` keep their first rows, as in a federation of one group.
+
+    Returns
+    -------
+    list of (int, dict)
+        Rounds that the version has had, and its figures.
+    """
+    data, own, rounds = feed.dataset, feed.split.train, settings.rounds
+    item, items = data.item[own], len(data.items)
+    rated = dataclasses.replace(feed.rated(), training=True)
+    versions = train(
+        data.user[own],
+        item,
+        data.rating[own].astype(np.float64),
+        settings.fedmf.plan().learning,
+        key_hash(data.users, seed),
+        items,
+        rounds=rounds.passes,
+        seed=seed,
+        trained=np.bincount(item, minlength=items) >= settings.fedmf.min_touch,
+    )
+    return [
+        (step, _figures_of(rated, factors))
+        for step, factors in enumerate(versions)
+        if step % rounds.evaluate_every == 0 or step == rounds.passes
+    ]
+
+
+def _figures_of(rated: Rated, factors: CentralFactors) -> dict[str, float]:
+    p, q = factors.users.astype(np.float32), factors.items.astype(np.float32)
+    return _only(figures(rated.measure(lambda users: p[users] @ q.T)), fedmf.FIGURES)
+
+
+def fedmf_means(feed: Feed) -> dict[str, dict[str, float]]:
+    """Return the figures of what knows means only.
+
+    Returns
+    -------
+    dict of str to dict
+        ``means``, of `mean_scores`; ``item-mean``, the damped mean of each item.
+    """
+    data, own = feed.dataset, feed.split.train
+    by_item = damped_mean(data.item[own], data.rating[own], len(data.items))
+    tables = {
+        "means": mean_scores(feed),
+        "item-mean": np.broadcast_to(by_item, (len(data.users), len(data.items))),
+    }
+    rated = dataclasses.replace(feed.rated(), training=True)
+    return {
+        name: _only(figures(rated.measure(table.__getitem__)), fedmf.FIGURES)
+        for name, table in tables.items()
+    }
+
+
+def mean_scores(feed: Feed) -> NDArray[np.float32]:
+    """Return the damped mean of each item and what each user gives more, float32 (users, items)."""
+    data, own = feed.dataset, feed.split.train
+    user, item, rating = data.user[own], data.item[own], data.rating[own]
+    by_item = damped_mean(item, rating, len(data.items))
+    by_user = damped_offset(user, item, rating, by_item, len(data.users))
+    return by_user[:, None] + by_item[None, :]
+
+
+def fcf_references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Reference]:
+    """Measure what stands beside FCF.
+
+    Returns
+    -------
+    dict
+        ``popularity`` and ``random``; ``als``, the same cost minimised with all data in one place, where the package
+        ``implicit`` is installed.
+    """
+    data, own = feed.dataset, feed.split.train
+    shape = users, items = len(data.users), len(data.items)
+    taken = np.full(len(data), TAKEN_UP, np.float32)
+    rated = Rated(users, items, data.user, data.item, taken, feed.split.part, relevant_from=TAKEN_UP)
+    known = popularity(data.item[own], np.ones(int(own.sum()), np.bool_), items)
+    tables = {
+        "popularity": np.broadcast_to(known, shape),
+        "random": random_scores(users, items, seed),
+    }
+    if util.find_spec("implicit") is not None:
+        p, q = als(data.user[own], data.item[own], users, items, seed=seed)
+        tables["als"] = (p @ q.T).astype(np.float32)
+    return {
+        name: Reference(_only(figures(rated.measure(table.__getitem__)), fcf.FIGURES), [])
+        for name, table in tables.items()
+    }
+
+
+def _only(metrics: Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:
+    return {name: metrics[name] for name in names if name in metrics}

@@ -1,0 +1,274 @@
+"""The study of FedMF in a survey of federated recommenders (chapter 7.1): participation, and local epochs.
+
+The survey prints curves of MovieLens latest-small and no figures: accuracy falls the fewer users take part in a round,
+and with more local epochs test and training errors part and the error grows.  Here are the ends of such curves, with
+the printed steps, which add up, and with mean steps.  Curves count rounds, whatever share of the users is in each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from coterie.config.run import RunSettings
+from coterie.crypto.beacon import BEACON_BYTES
+from coterie.data import Dataset
+from coterie.evaluation.selection import Trained, best_of
+from coterie.rounds import policy
+from coterie.studies.in_process import train_in_process
+from coterie.studies.run_data import Feed
+from coterie.studies.tables.blocks import ABSENT, shown
+from coterie.studies.tables.row import Options, Row, with_options
+from coterie.studies.tables.table import Block, Results, Section, Table
+from coterie.systems.fedmf.mathematics import FedMfSettings, printed
+from coterie.systems.fedmf.server import CHOOSE_BY
+from coterie.systems.fedmf.study.references import central_history, fedmf_means
+
+__all__ = ["EPOCHS", "FEDMF", "PARTICIPATION", "ROUNDS", "STEPS"]
+
+PARTICIPATION = (0.3, 0.5, 0.7)
+"""Shares of the users in a round, beside everybody."""
+
+EPOCHS = (2, 5, 10, 20)
+"""Local epochs, beside one."""
+
+ROUNDS = 30
+_EVERY = 6
+"""Rounds between two evaluations; of cohorts there are 1, 2 or 3 in a pass, so that all rows have these."""
+
+_SUM_ROUNDS = 6
+
+_RMSE, _TRAIN = "rmse", "train_rmse"
+
+
+def _steps(settings: FedMfSettings) -> Options:
+    names = ("steps", "rate", "private_rate", "change_bound")
+    return {f"fedmf.{name}": getattr(settings, name) for name in names}
+
+
+STEPS: Mapping[str, tuple[str, Options]] = {
+    "fedmf": ("mean steps", _steps(FedMfSettings())),
+    "printed": ("printed steps", _steps(printed())),
+}
+"""By what the names of rows begin with: label, and settings."""
+
+
+def _cohorts(share: float, rounds: int, users: int) -> Options:
+    """Return the rounds in which so large a share of the users takes part, drawn anew for each."""
+    everybody: Options = {"rounds.patience": 0, "rounds.cohorts": "all", "rounds.passes": rounds}
+    if share == 1:
+        return {**everybody, "rounds.evaluate_every": min(_EVERY, rounds)}
+    size = round(share * users)
+    # How many there are depends on nothing that is drawn.
+    per = len(policy.cohorts(policy.CohortRule("independent", size, users, bytes(BEACON_BYTES)), users, 0))
+    return {
+        **everybody,
+        "rounds.cohorts": "independent",
+        "rounds.cohort": size,
+        "rounds.passes": max(rounds // per, 1),
+        "rounds.evaluate_every": max(min(_EVERY, rounds) // per, 1),
+    }
+
+
+def _federated(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trained:
+    given = dict(options)
+    share, rounds = given.pop("participation"), given.pop("rounds")
+    users = len(np.unique(feed.dataset.user))
+    run = with_options(settings, {**given, **_cohorts(share, rounds, users)})
+    known = train_in_process(run, feed, run_id="table", seed=seed, see=lambda _: None).known
+    facts = {"secure_sum": run.secure_sum, "abandoned": known["abandoned"], "engine": "in one process"}
+    history = [(one["version"], one["metrics"]) for one in known["history"]]
+    return _trained(history, run.rounds.choose_by, facts)
+
+
+def _central(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trained:
+    given = dict(options)
+    rounds = given.pop("rounds")
+    run = with_options(settings, {**given, **_cohorts(1, rounds, 1)})
+    return _trained(central_history(run, feed, seed), run.rounds.choose_by, {})
+
+
+def _trained(
+    measured: Sequence[tuple[int, Mapping[str, float]]], choose_by: str, facts: Mapping[str, Any]
+) -> Trained:
+    history = [{"step": step, "metrics": dict(metrics)} for step, metrics in measured]
+    best = best_of(history, choose_by)
+    metrics = history[best]["metrics"]
+    return Trained(history, best, metrics if isinstance(metrics, dict) else {}, facts=facts)
+
+
+def _means(name: str) -> Any:
+    def engine(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trained:
+        return _trained([(0, fedmf_means(feed)[name])], CHOOSE_BY, {})
+
+    return engine
+
+
+def _participation(begin: str, share: float) -> str:
+    return begin if share == 1 else f"{begin}-p{round(100 * share)}"
+
+
+def _epochs(begin: str, epochs: int) -> str:
+    return begin if epochs == 1 else f"{begin}-e{epochs}"
+
+
+def _rows() -> tuple[Row, ...]:
+    rows = []
+    for begin, (label, steps) in STEPS.items():
+        for share in (*PARTICIPATION, 1):
+            options = {**steps, "participation": share, "rounds": ROUNDS}
+            name = _participation(begin, share)
+            rows.append(
+                Row(name, f"{label}, {round(100 * share)}% of the users", _federated, options=options)
+            )
+        for epochs in EPOCHS:
+            options = {**steps, "fedmf.local_epochs": epochs, "participation": 1, "rounds": ROUNDS}
+            rows.append(
+                Row(_epochs(begin, epochs), f"{label}, {epochs} local epochs", _federated, options=options)
+            )
+        central = {**steps, "rounds": ROUNDS}
+        rows.append(
+            Row(_central_name(begin), f"{label}, all ratings in one place", _central, options=central)
+        )
+    for name, label in _MEANS.items():
+        rows.append(Row(name, label, _means(name)))
+    mean = STEPS["fedmf"][1]
+    for secure_sum in _SUMS:
+        options = {
+            **mean,
+            "secure_sum": secure_sum,
+            "encryption.obfuscators": "short",
+            "federation.hosts": 3,
+            "participation": 1,
+            "rounds": _SUM_ROUNDS,
+        }
+        rows.append(Row(f"sum-{secure_sum}", f"sum {secure_sum}", _federated, options=options))
+    rows.append(
+        Row("sum-none", "all ratings in one place", _central, options={**mean, "rounds": _SUM_ROUNDS})
+    )
+    return tuple(rows)
+
+
+_SUMS = ("clear", "masked", "encrypted")
+_MEANS = {"means": "mean of the item and of the user", "item-mean": "mean of the item"}
+
+
+def _central_name(begin: str) -> str:
+    return f"{begin}-central"
+
+
+def _beside(begin: str) -> list[tuple[str, str]]:
+    return [(_central_name(begin), "all ratings in one place"), *_MEANS.items()]
+
+
+def _ends(title: str, begin: str, named: Mapping[str, str], notes: tuple[str, ...]) -> Section:
+    """Return a section of the ends of curves, of rows by name with their labels."""
+    lines = [*named.items(), *_beside(begin)]
+
+    def section(results: Results) -> Block | None:
+        rows = [(row, label) for row, label in lines if row in results.cells]
+        if not any(row in results.cells for row in named):
+            return None
+        columns = (
+            "",
+            "training RMSE",
+            "test RMSE",
+            "difference",
+            "test RMSE, version that counts",
+            "its round",
+        )
+        return Block(
+            f"{title}, {STEPS[begin][0]}, after {ROUNDS} rounds, {results.dataset}, {_seeds(results)}",
+            columns,
+            tuple(_line(row, label, results) for row, label in rows),
+            notes,
+        )
+
+    return section
+
+
+def _line(row: str, label: str, results: Results) -> tuple[str, ...]:
+    ends = [cell.record["history"][-1]["metrics"] for cell in results.cells[row]]
+    train, test = ([one[name] for one in ends if name in one] for name in (_TRAIN, _RMSE))
+    steps = sorted({int(cell.record["step"]) for cell in results.cells[row]})
+    return (
+        label,
+        shown(train),
+        shown(test),
+        shown([b - a for a, b in zip(train, test, strict=True)]),
+        shown(results.values(row, _RMSE)),
+        ABSENT if row in _MEANS else " to ".join(str(one) for one in dict.fromkeys((steps[0], steps[-1]))),
+    )
+
+
+def _sums(results: Results) -> Block | None:
+    """Compare sums to the last digit that their rounding leaves."""
+    named = {f"sum-{one}": f"sum {one}" for one in _SUMS} | {
+        "sum-none": "all ratings in one place, nothing rounded"
+    }
+    rows = {row: label for row, label in named.items() if row in results.cells}
+    if not any(row in rows for row in named if row != "sum-none"):
+        return None
+    lines = []
+    for row, label in rows.items():
+        ends = [cell.record["history"][-1]["metrics"] for cell in results.cells[row]]
+        values = [float(np.mean([one[name] for one in ends])) for name in (_TRAIN, _RMSE)]
+        lines.append((label, *(f"{value:.7f}" for value in values), shown(results.values(row, _RMSE))))
+    return Block(
+        f"Sums, {STEPS['fedmf'][0]}, after {_SUM_ROUNDS} rounds, {results.dataset}, {_seeds(results)}",
+        ("", "training RMSE", "test RMSE", "test RMSE, rounded"),
+        tuple(lines),
+        (
+            "Codes of 16 bits are summed whatever hides them: clear, masked and encrypted sums are equal to the bit.",
+            "Ratings in one place differ by the rounding of codes, and of errors in a sum.",
+        ),
+    )
+
+
+def _seeds(results: Results) -> str:
+    count = len(results.seeds)
+    return "1 seed" if count == 1 else f"means of {count} seeds ±standard deviation"
+
+
+_COUNTED = (
+    "The survey shows curves only. It claims that accuracy falls with fewer users in a round; cohorts are drawn anew "
+    "for each round, and an error is over everybody, whoever was in the last one."
+)
+_LOCAL = "The survey shows curves only. It claims that with more local epochs test and training errors part, and grow."
+
+
+def _sections() -> tuple[Section, ...]:
+    sections: list[Section] = []
+    for begin in STEPS:
+        shares = {
+            _participation(begin, share): f"{round(100 * share)}% of the users"
+            for share in (*PARTICIPATION, 1)
+        }
+        epochs = {_epochs(begin, n): "1 local epoch" if n == 1 else f"{n} local epochs" for n in (1, *EPOCHS)}
+        sections += [
+            _ends("Participation, figure 7.1", begin, shares, (_COUNTED,)),
+            _ends("Local epochs, figures 7.2 to 7.7", begin, epochs, (_LOCAL,)),
+        ]
+    return (*sections, _sums)
+
+
+def _prepare(settings: RunSettings, dataset: Dataset) -> RunSettings:
+    return settings
+
+
+FEDMF = Table(
+    name="fedmf",
+    title="FedMF: participation and local epochs",
+    paper="a survey of federated recommender systems, chapter 7.1: curves on MovieLens latest-small, no figures",
+    file=None,
+    prepare=_prepare,
+    rows=_rows,
+    sections=_sections(),
+    headline=_RMSE,
+    choose_by=CHOOSE_BY,
+    seeds=(0, 1, 2, 3, 4),
+    studies={"encrypted": ("sum-encrypted",)},
+    system="fedmf",
+)

@@ -1,0 +1,1 @@
+"""FedMVMF (PrivMVMF under an encrypted sum)."""

@@ -1,0 +1,478 @@
+"""What participants of FedNCF do in a round: many users of a host train as one batched tensor program.
+
+Each user has copies of its own of the rows that it touches and of the network.  An item that a step meets several
+times (negatives are drawn with replacement) is computed once, with the multiplicity as weight.  Users whose steps are
+padded to the same number of instances go through the program together; how far they are padded depends on the user
+alone, so a user's update has the same bits whoever trains beside it on the same kind of machine.
+
+All draws of a user in a round (negatives, order, rounding) come from one generator, whose key is the user's own
+number, the run's seed and the round.  They depend neither on the host nor on the other users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.errors import DataError
+from coterie.secure_sum.contribution import Contribution
+from coterie.systems.fedncf.mathematics import FedNcfSettings, Private
+from coterie.systems.fedncf.networks import gradients
+from coterie.systems.shared.optimisers import adam, add_proximal, corrected, next_control
+
+__all__ = ["UserUpdate", "contribute", "local_step"]
+
+_LOCAL = 2
+"""First element of the key of the draws; `coterie.systems.fedncf.mathematics` has 0 and 1."""
+
+_INSTANCES = 2048
+"""Instances of one step of the program: the layers of so many, and what their derivatives need, fit into a core's
+cache."""
+
+_Place = int | slice | NDArray[np.int64]
+
+_ROW_VALUES = 1 << 20
+"""Values of the copies of rows that the program holds at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class UserUpdate:
+    """What a round made of one user's model.
+
+    Parameters
+    ----------
+    index : int
+        Which of the users.
+    rows : ndarray of int32, shape (t,)
+        The open items that it touched, ascending.
+    row_deltas : ndarray of float32, shape (t, width)
+        What became of their rows: `I_i - I_i^t`.
+    network_delta : ndarray of float32, shape (network_size,)
+        `w - w^t`.
+    instances : int
+        `n_c`: interactions and negatives of one local epoch.
+    loss : float
+        Mean over the local steps of the mean loss; NaN without any.
+    private : Private
+        One slot: what the user keeps.
+    control_delta : ndarray of float32, shape (network_size,) or (0,)
+        Change of its control variate.
+    rng : Generator
+        For the rounding of its contribution.
+    """
+
+    index: int
+    rows: NDArray[np.int32]
+    row_deltas: NDArray[np.float32]
+    network_delta: NDArray[np.float32]
+    instances: int
+    loss: float
+    private: Private
+    control_delta: NDArray[np.float32]
+    rng: np.random.Generator
+
+
+def contribute(update: UserUpdate, contribution: Contribution, settings: FedNcfSettings) -> None:
+    """Add a user's update to a contribution: its own, or that of its host.
+
+    Segments beyond those of `coterie.systems.fedncf.mathematics.layout` are the caller's, and so is
+    `Contribution.count`.  They may use ``update.rng`` afterwards.
+
+    Raises
+    ------
+    UnboundedValueError
+        The local step diverged to values that are no numbers.
+    """
+    rng = update.rng
+    weighted = settings.aggregation != "simple"
+    weight = min(update.instances, settings.n_cap) if weighted else 1
+    row_weight = 1 if settings.aggregation == "mf-fedavg" else weight
+    row_deltas = update.row_deltas * np.float32(row_weight)
+    contribution.add("items", row_deltas, rng, rows=update.rows)
+    if settings.aggregation == "mf-fedavg" and settings.touch == "exact":
+        contribution.add("touched", np.ones(len(update.rows), np.float32), rng, rows=update.rows)
+    contribution.add("network", update.network_delta * np.float32(weight), rng)
+    contribution.add("instances" if weighted else "participants", np.array(weight, np.float32), rng)
+    if settings.scaffold:
+        contribution.add("control", update.control_delta, rng)
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """The instances of one user, step by step; in each step every item at most once."""
+
+    index: int
+    rng: np.random.Generator
+    instances: int
+    touched: NDArray[np.int64]
+    row: NDArray[np.int64]
+    """Place of an instance's item in ``touched``."""
+    step: NDArray[np.int64]
+    place: NDArray[np.int64]
+    """Place of an instance in its step."""
+    label: NDArray[np.float32]
+    weight: NDArray[np.float32]
+    counts: NDArray[np.int64]
+    """Instances of each step, repeated ones included."""
+    width: int
+    """Instances to which each step is padded."""
+
+
+def local_step(
+    model: Mapping[str, NDArray[np.float32]],
+    private: Private,
+    histories: Sequence[NDArray[np.integer]],
+    settings: FedNcfSettings,
+    keys: Sequence[int] | NDArray[np.integer],
+    *,
+    seed: int,
+    round_: int,
+    global_round: float = 0.0,
+    allowed: NDArray[np.bool_] | None = None,
+    balance: NDArray[np.float32] | None = None,
+    epochs: Sequence[int] | NDArray[np.integer] | None = None,
+) -> Iterator[UserUpdate]:
+    """Train users from one version of the model, each on its own data.
+
+    Parameters
+    ----------
+    model : mapping
+        The version that they fetched.
+    private : Private
+        One slot for each user; not changed.
+    histories : sequence of ndarray of int, shape (n_u,)
+        Each user's training items, none twice.
+    settings : FedNcfSettings
+    keys : sequence of int
+        Each user's own number, at least 0, which nobody else knows.
+    seed, round_ : int
+        Of the run; at least 0.
+    global_round : float
+        Global rounds before this round.
+    allowed : ndarray of bool, shape (n_items,), optional
+        Open items.  No change of another row leaves: its instances teach the user's embedding and the network only.
+        Users of different groups take separate calls.
+    balance : ndarray of float32, shape (n_items,), optional
+        Weight of a negative in the change of an item's row, `coterie.systems.fedncf.mathematics.balance`.
+    epochs : sequence of int, optional
+        Local epochs of each user where they differ: one who has less time does less work (FedProx).
+
+    Yields
+    ------
+    UserUpdate
+        One for each user, in no particular order: those of similar size come together.
+
+    Raises
+    ------
+    DataError
+        A history names an item that does not exist.
+    """
+    n_items = len(model["items"])
+    waiting: dict[tuple[int, bool], list[_Work]] = {}
+    for index, (history, key) in enumerate(zip(histories, keys, strict=True)):
+        rng = np.random.default_rng(np.random.SeedSequence(int(key), spawn_key=(_LOCAL, seed, round_)))
+        work = _draw(
+            index,
+            history,
+            rng,
+            settings,
+            n_items,
+            settings.local_epochs if epochs is None else int(epochs[index]),
+        )
+        # A stack is filled as users come, so that a host's memory does not grow with the number of its users.
+        shape = (work.width, len(work.counts) > 1)
+        group = waiting.setdefault(shape, [])
+        group.append(work)
+        if len(group) >= _stack(work, settings):
+            yield from _train(waiting.pop(shape), model, private, settings, global_round, allowed, balance)
+    for shape in sorted(waiting):
+        yield from _train(waiting[shape], model, private, settings, global_round, allowed, balance)
+
+
+def _stack(work: _Work, settings: FedNcfSettings) -> int:
+    """Return how many users like this one go through the program together."""
+    values = len(work.touched) * settings.architecture.width
+    return max(1, min(_INSTANCES // max(work.width, 1), _ROW_VALUES // max(values, 1)))
+
+
+def _padded(n: int) -> int:
+    """Return the next number with four significant bits, at least 8: padding costs at most an eighth."""
+    grain = max(8, 1 << max(n.bit_length() - 4, 0))
+    return -(-n // grain) * grain
+
+
+def _draw(
+    index: int,
+    history: NDArray[np.integer],
+    rng: np.random.Generator,
+    settings: FedNcfSettings,
+    n_items: int,
+    epochs: int,
+) -> _Work:
+    """Draw a user's negatives and order, and lay its instances out in steps."""
+    positives = np.sort(history).astype(np.int64)
+    if len(positives) and not 0 <= positives[0] <= positives[-1] < n_items:
+        raise DataError(f"a history names an item beyond the {n_items} of the model")
+    n, others = len(positives), n_items - len(positives)
+    if not n or not others or not epochs:
+        none = np.empty(0, np.int64)
+        nothing = np.empty(0, np.float32)
+        return _Work(index, rng, 0, none, none, none, none, nothing, nothing, none, 0)
+
+    # The k-th item outside the history is found among its gaps, so that a large catalogue costs nothing.
+    drawn = rng.integers(0, others, (epochs, settings.negatives * n))
+    drawn += np.searchsorted(positives - np.arange(n), drawn, "right")
+    size = n * (1 + settings.negatives)
+    batch = settings.batch_size or size
+    each = -(-size // batch)
+    # One number holds step, item and label; equal numbers are one instance.
+    numbers = np.empty((epochs, size), np.int64)
+    numbers[:, :n] = 2 * positives + 1
+    numbers[:, n:] = 2 * drawn
+    if each > 1:
+        order = rng.permuted(np.broadcast_to(np.arange(size), (epochs, size)), axis=1)
+        numbers += 2 * n_items * (order // batch)
+    if each * epochs > 1:
+        numbers += 2 * n_items * each * np.arange(epochs)[:, None]
+    flat = numbers.reshape(-1)
+    flat.sort()
+    last = np.empty(len(flat), np.bool_)
+    last[-1] = True
+    np.not_equal(flat[1:], flat[:-1], out=last[:-1])
+    ends = np.flatnonzero(last)
+    times = ends.copy()
+    times[0] += 1
+    times[1:] -= ends[:-1]
+    flat = flat[ends]
+    label = (flat & 1).astype(np.float32)
+    flat >>= 1
+    if each * epochs == 1:
+        touched, step = flat, np.zeros(len(flat), np.int64)
+        row = place = np.arange(len(touched))
+        counts = np.array([size])
+        widest = len(touched)
+    else:
+        counts = np.tile(np.minimum(batch, size - batch * np.arange(each)), epochs)
+        step, item = np.divmod(flat, n_items)
+        touched, row = np.unique(item, return_inverse=True)
+        first = np.searchsorted(step, np.arange(len(counts)))
+        place = np.arange(len(step)) - first[step]
+        widest = int(place.max()) + 1
+    weight = (times / counts[step]).astype(np.float32)
+    return _Work(index, rng, size, touched, row, step, place, label, weight, counts, _padded(widest))
+
+
+def _train(
+    group: list[_Work],
+    model: Mapping[str, NDArray[np.float32]],
+    private: Private,
+    settings: FedNcfSettings,
+    global_round: float,
+    allowed: NDArray[np.bool_] | None,
+    balance: NDArray[np.float32] | None,
+) -> Iterator[UserUpdate]:
+    """Run the local steps of users whose steps have the same width."""
+    # Those with the most steps first: the users that are not finished are always the first ones.
+    group = sorted(group, key=lambda work: -len(work.counts))
+    kept = private.take([work.index for work in group])
+    steps = np.array([len(work.counts) for work in group])
+    private_rate = settings.private_rate * settings.rate_factor(global_round)
+    plain = settings.local_optimiser == "sgd" and not settings.proximal
+    train = _one_step if plain and steps[0] <= 1 else _many_steps
+    row_deltas, network_deltas, loss = train(group, steps, model, kept, settings, private_rate, balance)
+    control_deltas = np.zeros_like(kept.control)
+    if settings.scaffold:
+        trained = steps > 0
+        travelled = (steps[trained, None] * settings.local_rate).astype(np.float32)
+        control = next_control(kept.control[trained], model["control"], network_deltas[trained], travelled)
+        control_deltas[trained] = control - kept.control[trained]
+        kept.control[trained] = control
+    for k, work in enumerate(group):
+        one = slice(k, k + 1)
+        touched, deltas = work.touched, row_deltas[k, : len(work.touched)]
+        if allowed is not None:
+            sent = allowed[touched]
+            touched, deltas = touched[sent], deltas[sent]
+        yield UserUpdate(
+            work.index,
+            touched.astype(np.int32),
+            deltas,
+            network_deltas[k],
+            work.instances,
+            float(loss[k] / steps[k]) if steps[k] else float("nan"),
+            Private(
+                kept.embedding[one], kept.first[one], kept.second[one], kept.steps[one], kept.control[one]
+            ),
+            control_deltas[k],
+            work.rng,
+        )
+
+
+_Trained = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.floating]]
+"""Changes of rows (users, touched, width) and network (users, network_size); sums of the steps' losses (users,)."""
+
+
+def _one_step(
+    group: list[_Work],
+    steps: NDArray[np.int64],
+    model: Mapping[str, NDArray[np.float32]],
+    kept: Private,
+    settings: FedNcfSettings,
+    private_rate: float,
+    balance: NDArray[np.float32] | None,
+) -> _Trained:
+    """Take one step of SGD on all local data: no copies of rows or network are needed, only gradients."""
+    users, n = len(group), group[0].width
+    items, rate = model["items"], np.float32(settings.local_rate)
+    touched = np.zeros((users, n), np.int64)
+    label = np.zeros((users, n), np.float32)
+    weight = np.zeros((users, n), np.float32)
+    for k, work in enumerate(group):
+        m = len(work.touched)
+        touched[k, :m] = work.touched
+        label[k, :m] = work.label
+        weight[k, :m] = work.weight
+    rows = np.ones((users, items.shape[1] + 1, n), np.float32)
+    rows[:, :-1] = items.take(touched, axis=0).transpose(0, 2, 1)
+    found = gradients(
+        settings.architecture, kept.embedding[:, :, None], rows, model["network"], label, weight
+    )
+    sizes = np.array([work.instances for work in group], np.float32)
+    if balance is not None:
+        found.rows[:] *= np.where(label > 0, np.float32(1), balance[touched])[:, None]
+    row_deltas = np.empty((users, n, items.shape[1]), np.float32)
+    np.multiply(found.rows.transpose(0, 2, 1), -rate * sizes[:, None, None], out=row_deltas)
+    push = found.network
+    if settings.scaffold:
+        push = corrected(push, kept.control, model["control"])
+    push *= -rate
+    if not steps[0]:
+        push[:] = 0
+    _move_private(kept, int(np.count_nonzero(steps)), found.private, settings, private_rate)
+    return row_deltas, push, found.loss
+
+
+def _many_steps(
+    group: list[_Work],
+    steps: NDArray[np.int64],
+    model: Mapping[str, NDArray[np.float32]],
+    kept: Private,
+    settings: FedNcfSettings,
+    private_rate: float,
+    balance: NDArray[np.float32] | None,
+) -> _Trained:
+    """Take steps on copies of the rows and of the network."""
+    users, width = len(group), settings.architecture.width
+    start, where, label, weight, counts = _stacked(group, model["items"])
+    copied = np.ones(start.shape[:2], np.float32)
+    if balance is not None:
+        for k, work in enumerate(group):
+            copied[k, : len(work.touched)] = balance[work.touched]
+    weights = copied.reshape(-1)
+    rows = start.copy()
+    flat = rows.reshape(-1, width)
+    network: NDArray[np.float32] = model["network"]
+    own = np.repeat(network[None], users, axis=0)
+    adaptive = settings.local_optimiser == "adam"
+    # Anything but plain SGD moves rows that are not in the step, too.
+    dense = adaptive or settings.proximal > 0
+    moments = [np.zeros_like(value) for value in (rows, rows, own, own)] if adaptive else []
+    rate = np.float32(settings.local_rate)
+    loss = np.zeros(users)
+    for s in range(len(where)):
+        active = int(np.count_nonzero(steps > s))
+        at = where[s, :active]
+        met = flat.take(at, axis=0)
+        stacked = np.ones((active, width + 1, at.shape[1]), np.float32)
+        stacked[:, :-1] = met.transpose(0, 2, 1)
+        found = gradients(
+            settings.architecture,
+            kept.embedding[:active, :, None],
+            stacked,
+            network if s == 0 else own[:active],
+            label[s, :active],
+            weight[s, :active],
+        )
+        loss[:active] += found.loss
+        pull, push = found.rows, found.network
+        if balance is not None:
+            pull *= np.where(label[s, :active] > 0, np.float32(1), weights[at])[:, None]
+        if not adaptive:
+            pull *= counts[s, :active, None, None]
+        pull = pull.transpose(0, 2, 1)
+        if dense:
+            every = np.zeros_like(rows[:active])
+            every.reshape(-1, width)[at] = pull
+            pull = every
+        if settings.proximal > 0:
+            add_proximal(pull, rows[:active], start[:active], settings.proximal)
+            add_proximal(push, own[:active], network, settings.proximal)
+        if settings.scaffold:
+            push = corrected(push, kept.control[:active], model["control"])
+        if adaptive:
+            for value, gradient, first, second in (
+                (rows, pull, moments[0], moments[1]),
+                (own, push, moments[2], moments[3]),
+            ):
+                adam(value[:active], gradient, first[:active], second[:active], s + 1, settings.local_rate)
+        else:
+            push *= rate
+            own[:active] -= push
+            pull *= rate
+            if dense:
+                rows[:active] -= pull
+            else:
+                met -= pull
+                flat[at] = met
+        _move_private(kept, active, found.private, settings, private_rate)
+    rows -= start
+    own -= network
+    return rows, own, loss
+
+
+def _move_private(
+    kept: Private, active: int, gradient: NDArray[np.float32], settings: FedNcfSettings, rate: float
+) -> None:
+    """Take one step with the embeddings of the first users."""
+    if not active:
+        return
+    embedding, gradient = kept.embedding[:active], gradient[:active, :, 0]
+    kept.steps[:active] += 1
+    if settings.private_optimiser == "adam":
+        adam(embedding, gradient, kept.first[:active], kept.second[:active], kept.steps[:active], rate)
+    else:
+        embedding -= np.float32(rate) * gradient
+
+
+def _stacked(
+    group: list[_Work], items: NDArray[np.float32]
+) -> tuple[
+    NDArray[np.float32], NDArray[np.int64], NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]
+]:
+    """Return the copies of rows, and for each step and user the places in them, labels, weights and counts.
+
+    The last copy of each user is of no item; instances that are padding point at it.
+    """
+    users, width = len(group), group[0].width
+    touched = max(len(work.touched) for work in group) + 1
+    longest = len(group[0].counts)
+    start = np.zeros((users, touched, items.shape[1]), np.float32)
+    where = np.full((longest, users, width), touched - 1)
+    label = np.zeros((longest, users, width), np.float32)
+    weight = np.zeros((longest, users, width), np.float32)
+    counts = np.ones((longest, users), np.float32)
+    for k, work in enumerate(group):
+        start[k, : len(work.touched)] = items[work.touched]
+        if longest == 1:
+            here: tuple[_Place, int, _Place] = (0, k, slice(len(work.row)))
+        else:
+            here = (work.step, k, work.place)
+        where[here] = work.row
+        label[here] = work.label
+        weight[here] = work.weight
+        counts[: len(work.counts), k] = work.counts
+    where += touched * np.arange(users)[:, None]
+    return start, where, label, weight, counts

@@ -1,0 +1,480 @@
+r"""FedNCF: federated neural collaborative filtering (Perifanis and Efraimidis, 2022).
+
+Participants keep their own embedding :math:`p_u`; item embeddings (*rows*) and weights (*network*) are shared.  In a
+round each participant trains for :math:`E` epochs on its own data from version :math:`t` and sends what that did to
+the model, as the segments of one vector that can be summed (`layout`):
+
+====================  ==================================  ==========================  ========================
+aggregation           items                               network                     divided by
+====================  ==================================  ==========================  ========================
+``simple``            :math:`I - I^t`                     :math:`w - w^t`             participants
+``fedavg``            :math:`n_c (I - I^t)`               :math:`n_c (w - w^t)`       instances :math:`n_c`
+``mf-fedavg``         :math:`I_i - I_i^t` where touched   :math:`n_c (w - w^t)`       touches of :math:`i`; instances
+====================  ==================================  ==========================  ========================
+
+MF-FedAvg is the paper's Alg. 1.  With ``touch = "exact"`` the participants send which rows they touched, as the paper
+does; with ``touch = "once"`` they do not, and the orchestrator divides by a count that it expects
+(`expected_touches`), or uses an optimiser that needs none.  The orchestrator hands the average to a server optimiser
+(`apply`).  What a participant does between is in `coterie.systems.fedncf.local_step`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.errors import ConfigError
+from coterie.secure_sum.contribution import Layout, Segment
+from coterie.systems.fedncf import networks as ncf
+from coterie.systems.fedncf.networks import Architecture
+from coterie.systems.shared.optimisers import Arrays, ServerOptimiser, initial_state, step
+
+__all__ = [
+    "FedNcfSettings",
+    "Private",
+    "apply",
+    "balance",
+    "expected_touches",
+    "initial",
+    "initial_private",
+    "initial_server_state",
+    "layout",
+    "published",
+    "scores",
+    "tuned",
+]
+
+AGGREGATIONS = ("simple", "fedavg", "mf-fedavg")
+TOUCHES = ("exact", "once")
+LOCAL_OPTIMISERS = ("sgd", "adam")
+OUTPUT_BIASES = ("log-odds", "zero")
+
+_MODEL, _PRIVATE = 0, 1
+"""First element of the key under which each use of a seed draws; `coterie.systems.fedncf.local_step` has 2."""
+
+
+@dataclass(frozen=True)
+class FedNcfSettings:
+    r"""What every party of a run must agree on.
+
+    Parameters
+    ----------
+    architecture : Architecture
+    negatives : int
+        Sampled items per interaction, at least 1; drawn anew in each local epoch, with replacement, from the items
+        that are not in the participant's training data.
+    local_epochs : int
+        :math:`E`, at least 1.
+    batch_size : int
+        Instances of a local step; 0 takes all local data in one step.
+    local_optimiser : {"sgd", "adam"}
+        What moves a participant's copies of rows and network.  Adam starts anew in each round.
+    local_rate : float
+        Its step size, above 0.  SGD steps the network against the gradient of the *mean* loss of a batch, and a row
+        against that of the *summed* loss: a row is met by few instances of a batch, and its step should not shrink
+        with the amount of other data.  Adam sees gradients of the mean loss.
+    private_optimiser : {"sgd", "adam"}
+        What moves :math:`p_u`; gradients of the mean loss.  The moments of Adam stay with the participant from round
+        to round.
+    private_rate : float
+        Its step size, above 0.
+    proximal : float
+        FedProx's :math:`\mu`, at least 0.
+    scaffold : bool
+        Keep control variates of the network (of rows they would tell who touched what); needs SGD as local optimiser.
+    aggregation : {"simple", "fedavg", "mf-fedavg"}
+    touch : {"exact", "once"}
+        Whether touch counts are part of every round.
+    server : ServerOptimiser
+    decay : float
+        Rates of the server and of :math:`p_u` are multiplied by it once per global round, above 0 and at most 1.
+    n_cap : int
+        Largest weight :math:`n_c` of a participant, at least 1.
+    bits : int
+        Bits of a code of a real value, 8 to 31.
+    row_bound, network_bound : float
+        Largest change of one value of a row and of the network that is sent; beyond it is clipped.
+    user_bound : float
+        Initial :math:`p_u` are uniform between plus and minus this: Xavier's bound for a table of all users,
+        ``sqrt(6 / (users + width))``.
+    output_bias : {"log-odds", "zero"}
+        Where the output's bias begins: at the logarithm of the odds of an interaction among the instances, or at zero.
+
+    Raises
+    ------
+    ConfigError
+        A value out of its range.
+    """
+
+    architecture: Architecture = field(default_factory=Architecture)
+    negatives: int = 4
+    local_epochs: int = 1
+    batch_size: int = 0
+    local_optimiser: str = "sgd"
+    local_rate: float = 1.0
+    private_optimiser: str = "adam"
+    private_rate: float = 0.05
+    proximal: float = 0.0
+    scaffold: bool = False
+    aggregation: str = "mf-fedavg"
+    touch: str = "once"
+    server: ServerOptimiser = field(default_factory=ServerOptimiser)
+    decay: float = 1.0
+    n_cap: int = 4096
+    bits: int = 16
+    row_bound: float = 8.0
+    network_bound: float = 1.0
+    user_bound: float = 0.08
+    output_bias: str = "log-odds"
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("aggregation", self.aggregation, AGGREGATIONS),
+            ("touch", self.touch, TOUCHES),
+            ("local_optimiser", self.local_optimiser, LOCAL_OPTIMISERS),
+            ("private_optimiser", self.private_optimiser, LOCAL_OPTIMISERS),
+            ("output_bias", self.output_bias, OUTPUT_BIASES),
+        ):
+            if value not in known:
+                raise ConfigError(f"{name} is {value!r}; expected one of {', '.join(known)}")
+        for name, least in (("negatives", 1), ("local_epochs", 1), ("batch_size", 0), ("n_cap", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected at least {least}")
+        # Written so that NaN fails, too.
+        for name in ("local_rate", "private_rate", "row_bound", "network_bound", "user_bound"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected a finite number above 0")
+        if not 0 <= self.proximal < math.inf:
+            raise ConfigError(f"proximal is {self.proximal}; expected a finite number of at least 0")
+        if not 0 < self.decay <= 1:
+            raise ConfigError(f"decay is {self.decay}; expected above 0 and at most 1")
+        if not 8 <= self.bits <= 31:
+            raise ConfigError(f"bits is {self.bits}; expected 8 to 31")
+        if self.scaffold and self.local_optimiser != "sgd":
+            raise ConfigError(f"scaffold needs local_optimiser 'sgd'; it is {self.local_optimiser!r}")
+
+    def rate_factor(self, global_round: float) -> float:
+        """Return by what the rates of server and private embeddings are multiplied.
+
+        A global round visits every participant once; the whole ones so far count.
+        """
+        return float(self.decay ** math.floor(global_round))
+
+
+def published(model: str) -> FedNcfSettings:
+    """Return MF-FedAvg as the paper prints it: Adam at 1e-3 at the participants, touch counts in every round, means."""
+    return FedNcfSettings(
+        Architecture(model),
+        local_epochs=2,
+        local_optimiser="adam",
+        local_rate=1e-3,
+        private_rate=1e-3,
+        touch="exact",
+        server=ServerOptimiser("fedavg"),
+        row_bound=0.01,
+        network_bound=0.01,
+        output_bias="zero",
+    )
+
+
+def tuned(model: str) -> FedNcfSettings:
+    """Return settings found on the validation items of MovieLens 100K, for 9 fixed groups.
+
+    The participants take one step over all their data, whose size does not matter to the server's Adam; their own
+    embeddings have an Adam of their own, which lasts over the rounds.
+    """
+    rates = {"gmf": (0.02, 0.05, 1.0), "mlp": (0.02, 0.03, 0.98), "neumf": (0.01, 0.05, 0.97)}
+    server, private, decay = rates[Architecture(model).model]
+    return FedNcfSettings(
+        Architecture(model),
+        private_rate=private,
+        server=ServerOptimiser("fedadam", rate=server),
+        decay=decay,
+    )
+
+
+@dataclass(eq=False)
+class Private:
+    """What participants keep to themselves between rounds; slot by slot, so that a host can map files into memory.
+
+    Parameters
+    ----------
+    embedding : ndarray of float32, shape (slots, width)
+        :math:`p_u`.
+    first, second : ndarray of float32, shape (slots, width)
+        Moments of its optimiser.
+    steps : ndarray of int32, shape (slots,)
+        Steps that its optimiser took.
+    control : ndarray of float32, shape (slots, network_size), or (slots, 0) without SCAFFOLD
+        Control variates.
+    """
+
+    embedding: NDArray[np.float32]
+    first: NDArray[np.float32]
+    second: NDArray[np.float32]
+    steps: NDArray[np.int32]
+    control: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.embedding)
+
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
+        """Return the arrays by name, for a store."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+    def take(self, slots: Sequence[int] | NDArray[np.integer]) -> Private:
+        """Return a copy of some slots."""
+        return Private(**{name: np.array(value[slots]) for name, value in self.arrays().items()})
+
+    def put(self, slots: Sequence[int] | NDArray[np.integer] | int, other: Private) -> None:
+        """Write the slots of another into some slots of this one."""
+        for name, value in self.arrays().items():
+            value[slots] = getattr(other, name)
+
+
+def initial(settings: FedNcfSettings, n_items: int, seed: int) -> Arrays:
+    """Return version 0 of the shared model.
+
+    Parameters
+    ----------
+    settings : FedNcfSettings
+    n_items : int
+    seed : int
+        At least 0.
+
+    Returns
+    -------
+    dict
+        ``items``: float32 (n_items, width); ``network``: float32 (network_size,); with SCAFFOLD ``control``: float32
+        (network_size,), the control variate that all participants fetch.
+    """
+    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_MODEL,)))
+    bias = ncf.log_odds(settings.negatives) if settings.output_bias == "log-odds" else 0.0
+    model: Arrays = {
+        "items": ncf.initial_items(settings.architecture, n_items, rng),
+        "network": ncf.initial_network(settings.architecture, rng, bias),
+    }
+    if settings.scaffold:
+        model["control"] = np.zeros_like(model["network"])
+    return model
+
+
+def initial_private(settings: FedNcfSettings, keys: Sequence[int] | NDArray[np.integer]) -> Private:
+    """Return what participants keep, before their first round.
+
+    Parameters
+    ----------
+    settings : FedNcfSettings
+    keys : sequence of int
+        A number of each participant, at least 0, that only it knows: who knows it can draw the same embedding.
+    """
+    n, width = len(keys), settings.architecture.width
+    embedding = np.empty((n, width), np.float32)
+    for slot, key in enumerate(keys):
+        rng = np.random.default_rng(np.random.SeedSequence(int(key), spawn_key=(_PRIVATE,)))
+        embedding[slot] = rng.uniform(-settings.user_bound, settings.user_bound, width)
+    return Private(
+        embedding,
+        np.zeros((n, width), np.float32),
+        np.zeros((n, width), np.float32),
+        np.zeros(n, np.int32),
+        np.zeros((n, settings.architecture.network_size if settings.scaffold else 0), np.float32),
+    )
+
+
+def layout(settings: FedNcfSettings, n_items: int, extra: Sequence[Segment] = ()) -> Layout:
+    """Return the segments of a contribution.
+
+    Parameters
+    ----------
+    settings : FedNcfSettings
+    n_items : int
+    extra : sequence of Segment
+        Segments that follow, such as sums of metrics.
+
+    Returns
+    -------
+    Layout
+        ``items`` (n_items, width) and ``network`` (network_size,), then what divides them: ``touched`` (n_items,),
+        ``instances`` () or ``participants`` (); with SCAFFOLD ``control`` (network_size,).
+    """
+    architecture, bits = settings.architecture, settings.bits
+    rows, size = (n_items, architecture.width), architecture.network_size
+    weighted = settings.aggregation != "simple"
+    largest = settings.n_cap if weighted else 1
+    if settings.aggregation == "mf-fedavg":
+        over = "touched" if settings.touch == "exact" else ""
+        segments = [Segment("items", rows, settings.row_bound, bits, over)]
+        if over:
+            segments.append(Segment.whole("touched", (n_items,), 1))
+    else:
+        over = "instances" if weighted else "participants"
+        segments = [Segment("items", rows, largest * settings.row_bound, bits, over)]
+    count = Segment.whole("instances" if weighted else "participants", (), largest)
+    segments += [Segment("network", (size,), largest * settings.network_bound, bits, count.name), count]
+    if settings.scaffold:
+        # A control variate is a mean gradient: a change of the network divided by the local rate.
+        segments.append(Segment("control", (size,), 2 * settings.network_bound / settings.local_rate, bits))
+    return Layout((*segments, *extra))
+
+
+def expected_touches(
+    support: NDArray[np.floating],
+    interactions: NDArray[np.floating] | float,
+    settings: FedNcfSettings,
+    *,
+    users: int,
+) -> NDArray[np.float64]:
+    r"""Return how many of a group's participants touch each row in a round, in expectation.
+
+    Who interacted with item :math:`i` touches it for sure.  Each of the others draws :math:`E \nu n` negatives out of
+    the items that it has not interacted with; :math:`n` is taken to be the group's mean.
+
+    Parameters
+    ----------
+    support : ndarray, shape (n_items,)
+        How many of the group's participants have each item in their training data; 0 where it is closed.
+    interactions : float
+        Mean number of interactions of a participant.
+    settings : FedNcfSettings
+        For the negatives :math:`\nu` per interaction and the local epochs :math:`E`.
+    users : int
+        Participants in the group.
+
+    Returns
+    -------
+    ndarray of float64, shape (n_items,)
+        0 where the support is: nobody sends such a row.
+    """
+    n = float(np.mean(interactions))
+    draws = settings.local_epochs * settings.negatives * n
+    chance = -math.expm1(draws * math.log1p(-1 / max(len(support) - n, 2.0)))
+    return np.where(support > 0, support + (users - support) * chance, 0.0)
+
+
+def balance(opened: NDArray[np.bool_], users: NDArray[np.integer]) -> NDArray[np.float32]:
+    r"""Return the weight of a negative in the change of each item's row, when groups have different open items.
+
+    An item's interactions are in the groups where it is open, but its negatives would come from everywhere.  Without
+    a weight its row would learn from too few of them, and rare items would be ranked too high.
+
+    Parameters
+    ----------
+    opened : ndarray of bool, shape (groups, n_items)
+        The open items of each group; the orchestrator knows them.
+    users : ndarray of int, shape (groups,)
+        Participants of each group.
+
+    Returns
+    -------
+    ndarray of float32, shape (n_items,)
+        All participants by those to whom the item is open; 1 for items that are open to nobody.
+    """
+    reached = np.asarray(users, np.float64) @ opened
+    return np.where(reached > 0, np.sum(users) / np.maximum(reached, 1), 1.0).astype(np.float32)
+
+
+def initial_server_state(settings: FedNcfSettings, model: Mapping[str, NDArray[np.float32]]) -> Arrays:
+    """Return the state of the server optimiser before the first round."""
+    return initial_state(settings.server, _moved_by_rounds(model))
+
+
+def _moved_by_rounds(model: Mapping[str, NDArray[np.float32]]) -> Arrays:
+    return {name: model[name] for name in ("items", "network")}
+
+
+def apply(
+    model: Mapping[str, NDArray[np.float32]],
+    state: Mapping[str, NDArray[np.float32]],
+    sums: Mapping[str, NDArray[np.float64]],
+    settings: FedNcfSettings,
+    *,
+    users: int,
+    global_round: float = 0.0,
+    expected: NDArray[np.floating] | None = None,
+    population: int | None = None,
+) -> tuple[Arrays, Arrays]:
+    """Make the next version of the model from the sums of a round.
+
+    Parameters
+    ----------
+    model : mapping
+        The version that the participants fetched.
+    state : mapping
+        Of `initial_server_state`, or what the last round left.
+    sums : mapping
+        `Layout.decode` of a layout that begins with `layout`.
+    settings : FedNcfSettings
+    users : int
+        How many participants the sums cover, at least 1.
+    global_round : float
+        Global rounds before this round.
+    expected : ndarray, shape (n_items,), optional
+        With ``touch = "once"``: divides the rows (numbers below 1 count as 1).  Without it they are divided by
+        ``users``, which only an optimiser that rescales may have.
+    population : int, optional
+        With SCAFFOLD: number of all participants.
+
+    Returns
+    -------
+    model, state : dict of str to ndarray of float32
+        New arrays.  A row that nobody touched keeps its value, unless the optimiser has momentum left for it.
+
+    Raises
+    ------
+    ConfigError
+        Touch counts are needed and not there.
+    """
+    averages = layout(settings, len(model["items"])).average(sums)
+    change = {name: averages[name] for name in ("items", "network")}
+    if settings.aggregation == "mf-fedavg" and settings.touch == "once":
+        if expected is not None:
+            change["items"] = change["items"] / np.maximum(expected, 1.0)[:, None]
+        elif settings.server.keeps_moments:
+            change["items"] = change["items"] / users
+        else:
+            raise ConfigError(
+                f"touch 'once' with the server optimiser {settings.server.name!r} needs expected touch counts",
+                hint="use 'fedadam', or touch 'exact'",
+            )
+    moved, left = step(
+        settings.server,
+        _moved_by_rounds(model),
+        state,
+        change,
+        factor=settings.rate_factor(global_round),
+    )
+    if settings.scaffold:
+        moved["control"] = (model["control"] + sums["control"] / (population or users)).astype(np.float32)
+    return moved, left
+
+
+def scores(
+    model: Mapping[str, NDArray[np.float32]],
+    embedding: NDArray[np.float32],
+    settings: FedNcfSettings,
+    candidates: NDArray[np.integer] | None = None,
+) -> NDArray[np.float32]:
+    """Return the scores of some participants for some items; the higher the better.
+
+    Items that are open to no group have the row that they began with, which users' embeddings have been trained on all
+    the same: they are ranked by their scores like the others.
+
+    Parameters
+    ----------
+    model : mapping
+    embedding : ndarray of float32, shape (users, width)
+        Rows of `Private.embedding`.
+    settings : FedNcfSettings
+    candidates : ndarray of int, shape (users, n), optional
+        Each user's items; all items for everybody if left out.
+
+    Returns
+    -------
+    ndarray of float32, shape (users, n) or (users, n_items)
+    """
+    return ncf.scores(settings.architecture, model["items"], model["network"], embedding, candidates)

@@ -1,0 +1,1 @@
+"""References, attacks and tables of FedNCF."""

@@ -1,0 +1,144 @@
+"""The attacks on a run of FedNCF: the server's transcript is replayed, and its sums are attacked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.privacy.attacks import cluster, differencing, disaggregate, inversion
+from coterie.privacy.attacks.rounds import RoundView, view_of_sum
+from coterie.privacy.attacks.scoring import Truth
+from coterie.rounds.training import Purpose
+from coterie.studies.replay import Received, Replay
+from coterie.systems.fedncf.networks import Architecture, gradients
+from coterie.systems.fedncf.sides import FedNcfPlan
+from coterie.systems.registry import server_side
+from coterie.wire.v1.orchestrator_pb2 import RunPlan
+
+__all__ = ["report", "views"]
+
+
+def report(transcripts: Sequence[Path], truth: Truth, plan: RunPlan) -> dict[str, dict[str, Any]]:
+    """Attack the server's transcript of a run of FedNCF.
+
+    Returns
+    -------
+    dict
+        ``disaggregate``, ``cluster``, ``differencing`` and ``inversion``, each as its module describes; the last is
+        left out where SciPy is not installed (``coterie[attacks]``).
+    """
+    settings = FedNcfPlan.from_json(plan.settings)
+    seen, begun = [], []
+    for one in _received(transcripts, plan, settings, truth.n_items):
+        seen.append(_view(one, settings))
+        if not one.version:
+            begun.append(one)
+    trained = [view for view in seen if view.rows is not None]
+    found: dict[str, dict[str, Any]] = {
+        "disaggregate": dict(disaggregate.report(seen, truth)),
+        "cluster": dict(cluster.report(trained, truth)),
+        "differencing": dict(differencing.report(trained, truth)),
+    }
+    if find_spec("scipy") is not None:
+        found["inversion"] = dict(inversion.report(_updates(begun, plan, settings, truth.n_items), truth))
+    return found
+
+
+def views(transcripts: Sequence[Path], plan: RunPlan, n_items: int) -> Iterator[RoundView]:
+    """Yield what the server learned in each round: single contributions in clear, or the sums that were revealed.
+
+    Parameters
+    ----------
+    transcripts : sequence of Path
+        Of the server, oldest first.
+    plan : RunPlan
+        Of a run of FedNCF.
+    n_items : int
+        Items of its catalogue.
+    """
+    settings = FedNcfPlan.from_json(plan.settings)
+    for received in _received(transcripts, plan, settings, n_items):
+        yield _view(received, settings)
+
+
+def _received(
+    transcripts: Sequence[Path], plan: RunPlan, settings: FedNcfPlan, n_items: int
+) -> Iterator[Received]:
+    return Replay(transcripts, plan).received(lambda purpose: settings.layout(purpose, n_items))
+
+
+def _view(received: Received, settings: FedNcfPlan) -> RoundView:
+    width = settings.learning.architecture.gmf_width
+    return view_of_sum(
+        received.layout,
+        received.codes,
+        received.slots,
+        received.version,
+        # What is learned of items is parallel to the user's own row in the product part of the model only.
+        columns=slice(0, width) if width else slice(None),
+        touched="supports" if received.plan.purpose == Purpose.SUPPORTS.value else "touched",
+    )
+
+
+def _updates(
+    begun: Iterable[Received], plan: RunPlan, settings: FedNcfPlan, n_items: int
+) -> Iterator[inversion.SentUpdate]:
+    """Yield the updates of version 0, with which the run began, if each is one step on one batch.
+
+    That version follows from the plan, and everybody has it.  Where rows are weighted by label
+    (`coterie.systems.fedncf.mathematics.balance`), with ``touch = "once"``, the attack as written here does not apply.
+    """
+    learning, rate = settings.learning, settings.learning.local_rate
+    one_step = (learning.local_optimiser, learning.local_epochs, learning.batch_size) == ("sgd", 1, 0)
+    if not one_step or learning.touch != "exact" or learning.aggregation != "mf-fedavg":
+        return
+    server = server_side(plan.system, plan.settings, n_items, plan.seed, 0)
+    model = server.model(server.initial())
+    gradient = _gradient(learning.architecture, model["items"], model["network"])
+    for one in begun:
+        if one.plan.purpose != Purpose.TRAIN.value:
+            continue
+        sums = one.layout.decode(one.codes, len(one.slots))
+        instances = float(sums["instances"])
+        if not instances:
+            continue
+        # Rows step against the summed loss of a participant, the network against the mean.
+        by_rows, by_network = -len(one.slots) / (rate * instances), -1 / (rate * instances)
+        yield inversion.SentUpdate(
+            np.asarray(one.slots, np.int64),
+            sums["items"] * by_rows,
+            sums["network"] * by_network,
+            gradient,
+            bound=learning.user_bound,
+            # Rounding up or down at random has a variance of at most a quarter of a step squared.
+            noise=(-by_rows * one.layout["items"].step / 2, -by_network * one.layout["network"].step / 2),
+        )
+
+
+def _gradient(
+    architecture: Architecture, items: NDArray[np.float32], network: NDArray[np.float32]
+) -> inversion.BatchGradient:
+    """Return the derivatives of the mean loss of distinct instances of one participant."""
+
+    def gradient(
+        user: NDArray[np.float64], batch: NDArray[np.int64], labels: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        n = len(batch)
+        rows = np.ones((1, architecture.width + 1, n), np.float32)
+        rows[0, :-1] = items[batch].T
+        found = gradients(
+            architecture,
+            user.astype(np.float32)[None, :, None],
+            rows,
+            network,
+            labels.astype(np.float32)[None],
+            np.full((1, n), 1 / n, np.float32),
+        )
+        return found.rows[0].T.astype(np.float64), found.network[0].astype(np.float64)
+
+    return gradient

@@ -1,0 +1,109 @@
+"""The rows beside a run: same data, same split, same metrics."""
+
+from __future__ import annotations
+
+from importlib import util
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.config.fedncf import FedNcfOptions
+from coterie.config.run import RunSettings
+from coterie.evaluation.baselines import als, from_factors, from_table, popularity, random_scores
+from coterie.evaluation.leave_one_out import CHOOSE_BY, ScoreAll, ScoreCandidates
+from coterie.evaluation.selection import Selection, Trained, measured_once
+from coterie.studies.run_data import Feed
+from coterie.systems.drift.study.references import Reference, references
+from coterie.systems.fedmf.study.references import fcf_references, fedmf_references
+from coterie.systems.fedncf import central as ncf_central
+from coterie.systems.fedncf.central import CentralModel, CentralSettings
+from coterie.systems.fedncf.networks import scores
+from coterie.systems.shared.study.references import mvmf_references
+
+__all__ = ["ncf_references", "reference_rows", "train_central"]
+
+
+def reference_rows(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Reference]:
+    """Train and measure the rows that stand beside a run, whatever its system."""
+    if settings.system == "drift":
+        return references(feed, settings.drift, seed)
+    if settings.system == "fedmvmf":
+        return mvmf_references(settings, feed, seed)
+    if settings.system == "fedmf":
+        return fedmf_references(settings, feed, seed)
+    if settings.system == "fcf":
+        return fcf_references(settings, feed, seed)
+    return ncf_references(feed, settings.fedncf, settings.rounds.passes, seed)
+
+
+def ncf_references(feed: Feed, options: FedNcfOptions, epochs: int, seed: int) -> dict[str, Reference]:
+    """Train and score what stands beside FedNCF.
+
+    Parameters
+    ----------
+    feed : Feed
+    options : FedNcfOptions
+        The federation's; its model is trained with all data in one place, with a central trainer's own step size and
+        batches.
+    epochs : int
+        Most passes over all data.
+    seed : int
+
+    Returns
+    -------
+    dict
+        ``ncf``, ``popularity`` and ``random``; ``als`` where the package ``implicit`` is installed.
+    """
+    data, train = feed.dataset, feed.split.train
+    users, items = len(data.users), len(data.items)
+    known = popularity(data.item[train], feed.positive[train], items)
+    rows = {
+        "ncf": _central(feed, options, epochs, seed),
+        "popularity": _once(feed, *from_table(np.broadcast_to(known, (users, items)))),
+        "random": _once(feed, *from_table(random_scores(users, items, seed))),
+    }
+    if util.find_spec("implicit") is not None:
+        factors = als(data.user[train], data.item[train], users, items, seed=seed)
+        rows["als"] = _once(feed, *from_factors(*factors))
+    return rows
+
+
+def _central(feed: Feed, options: FedNcfOptions, epochs: int, seed: int) -> Reference:
+    learning = options.plan().learning
+    settings = CentralSettings(learning.architecture, negatives=learning.negatives)
+    trained = train_central(feed, settings, epochs, seed)
+    history = [
+        {"epoch": one["step"], "train_loss": one["train_loss"], "metrics": dict(one["metrics"])}
+        for one in trained.history
+    ]
+    return Reference(dict(trained.metrics), history)
+
+
+def train_central(feed: Feed, settings: CentralSettings, epochs: int, seed: int) -> Trained:
+    """Train a model of NCF with all data in one place, evaluating it after each epoch.
+
+    Parameters
+    ----------
+    feed : Feed
+    settings : CentralSettings
+    epochs : int
+        At most so many; fewer where validation stops improving.
+    seed : int
+    """
+    holdout = feed.leave_one_out()
+    selection = Selection(holdout)
+
+    def evaluate(epoch: int, model: CentralModel, loss: float) -> float:
+        def score(users: NDArray[np.intp], wanted: NDArray[np.int32] | None = None) -> NDArray[np.floating]:
+            return scores(settings.architecture, model.items, model.network, model.users[users], wanted)
+
+        return selection.see(epoch, score, score, train_loss=loss)[CHOOSE_BY]
+
+    ncf_central.train(
+        holdout.training(), holdout.n_items, settings, epochs=epochs, seed=seed, on_epoch=evaluate
+    )
+    return selection.trained()
+
+
+def _once(feed: Feed, score_candidates: ScoreCandidates, score_all: ScoreAll) -> Reference:
+    return Reference(dict(measured_once(feed.leave_one_out(), score_candidates, score_all).metrics), [])

@@ -1,0 +1,1 @@
+"""What several systems are made of."""

@@ -1,0 +1,195 @@
+"""FedMVMF's side of a host: what its users contribute, how they are measured and recommended to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.data.attributes import AttributeTable
+from coterie.errors import DataError
+from coterie.rounds.sides import Arrays, User
+from coterie.secure_sum.contribution import Contribution
+from coterie.secure_sum.plan import SumPlan
+from coterie.systems.shared.factor_server import MvmfPlan, open_anywhere
+from coterie.systems.shared.factor_steps import (
+    UserData,
+    UserUpdate,
+    contribute,
+    local_step,
+    sample,
+    user_factors,
+)
+from coterie.systems.shared.factors import from_attributes, scores
+from coterie.systems.shared.host_data import HostData
+from coterie.systems.shared.rated_host import Added, RatedHost, add_nothing, training_ratings
+
+__all__ = ["MvmfHost"]
+
+_DRAWINGS = 256
+"""Lists of open items for which drawn items are remembered: more than a run has groups on one host."""
+
+
+class MvmfHost(RatedHost):
+    """The side of a host.
+
+    Parameters
+    ----------
+    plan : MvmfPlan
+    data : HostData
+        Interactions without a rating teach nothing and are measured by nothing.
+    keys : ndarray of uint64, shape (users,)
+        Each user's own number, which nobody else knows.
+    private : dict of str to ndarray
+        ``factors``: what each user kept, float32 (users, K); changed in place.  Only SGD looks at it.
+    seed : int
+        Of the run.
+
+    Attributes
+    ----------
+    measured : dict of str to ndarray of float64, shape (users,)
+        Metrics as they were last measured for a contribution.
+
+    Raises
+    ------
+    DataError
+        A rating out of the plan's range, or attributes that are not those of the plan.
+    """
+
+    def __init__(
+        self, plan: MvmfPlan, data: HostData, keys: NDArray[np.uint64], private: Arrays, seed: int
+    ) -> None:
+        super().__init__(plan, data, keys, seed, _users(plan, data))
+        self.plan = plan
+        self.private = private
+        self._rated = data.rated()
+        self._drawn: dict[bytes, dict[int, UserData]] = {}
+
+    def _trained(
+        self,
+        plan: SumPlan,
+        model: Mapping[str, NDArray[np.float32]],
+        opened: NDArray[np.bool_] | None,
+        pairs: Sequence[tuple[int, User]],
+    ) -> Iterator[Added]:
+        learning, whole = self.plan.learning, self._whole(model)
+        for group, own, others in self._of_groups(pairs):
+            for member in others:
+                # Who joins later is not learned from.
+                yield member, add_nothing
+            index = np.array([user for _, user in own], np.intp)
+            allowed = open_anywhere(model) if opened is None else opened[group]
+            for update in local_step(
+                whole,
+                self._sampled(index, model, allowed, plan.round),
+                learning,
+                self.keys[index],
+                seed=self.seed,
+                round_=plan.round,
+                factors=self.private["factors"][index],
+                allowed=allowed,
+            ):
+                member, user = own[update.index]
+                # A step that diverged sends nothing, and must not be where the next one begins.
+                if np.isfinite(update.kept).all():
+                    self.private["factors"][user] = update.kept
+                yield member, partial(_add_update, update)
+
+    def _whole(self, model: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
+        """Return the factors of a model; without attributes there is an empty table of them."""
+        none = np.empty((0, self.plan.learning.factors), np.float32)
+        return {"items": model["items"], "attributes": model.get("attributes", none)}
+
+    def _sampled(
+        self,
+        index: NDArray[np.intp],
+        model: Mapping[str, NDArray[np.float32]],
+        allowed: NDArray[np.bool_],
+        round_: int,
+    ) -> list[UserData]:
+        """Return users' data with the unrated items that have a weight; drawn once, unless the plan says otherwise."""
+        learning = self.plan.learning
+        held: dict[int, UserData] = {}
+        if learning.weights == "sampled" and not learning.resample:
+            drawn_by = allowed.tobytes() + model["popularity"].tobytes()
+            if drawn_by not in self._drawn and len(self._drawn) > _DRAWINGS:
+                self._drawn.clear()
+            held = self._drawn.setdefault(drawn_by, held)
+        fresh = [user for user in index.tolist() if user not in held]
+        found = sample(
+            [self._users[user] for user in fresh],
+            self.keys[fresh],
+            learning,
+            len(self._data.items),
+            seed=self.seed,
+            popularity=model["popularity"],
+            allowed=allowed,
+            round_=round_,
+        )
+        held.update(zip(fresh, found, strict=True))
+        return [held[user] for user in index.tolist()]
+
+    def measure(
+        self, model: Mapping[str, NDArray[np.float32]], index: NDArray[np.intp], *, round_: int = 0
+    ) -> dict[str, NDArray[np.float64]]:
+        """Return metrics of some users, float64 (users,) by name; they do not leave the host.
+
+        Parameters
+        ----------
+        model : mapping
+        index : ndarray of int
+            Of the users; others have NaN.
+        round_ : int
+            By which unrated items are drawn, where they are drawn anew in each round.
+        """
+        factors = np.zeros((len(self.keys), self.plan.learning.factors), np.float32)
+        factors[index] = self.factors(model, index, round_=round_)
+        rated = self._rated
+        if self.plan.new_items:
+            rated = dataclasses.replace(rated, among=~open_anywhere(model))
+        return rated.measure(lambda users: scores(model, factors[users]), index)
+
+    def factors(
+        self, model: Mapping[str, NDArray[np.float32]], index: NDArray[np.intp], *, round_: int = 0
+    ) -> NDArray[np.float32]:
+        """Return factors of some users at a version, float32 (n, K): of one without ratings by its attributes."""
+        learning, whole = self.plan.learning, self._whole(model)
+        told = np.stack([self._users[user].attributes for user in index.tolist()]) if len(index) else None
+        if told is None:
+            return np.empty((0, learning.factors), np.float32)
+        found = from_attributes(told, whole["attributes"], learning)
+        rates = self._rates[index]
+        own = index[rates]
+        if learning.update == "sgd":
+            found[rates] = self.private["factors"][own]
+        elif len(own):
+            # Whatever its group: a user is measured, and served, by all items that are open to anybody.
+            allowed = open_anywhere(model)
+            users = self._sampled(own, model, allowed, round_)
+            found[rates] = user_factors(whole, users, learning, allowed=allowed)
+        return found
+
+
+def _users(plan: MvmfPlan, data: HostData) -> list[UserData]:
+    """Return what each user learns from: its rated items of the training part, ascending, and its attributes."""
+    n_users = len(data.users)
+    table = data.attributes
+    if table is None:
+        table = AttributeTable(plan.attributes, np.full((n_users, len(plan.attributes)), np.nan, np.float32))
+    if table.names != plan.attributes:
+        raise DataError(
+            f"this host's attributes are {', '.join(table.names) or 'none'}; the run's are "
+            f"{', '.join(plan.attributes) or 'none'}",
+            hint="the columns of the attributes file must be those of the run, in the same order",
+        )
+    rated = training_ratings(data, plan.learning.lowest, plan.learning.highest, "mvmf")
+    return [
+        UserData(items, ratings, table.values[position]) for position, (items, ratings) in enumerate(rated)
+    ]
+
+
+def _add_update(update: UserUpdate, contribution: Contribution) -> None:
+    contribute(update, contribution)

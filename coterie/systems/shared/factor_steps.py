@@ -1,0 +1,511 @@
+r"""What clients of FedMVMF do in a round: many users of a host are solved for as one batched tensor program.
+
+Users whose items are padded to the same number go through the program together; how far they are padded depends on
+the user alone, so a user's update has the same bits whoever is beside it on the same kind of machine.
+
+With SemiALS a user first solves for :math:`p_i` at the version that it fetched (8) and forms its contribution with it.
+With SGD it forms the contribution with the :math:`p_i` that it kept and then moves that along its gradient (9): all
+factors step from the same point.
+
+The unrated items that get a weight (36) are drawn from the user's own number: an order of all items that never changes
+during a run, popular ones first with some chance; the first unrated ones of it are taken, so many that together with
+the rated ones they are a power of two.  So the number of rated items is not to be read off, a newly rated item takes
+the place of a sampled one, and nothing has to be stored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.errors import DataError
+from coterie.secure_sum.contribution import Contribution
+from coterie.systems.shared.factors import MvmfSettings
+from coterie.systems.shared.stacks import padded, stacks
+
+__all__ = ["UserData", "UserUpdate", "check_user", "contribute", "local_step", "sample", "user_factors"]
+
+_SAMPLE, _LOCAL = 4, 5
+"""First element of the key of the draws; `coterie.systems.shared.factors` has the lower ones."""
+
+_LEAST_WEIGHT = 0.5
+"""Weight of an item that nobody rated, in the drawing of unrated items; an item that one user rated has 1."""
+
+_NONE: NDArray[np.int64] = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class UserData:
+    """What a client holds of one user.
+
+    Parameters
+    ----------
+    items : ndarray of int, shape (n,)
+        Rated items, none twice; none at all is possible.
+    ratings : ndarray of float, shape (n,)
+    attributes : ndarray of float, shape (n_attributes,)
+        NaN where missing.
+    sampled : ndarray of int, shape (s,)
+        Unrated items that have a weight, of `sample`.
+
+    Raises
+    ------
+    DataError
+        Shapes that do not fit, an item below 0 or twice, a rating that is no number, an infinite attribute.  Errors
+        tell no value.
+    """
+
+    items: NDArray[np.integer]
+    ratings: NDArray[np.floating]
+    attributes: NDArray[np.floating] = field(default_factory=lambda: np.empty(0, np.float32))
+    sampled: NDArray[np.integer] = field(default_factory=lambda: _NONE)
+    touched: NDArray[np.int64] = field(init=False, repr=False)
+    """Rated items, then sampled ones, int64 (n + s,)."""
+    ascending: NDArray[np.intp] = field(init=False, repr=False)
+    """The order that sorts ``touched``, int64 (n + s,)."""
+    last: int = field(init=False, repr=False)
+    """The largest of ``touched``; -1 without any."""
+    span: tuple[float, float] = field(init=False, repr=False)
+    """Lowest and highest rating; infinities that are within any range without any."""
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("items", self.items),
+            ("attributes", self.attributes),
+            ("sampled", self.sampled),
+        ):
+            if value.ndim != 1:
+                raise DataError(f"a user's {name} have shape {value.shape}; expected one dimension")
+        if self.items.shape != self.ratings.shape:
+            raise DataError(
+                f"a user has {self.items.shape} items and {self.ratings.shape} ratings; expected one for each"
+            )
+        if not np.isfinite(self.ratings).all():
+            raise DataError("a user's rating is not a finite number")
+        if np.isinf(self.attributes).any():
+            raise DataError(
+                "a user's attribute is infinite; expected a finite number, or NaN where it is missing"
+            )
+        touched = np.concatenate([self.items, self.sampled]).astype(np.int64)
+        ascending = np.argsort(touched)
+        ordered = touched[ascending]
+        if len(ordered) and ordered[0] < 0:
+            raise DataError("a user has an item below 0; expected positions in the list of items")
+        if (ordered[1:] == ordered[:-1]).any():
+            raise DataError(
+                "a user has an item twice, among the rated or the sampled ones; expected each once"
+            )
+        found = {
+            "touched": touched,
+            "ascending": ascending,
+            "last": int(ordered[-1]) if len(ordered) else -1,
+            "span": (float(self.ratings.min(initial=np.inf)), float(self.ratings.max(initial=-np.inf))),
+        }
+        for field_, made in found.items():
+            object.__setattr__(self, field_, made)
+
+
+@dataclass(frozen=True, eq=False)
+class UserUpdate:
+    r"""What one user contributes in a round.
+
+    Parameters
+    ----------
+    index : int
+        Which of the users.
+    rows : ndarray of int32, shape (t,)
+        Open items with a weight, ascending.
+    errors : ndarray of float32, shape (t,)
+        :math:`c_{ij} (r_{ij} - p_i q_j)` of these.
+    attribute_errors : ndarray of float32, shape (n_attributes,)
+        :math:`x_{id} - p_i u_d`; zero where the attribute is missing.
+    factor : ndarray of float32, shape (K,)
+        The :math:`p_i` that the contribution is formed with.
+    kept : ndarray of float32, shape (K,)
+        The :math:`p_i` that the user keeps: with SemiALS the same.
+    loss : float
+        The user's part of :math:`J`: its ratings, its attributes and :math:`\lambda_2 |p_i|^2`.
+    rng : Generator
+        For the rounding of the contribution.
+    """
+
+    index: int
+    rows: NDArray[np.int32]
+    errors: NDArray[np.float32]
+    attribute_errors: NDArray[np.float32]
+    factor: NDArray[np.float32]
+    kept: NDArray[np.float32]
+    loss: float
+    rng: np.random.Generator
+
+    @property
+    def item_gradients(self) -> NDArray[np.float32]:
+        """:math:`f(i, j)` of the rows, float32 (t, K)."""
+        return self.errors[:, None] * self.factor
+
+    @property
+    def attribute_gradients(self) -> NDArray[np.float32]:
+        """:math:`f(i, d)`, float32 (n_attributes, K)."""
+        return self.attribute_errors[:, None] * self.factor
+
+
+def contribute(update: UserUpdate, contribution: Contribution) -> None:
+    """Add a user's update to a contribution: its own, or that of its host.
+
+    Segments beyond those of `coterie.systems.shared.factors.layout` are the caller's, and so is `Contribution.count`.
+    They may use ``update.rng`` afterwards.
+
+    Raises
+    ------
+    UnboundedValueError
+        The local step came to values that are no numbers.
+    """
+    contribution.add("items", update.item_gradients, update.rng, rows=update.rows)
+    if len(update.attribute_errors):
+        contribution.add("attributes", update.attribute_gradients, update.rng)
+
+
+def sample(
+    users: Sequence[UserData],
+    keys: Sequence[int] | NDArray[np.integer],
+    settings: MvmfSettings,
+    n_items: int,
+    *,
+    seed: int,
+    popularity: NDArray[np.floating] | None = None,
+    allowed: NDArray[np.bool_] | None = None,
+    round_: int = 0,
+) -> list[UserData]:
+    r"""Draw the unrated items that have a weight.
+
+    As many as make, with the rated ones, the smallest power of two that is at least :math:`1 + \rho` times their
+    number (or all open items, where there are fewer).  Within a run the same user and ratings give the same items, and
+    one rating more changes as little as can be.  With ``settings.resample`` they are :math:`\rho` per rated item,
+    uniform and anew in each round.
+
+    Parameters
+    ----------
+    users : sequence of UserData
+    keys : sequence of int
+        Each user's own number, at least 0, which nobody else knows.
+    settings : MvmfSettings
+        With weights other than ``sampled`` nothing is drawn.
+    n_items : int
+    seed : int
+        Of the run, at least 0.
+    popularity : ndarray of float, shape (n_items,), optional
+        How many users have rated each item, by what is public: sampled items should look like rated ones.  The same
+        during a run.  Uniform if left out.
+    allowed : ndarray of bool, shape (n_items,), optional
+        Open items; others are never sampled.
+    round_ : int
+        With ``settings.resample``.
+
+    Returns
+    -------
+    list of UserData
+        The same with other ``sampled``; of a user without open rated items that is empty.
+
+    Raises
+    ------
+    DataError
+        Data that `local_step` would refuse, or a popularity of another shape, negative or not finite.
+    """
+    if settings.weights != "sampled":
+        return [dataclasses.replace(user, sampled=_NONE) for user in users]
+    weight = np.ones(n_items)
+    if popularity is not None and not settings.resample:
+        if popularity.shape != (n_items,) or not (np.isfinite(popularity) & (popularity >= 0)).all():
+            raise DataError(
+                f"popularity is of shape {popularity.shape}; expected {n_items} numbers of at least 0"
+            )
+        weight = np.maximum(popularity, _LEAST_WEIGHT)
+    logarithm = np.log(weight)
+    closed = np.zeros(n_items, np.bool_) if allowed is None else ~allowed
+    logarithm[closed] = -np.inf
+    n_open = n_items - int(np.count_nonzero(closed))
+    again = (round_,) if settings.resample else ()
+    found = []
+    for position, (user, key) in enumerate(zip(users, keys, strict=True)):
+        check_user(user, position, settings, n_items, len(user.attributes))
+        rated = int(np.count_nonzero(~closed[user.items]))
+        together = _together(rated, n_open, settings)
+        sequence = np.random.SeedSequence(int(key), spawn_key=(_SAMPLE, seed, *again))
+        # The largest of log weight + Gumbel noise are a weighted sample without replacement, in the order drawn.
+        order = logarithm + np.random.default_rng(sequence).gumbel(size=n_items)
+        order[user.items] = -np.inf
+        wanted = together - rated
+        drawn = np.argpartition(-order, wanted - 1)[:wanted] if wanted else _NONE
+        found.append(dataclasses.replace(user, sampled=np.sort(drawn)))
+    return found
+
+
+def _together(rated: int, n_open: int, settings: MvmfSettings) -> int:
+    """Return how many items of a user have a weight, rated and sampled."""
+    if not rated:
+        return 0
+    # A hair below, as 1.1 * 10 is 11.000000000000002.
+    least = int(np.ceil((1 + settings.samples) * rated - 1e-9))
+    return min(least if settings.resample else 1 << (least - 1).bit_length(), n_open)
+
+
+def local_step(
+    model: Mapping[str, NDArray[np.float32]],
+    users: Sequence[UserData],
+    settings: MvmfSettings,
+    keys: Sequence[int] | NDArray[np.integer],
+    *,
+    seed: int,
+    round_: int,
+    factors: NDArray[np.float32] | None = None,
+    allowed: NDArray[np.bool_] | None = None,
+) -> Iterator[UserUpdate]:
+    """Do the part of a round of some users, each with its own data.
+
+    Parameters
+    ----------
+    model : mapping
+        The version that they fetched.
+    users : sequence of UserData
+    settings : MvmfSettings
+    keys : sequence of int
+        Each user's own number, at least 0, which nobody else knows.
+    seed, round_ : int
+        Of the run; at least 0.
+    factors : ndarray of float32, shape (users, K), optional
+        What they kept; needed with SGD.
+    allowed : ndarray of bool, shape (n_items,), optional
+        Open items.  A rated item that is not open teaches the user's factor, but nothing of its row leaves; unrated
+        ones that are not open have no weight.
+
+    Yields
+    ------
+    UserUpdate
+        One for each user, in no particular order: those of similar size come together.
+
+    Raises
+    ------
+    DataError
+        A user's data does not fit the model: an item that does not exist, a rating out of range, another number of
+        attributes, sampled items that the weights do not want.  Errors name the user's position and no value.
+    ValueError
+        SGD without the factors that users kept.
+    """
+    if settings.update == "sgd" and (factors is None or factors.shape != (len(users), settings.factors)):
+        raise ValueError("with update 'sgd' the factors that users kept are needed, one row for each")
+    program = _Program(model, settings, allowed)
+    stepped = factors if settings.update == "sgd" else None
+    for stack in program.stacks(users):
+        rngs = [
+            np.random.default_rng(np.random.SeedSequence(int(keys[u]), spawn_key=(_LOCAL, seed, round_)))
+            for u in stack
+        ]
+        yield from program.run(
+            stack, [users[u] for u in stack], None if stepped is None else stepped[stack], rngs
+        )
+
+
+def user_factors(
+    model: Mapping[str, NDArray[np.float32]],
+    users: Sequence[UserData],
+    settings: MvmfSettings,
+    *,
+    allowed: NDArray[np.bool_] | None = None,
+) -> NDArray[np.float32]:
+    """Solve for the users' factors at a version of the model (8), to score items with it.
+
+    Parameters
+    ----------
+    model, users, settings, allowed
+        As in `local_step`.
+
+    Returns
+    -------
+    ndarray of float32, shape (users, K)
+        Of a user without ratings: by its attributes alone, as `coterie.systems.shared.factors.from_attributes`; zero
+        where it has none of these either.
+
+    Raises
+    ------
+    DataError
+        As in `local_step`.
+    """
+    program = _Program(model, settings, allowed)
+    found = np.zeros((len(users), settings.factors), np.float32)
+    for stack in program.stacks(users):
+        found[stack] = program.equations([users[u] for u in stack]).solved()
+    return found
+
+
+def check_user(
+    user: UserData, position: int, settings: MvmfSettings, n_items: int, n_attributes: int
+) -> None:
+    """Check that a user's data fits the model.
+
+    Parameters
+    ----------
+    user : UserData
+    position : int
+        Which of the users, for the error.
+    settings : MvmfSettings
+    n_items, n_attributes : int
+        Of the model.
+
+    Raises
+    ------
+    DataError
+        It does not; the error tells no value.
+    """
+    if user.last >= n_items:
+        raise DataError(f"user {position} has an item beyond the {n_items} of the model")
+    if user.span[0] < settings.lowest or user.span[1] > settings.highest:
+        raise DataError(
+            f"user {position} has a rating out of range; expected {settings.lowest:g} to {settings.highest:g}"
+        )
+    if len(user.sampled) and settings.weights != "sampled":
+        raise DataError(f"user {position} has sampled items; with weights {settings.weights!r} expected none")
+    if len(user.attributes) != n_attributes:
+        raise DataError(
+            f"user {position} has {len(user.attributes)} attributes; the model has {n_attributes}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Equations:
+    """Normal equations of a stack of users: the derivative of J by p is 2 (normal p - right)."""
+
+    normal: NDArray[np.float64]
+    """(n, K, K)"""
+    right: NDArray[np.float64]
+    """(n, K)"""
+    items: NDArray[np.int64]
+    """Items with factors in the stack, (n, w), padded with item 0."""
+    rows: NDArray[np.float64]
+    """Factors of these, (n, w, K)."""
+    ratings: NDArray[np.float64]
+    weights: NDArray[np.float64]
+    """(n, w); weights are 0 where there is padding."""
+    known: NDArray[np.bool_]
+    attributes: NDArray[np.float64]
+    """(n, n_attributes), zero where missing."""
+
+    def solved(self) -> NDArray[np.float32]:
+        """Return p, float32 (n, K)."""
+        return np.linalg.solve(self.normal, self.right[:, :, None])[:, :, 0].astype(np.float32)
+
+
+class _Program:
+    """The batched program at one version of the model.
+
+    Products are of stacks of matrices, one matrix for each user, so that no user's bits depend on another's.
+    """
+
+    def __init__(
+        self,
+        model: Mapping[str, NDArray[np.float32]],
+        settings: MvmfSettings,
+        allowed: NDArray[np.bool_] | None,
+    ) -> None:
+        self.settings = settings
+        self.q = model["items"].astype(np.float64)
+        self.u = model["attributes"].astype(np.float64)
+        k = settings.factors
+        self.outer = (self.u[:, :, None] * self.u[:, None, :]).reshape(len(self.u), k * k)
+        self.allowed = np.ones(len(self.q), np.bool_) if allowed is None else allowed
+        self.every = settings.weights == "incl-unc"
+        if self.every:
+            self.open = np.flatnonzero(self.allowed).astype(np.int32)
+            shown = self.q[self.open]
+            self.unrated = settings.uncertainty * (shown.T @ shown)
+
+    def stacks(self, users: Sequence[UserData]) -> Iterator[list[int]]:
+        """Yield the positions of users that go through the program together."""
+        for position, user in enumerate(users):
+            check_user(user, position, self.settings, len(self.q), len(self.u))
+        sizes = [len(user.touched) for user in users]
+        return stacks(sizes, self.settings.factors, len(self.q) if self.every else 0)
+
+    def equations(self, users: Sequence[UserData]) -> _Equations:
+        """Set up the normal equations of users whose items are padded to the same number."""
+        settings, n, k = self.settings, len(users), self.settings.factors
+        width = padded(len(users[0].touched))
+        items = np.zeros((n, width), np.int64)
+        ratings, weights = np.zeros((n, width)), np.zeros((n, width))
+        attributes = np.empty((n, len(self.u)))
+        for row, user in enumerate(users):
+            rated, touched = len(user.items), len(user.touched)
+            items[row, :touched] = user.touched
+            ratings[row, :rated] = user.ratings
+            weights[row, :rated] = 1.0
+            weights[row, rated:touched] = self._sampled(user)
+            attributes[row] = user.attributes
+        known = ~np.isnan(attributes)
+        attributes = np.where(known, attributes, 0.0)
+        rows = self.q[items]
+        beyond = weights
+        if self.every:
+            # What a rated item weighs more than an unrated one, whose weights are in the sum over all.
+            beyond = weights * np.where(self.allowed[items], 1 - settings.uncertainty, 1.0)
+        normal = (rows * beyond[:, :, None]).transpose(0, 2, 1) @ rows
+        if self.every:
+            normal += self.unrated
+        normal += settings.side * (known.astype(np.float64)[:, None, :] @ self.outer).reshape(n, k, k)
+        normal += settings.ridge * np.eye(k)
+        right = (ratings * weights)[:, None, :] @ rows + settings.side * (attributes[:, None, :] @ self.u)
+        return _Equations(normal, right[:, 0], items, rows, ratings, weights, known, attributes)
+
+    def _sampled(self, user: UserData) -> NDArray[np.float64]:
+        r"""Return the weights of a user's sampled items: together at most :math:`\alpha \rho` per rated one."""
+        shown = self.allowed[user.sampled]
+        rated, sampled = np.count_nonzero(self.allowed[user.items]), np.count_nonzero(shown)
+        share = min(1.0, self.settings.samples * rated / sampled) if sampled else 0.0
+        return np.where(shown, share * self.settings.uncertainty, 0.0)
+
+    def run(
+        self,
+        stack: Sequence[int],
+        users: Sequence[UserData],
+        factors: NDArray[np.float32] | None,
+        rngs: Sequence[np.random.Generator],
+    ) -> Iterator[UserUpdate]:
+        """Solve, or step from the factors given, and yield what the users at some positions contribute."""
+        settings = self.settings
+        given = self.equations(users)
+        p = given.solved() if factors is None else factors
+        kept, wide = p, p.astype(np.float64)
+        if factors is not None:
+            slope = 2 * ((given.normal @ wide[:, :, None])[:, :, 0] - given.right)
+            kept = (wide - settings.private_rate * slope).astype(np.float32)
+        missed = given.ratings - (given.rows @ wide[:, :, None])[:, :, 0]
+        errors = given.weights * missed
+        missing = np.where(given.known, given.attributes - (wide[:, None, :] @ self.u.T)[:, 0], 0.0)
+        loss = (errors * missed).sum(axis=1) + settings.side * (missing * missing).sum(axis=1)
+        loss += settings.ridge * (wide * wide).sum(axis=1)
+        everywhere = -settings.uncertainty * (wide[:, None, :] @ self.q.T)[:, 0] if self.every else None
+        for row, (position, user) in enumerate(zip(stack, users, strict=True)):
+            touched = user.touched
+            shown = self.allowed[touched]
+            if everywhere is None:
+                order = user.ascending[shown[user.ascending]]
+                rows, values = touched[order].astype(np.int32), errors[row, order]
+            else:
+                every = everywhere[row]
+                # The part of items that are not rated: the sum over all open ones, less the rated ones.
+                unrated = (every[self.open] ** 2).sum() - (every[touched[shown]] ** 2).sum()
+                loss[row] += unrated / settings.uncertainty
+                every[touched] = errors[row, : len(touched)]
+                rows, values = self.open, every[self.open]
+            yield UserUpdate(
+                index=position,
+                rows=rows,
+                errors=values.astype(np.float32),
+                attribute_errors=missing[row].astype(np.float32),
+                factor=p[row],
+                kept=kept[row],
+                loss=float(loss[row]),
+                rng=rngs[row],
+            )

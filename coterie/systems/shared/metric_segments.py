@@ -1,0 +1,106 @@
+"""Metrics inside a contribution: sums and counts over users, never a user's own value.
+
+A member evaluates the version that it fetched before it trains, and what it measured travels in the same vector as
+its update, under the same protection.  Most metrics lie between 0 and 1; one that may be larger, such as a sum of
+squared errors, says how large, and travels as its whole part and what is beyond: so both are carried exactly enough,
+with room for sums over as many users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.secure_sum.contribution import Contribution, Segment
+
+__all__ = ["LARGEST", "Measure", "add_measures", "measure_segments", "measured_in", "names_of"]
+
+_BITS = 16
+"""Codes of a metric: steps of 3e-5, and room for sums over 65,537 users."""
+
+LARGEST = 2 ** (_BITS - 1) - 1
+"""Largest bound that a metric may have: its whole part needs no more bits than the rest."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A metric that is measured user by user and summed.
+
+    Parameters
+    ----------
+    name : str
+    bound : int
+        Largest value of one user, 1 to `LARGEST`; the smallest is 0.  A larger one is cut off at it.
+
+    Raises
+    ------
+    ValueError
+        A bound out of its range.
+    """
+
+    name: str
+    bound: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.bound <= LARGEST:
+            raise ValueError(f"metric {self.name} is bounded by {self.bound}; expected 1 to {LARGEST}")
+
+
+def names_of(measures: Sequence[str | Measure]) -> tuple[str, ...]:
+    """Return the names of metrics; a name alone stands for a metric between 0 and 1."""
+    return tuple(one if isinstance(one, str) else one.name for one in measures)
+
+
+def _wide(measures: Sequence[str | Measure]) -> list[int]:
+    """Return the bounds of the metrics that may be above 1: the last ones."""
+    bounds = [1 if isinstance(one, str) else one.bound for one in measures]
+    wide = [bound for bound in bounds if bound > 1]
+    if sorted(bounds, key=lambda bound: bound > 1) != bounds:
+        raise ValueError("a metric that may be above 1 stands before one that may not; expected it behind")
+    return wide
+
+
+def measure_segments(measures: Sequence[str | Measure]) -> tuple[Segment, ...]:
+    """Return the segments for metrics, of which those that may be above 1 come last.
+
+    Returns
+    -------
+    tuple of Segment
+        ``metrics``, of those that may be above 1 without their whole part; ``measured``, how many users they cover;
+        and where there are such, ``wholes``, their whole parts.
+    """
+    shape, wide = (len(measures),), _wide(measures)
+    segments = (Segment("metrics", shape, 1.0, _BITS), Segment.whole("measured", shape, 1))
+    return (*segments, Segment.whole("wholes", (len(wide),), max(wide))) if wide else segments
+
+
+def add_measures(contribution: Contribution, values: NDArray[np.float64], rng: np.random.Generator) -> None:
+    """Add one user's metrics, float64 (m,), in the order of the segments; NaN where there is nothing to measure."""
+    there = np.isfinite(values)
+    values = np.where(there, values, 0.0)
+    wide = next((one for one in contribution.layout.segments if one.name == "wholes"), None)
+    if wide is not None:
+        narrow = len(values) - wide.size
+        large = np.minimum(values[narrow:], wide.bound)
+        contribution.add("wholes", np.floor(large), rng)
+        values = np.concatenate([values[:narrow], large - np.floor(large)])
+    contribution.add("metrics", values, rng)
+    contribution.add("measured", there.astype(np.float64), rng)
+
+
+def measured_in(
+    sums: Mapping[str, NDArray[np.float64]], measures: Sequence[str | Measure]
+) -> dict[str, tuple[float, float]]:
+    """Return sum and number of users of each metric from decoded sums."""
+    if "metrics" not in sums:
+        return {}
+    totals = sums["metrics"].astype(np.float64)
+    if "wholes" in sums:
+        totals[len(totals) - len(sums["wholes"]) :] += sums["wholes"]
+    return {
+        name: (float(total), float(count))
+        for name, total, count in zip(names_of(measures), totals, sums["measured"], strict=True)
+    }

@@ -1,0 +1,194 @@
+"""What systems that learn from users' own items share at a host: supports, evaluation, contributions of members."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.errors import DataError
+from coterie.evaluation.holdout import TRAIN
+from coterie.evaluation.leave_one_out import RANKED
+from coterie.rounds.sides import User
+from coterie.rounds.training import Purpose
+from coterie.secure_sum.contribution import Contribution, Layout
+from coterie.secure_sum.plan import SumPlan
+from coterie.systems.shared.factor_steps import UserData
+from coterie.systems.shared.factors import scores
+from coterie.systems.shared.host_data import HostData
+from coterie.systems.shared.members_of_host import gathered
+from coterie.systems.shared.metric_segments import add_measures, names_of
+from coterie.systems.shared.rated_server import RatedPlan
+
+__all__ = ["Added", "RatedHost", "add_nothing", "training_ratings"]
+
+_ROUNDING = 6
+"""First element of the key under which the values of an evaluation are rounded; no local step has it."""
+
+Added = tuple[int, Callable[[Contribution], None]]
+"""A member, and what adds one user's values to its contribution."""
+
+
+class RatedHost(ABC):
+    """The side of a host, but for training, measurement and factors.
+
+    Parameters
+    ----------
+    plan : RatedPlan
+    data : HostData
+    keys : ndarray of uint64, shape (users,)
+        Each user's own number, which nobody else knows.
+    seed : int
+        Of the run.
+    users : sequence of UserData
+        What each user learns from.
+
+    Attributes
+    ----------
+    measured : dict of str to ndarray of float64, shape (users,)
+        Metrics as they were last measured for a contribution.
+    """
+
+    def __init__(
+        self,
+        plan: RatedPlan,
+        data: HostData,
+        keys: NDArray[np.uint64],
+        seed: int,
+        users: Sequence[UserData],
+    ) -> None:
+        self.keys = keys
+        self.seed = seed
+        self.measured: Mapping[str, NDArray[np.float64]] = {}
+        self._rated_plan = plan
+        self._data = data
+        self._users = users
+        self._rates = np.array([len(user.items) > 0 for user in users], np.bool_)
+
+    def layout(self, purpose: Purpose) -> Layout:
+        """Return what a contribution of a purpose looks like."""
+        return self._rated_plan.layout(purpose, len(self._data.items))
+
+    def contributions(
+        self,
+        plan: SumPlan,
+        model: Mapping[str, NDArray[np.float32]],
+        opened: NDArray[np.bool_] | None,
+        members: Mapping[int, Sequence[User]],
+    ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
+        """Yield the codes of each member's contribution, in any order."""
+        purpose = Purpose(plan.purpose)
+        pairs = [(member, user) for member, users in members.items() for user in users]
+        match purpose:
+            case Purpose.SUPPORTS:
+                each = self._supports(pairs)
+            case Purpose.EVALUATE:
+                each = self._evaluated(plan, model, pairs)
+            case Purpose.TRAIN:
+                each = self._trained(plan, model, opened, pairs)
+        return gathered(self.layout(purpose), members, each)
+
+    def _supports(self, pairs: Sequence[tuple[int, User]]) -> Iterator[Added]:
+        for member, user in pairs:
+            yield member, partial(_add_support, self._users[user.index].items)
+
+    def _evaluated(
+        self, plan: SumPlan, model: Mapping[str, NDArray[np.float32]], pairs: Sequence[tuple[int, User]]
+    ) -> Iterator[Added]:
+        index = np.array([user.index for _, user in pairs], np.intp)
+        self.measured = found = self.measure(model, index, round_=plan.round)
+        absent = np.full(len(self.keys), np.nan)
+        names = names_of(self._rated_plan.measures)
+        table = np.stack([found.get(name, absent)[index] for name in names], axis=1)
+        for (member, user), values in zip(pairs, table, strict=True):
+            key = (_ROUNDING, self.seed, plan.round)
+            rng = np.random.default_rng(np.random.SeedSequence(int(self.keys[user.index]), spawn_key=key))
+            yield member, partial(_add_measures, values, rng)
+
+    @abstractmethod
+    def _trained(
+        self,
+        plan: SumPlan,
+        model: Mapping[str, NDArray[np.float32]],
+        opened: NDArray[np.bool_] | None,
+        pairs: Sequence[tuple[int, User]],
+    ) -> Iterator[Added]:
+        """Yield each user's part of a round of training; private state moves on."""
+
+    def _of_groups(
+        self, pairs: Sequence[tuple[int, User]]
+    ) -> Iterator[tuple[int, list[tuple[int, int]], list[int]]]:
+        """Yield each group: members and positions of its users that have rated anything, members of the others."""
+        for group in sorted({user.group for _, user in pairs}):
+            own = [(member, user.index) for member, user in pairs if user.group == group]
+            yield (
+                group,
+                [(member, user) for member, user in own if self._rates[user]],
+                [member for member, user in own if not self._rates[user]],
+            )
+
+    @abstractmethod
+    def measure(
+        self, model: Mapping[str, NDArray[np.float32]], index: NDArray[np.intp], *, round_: int = 0
+    ) -> dict[str, NDArray[np.float64]]:
+        """Return metrics of some users, float64 (users,) by name; they do not leave the host."""
+
+    @abstractmethod
+    def factors(
+        self, model: Mapping[str, NDArray[np.float32]], index: NDArray[np.intp], *, round_: int = 0
+    ) -> NDArray[np.float32]:
+        """Return factors of some users at a version, float32 (n, K)."""
+
+    def recommend(self, model: Mapping[str, NDArray[np.float32]], user: int) -> NDArray[np.float32]:
+        """Return a user's predicted ratings of all items, float32 (I,)."""
+        found: NDArray[np.float32] = scores(model, self.factors(model, np.array([user], np.intp)))[0]
+        return found
+
+
+def training_ratings(
+    data: HostData, lowest: float, highest: float, table: str
+) -> list[tuple[NDArray[np.integer], NDArray[np.floating]]]:
+    """Return each user's rated items of the training part, ascending, and their ratings.
+
+    Parameters
+    ----------
+    data : HostData
+    lowest, highest : float
+        Range of ratings.
+    table : str
+        Of the configuration, in which the range stands; for the error.
+
+    Raises
+    ------
+    DataError
+        A rating out of the range, in whatever part.
+    """
+    own = (data.part != RANKED) & np.isfinite(data.rating)
+    beyond = own & ((data.rating < lowest) | (data.rating > highest))
+    if beyond.any():
+        raise DataError(
+            f"ratings of this host out of range: {np.count_nonzero(beyond)}; expected {lowest:g} to {highest:g}",
+            hint=f"{table}.lowest and {table}.highest say what the range is",
+        )
+    train = np.flatnonzero(own & (data.part == TRAIN))
+    train = train[np.lexsort((data.item[train], data.user[train]))]
+    user, item, rating = data.user[train], data.item[train], data.rating[train]
+    bounds = np.searchsorted(user, np.arange(len(data.users) + 1))
+    return [(item[first:last], rating[first:last]) for first, last in pairwise(bounds.tolist())]
+
+
+def add_nothing(contribution: Contribution) -> None:
+    """Add nothing: the part of a user who has rated nothing, or of whom nothing can be said."""
+
+
+def _add_support(items: NDArray[np.integer], contribution: Contribution) -> None:
+    # Whole numbers are not rounded: nothing is drawn.
+    contribution.add("supports", np.ones(len(items)), np.random.default_rng(0), rows=items)
+
+
+def _add_measures(values: NDArray[np.float64], rng: np.random.Generator, contribution: Contribution) -> None:
+    add_measures(contribution, values, rng)

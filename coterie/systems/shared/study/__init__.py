@@ -1,0 +1,1 @@
+"""References and attacks that several systems are studied with."""

@@ -1,0 +1,289 @@
+"""The attacks on a run of FedMVMF, FedMF or FCF: what its server received, of users or of sums, and the models it sent.
+
+Where a contribution covers one user, the user is reconstructed from it.  Where the server has only sums, over the users
+of a host or of a cohort, the same attack is put to the sum as if it were of one user, each of its users being taken for
+the result, and the sum is taken apart into profiles.  ``docs/systems/mvmf-attacks.md`` has what the attacks do.
+
+FCF is FedMVMF with other settings.  A contribution of FedMF is turned into one of FedMVMF first: a change of a row,
+less what the ridge did to it, is twice the rate times :math:`f(i, j)`; exactly so with one local epoch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.errors import DataError
+from coterie.privacy.attacks import differencing, disaggregate, intersect, profiles
+from coterie.privacy.attacks.reconstruction import Marginals, Reconstruction, Seen, reconstruct, seen_in_sum
+from coterie.privacy.attacks.reconstruction_accuracy import Held
+from coterie.privacy.attacks.reconstruction_accuracy import report as accuracy
+from coterie.privacy.attacks.rounds import RoundView, view_of_sum
+from coterie.privacy.attacks.scoring import Truth, mean_auc
+from coterie.rounds.training import Purpose
+from coterie.secure_sum.contribution import ImpossibleSumError
+from coterie.studies.replay import Received, Replay
+from coterie.systems.fcf.host import FcfPlan
+from coterie.systems.fedmf.mathematics import FedMfSettings, shared
+from coterie.systems.fedmf.server import FedMfPlan
+from coterie.systems.shared.factor_server import MvmfPlan
+from coterie.systems.shared.factors import MvmfSettings
+from coterie.wire.v1.orchestrator_pb2 import RunPlan
+
+__all__ = ["RatedTruth", "report"]
+
+_USERS = 100
+"""Users who are attacked one by one, spread over all."""
+
+_SUMS = 8
+"""Sums that are attacked, the last ones over different users."""
+
+_ROUNDS = 5
+"""Rounds of a user that are intersected."""
+
+
+@dataclass(frozen=True, eq=False)
+class RatedTruth:
+    """What the users of a run really have, in training.
+
+    Attributes
+    ----------
+    pairs : Truth
+        Who rated what.
+    ratings : ndarray, shape (p,)
+        Of the same pairs.
+    attributes : ndarray, shape (n_users, l)
+        By slot, NaN where missing.
+
+    Raises
+    ------
+    DataError
+        Arrays that do not fit each other.
+    """
+
+    pairs: Truth
+    ratings: NDArray[np.floating]
+    attributes: NDArray[np.floating]
+
+    def __post_init__(self) -> None:
+        if len(self.ratings) != len(self.pairs.users) or len(self.attributes) != self.pairs.n_users:
+            raise DataError(
+                f"{len(self.ratings)} ratings of {len(self.pairs.users)} pairs, attributes of "
+                f"{len(self.attributes)} of {self.pairs.n_users} users; expected as many"
+            )
+
+    def held(self, slot: int) -> Held:
+        """Return what one user has."""
+        ratings = np.zeros(self.pairs.n_items)
+        own = self.pairs.users == slot
+        ratings[self.pairs.items[own]] = self.ratings[own]
+        return Held(ratings, self.attributes[slot])
+
+    def marginals(self) -> Marginals:
+        """Return what is public: ratings and attributes counted over all users."""
+        users = self.attributes[np.unique(self.pairs.users)]
+        stars = np.unique(self.ratings).tolist()
+        return Marginals.of(self.pairs.items, self.ratings, users, stars, self.pairs.n_items)
+
+
+def report(transcripts: Sequence[Path], truth: RatedTruth, plan: RunPlan) -> dict[str, dict[str, Any]]:
+    """Attack the server's transcript of a run of FedMVMF, FedMF or FCF.
+
+    Returns
+    -------
+    dict
+        ``reconstruction``: figures of `coterie.privacy.attacks.reconstruction_accuracy`, with ``auc``,
+        ``auc_with_popularity`` and ``popularity_auc`` of which items were rated, and ``sums``, how many of how many
+        users at least (``smallest_sum``) it was read from.  ``intersection`` where contributions cover one user,
+        ``profiles`` where they cover several.  ``places`` of sparse sums of single users: the intersection of what they
+        sent, each ciphertext being all items in it.  ``disaggregate`` and ``differencing`` as for FedNCF.
+    """
+    settings, stepping = _settings(plan)
+    pairs = truth.pairs
+    replay = Replay(transcripts, plan, models=True)
+    views: list[RoundView] = []
+    alone: dict[int, list[Seen]] = defaultdict(list)
+    sums: dict[tuple[int, ...], Seen] = {}
+    watched = set(_spread(np.unique(pairs.users), _USERS))
+    for one in replay.received(lambda purpose: settings.layout(purpose, pairs.n_items)):
+        if not one.slots or max(one.slots) >= pairs.n_users:
+            continue
+        single = len(one.slots) == 1
+        training = one.plan.purpose == Purpose.TRAIN.value
+        if not training or not single:
+            try:
+                views.append(view_of_sum(one.layout, one.codes, one.slots, one.version, touched="supports"))
+            except ImpossibleSumError:
+                continue
+        if not training or (single and one.slots[0] not in watched):
+            continue
+        seen = _seen(one, replay.model(one.plan))
+        if seen is None:
+            continue
+        if stepping is not None:
+            seen = _gradients(seen, stepping)
+        if single:
+            kept = alone[one.slots[0]]
+            kept[:] = [*kept[-(_ROUNDS - 1) :], seen]
+        else:
+            sums.pop(one.slots, None)
+            sums[one.slots] = seen
+            if len(sums) > _SUMS:
+                del sums[next(iter(sums))]
+    learning, marginals = _rules(settings), truth.marginals()
+    taken: dict[int, Reconstruction] = {}
+    for users, seen in sums.items():
+        # By the last of the sums that cover a user.
+        taken.update(dict.fromkeys(users, reconstruct(seen, learning, marginals)))
+    for user, rounds in alone.items():
+        # With SGD a factor steps from one contribution to the next; with SemiALS each stands by itself.  FedMF's own
+        # steps are others.
+        if learning.update == "sgd" and len(rounds) > 1 and stepping is None:
+            taken[user] = reconstruct(rounds[-2], learning, marginals, second=rounds[-1])
+        else:
+            taken[user] = reconstruct(rounds[-1], learning, marginals)
+    sizes = [*map(len, sums), *([1] * len(alone))]
+    found = {"reconstruction": _reconstruction(taken, truth, marginals, sizes)}
+    if alone:
+        found["intersection"] = _intersection(
+            {user: _touched(rounds) for user, rounds in alone.items()}, truth
+        )
+    if sent := _sent(replay, settings, watched, pairs.n_items):
+        found["places"] = _intersection(sent, truth)
+    if sums:
+        found["profiles"] = _profiles(sums, truth, learning, marginals)
+    found["disaggregate"] = dict(disaggregate.report(views, pairs))
+    found["differencing"] = dict(differencing.report(views, pairs))
+    return found
+
+
+def _settings(plan: RunPlan) -> tuple[MvmfPlan | FedMfPlan, FedMfSettings | None]:
+    """Return the plan of a system, and how its users step where that is FedMF."""
+    if plan.system == "fcf":
+        return FcfPlan.from_json(plan.settings).mvmf(), None
+    if plan.system == "fedmf":
+        own = FedMfPlan.from_json(plan.settings)
+        return own, own.learning
+    return MvmfPlan.from_json(plan.settings), None
+
+
+def _rules(settings: MvmfPlan | FedMfPlan) -> MvmfSettings:
+    """Return what everybody knows of the run, in FedMVMF's terms."""
+    if isinstance(settings, FedMfPlan):
+        return shared(settings.learning)
+    return settings.learning
+
+
+def _gradients(seen: Seen, stepping: FedMfSettings) -> Seen:
+    """Return FedMF's changes of rows as FedMVMF's gradients; of several local epochs what all of them come to."""
+    rate = stepping.rate * stepping.local_epochs
+    ridge = np.where(seen.touched[:, None], 2 * stepping.ridge * seen.item_factors, 0.0)
+    return dataclasses.replace(
+        seen,
+        items=(seen.items / rate + ridge) / 2,
+        noise=(seen.noise[0] / (2 * rate), seen.noise[1]),
+        # What is clipped is the change, and the bound leaves room for more than ratings can do.
+        bounds=(np.inf, np.inf),
+    )
+
+
+def _spread(users: NDArray[np.integer], most: int) -> list[int]:
+    chosen = np.unique(np.linspace(0, len(users) - 1, min(most, len(users))).astype(np.intp))
+    return [int(user) for user in users[chosen]]
+
+
+def _seen(one: Received, model: Mapping[str, NDArray[np.float32]] | None) -> Seen | None:
+    """Return a contribution beside the version that its members were sent; None without that."""
+    if model is None:
+        return None
+    items = model["items"]
+    attributes = model.get("attributes", np.zeros((0, items.shape[1]), np.float32))
+    try:
+        return seen_in_sum(one.codes, one.layout, items, attributes, users=len(one.slots))
+    except (ImpossibleSumError, DataError):
+        # What is no sum, or of another catalogue, the server did not take either.
+        return None
+
+
+def _reconstruction(
+    taken: Mapping[int, Reconstruction], truth: RatedTruth, marginals: Marginals, sizes: Sequence[int]
+) -> dict[str, Any]:
+    slots = sorted(taken)
+    figures: dict[str, Any] = dict(
+        accuracy([taken[slot] for slot in slots], [truth.held(slot) for slot in slots], marginals)
+    )
+    popularity = truth.pairs.popularity()
+    between = popularity / (2 * max(float(popularity.max(initial=0)), 1.0))
+    areas = []
+    for slot in slots:
+        # Log-odds may be infinite: by their order, popularity between equals.
+        order = np.unique(taken[slot].rated, return_inverse=True)[1]
+        areas.append(mean_auc(order + between, (truth.held(slot).ratings > 0)[None])[0])
+    known = [area for area in areas if area is not None]
+    return {
+        "auc": figures.pop("existence_auc"),
+        "auc_with_popularity": float(np.mean(known)) if known else None,
+        "popularity_auc": figures.pop("popularity_auc"),
+        "sums": len(sizes),
+        "smallest_sum": min(sizes, default=None),
+        **figures,
+    }
+
+
+def _touched(rounds: Sequence[Seen]) -> list[NDArray[np.bool_]]:
+    return [one.touched for one in rounds]
+
+
+def _sent(
+    replay: Replay, settings: MvmfPlan | FedMfPlan, watched: Collection[int], n_items: int
+) -> dict[int, list[NDArray[np.bool_]]]:
+    """Return near which items users have something by what they sent, bool (n_items,) for each of the last rounds."""
+    layout = settings.layout(Purpose.TRAIN, n_items)
+    first, width = layout.places["items"].start, layout["items"].size // n_items
+    begins = first + width * np.arange(n_items)
+    found: dict[int, list[NDArray[np.bool_]]] = defaultdict(list)
+    for slots, sent, each in replay.places(layout):
+        if len(slots) == 1 and slots[0] in watched:
+            # A row may lie in two ciphertexts or more: a user who has it has sent the first and the last.
+            kept = found[slots[0]]
+            kept[:] = [*kept[-(_ROUNDS - 1) :], sent[begins // each] & sent[(begins + width - 1) // each]]
+    return found
+
+
+def _intersection(touched: Mapping[int, Sequence[NDArray[np.bool_]]], truth: RatedTruth) -> dict[str, Any]:
+    """Report the items that users touched in as many rounds as all of them were seen in."""
+    users = sorted(touched)
+    rounds = min(len(touched[user]) for user in users)
+    rated = np.stack([truth.held(user).ratings > 0 for user in users])
+    seen = [np.stack([touched[user][-at] for user in users]) for at in range(rounds, 0, -1)]
+    return dict(intersect.report(seen, rated, truth.pairs.popularity())[-1])
+
+
+def _profiles(
+    sums: Mapping[tuple[int, ...], Seen], truth: RatedTruth, learning: MvmfSettings, marginals: Marginals
+) -> dict[str, Any]:
+    """Report what each sum falls into, in the mean over sums."""
+    found = []
+    for users, seen in sums.items():
+        named = profiles.profiles(seen, learning, marginals, users=len(users))
+        found.append(profiles.report(named, np.stack([truth.held(user).ratings for user in users])))
+
+    def mean(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return float(np.mean(known)) if known else None
+
+    return {
+        "sums": len(found),
+        "smallest_sum": min(one["users"] for one in found),
+        "profiles": mean([one["profiles"] for one in found]),
+        "right": mean([one["right"] for one in found]),
+        "found": mean([one["found"] for one in found]),
+        "exposed": mean([one["exposed"] for one in found]),
+    }

@@ -1,0 +1,101 @@
+"""What survives a crash, as bytes: nothing but these bytes is given to a process that starts again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from coterie.rounds.member_round import Journal
+from coterie.rounds.server_round import Phase, RoundState
+from coterie.secure_sum.contribution import Layout
+from coterie.secure_sum.plan import SumPlan
+from coterie.secure_sum.protocol import ServerHalf, Step
+from coterie.wire.v1 import rounds_pb2 as wire
+
+__all__ = ["HostDisk", "ServerDisk"]
+
+
+@dataclass
+class ServerDisk:
+    """The orchestration server's store: the model's version, and the round in progress.
+
+    Attributes
+    ----------
+    version : int
+        Of the model.
+    round : int
+        Number of the last round that was begun.
+    head : bytes
+        Plan, step, phase and reason of that round.
+    closed : dict
+        By step, the messages of closed steps.
+    running : bytes
+        Sum of the submitters' contributions; empty until SUBMIT is closed.
+    """
+
+    version: int = 0
+    round: int = 0
+    head: bytes = b""
+    closed: dict[Step, Mapping[int, bytes]] = field(default_factory=dict)
+    running: bytes = b""
+
+    def save(self, state: RoundState, closed: Step | None) -> None:
+        """Carry out ``Save`` as one transaction."""
+        if state.plan.round != self.round:
+            self.closed, self.running, self.round = {}, b"", state.plan.round
+        self._write_head(state, state.phase)
+        if state.phase is Phase.ABANDONED:
+            self.running = b""
+        if closed is not None:
+            self.closed[closed] = dict(state.closed[closed])
+            if closed is Step.SUBMIT and state.running is not None:
+                self.running = state.half.to_bytes(state.running)
+
+    def apply(self, state: RoundState) -> None:
+        """Change the model and end the round, as one transaction."""
+        self.version += 1
+        self._write_head(state, Phase.DONE)
+
+    def load(self, layout: Layout, half: ServerHalf, patience_s: float) -> RoundState | None:
+        """Return the round in progress, as far as it is durable; nothing when there was none yet."""
+        if not self.head:
+            return None
+        written, step, phase, reason = json.loads(self.head)
+        plan = SumPlan.from_wire(wire.SumPlan.FromString(bytes.fromhex(written)))
+        return RoundState(
+            plan,
+            layout,
+            half,
+            patience_s,
+            Step(step),
+            Phase(phase),
+            closed={one: dict(messages) for one, messages in self.closed.items()},
+            running=half.from_bytes(plan, layout, self.running) if self.running else None,
+            reason=reason,
+        )
+
+    def _write_head(self, state: RoundState, phase: Phase) -> None:
+        plan = state.plan.to_wire().SerializeToString().hex()
+        self.head = json.dumps([plan, state.step.value, phase.value, state.reason]).encode()
+
+
+@dataclass
+class HostDisk:
+    """A host's store: the journal of each of its members."""
+
+    journals: dict[int, bytes] = field(default_factory=dict)
+
+    def keep(self, member: int, journal: Journal) -> None:
+        """Carry out ``Keep``."""
+        self.journals[member] = json.dumps(
+            [journal.joined, journal.contribution.hex(), journal.reveals]
+        ).encode()
+
+    def journal(self, member: int) -> Journal:
+        """Return what is durable about a member."""
+        held = self.journals.get(member)
+        if held is None:
+            return Journal()
+        joined, contribution, reveals = json.loads(held)
+        return Journal(joined, bytes.fromhex(contribution), tuple(reveals))

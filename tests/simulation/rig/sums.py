@@ -1,0 +1,237 @@
+"""The secure sums as schedules use them, and the people of a simulated cohort.
+
+The encrypted one needs the extra ``paillier``.  Its key is as short as a comparison with a paper allows, and secret
+from nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
+
+from coterie.crypto.identity import Bundle, Identity, countersign
+from coterie.crypto.key_record import KeyTerms
+from coterie.crypto.verified import Verified
+from coterie.secure_sum.clear import ClearMember, ClearServer
+from coterie.secure_sum.contribution import Layout, Segment
+from coterie.secure_sum.graph import GraphFields
+from coterie.secure_sum.masked import MaskedMember, MaskedServer
+from coterie.secure_sum.plan import Member, SumPlan
+from coterie.secure_sum.protocol import Applied, Failed, Formed, MemberHalf, Running, ServerHalf
+from coterie.wire.v1 import rounds_pb2 as wire
+
+if TYPE_CHECKING:
+    from coterie.crypto.custody import HeldKey
+    from coterie.crypto.paillier import HolderObfuscators
+    from coterie.secure_sum.key_holder import KeyHolder
+
+__all__ = [
+    "FIRST_HOLDER",
+    "HOLDERS",
+    "LAYOUT",
+    "SUMS",
+    "added",
+    "halves",
+    "held_by_all",
+    "identity",
+    "key_holder",
+    "layout_of",
+    "opened",
+]
+
+SUMS = ("clear", "masked", "encrypted", "shared-key")
+"""The sums that there are schedules of."""
+
+KEYED = ("encrypted", "shared-key")
+"""Those of them that are under a key."""
+
+HOLDERS = 3
+"""Key holders of an encrypted sum."""
+
+FIRST_HOLDER = 1_000_000
+"""Number of the first holder's identity; members have the lower ones."""
+
+_KEY_BITS = 1024
+
+LAYOUT = Layout(
+    (
+        Segment("rows", (2, 2), 1.0, 12, over="touch"),
+        Segment.whole("touch", (2,), 1),
+        Segment("dense", (3,), 0.5, 16, over="instances"),
+        Segment.whole("instances", (), 100),
+    )
+)
+"""A small contribution with a segment of each kind."""
+
+_WIDE = Layout((*LAYOUT.segments, Segment("more", (150,), 1.0, 12)))
+"""One that takes several ciphertexts: key holders have a part each."""
+
+_NOW = 1_000_000
+"""Unix seconds in the simulated world, for the validity of keys."""
+
+
+def layout_of(secure_sum: str) -> Layout:
+    """Return the layout of the contributions of schedules of a sum."""
+    return _WIDE if secure_sum in KEYED else LAYOUT
+
+
+@cache
+def identity(number: int) -> Identity:
+    """Return the keys of a simulated participant; the same for as long as the process lives."""
+    return Identity.generate()
+
+
+@cache
+def _directory() -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.generate()
+
+
+@cache
+def _bundle(number: int) -> Bundle:
+    return countersign(identity(number).bundle(1, (0, 2 * _NOW)), _directory())
+
+
+def _graph(members: int) -> GraphFields:
+    """Return a complete graph with the lowest threshold that hides, ``2t > k``: small cohorts survive dropouts, too.
+
+    ``graph_fields`` leaves cohorts of fewer than six no dropout at all.
+    """
+    if members < 2:
+        raise Failed(f"a masked sum over {members} member would show its contribution")
+    return GraphFields(members - 1, (members - 1) // 2 + 1)
+
+
+def halves(secure_sum: str) -> tuple[Callable[[], ServerHalf], Callable[[SumPlan, int], MemberHalf]]:
+    """Return what makes a secure sum's half for the server, and for a member of a plan.
+
+    Member ``n`` of every plan has the keys ``identity(n)``.
+
+    Raises
+    ------
+    ValueError
+        When there is no such sum.
+    """
+    if secure_sum == "clear":
+        return ClearServer, lambda plan, member: ClearMember()
+    if secure_sum in KEYED:
+        return _encrypted(secure_sum)
+    if secure_sum != "masked":
+        raise ValueError(f"no secure sum {secure_sum!r}; there are {', '.join(SUMS)}")
+    directory_key = _directory().public_key().public_bytes_raw()
+    verified = Verified()
+
+    def server() -> ServerHalf:
+        return MaskedServer(_graph, directory_key=directory_key, clock=lambda: float(_NOW))
+
+    def member(plan: SumPlan, number: int) -> MemberHalf:
+        return MaskedMember(
+            plan, number, identity(number), _bundle(number), directory_key, _NOW, verified, _graph
+        )
+
+    return server, member
+
+
+# --- encrypted -------------------------------------------------------------------------------------------------------
+
+
+@cache
+def held_by_all() -> HeldKey:
+    """Return the secrets of every simulated key holder."""
+    from coterie.crypto.custody import HeldKey
+
+    return HeldKey.generate("simulated", 1, KeyTerms(bits=_KEY_BITS, comparison=True))
+
+
+@cache
+def obfuscators() -> HolderObfuscators:
+    """Return what every simulated member encrypts with."""
+    from coterie.crypto.paillier import HolderObfuscators
+
+    return HolderObfuscators(held_by_all().secret)
+
+
+def _encrypted(secure_sum: str) -> tuple[Callable[[], ServerHalf], Callable[[SumPlan, int], MemberHalf]]:
+    from coterie.secure_sum.encrypted import EncryptedMember, EncryptedServer, Keyring
+    from coterie.secure_sum.shared_key import SharedKeyServer, Subject
+
+    keys = Keyring()
+    keys.use(
+        held_by_all().public,
+        [Member(identity(FIRST_HOLDER + n).participant_id, f"k{n}") for n in range(HOLDERS)],
+    )
+
+    def server() -> ServerHalf:
+        if secure_sum == "encrypted":
+            return EncryptedServer(keys)
+        found = SharedKeyServer(keys)
+        found.subject = Subject(b"a version", 1, 1, (1.0,))
+        return found
+
+    def member(plan: SumPlan, number: int) -> MemberHalf:
+        return EncryptedMember(plan, number, identity(number), obfuscators(), layout_of(secure_sum))
+
+    return server, member
+
+
+def key_holder(plan: SumPlan, holder: int) -> KeyHolder:
+    """Return the half of a key holder of a plan."""
+    from coterie.secure_sum.key_holder import KeyHolder
+    from coterie.secure_sum.shared_key import SharedKeyHolder
+
+    bundles = {_bundle(n).participant_id: _bundle(n) for n in range(len(plan.members))}
+    own = plan, holder, identity(FIRST_HOLDER + holder), held_by_all(), bundles
+    return SharedKeyHolder(*own, apply=_apply) if plan.secure_sum == "shared-key" else KeyHolder(*own)
+
+
+def _apply(plan: SumPlan, task: wire.ApplyTask, codes: NDArray[np.uint32], users: int) -> wire.AppliedSum:
+    """Return a sum in the place of a model that it changes, for the watch to see."""
+    from coterie.crypto.sealed_model import agreement
+
+    model = wire.SealedModel(key_id=plan.key_id, round=plan.round, sealed=codes.tobytes())
+    return wire.AppliedSum(
+        model=model.SerializeToString(), agreement=agreement(held_by_all(), plan.hash, codes.tobytes())
+    )
+
+
+def codes_in(formed: Formed, size: int) -> NDArray[np.uint32]:
+    """Return a sum of so many values, or the one that simulated holders put in the place of a model."""
+    if not isinstance(formed, Applied):
+        return formed
+    return np.frombuffer(wire.SealedModel.FromString(formed.model).sealed, np.uint32)[:size]
+
+
+def added(plan: SumPlan, layout: Layout, codes: Mapping[int, NDArray[np.uint32]]) -> NDArray[np.uint32]:
+    """Return what a sum over some members should come to: of a sparse one zeros where too few have something."""
+    total = sum(codes.values(), np.zeros(layout.size, np.uint32))
+    if not plan.sparse_floor:
+        return total
+    from coterie.secure_sum.encrypted import packing_of
+
+    slots = packing_of(plan, held_by_all().secret.public).slots
+    users = {member: plan.members[member].users for member in codes}
+    for first in range(0, layout.size, slots):
+        place = slice(first, first + slots)
+        there = [
+            users[member]
+            for member, own in codes.items()
+            if not np.array_equal(own[place], layout.zeros(users[member])[place])
+        ]
+        if sum(there) < plan.sparse_floor or len(there) < 2:
+            total[place] = layout.zeros(sum(users.values()))[place]
+    return total
+
+
+def opened(running: Running) -> NDArray[np.uint32]:
+    """Return the codes of a running sum, as whoever sees everything does."""
+    if isinstance(running, np.ndarray):
+        return running
+    from coterie.crypto.paillier import decrypt_vector
+
+    if not running.addends:
+        return np.zeros(running.count, np.uint32)
+    return decrypt_vector(running.total(), held_by_all().secret).codes.astype(np.uint32)
