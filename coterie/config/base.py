@@ -7,12 +7,11 @@ from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
+
+from coterie.systems.settings import Label, Model
 
 __all__ = ["Address", "EnrolSettings", "Label", "LimitSettings", "Model", "Peer", "ServiceSettings"]
-
-Label = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
-"""A DNS label: lower-case letters, digits and hyphens, at most 63 characters."""
 
 
 def _address(text: str) -> str:
@@ -45,12 +44,6 @@ _NO_HOST = re.compile(r"[\s/@]")
 
 Address = Annotated[str, StringConstraints(pattern=r"^.+:[0-9]{1,5}$"), AfterValidator(_address)]
 """``host:port``; an IPv6 host stands in brackets."""
-
-
-class Model(BaseModel):
-    """Base of all configuration: unknown keys are errors, values do not change after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Peer(Model):

@@ -1,6 +1,6 @@
 """Which party may see which kind of datum, and whether the bytes that it held agree.
 
-``matrix`` declares it for each system, form and secure sum.  ``audit`` holds it against everything that a
+``matrix`` lays out what a system declares.  ``audit`` holds it against everything that a
 party received, stored, logged or exposed, by searching for canaries; ``observed`` reads the kinds off the
 messages of a transcript and needs none.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from coterie.errors import ConfigError
 from coterie.privacy.canaries import Canary, CanaryKit
-from coterie.privacy.declarations import DECLARED, KINDS, ROLES, Access
+from coterie.privacy.declarations import KINDS, ROLES, Access, Rows
 from coterie.privacy.observation import observed_kinds
 from coterie.privacy.transcript import read_transcript, role_of
 
@@ -31,14 +31,13 @@ __all__ = [
 ]
 
 
-def matrix(system: str, form: str, secure_sum: str) -> dict[str, dict[str, Access]]:
+def matrix(rows: Rows) -> dict[str, dict[str, Access]]:
     """Return who may see what.
 
     Parameters
     ----------
-    system, form, secure_sum : str
-        As in the run plan: ``"drift"``, ``"published"``, ``"clear"``.  Forms of FedNCF are ``"hosts"``, where a host is
-        one member of a sum for all its users in the cohort, and ``"users"``, where every user is one.
+    rows : mapping
+        What a system declares (``System.declared``).
 
     Returns
     -------
@@ -48,14 +47,10 @@ def matrix(system: str, form: str, secure_sum: str) -> dict[str, dict[str, Acces
     Raises
     ------
     ConfigError
-        When nothing is declared for the combination.
+        A kind is not declared.
     """
-    rows = DECLARED.get((system, form, secure_sum))
-    if rows is None:
-        known = "; ".join(", ".join(each) for each in DECLARED)
-        raise ConfigError(
-            f"no visibility is declared for {system}, {form}, {secure_sum}", hint=f"declared: {known}"
-        )
+    if missing := [kind for kind in KINDS if kind not in rows]:
+        raise ConfigError(f"no visibility is declared for {', '.join(missing)}")
     return {
         role: {kind: rows[kind][0].get(role, Access(False, rows[kind][1])) for kind in KINDS}
         for role in ROLES
@@ -126,20 +121,13 @@ class Audit:
     ----------
     canaries : CanaryKit
         What was planted.
-    system, form, secure_sum : str
-        Which matrix applies.
+    rows : mapping
+        What the system declares (``System.declared``).
     """
 
-    def __init__(
-        self,
-        canaries: CanaryKit,
-        *,
-        system: str = "drift",
-        form: str = "published",
-        secure_sum: str = "clear",
-    ) -> None:
+    def __init__(self, canaries: CanaryKit, rows: Rows) -> None:
         self._kit = canaries
-        self._matrix = matrix(system, form, secure_sum)
+        self._matrix = matrix(rows)
         self._seen: dict[str, set[str]] = {}
         self._violations: dict[tuple[str, str, str], Violation] = {}
 
@@ -242,10 +230,8 @@ class Audit:
 def audit(
     transcripts: Mapping[str, Iterable[Path | str]],
     canaries: CanaryKit,
+    rows: Rows,
     *,
-    system: str = "drift",
-    form: str = "published",
-    secure_sum: str = "clear",
     folders: Mapping[str, Iterable[Path | str]] | None = None,
 ) -> AuditResult:
     """Search transcripts, and folders of stores and logs, for canaries.
@@ -256,8 +242,8 @@ def audit(
         Transcript files by party.
     canaries : CanaryKit
         What was planted.
-    system, form, secure_sum : str
-        Which matrix applies.
+    rows : mapping
+        What the system declares (``System.declared``).
     folders : mapping of str to iterable of Path, optional
         Further folders by party; every file in them is searched.
 
@@ -266,7 +252,7 @@ def audit(
     AuditResult
         What was seen by whom, and what of it may not be.
     """
-    search = Audit(canaries, system=system, form=form, secure_sum=secure_sum)
+    search = Audit(canaries, rows)
     for party, paths in transcripts.items():
         for path in paths:
             search.audit_transcript(party, path)

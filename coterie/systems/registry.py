@@ -1,280 +1,283 @@
-"""The rounds-based systems and the secure sums, by name: a new paper is entered here and nowhere else."""
+"""The learning systems that are installed, by name.
+
+Systems are found by the entry points of the group ``coterie.systems``, ours as anybody's.  One that cannot be loaded is
+named with the distribution that it came from (`failures`); all others go on working.
+"""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import ModuleType
-from typing import TYPE_CHECKING
+from functools import cache
+from importlib import metadata
+from types import MappingProxyType
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.crypto.identity import Bundle, Identity
-from coterie.crypto.verified import Verified
 from coterie.data.attributes import AttributeTable
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, nearest
+from coterie.privacy.visibility import matrix
 from coterie.rounds.sides import HostSide, Keep, OwnerSide, ServerSide
-from coterie.secure_sum.clear import ClearMember, ClearServer
-from coterie.secure_sum.masked import MaskedServer
-from coterie.secure_sum.masked_member import MaskedMember
-from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import MemberHalf, ServerHalf
-from coterie.systems.fcf.host import FcfHost, FcfPlan
-from coterie.systems.fedmf import mathematics as fedmf
-from coterie.systems.fedmf.host import FedMfHost
-from coterie.systems.fedmf.server import FedMfPlan, FedMfServer
-from coterie.systems.fedmvmf.owner import MvmfOwner
-from coterie.systems.fedncf.mathematics import Private, initial_private
-from coterie.systems.fedncf.sides import FedNcfHost, FedNcfPlan, FedNcfServer
-from coterie.systems.shared import factors as mvmf
-from coterie.systems.shared.factor_host import MvmfHost
-from coterie.systems.shared.factor_server import MvmfPlan, MvmfServer
+from coterie.secure_sum.registry import GIVES, SUMS
+from coterie.systems.description import Driver, System
+from coterie.systems.settings import SystemSettings
 from coterie.systems.shared.host_data import HostData
 
-if TYPE_CHECKING:
-    from coterie.crypto.paillier import Obfuscators
-    from coterie.secure_sum.contribution import Layout
-
 __all__ = [
-    "KEYED",
-    "MEMBERS",
-    "SUMS",
-    "SYSTEMS",
-    "Offered",
-    "Signer",
+    "DEFAULT",
+    "Combination",
+    "Failure",
     "asks_owners",
+    "combination",
+    "combinations",
+    "driver_of",
+    "failures",
     "fewest_users",
     "host_side",
-    "member_half",
+    "in_rounds",
     "owner_side",
     "ratings_of",
-    "server_half",
     "server_side",
+    "system_named",
+    "systems",
 ]
 
+T = TypeVar("T")
 
-@dataclass(frozen=True)
-class Offered:
-    """A rounds-based system.
+DEFAULT = "drift"
+"""The system of a run that names none."""
 
-    Parameters
-    ----------
-    server : callable
-        ``(settings, items, seed, groups) -> ServerSide``; raises ConfigError on settings that are not its own.
-    host : callable
-        ``(settings, data, keys, seed, keep) -> HostSide``; see `host_side`.
-    sums : tuple of str
-        The secure sums under which it can run.
-    owner : callable, optional
-        ``(settings, items, features, seed) -> OwnerSide``; of systems that ask data owners in each round of training,
-        whose server side is then a `ToldServerSide`.  See `owner_side`.
-    ratings : callable, optional
-        ``(settings) -> (lowest, highest)``; of systems that predict ratings.
-    fewest : callable, optional
-        ``(settings) -> int``; users below which a sum of training may be solved for what is behind it, where that is
-        known.  See `fewest_users`.
-    """
-
-    server: Callable[[str, int, int, int], ServerSide]
-    host: Callable[[str, HostData, NDArray[np.uint64], int, Keep], HostSide]
-    sums: tuple[str, ...]
-    owner: Callable[[str, NDArray[np.integer], AttributeTable, int], OwnerSide] | None = None
-    ratings: Callable[[str], tuple[float, float]] | None = None
-    fewest: Callable[[str], int] | None = None
+GROUP = "coterie.systems"
+"""The group of entry points."""
 
 
 @dataclass(frozen=True)
-class Signer:
-    """Who signs for a member of a sum, and what it checks others by.
+class Failure:
+    """A system that is installed and cannot be used.
+
+    Attributes
+    ----------
+    name : str
+        Name of its entry point.
+    distribution : str
+        What it came with, name and version.
+    why : str
+        What is wrong.
+    """
+
+    name: str
+    distribution: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"system {self.name!r} of {self.distribution} is left out: {self.why}"
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A system under a secure sum.
 
     Parameters
     ----------
-    identity : Identity
-    bundle : Bundle
-        Its public keys, countersigned by the directory.
-    directory_key : bytes
-        Raw Ed25519 public key of the directory, 32 bytes.
-    now : int
-        Unix seconds.
-    verified : Verified
-        Memory of signatures, shared by the members of one host.
-    obfuscators : Obfuscators, optional
-        Of the key that it accepts: what it encrypts with.  An encrypted sum needs them.
-    layout : Layout, optional
-        Of the contribution.  A sparse sum needs it.
+    system, secure_sum : str
+    allowed : bool
+    why : str
+        What the sum gives, or why the two do not go together.
+    form : str
+        Form of the system, where that makes a difference.
     """
 
-    identity: Identity
-    bundle: Bundle
-    directory_key: bytes
-    now: int
-    verified: Verified
-    obfuscators: Obfuscators | None = None
-    layout: Layout | None = None
+    system: str
+    secure_sum: str
+    allowed: bool
+    why: str
+    form: str = ""
 
 
-def _fedncf(settings: str, n_items: int, seed: int, groups: int) -> ServerSide:
-    return FedNcfServer(FedNcfPlan.from_json(settings), n_items, seed, groups)
+@cache
+def _found() -> tuple[Mapping[str, System], tuple[Failure, ...]]:
+    """Load every entry point; ours first, so that nobody takes a name of ours."""
+    loaded: dict[str, System] = {}
+    tables: dict[str, str] = {}
+    failed: list[Failure] = []
+
+    def rank(point: metadata.EntryPoint) -> tuple[bool, str, str]:
+        return (_distribution(point)[0] != "coterie", *_distribution(point))
+
+    for point in sorted(metadata.entry_points(group=GROUP), key=rank):
+        made = point.value.partition(":")[0], " ".join(_distribution(point))
+        try:
+            system = point.load()
+            _check(point.name, system, loaded, tables)
+        # A plug-in is anybody's code: whatever it raises, the other systems go on working.
+        except Exception as error:
+            failed.append(Failure(point.name, made[1], _words(error)))
+            continue
+        loaded[system.name] = system
+        tables[system.table] = system.name
+    return MappingProxyType(loaded), tuple(failed)
 
 
-def _fedncf_host(settings: str, data: HostData, keys: NDArray[np.uint64], seed: int, keep: Keep) -> HostSide:
-    plan = FedNcfPlan.from_json(settings)
-    private = Private(**keep(dict(initial_private(plan.learning, keys).arrays())))
-    return FedNcfHost(plan, data.leave_one_out(seed), keys, private, seed)
+def _distribution(point: metadata.EntryPoint) -> tuple[str, str]:
+    return ("an unknown distribution", "") if point.dist is None else (point.dist.name, point.dist.version)
 
 
-def _fedmvmf(settings: str, n_items: int, seed: int, groups: int) -> ServerSide:
-    return MvmfServer(MvmfPlan.from_json(settings), n_items, seed, groups)
+def _words(error: Exception) -> str:
+    if isinstance(error, ConfigError):
+        return error.message
+    if isinstance(error, ImportError):
+        return f"its module cannot be imported: {error}"
+    return f"{type(error).__name__}: {error}"
 
 
-def _fedmvmf_host(settings: str, data: HostData, keys: NDArray[np.uint64], seed: int, keep: Keep) -> HostSide:
-    plan = MvmfPlan.from_json(settings)
-    private = keep({"factors": mvmf.initial_factors(plan.learning, keys)})
-    return MvmfHost(plan, data, keys, private, seed)
+def _check(name: str, system: object, loaded: Mapping[str, System], tables: Mapping[str, str]) -> None:
+    """Check what an entry point names.
 
-
-def _fedmvmf_owner(
-    settings: str, items: NDArray[np.integer], features: AttributeTable, seed: int
-) -> OwnerSide:
-    return MvmfOwner(MvmfPlan.from_json(settings), items, features, seed)
-
-
-def _fedmvmf_ratings(settings: str) -> tuple[float, float]:
-    learning = MvmfPlan.from_json(settings).learning
-    return learning.lowest, learning.highest
-
-
-def _fedmvmf_fewest(settings: str) -> int:
-    return mvmf.fewest_users(MvmfPlan.from_json(settings).learning)
-
-
-def _fedmf(settings: str, n_items: int, seed: int, groups: int) -> ServerSide:
-    return FedMfServer(FedMfPlan.from_json(settings), n_items, seed, groups)
-
-
-def _fedmf_host(settings: str, data: HostData, keys: NDArray[np.uint64], seed: int, keep: Keep) -> HostSide:
-    plan = FedMfPlan.from_json(settings)
-    private = keep({"factors": fedmf.initial_factors(plan.learning, keys)})
-    return FedMfHost(plan, data, keys, private, seed)
-
-
-def _fedmf_ratings(settings: str) -> tuple[float, float]:
-    learning = FedMfPlan.from_json(settings).learning
-    return learning.lowest, learning.highest
-
-
-def _fedmf_fewest(settings: str) -> int:
-    return mvmf.fewest_users(fedmf.shared(FedMfPlan.from_json(settings).learning))
-
-
-def _fcf(settings: str, n_items: int, seed: int, groups: int) -> ServerSide:
-    return MvmfServer(FcfPlan.from_json(settings).mvmf(), n_items, seed, groups)
-
-
-def _fcf_host(settings: str, data: HostData, keys: NDArray[np.uint64], seed: int, keep: Keep) -> HostSide:
-    plan = FcfPlan.from_json(settings)
-    private = keep({"factors": mvmf.initial_factors(plan.learning.mvmf(), keys)})
-    return FcfHost(plan, data, keys, private, seed)
-
-
-def _fcf_fewest(settings: str) -> int:
-    return mvmf.fewest_users(FcfPlan.from_json(settings).learning.mvmf())
-
-
-SYSTEMS: dict[str, Offered] = {
-    "fedncf": Offered(_fedncf, _fedncf_host, ("clear", "masked", "encrypted", "shared-key")),
-    "fedmvmf": Offered(
-        _fedmvmf,
-        _fedmvmf_host,
-        ("clear", "masked", "encrypted"),
-        _fedmvmf_owner,
-        _fedmvmf_ratings,
-        _fedmvmf_fewest,
-    ),
-    "fedmf": Offered(
-        _fedmf,
-        _fedmf_host,
-        ("clear", "masked", "encrypted", "shared-key"),
-        ratings=_fedmf_ratings,
-        fewest=_fedmf_fewest,
-    ),
-    "fcf": Offered(_fcf, _fcf_host, ("clear", "masked", "encrypted", "shared-key"), fewest=_fcf_fewest),
-}
-
-SUMS: dict[str, Callable[[bytes | None], ServerHalf]] = {
-    "clear": lambda _directory_key: ClearServer(),
-    "masked": lambda directory_key: MaskedServer(directory_key=directory_key),
-    "encrypted": lambda _directory_key: _encrypted_server("encrypted", "EncryptedServer"),
-    "shared-key": lambda _directory_key: _encrypted_server("shared_key", "SharedKeyServer"),
-}
-
-KEYED = ("encrypted", "shared-key")
-"""The sums under a key that some hold: decrypting clients, or participants."""
-
-MEMBERS: dict[str, Callable[[SumPlan, int, Signer], MemberHalf]] = {
-    "clear": lambda _plan, _index, _signer: ClearMember(),
-    "masked": lambda plan, index, signer: MaskedMember(
-        plan,
-        index,
-        signer.identity,
-        signer.bundle,
-        signer.directory_key,
-        signer.now,
-        signer.verified,
-    ),
-    **dict.fromkeys(KEYED, lambda plan, index, signer: _encrypted_member(plan, index, signer)),
-}
-
-
-def _encrypted_server(module: str, name: str) -> ServerHalf:
-    half: ServerHalf = getattr(_paillier(module), name)()
-    return half
-
-
-def _encrypted_member(plan: SumPlan, index: int, signer: Signer) -> MemberHalf:
-    if signer.obfuscators is None:
-        raise ConfigError("a member of an encrypted sum was given no key to encrypt with")
-    half: MemberHalf = _paillier("encrypted").EncryptedMember(
-        plan, index, signer.identity, signer.obfuscators, signer.layout
-    )
-    return half
-
-
-def _paillier(module: str) -> ModuleType:
-    """Return a module of ``coterie.secure_sum`` that nobody needs who has no sum under a key."""
-    try:
-        return importlib.import_module(f"coterie.secure_sum.{module}")
-    except ImportError as error:
+    Raises
+    ------
+    ConfigError
+        It is no system, has the name or the table of another one, or lacks what a system must have.
+    """
+    if not isinstance(system, System):
         raise ConfigError(
-            "sums under a key (secure_sum 'encrypted' and 'shared-key') need gmpy2",
-            hint="install it with: pip install 'coterie[paillier]'",
-        ) from error
+            f"it names a {type(system).__name__}; expected a coterie.systems.description.System"
+        )
+    if system.name != name:
+        raise ConfigError(
+            f"its entry point is called {name!r} and the system {system.name!r}; expected one name"
+        )
+    if system.name in loaded:
+        raise ConfigError(f"the name {name!r} is taken by {loaded[name].title}")
+    if system.table in tables:
+        raise ConfigError(f"the table [{system.table}] is that of system {tables[system.table]!r}")
+    if not (isinstance(system.settings, type) and issubclass(system.settings, SystemSettings)):
+        raise ConfigError(f"its settings are {system.settings!r}; expected a subclass of SystemSettings")
+    if unknown := [secure_sum for secure_sum in system.sums if secure_sum not in SUMS]:
+        raise ConfigError(f"it runs under {', '.join(unknown)}; there are the sums {', '.join(SUMS)}")
+    if not system.forms:
+        raise ConfigError("it has no form; expected at least one")
+    if system.in_rounds and (system.server is None or system.host is None):
+        raise ConfigError("it is in rounds and has no side of the server or of the host")
+    system.settings()  # every key of a table has a default
+    for form in system.forms:
+        for secure_sum in system.sums:
+            if not system.objection(form, secure_sum):
+                matrix(system.declared(form, secure_sum))
 
 
-def _offered(system: str) -> Offered:
-    offered = SYSTEMS.get(system)
-    if offered is None:
-        raise ConfigError(f"no rounds-based system {system!r}", hint=f"there are: {', '.join(SYSTEMS)}")
-    return offered
+def systems() -> Mapping[str, System]:
+    """Return the systems that can be used, by name, ours first."""
+    return _found()[0]
+
+
+def failures() -> tuple[Failure, ...]:
+    """Return the systems that are installed and cannot be used."""
+    return _found()[1]
+
+
+def system_named(name: str) -> System:
+    """Return a system by name.
+
+    Raises
+    ------
+    ConfigError
+        There is no such system, or it cannot be used.
+    """
+    found = systems().get(name)
+    if found is not None:
+        return found
+    broken = next((failure for failure in failures() if failure.name == name), None)
+    if broken is not None:
+        raise ConfigError(str(broken), hint="install a release of it that goes with this one")
+    guess = nearest(name, systems())
+    raise ConfigError(
+        f"no system {name!r}; there are {', '.join(systems())}",
+        hint=f"did you mean {guess!r}?" if guess else None,
+    )
+
+
+def in_rounds(name: str) -> bool:
+    """Whether there is a system of this name that is driven by rounds over cohorts of users."""
+    found = systems().get(name)
+    return found is not None and found.in_rounds
+
+
+def driver_of(name: str, form: str) -> Driver | None:
+    """Return what drives a form of a system; None where there is no such system or form."""
+    found = systems().get(name)
+    return None if found is None else found.forms.get(form)
+
+
+def combination(system: str, secure_sum: str, form: str = "") -> Combination:
+    """Return one combination; of names that nobody entered, one that is not allowed.
+
+    Parameters
+    ----------
+    system, secure_sum : str
+    form : str
+        The system's first form unless given.
+    """
+    found = systems().get(system)
+    if found is None:
+        return Combination(system, secure_sum, False, f"no such system; there are {', '.join(systems())}")
+    if secure_sum not in SUMS:
+        return Combination(system, secure_sum, False, f"no such sum; there are {', '.join(SUMS)}")
+    shown = "" if found.in_rounds else form or next(iter(found.forms))
+    if form and form not in found.forms:
+        forms = ", ".join(found.forms)
+        return Combination(system, secure_sum, False, f"no such form; there are {forms}", form)
+    why = found.objection(shown, secure_sum)
+    if not why and secure_sum not in found.sums:
+        why = f"the system is entered for {', '.join(found.sums)} only"
+    if why:
+        return Combination(system, secure_sum, False, why, shown)
+    given = GIVES.get(secure_sum, "see the sum's own description")
+    return Combination(
+        system, secure_sum, True, given if found.gives is None else found.gives(shown, secure_sum), shown
+    )
+
+
+def combinations() -> list[Combination]:
+    """Return every system under every sum."""
+    return [
+        combination(name, secure_sum, form)
+        for name, system in systems().items()
+        for form in (("",) if system.in_rounds else system.forms)
+        for secure_sum in SUMS
+    ]
+
+
+def _rounds(name: str) -> System:
+    found = system_named(name)
+    if not found.in_rounds:
+        raise ConfigError(f"system {name!r} has no rounds over cohorts of users")
+    return found
+
+
+def _side(make: T | None) -> T:
+    """Return what makes a side, which `_check` has seen to be there."""
+    if make is None:
+        raise ConfigError("the system has no such side")
+    return make
 
 
 def server_side(system: str, settings: str, n_items: int, seed: int, groups: int) -> ServerSide:
-    """Return the server's side of a system.
+    """Return the server's side of a system in rounds.
 
     Raises
     ------
     ConfigError
         When there is no such system, or the settings are not its own.
     """
-    return _offered(system).server(settings, n_items, seed, groups)
+    return _side(_rounds(system).server)(settings, n_items, seed, groups)
 
 
 def host_side(
     system: str, settings: str, data: HostData, keys: NDArray[np.uint64], seed: int, keep: Keep
 ) -> HostSide:
-    """Return a host's side of a system.
+    """Return a host's side of a system in rounds.
 
     Parameters
     ----------
@@ -294,12 +297,13 @@ def host_side(
     ValueError
         When the data does not fit the system.
     """
-    return _offered(system).host(settings, data, keys, seed, keep)
+    return _side(_rounds(system).host)(settings, data, keys, seed, keep)
 
 
 def asks_owners(system: str) -> bool:
     """Whether a system asks data owners for something in each round of training."""
-    return system in SYSTEMS and SYSTEMS[system].owner is not None
+    found = systems().get(system)
+    return found is not None and found.owner is not None
 
 
 def ratings_of(system: str, settings: str) -> tuple[float, float] | None:
@@ -310,8 +314,8 @@ def ratings_of(system: str, settings: str) -> tuple[float, float] | None:
     ConfigError
         When the settings are not the system's own.
     """
-    offered = SYSTEMS.get(system)
-    return None if offered is None or offered.ratings is None else offered.ratings(settings)
+    found = systems().get(system)
+    return None if found is None or found.ratings is None else found.ratings(settings)
 
 
 def fewest_users(system: str, settings: str) -> int:
@@ -322,8 +326,8 @@ def fewest_users(system: str, settings: str) -> int:
     ConfigError
         When the settings are not the system's own.
     """
-    offered = SYSTEMS.get(system)
-    return 1 if offered is None or offered.fewest is None else offered.fewest(settings)
+    found = systems().get(system)
+    return 1 if found is None or found.fewest is None else found.fewest(settings)
 
 
 def owner_side(
@@ -345,42 +349,7 @@ def owner_side(
     ConfigError
         When there is no such system, it asks owners for nothing, or the settings are not its own.
     """
-    make = _offered(system).owner
+    make = system_named(system).owner
     if make is None:
         raise ConfigError(f"system {system!r} asks data owners for nothing")
     return make(settings, items, features, seed)
-
-
-def server_half(secure_sum: str, directory_key: bytes | None = None) -> ServerHalf:
-    """Return the server's half of a secure sum.
-
-    Parameters
-    ----------
-    secure_sum : str
-        Its name.
-    directory_key : bytes, optional
-        The directory's public key: a member whose keys it has not countersigned is refused by the server, too.
-
-    Raises
-    ------
-    ConfigError
-        When there is no such sum.
-    """
-    make = SUMS.get(secure_sum)
-    if make is None:
-        raise ConfigError(f"no secure sum {secure_sum!r}", hint=f"there are: {', '.join(SUMS)}")
-    return make(directory_key)
-
-
-def member_half(plan: SumPlan, index: int, signer: Signer) -> MemberHalf:
-    """Return a member's half of the secure sum of a plan, with fresh secrets.
-
-    Raises
-    ------
-    ConfigError
-        When there is no such sum.
-    """
-    make = MEMBERS.get(plan.secure_sum)
-    if make is None:
-        raise ConfigError(f"no secure sum {plan.secure_sum!r}", hint=f"there are: {', '.join(MEMBERS)}")
-    return make(plan, index, signer)

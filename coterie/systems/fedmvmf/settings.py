@@ -1,4 +1,4 @@
-"""Configuration of FedMVMF."""
+"""Settings of FedMVMF."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from coterie.config.base import Model
 from coterie.errors import ConfigError
-from coterie.systems.shared.factor_server import MvmfPlan
-from coterie.systems.shared.factors import PRESETS, MvmfSettings
+from coterie.systems.run import Run
+from coterie.systems.settings import SideInformation, SystemSettings
+from coterie.systems.shared.factor_server import FIGURES, MvmfPlan
+from coterie.systems.shared.factors import PRESETS, MvmfSettings, layout
 from coterie.systems.shared.optimisers import ServerOptimiser
+from coterie.systems.shared.problems import (
+    NO_GROUPS,
+    few_behind,
+    random_cohorts,
+    rounds_problems,
+    sparse_problems,
+)
 
 __all__ = ["MvmfOptions"]
 
@@ -21,7 +29,7 @@ _PLAIN = tuple(one.name for one in dataclasses.fields(MvmfSettings) if one.name 
 """Settings that are named here as there."""
 
 
-class MvmfOptions(Model):
+class MvmfOptions(SystemSettings):
     """FedMVMF: ratings predicted from ratings, attributes of users and features of items, in rounds."""
 
     preset: Literal["paper", "top-n", "both"] = Field(
@@ -122,3 +130,78 @@ class MvmfOptions(Model):
         except ConfigError as error:
             raise ValueError(error.message) from error
         return self
+
+    def for_plan(self, run: Run, attributes: Sequence[str] = ()) -> str:
+        """Return the settings as `RunPlan.settings` carries them, JSON."""
+        return self.plan(attributes, new_items=run.split.kind == "cold-items").to_json()
+
+    @property
+    def variant(self) -> str:
+        """Which of the models or presets is run."""
+        return self.preset
+
+    @property
+    def width(self) -> int:
+        """How many values a row of the model has."""
+        return self.factors
+
+    @property
+    def room(self) -> int:
+        """Largest number of users over which a sum of training has room."""
+        return layout(self.settings(), 1, 1).capacity
+
+    @property
+    def rating_range(self) -> tuple[float, float] | None:
+        """Lowest and highest rating that the system learns from."""
+        return self.lowest, self.highest
+
+    @property
+    def catalogue_owners(self) -> int:
+        """Number of data owners over which items are divided."""
+        return self.item_servers
+
+    @property
+    def side_information(self) -> SideInformation | None:
+        """What the system learns from beside interactions."""
+        return SideInformation(self.attributes, self.features, self.genome)
+
+    def problems(self, run: Run) -> list[str]:
+        """Return what of a run does not go together with these settings, a sentence each."""
+        found = []
+        if run.split.kind in ("leave-last-out", "published"):
+            found.append(
+                f"split.kind {run.split.kind!r}: fedmvmf orders several held-out ratings of each user; expected "
+                "'random', 'temporal', 'cold-users' or 'cold-items'"
+            )
+        return found + rounds_problems(
+            run,
+            chosen_by=[name for name in FIGURES if name.startswith("validation_")],
+            wide=f"mvmf.bits {self.bits}",
+        )
+
+    def sparse_problems(self, run: Run) -> list[str]:
+        """Return why contributions cannot leave out what has nothing in it, a sentence each."""
+        found = []
+        if self.weights == "incl-unc":
+            found.append(
+                "encryption.sparse with mvmf.weights 'incl-unc': users have something for every item; expected "
+                "'obs-only' or 'sampled'"
+            )
+        return found + sparse_problems(run, self.min_touch)
+
+    def warnings(self, run: Run) -> list[str]:
+        """Return what the cohorts and settings of a run give away, a sentence each."""
+        found = list[str]()
+        if random_cohorts(run) and self.weights != "incl-unc":
+            found.append(NO_GROUPS)
+        found += few_behind(run, self.min_touch)
+        if self.weights == "sampled" and self.resample:
+            found.append(
+                "resample: unrated items are drawn anew in each round; who sees contributions of one user in two "
+                "rounds knows what it has rated."
+            )
+        if self.weights == "obs-only":
+            found.append(
+                "obs-only: a contribution has rows of rated items only, and so shows which they are."
+            )
+        return found

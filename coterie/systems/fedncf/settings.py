@@ -1,28 +1,26 @@
-"""Configuration of rounds-based runs: cohorts and floors, and FedNCF's settings."""
+"""Settings of FedNCF."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from coterie.config.base import Model
 from coterie.errors import ConfigError
-from coterie.evaluation.leave_one_out import CHOOSE_BY
-from coterie.rounds.policy import LEAST_REDRAW, min_sum
-from coterie.systems.fedncf.mathematics import FedNcfSettings, tuned
+from coterie.evaluation.leave_one_out import metric_names
+from coterie.systems.fedncf.mathematics import FedNcfSettings, layout, tuned
 from coterie.systems.fedncf.networks import MODELS, Architecture
 from coterie.systems.fedncf.sides import FedNcfPlan
+from coterie.systems.run import Run
+from coterie.systems.settings import SystemSettings
 from coterie.systems.shared.optimisers import ServerOptimiser
+from coterie.systems.shared.problems import random_cohorts, rounds_problems
 
-__all__ = ["FedNcfOptions", "RoundsSettings"]
-
-_FIXED_GROUP = 200
-"""Fewest users of a fixed group unless the run says otherwise."""
+__all__ = ["FedNcfOptions"]
 
 
-class FedNcfOptions(Model):
+class FedNcfOptions(SystemSettings):
     """FedNCF: neural collaborative filtering in rounds."""
 
     model: Literal["gmf", "mlp", "neumf"] = Field("gmf", description="Which of the paper's three models.")
@@ -148,86 +146,61 @@ class FedNcfOptions(Model):
             raise ValueError(error.message) from error
         return self
 
+    def for_plan(self, run: Run, attributes: Sequence[str] = ()) -> str:
+        """Return the settings as `RunPlan.settings` carries them, JSON."""
+        return self.plan().to_json()
 
-class RoundsSettings(Model):
-    """Rounds of a rounds-based system: who is in them, and when the run ends."""
+    @property
+    def variant(self) -> str:
+        """Which of the models or presets is run."""
+        return self.model
 
-    cohorts: Literal["groups", "random", "independent", "all"] = Field(
-        "groups",
-        description="Whole fixed groups of users; users at random as in the papers, each once in a pass, or drawn "
-        "anew in each round (independent); or everybody in each round: fedmvmf, fedmf and fcf unless given.",
-    )
-    cohort: int = Field(
-        _FIXED_GROUP, ge=1, description="Users of a cohort: at least (groups), exactly (random, independent)."
-    )
-    group: int = Field(
-        _FIXED_GROUP,
-        ge=1,
-        description="Fewest users of a fixed group; 1000 for fedmvmf, fedmf and fcf unless given.",
-    )
-    redraw: int = Field(
-        0,
-        ge=0,
-        description="Passes after which fixed groups are drawn anew and asked for their items again. 0: never. "
-        "Fewer than 50 in an experiment only: sums over groups that overlap can be subtracted from one another.",
-    )
-    passes: int = Field(
-        60,
-        ge=1,
-        le=100_000,
-        description="Most passes over all users (the paper's global rounds); 300 for fedncf unless given, which "
-        "patience ends long before.",
-    )
-    evaluate_every: int = Field(5, ge=1, description="Passes between two evaluations of all users.")
-    patience: int = Field(
-        5,
-        ge=0,
-        description="Evaluations without a better one after which the run ends. 0: all passes are made.",
-    )
-    choose_by: str = Field(
-        CHOOSE_BY,
-        pattern="^validation_",
-        description="Metric on the validation items by which the version that counts is chosen; "
-        "of errors the lowest counts. validation_ndcg_rated@10 for fedmvmf, validation_rmse for fedmf, "
-        "validation_ndcg@10 for fcf unless given.",
-    )
-    min_cohort: int = Field(20, ge=1, description="A cohort of fewer is refused by its members.")
-    min_sum: int = Field(
-        20, ge=1, description="A sum over fewer, or over less than two thirds of the cohort, is not formed."
-    )
-    step_timeout_s: float = Field(120.0, gt=0, description="Longest time for one step of a round, seconds.")
-    experiment: bool = Field(
-        True,
-        description="Floors count users; false: they count devices, as they must where a host is one of many "
-        "people's devices. One host of this machine stands for many devices.",
-    )
-    party_per_user: bool = Field(
-        False,
-        description="Every user is a party of its own, to measure devices honestly. false: a host is one party and "
-        "adds up its users before anything leaves it.",
-    )
+    @property
+    def width(self) -> int:
+        """How many values a row of the model has."""
+        return self.plan().learning.architecture.width
 
-    @model_validator(mode="after")
-    def _floors(self) -> RoundsSettings:
-        if self.redraw and self.cohorts != "groups":
-            raise ValueError(
-                f"redraw {self.redraw} with cohorts {self.cohorts!r}: there are no groups to draw anew"
+    @property
+    def room(self) -> int:
+        """Largest number of users over which a sum of training has room."""
+        return layout(self.plan().learning, n_items=1).capacity
+
+    def narrower(self, run: Run) -> str:
+        """Return which settings would leave room for sums over more users, in words."""
+        return "fewer fedncf.bits, a lower fedncf.n_cap"
+
+    def problems(self, run: Run) -> list[str]:
+        """Return what of a run does not go together with these settings, a sentence each."""
+        found = []
+        if run.split.kind not in ("leave-last-out", "published"):
+            found.append(
+                f"split.kind {run.split.kind!r}: fedncf is measured by one held-out item of each user; expected "
+                "'leave-last-out' or 'published'"
             )
-        if 0 < self.redraw < LEAST_REDRAW and not self.experiment:
-            raise ValueError(
-                f"redraw {self.redraw} is below {LEAST_REDRAW}: members refuse groups that are drawn anew so often"
+        return found + rounds_problems(
+            run,
+            chosen_by=[name for name in metric_names() if name.startswith("validation_")],
+            wide=f"fedncf.bits {self.bits} and n_cap {self.n_cap}",
+        )
+
+    def warnings(self, run: Run) -> list[str]:
+        """Return what the cohorts and settings of a run give away, a sentence each."""
+        counted = self.aggregation == "mf-fedavg"
+        random = random_cohorts(run)
+        found = []
+        if counted and self.touch == "exact":
+            found.append(
+                "Exact counts: each round tells the server how many of the cohort have, or drew, each item"
+                + ("; with random cohorts many rounds give every user's items away." if random else ".")
             )
-        if self.cohorts == "all":
-            return self
-        if self.cohort < self.min_cohort:
-            raise ValueError(
-                f"cohort {self.cohort} is below min_cohort {self.min_cohort}: every round would be refused"
+        if counted and self.touch == "once" and random:
+            found.append(
+                "touch = once asks groups for their items, but cohorts are no groups: an item that enough users of a "
+                "group have may have a single one in a cohort, whose row the sum then shows."
             )
-        if self.cohorts == "groups" and self.group < self.min_cohort:
-            raise ValueError(
-                f"group {self.group} is below min_cohort {self.min_cohort}: groups are asked for their items one "
-                "by one, and that sum would be refused"
+        if not counted:
+            found.append(
+                f"{self.aggregation}: no item is closed to a cohort in which a single user has it; its row is that "
+                "user's."
             )
-        if min_sum(self.cohort, self.min_sum) > self.cohort:
-            raise ValueError(f"min_sum {self.min_sum} is above cohort {self.cohort}: no sum would be formed")
-        return self
+        return found

@@ -1,0 +1,148 @@
+"""The secure sums by name: the server's half and a member's half of each.  A new cryptosystem is entered here."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from coterie.crypto.identity import Bundle, Identity
+from coterie.crypto.verified import Verified
+from coterie.errors import ConfigError
+from coterie.secure_sum.clear import ClearMember, ClearServer
+from coterie.secure_sum.masked import MaskedServer
+from coterie.secure_sum.masked_member import MaskedMember
+from coterie.secure_sum.plan import SumPlan
+from coterie.secure_sum.protocol import MemberHalf, ServerHalf
+
+if TYPE_CHECKING:
+    from coterie.crypto.paillier import Obfuscators
+    from coterie.secure_sum.contribution import Layout
+
+__all__ = ["GIVES", "KEYED", "MEMBERS", "SUMS", "Signer", "member_half", "server_half"]
+
+
+@dataclass(frozen=True)
+class Signer:
+    """Who signs for a member of a sum, and what it checks others by.
+
+    Parameters
+    ----------
+    identity : Identity
+    bundle : Bundle
+        Its public keys, countersigned by the directory.
+    directory_key : bytes
+        Raw Ed25519 public key of the directory, 32 bytes.
+    now : int
+        Unix seconds.
+    verified : Verified
+        Memory of signatures, shared by the members of one host.
+    obfuscators : Obfuscators, optional
+        Of the key that it accepts: what it encrypts with.  An encrypted sum needs them.
+    layout : Layout, optional
+        Of the contribution.  A sparse sum needs it.
+    """
+
+    identity: Identity
+    bundle: Bundle
+    directory_key: bytes
+    now: int
+    verified: Verified
+    obfuscators: Obfuscators | None = None
+    layout: Layout | None = None
+
+
+SUMS: dict[str, Callable[[bytes | None], ServerHalf]] = {
+    "clear": lambda _directory_key: ClearServer(),
+    "masked": lambda directory_key: MaskedServer(directory_key=directory_key),
+    "encrypted": lambda _directory_key: _encrypted_server("encrypted", "EncryptedServer"),
+    "shared-key": lambda _directory_key: _encrypted_server("shared_key", "SharedKeyServer"),
+}
+
+GIVES: dict[str, str] = {
+    "clear": "the server sees the contribution of each party; a host adds up its users before",
+    "masked": "the server sees sums over whole cohorts, and no contribution of a single party",
+    "encrypted": "the same, by those who hold the key: the server and one of them together see everything",
+    "shared-key": "participants hold the key: the server sees sums of metrics and neither contributions nor the model; "
+    "it and one participant together see everything",
+}
+"""What a sum over cohorts gives, in words."""
+
+KEYED = ("encrypted", "shared-key")
+"""The sums under a key that some hold: decrypting clients, or participants."""
+
+MEMBERS: dict[str, Callable[[SumPlan, int, Signer], MemberHalf]] = {
+    "clear": lambda _plan, _index, _signer: ClearMember(),
+    "masked": lambda plan, index, signer: MaskedMember(
+        plan,
+        index,
+        signer.identity,
+        signer.bundle,
+        signer.directory_key,
+        signer.now,
+        signer.verified,
+    ),
+    **dict.fromkeys(KEYED, lambda plan, index, signer: _encrypted_member(plan, index, signer)),
+}
+
+
+def _encrypted_server(module: str, name: str) -> ServerHalf:
+    half: ServerHalf = getattr(_paillier(module), name)()
+    return half
+
+
+def _encrypted_member(plan: SumPlan, index: int, signer: Signer) -> MemberHalf:
+    if signer.obfuscators is None:
+        raise ConfigError("a member of an encrypted sum was given no key to encrypt with")
+    half: MemberHalf = _paillier("encrypted").EncryptedMember(
+        plan, index, signer.identity, signer.obfuscators, signer.layout
+    )
+    return half
+
+
+def _paillier(module: str) -> ModuleType:
+    """Return a module of ``coterie.secure_sum`` that nobody needs who has no sum under a key."""
+    try:
+        return importlib.import_module(f"coterie.secure_sum.{module}")
+    except ImportError as error:
+        raise ConfigError(
+            "sums under a key (secure_sum 'encrypted' and 'shared-key') need gmpy2",
+            hint="install it with: pip install 'coterie[paillier]'",
+        ) from error
+
+
+def server_half(secure_sum: str, directory_key: bytes | None = None) -> ServerHalf:
+    """Return the server's half of a secure sum.
+
+    Parameters
+    ----------
+    secure_sum : str
+        Its name.
+    directory_key : bytes, optional
+        The directory's public key: a member whose keys it has not countersigned is refused by the server, too.
+
+    Raises
+    ------
+    ConfigError
+        When there is no such sum.
+    """
+    make = SUMS.get(secure_sum)
+    if make is None:
+        raise ConfigError(f"no secure sum {secure_sum!r}", hint=f"there are: {', '.join(SUMS)}")
+    return make(directory_key)
+
+
+def member_half(plan: SumPlan, index: int, signer: Signer) -> MemberHalf:
+    """Return a member's half of the secure sum of a plan, with fresh secrets.
+
+    Raises
+    ------
+    ConfigError
+        When there is no such sum.
+    """
+    make = MEMBERS.get(plan.secure_sum)
+    if make is None:
+        raise ConfigError(f"no secure sum {plan.secure_sum!r}", hint=f"there are: {', '.join(MEMBERS)}")
+    return make(plan, index, signer)

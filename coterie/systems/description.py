@@ -1,0 +1,145 @@
+"""The description of a learning system: everything that the rest of the house asks of it.
+
+A room's ``__init__`` holds one `System`.  No module outside the room knows the system's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.data.attributes import AttributeTable
+from coterie.privacy.declarations import Rows
+from coterie.rounds.sides import HostSide, Keep, OwnerSide, ServerSide
+from coterie.systems.settings import SystemSettings
+from coterie.systems.shared.host_data import HostData
+
+__all__ = ["DataNeeds", "Driver", "System"]
+
+
+class Driver(Enum):
+    """Machine by which the orchestration server drives a form of a system."""
+
+    ROUNDS = "rounds"
+    """Rounds over cohorts of users: hosts contribute, a sum is applied."""
+
+    WINDOWS = "windows"
+    """Windows over data owners, whom users visit in between."""
+
+    ASYNCHRONOUS = "asynchronous"
+    """No sum: each owner updates the model whenever it has work."""
+
+
+@dataclass(frozen=True)
+class DataNeeds:
+    """What a system is given of a data set.
+
+    Attributes
+    ----------
+    ratings : bool
+        Whether hosts are given ratings, within `SystemSettings.rating_range`.
+    likes : bool
+        Whether interactions are divided into likes and dislikes at ``data.positive_from``; otherwise all of them count.
+    owners_by_genre : bool
+        Whether data owners hold genres; otherwise ``SystemSettings.catalogue_owners`` owners divide the catalogue.
+    """
+
+    ratings: bool = False
+    likes: bool = False
+    owners_by_genre: bool = False
+
+
+def _no_objection(form: str, secure_sum: str) -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class System:
+    """A learning system.
+
+    Attributes
+    ----------
+    name : str
+        Its name in files, plans and certificates: lower-case letters, digits and hyphens.
+    title : str
+        Its name as the paper writes it.
+    paper : str
+        Authors, title and year.
+    settings : type of SystemSettings
+        Its table in the file of a run.
+    table : str
+        Name of that table; the system's own unless given.
+    forms : mapping of str to Driver
+        Its forms, as a plan names them, and what drives each.
+    sums : tuple of str
+        The secure sums under which it runs, of at least one form.
+    objection : callable
+        ``(form, secure_sum) -> str``: why a form does not run under a sum; empty where it does.
+    gives : callable, optional
+        ``(form, secure_sum) -> str``: what a sum gives, in words; that of the sum itself unless given.
+    declared : callable
+        ``(form, secure_sum) -> Rows``: which role may see which kind of datum.
+    shown : tuple of str
+        Metrics that progress shows, the first one first.
+    usual : mapping
+        What holds for other tables of a run's file where nothing is given, by table and key.
+    needs : DataNeeds
+    server : callable, optional
+        ``(settings, items, seed, groups) -> ServerSide``; of systems in rounds.  Settings are `RunPlan.settings`, JSON;
+        raises ConfigError where they are not its own.
+    host : callable, optional
+        ``(settings, data, keys, seed, keep) -> HostSide``; of systems in rounds.
+    owner : callable, optional
+        ``(settings, items, features, seed) -> OwnerSide``; of systems that ask data owners in each round of training,
+        whose server side is then a `ToldServerSide`.
+    ratings : callable, optional
+        ``(settings) -> (lowest, highest)``; of systems that predict ratings.
+    fewest : callable, optional
+        ``(settings) -> int``: users below which a sum of training may be solved for what is behind it, where that is
+        known.
+    seeded_users : bool
+        Whether users' own randomness follows the run's seed in every run, not in experiments only.
+    study : str
+        Module with ``STUDY``, a `coterie.studies.study.Study`: loaded where a table, a reference or an attack is asked
+        for.
+    """
+
+    name: str
+    title: str
+    paper: str
+    settings: type[SystemSettings]
+    forms: Mapping[str, Driver]
+    sums: tuple[str, ...]
+    declared: Callable[[str, str], Rows]
+    shown: tuple[str, ...]
+    study: str
+    table: str = ""
+    objection: Callable[[str, str], str] = _no_objection
+    gives: Callable[[str, str], str] | None = None
+    usual: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
+    needs: DataNeeds = DataNeeds()
+    server: Callable[[str, int, int, int], ServerSide] | None = None
+    host: Callable[[str, HostData, NDArray[np.uint64], int, Keep], HostSide] | None = None
+    owner: Callable[[str, NDArray[np.integer], AttributeTable, int], OwnerSide] | None = None
+    ratings: Callable[[str], tuple[float, float]] | None = None
+    fewest: Callable[[str], int] | None = None
+    seeded_users: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.table:
+            object.__setattr__(self, "table", self.name)
+
+    @property
+    def in_rounds(self) -> bool:
+        """Whether its forms are driven by rounds over cohorts of users."""
+        return Driver.ROUNDS in self.forms.values()
+
+
+IN_ROUNDS: Mapping[str, Driver] = MappingProxyType({"hosts": Driver.ROUNDS, "users": Driver.ROUNDS})
+"""Forms of a system in rounds: who the parties are."""

@@ -1,0 +1,159 @@
+"""Settings of DRIFT."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from coterie.systems.drift.mathematics import DriftSettings
+from coterie.systems.drift.shielded_run import MIN_MASKED, ShieldedPlan, window_layout
+from coterie.systems.run import Run
+from coterie.systems.settings import MaskedSum, SystemSettings
+from coterie.systems.shared.problems import FEWEST_BEHIND
+from coterie.wire.v1.orchestrator_pb2 import RunPlan
+
+__all__ = ["DriftOptions"]
+
+
+class DriftOptions(SystemSettings):
+    """DRIFT."""
+
+    form: Literal["published", "shielded"] = Field(
+        "published",
+        description="published: owners ask the server for rows and send it gradients, as in the paper. shielded: users "
+        "take their rows along to owners, sealed, and the server sees sums over windows.",
+    )
+    dim: int = Field(16, ge=1, le=1024, description="Latent dimensions d.")
+    rate: float = Field(0.2, gt=0, description="Step size alpha.")
+    ridge: float = Field(0.001, ge=0, description="Ridge coefficient lambda.")
+    theta: int = Field(
+        2, ge=1, le=1024, description="published: saved blocks that trigger an update (Theta)."
+    )
+    epochs: int = Field(8, ge=1, le=10_000, description="Passes over the blocks.")
+    item_bias: bool = Field(False, description="Fix the last coordinate of users to 1: an item bias.")
+    max_staleness: int = Field(
+        2000, ge=0, description="published: a gradient on rows older than this many versions is refused."
+    )
+    k_min: int = Field(
+        5, ge=1, le=10_000, description="shielded: fewest distinct users behind a row that leaves its owner."
+    )
+    window: int = Field(128, ge=1, description="shielded: visits of users to owners between two windows.")
+    window_s: float = Field(
+        10.0, gt=0, description="shielded: seconds after which a window is opened that has seen fewer visits."
+    )
+    join_s: float = Field(
+        10.0,
+        gt=0,
+        description="shielded: how long an owner may take to join a window, and for each of its steps, seconds.",
+    )
+    window_bound: float = Field(
+        64.0, gt=0, description="shielded: largest absolute value of an owner's gradients in one window."
+    )
+    window_bits: int = Field(24, ge=8, le=28, description="shielded: bits of a transmitted value.")
+
+    def windows(self) -> ShieldedPlan:
+        """Return the settings of windows, as the plan of a run carries them."""
+        return ShieldedPlan(
+            k_min=self.k_min,
+            window=self.window,
+            window_s=self.window_s,
+            join_s=self.join_s,
+            bound=self.window_bound,
+            bits=self.window_bits,
+        )
+
+    def learning(self) -> DriftSettings:
+        """Return the settings of the mathematics."""
+        return DriftSettings(
+            dim=self.dim, rate=self.rate, ridge=self.ridge, theta=self.theta, item_bias=self.item_bias
+        )
+
+    def fill(self, plan: RunPlan, run: Run, attributes: Sequence[str] = ()) -> None:
+        """Write the settings into the plan of a run."""
+        plan.dim = self.dim
+        plan.rate = self.rate
+        plan.ridge = self.ridge
+        plan.theta = self.theta
+        plan.item_bias = self.item_bias
+        plan.max_staleness = self.max_staleness
+        plan.epochs = self.epochs
+        if self.form == "shielded":
+            plan.settings = self.windows().to_json()
+
+    @property
+    def width(self) -> int:
+        """How many values a row of the model has."""
+        return self.dim
+
+    @property
+    def room(self) -> int:
+        """Largest number of owners over which a window's sum has room."""
+        return window_layout(self.windows(), 1, 1).capacity
+
+    def form_in(self, run: Run) -> str:
+        """Return the form of the system, as the plan names it."""
+        return self.form
+
+    def passes(self, run: Run) -> int:
+        """Return the passes over the blocks that a run makes."""
+        return self.epochs
+
+    def problems(self, run: Run) -> list[str]:
+        """Return what of a run does not go together with these settings, a sentence each."""
+        federation, found = run.federation, list[str]()
+        if run.split.kind.startswith("cold-"):
+            found.append(
+                f"split.kind {run.split.kind!r}: DRIFT has nothing to say of whom it has not learned from; expected "
+                "'temporal' or 'random'"
+            )
+        if self.form == "published":
+            return found
+        if run.secure_sum == "masked":
+            for name, count in (("owners", federation.owners), ("hosts", federation.hosts)):
+                # 0 owners are as many as there are genres.
+                if 0 < count < MIN_MASKED:
+                    found.append(
+                        f"secure_sum 'masked' with federation.{name} {count}: of two members each would know the "
+                        f"other's vector; expected at least {MIN_MASKED}"
+                    )
+        for name, asked in (
+            ("study.theta", bool(run.study.theta)),
+            ("federation.evaluate_every", federation.evaluate_every > 0),
+            ("federation.churn.owners", federation.churn.owners > 0),
+        ):
+            if asked:
+                found.append(f"{name} is for the published form of DRIFT only")
+        return found
+
+    def protection(self, run: Run, hosts: int) -> dict[str, Any] | None:
+        """Return what the windows of DRIFT's shielded form protect."""
+        masked = run.secure_sum == "masked"
+        found: dict[str, Any] = {"sum": run.secure_sum, "parties": "data owners", "warnings": []}
+        rows = f"rows with at least {self.k_min} users behind them"
+        if masked:
+            found["says"] = (
+                f"The server sees, for each window, the sum over all owners that joined, of {rows}, and no vector of a "
+                "single owner."
+            )
+        else:
+            found["says"] = f"The server sees, for each window, one vector of each owner, of {rows}."
+        if self.k_min < FEWEST_BEHIND:
+            found["warnings"].append(
+                f"drift.k_min {self.k_min}: rows of so few users leave their owner; of two users each would know the "
+                "other's part."
+            )
+        if hosts and run.rounds.experiment:
+            found["warnings"].append(
+                "An experiment: a host of this machine stands for many people's devices, and keeps all their rows."
+            )
+        return found
+
+    def masked_sums(self, run: Run, hosts: int) -> list[MaskedSum] | None:
+        """Return the masked sums of a run: over hosts in an evaluation, over owners in a window."""
+        sums = [MaskedSum(hosts, "client hosts", "its users are measured with the next one")]
+        # Without a number there is an owner for each genre of the data.
+        if run.federation.owners:
+            sums.append(MaskedSum(run.federation.owners, "data owners", "the next one has its rows"))
+        return sums

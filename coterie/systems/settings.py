@@ -1,0 +1,152 @@
+"""Base classes of configuration: `Model` for every table of a file, `SystemSettings` for a learning system's table."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, StringConstraints
+
+if TYPE_CHECKING:
+    from coterie.systems.run import Run
+    from coterie.wire.v1.orchestrator_pb2 import RunPlan
+
+__all__ = ["Label", "MaskedSum", "Model", "SideInformation", "SystemSettings"]
+
+Label = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+"""A DNS label: lower-case letters, digits and hyphens, at most 63 characters."""
+
+
+class Model(BaseModel):
+    """Base of all configuration: unknown keys are errors, values do not change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class SideInformation:
+    """What a system learns from beside interactions, as a run's settings ask for it.
+
+    Attributes
+    ----------
+    attributes : bool
+        Whether hosts are given the attributes of their users.
+    features : {"known", "genres", "genome", "none"}
+        What data owners know of items.
+    genome : Path or None
+        Folder with MovieLens' ``genome-scores.csv``; the data set's own when None.
+    """
+
+    attributes: bool
+    features: Literal["known", "genres", "genome", "none"]
+    genome: Path | None = None
+
+
+@dataclass(frozen=True)
+class MaskedSum:
+    """One kind of masked sum that a run forms: how many members it has, and what a lost one costs.
+
+    Attributes
+    ----------
+    members : int
+    who : str
+        What the members are, in words.
+    otherwise : str
+        What happens when the sum is abandoned, in words.
+    """
+
+    members: int
+    who: str
+    otherwise: str
+
+
+class SystemSettings(Model):
+    """Settings of one learning system: a table in the file of a run.
+
+    A subclass declares the fields and answers what depends on them.  The defaults of these answers are those of a
+    system in rounds without ratings or side information.
+    """
+
+    def for_plan(self, run: Run, attributes: Sequence[str] = ()) -> str:
+        """Return the settings as ``RunPlan.settings`` carries them, JSON.
+
+        Parameters
+        ----------
+        run : Run
+            The run that they are part of.
+        attributes : sequence of str
+            Names of the users' attributes, of systems that learn from them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no settings for the plan of a run")
+
+    def fill(self, plan: RunPlan, run: Run, attributes: Sequence[str] = ()) -> None:
+        """Write the settings into the plan of a run; parameters as for `for_plan`."""
+        plan.settings = self.for_plan(run, attributes)
+
+    @property
+    def variant(self) -> str:
+        """Which of the system's models or presets is run; empty where there is one."""
+        return ""
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """How many values a row of the model has."""
+
+    @property
+    @abstractmethod
+    def room(self) -> int:
+        """Largest number of users over which a sum of training has room."""
+
+    @property
+    def rating_range(self) -> tuple[float, float] | None:
+        """Lowest and highest rating that the system learns from; None where it learns from none."""
+        return None
+
+    @property
+    def catalogue_owners(self) -> int:
+        """Number of data owners over which items are divided, of systems that do not divide them by genre."""
+        return 1
+
+    @property
+    def side_information(self) -> SideInformation | None:
+        """What the system learns from beside interactions; None where that is nothing."""
+        return None
+
+    def passes(self, run: Run) -> int:
+        """Return the most passes over all users that a run makes."""
+        return run.rounds.passes
+
+    def form_in(self, run: Run) -> str:
+        """Return the form of the system, as the plan names it: whether hosts or users are the parties."""
+        return "users" if run.rounds.party_per_user else "hosts"
+
+    def problems(self, run: Run) -> list[str]:
+        """Return what of a run does not go together with these settings, a sentence each."""
+        return []
+
+    def sparse_problems(self, run: Run) -> list[str]:
+        """Return why contributions cannot leave out what has nothing in it, a sentence each."""
+        return [
+            f"encryption.sparse with system {run.system!r}: its users have something everywhere, or rows are divided "
+            "by counts of the same sum"
+        ]
+
+    def narrower(self, run: Run) -> str:
+        """Return which settings would leave room for sums over more users, in words."""
+        return f"fewer {run.description.table}.bits"
+
+    def warnings(self, run: Run) -> list[str]:
+        """Return what the cohorts and settings of a run give away, a sentence each."""
+        return []
+
+    def protection(self, run: Run, hosts: int) -> dict[str, Any] | None:
+        """Return what the sums of a run protect (`coterie.studies.protection`); None for sums over cohorts of users."""
+        return None
+
+    def masked_sums(self, run: Run, hosts: int) -> list[MaskedSum] | None:
+        """Return the masked sums that a run forms; None for sums over cohorts of users."""
+        return None

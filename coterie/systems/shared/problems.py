@@ -1,0 +1,106 @@
+"""Checks of a run that systems in rounds share: what does not go together, and what gives users away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from coterie.systems.run import Run
+
+__all__ = ["FEWEST_BEHIND", "NO_GROUPS", "few_behind", "random_cohorts", "rounds_problems", "sparse_problems"]
+
+FEWEST_BEHIND = 3
+"""Users behind a row from which on none of them knows the others' part."""
+
+NO_GROUPS = (
+    "Groups are asked for the items that they have rated, but cohorts are no groups: an item that enough users of a "
+    "group have rated may have a single one in a cohort, whose row the sum then shows."
+)
+"""A warning of systems that close items by group, where cohorts are drawn at random."""
+
+_AGREEING = 2
+"""Hosts that apply each sum where participants share the key (``coterie.secure_sum.shared_key``, which needs gmpy2)."""
+
+
+def rounds_problems(run: Run, *, chosen_by: Sequence[str], wide: str) -> list[str]:
+    """Return what of a run does not go together with a system in rounds, a sentence each.
+
+    Parameters
+    ----------
+    run : Run
+    chosen_by : sequence of str
+        Metrics by which the version that counts can be chosen.
+    wide : str
+        The settings that make a contribution's codes as wide as they are, in words.
+    """
+    found = []
+    federation, rounds = run.federation, run.rounds
+    if run.split.validation == 0:
+        found.append(
+            f"split.validation 0 leaves no item for rounds.choose_by {rounds.choose_by!r}; expected above 0"
+        )
+    if rounds.choose_by not in chosen_by:
+        found.append(
+            f"rounds.choose_by {rounds.choose_by!r} is not measured; expected one of {', '.join(chosen_by)}"
+        )
+    if run.secure_sum != "clear" and federation.hosts == 1 and not rounds.party_per_user:
+        found.append(
+            f"secure_sum {run.secure_sum!r} with federation.hosts 1: the host is the only party, and a sum over "
+            "one member protects nothing; expected more hosts, or rounds.party_per_user true"
+        )
+    if run.secure_sum == "shared-key" and federation.hosts < _AGREEING:
+        found.append(
+            f"secure_sum 'shared-key' with federation.hosts {federation.hosts}: {_AGREEING} hosts have to come to the "
+            "same model; expected more hosts"
+        )
+    if run.sparse:
+        found += run.own.sparse_problems(run)
+    if not rounds.experiment and federation.hosts < rounds.min_cohort:
+        found.append(
+            f"rounds.experiment false counts devices, and federation.hosts {federation.hosts} are fewer than "
+            f"rounds.min_cohort {rounds.min_cohort}; expected true on one machine"
+        )
+    if rounds.cohorts != "all" and rounds.cohort > run.own.room:
+        found.append(
+            f"{wide} leave room for sums over {run.own.room} users, and rounds.cohort is {rounds.cohort}; expected "
+            "fewer bits or users"
+        )
+    for name, asked in (
+        ("federation.churn.owners", federation.churn.owners > 0),
+        ("study.theta", bool(run.study.theta)),
+    ):
+        if asked:
+            found.append(f"{name} is for systems without rounds, and {run.system} has rounds")
+    return found
+
+
+def sparse_problems(run: Run, min_touch: int) -> list[str]:
+    """Return why contributions of a system whose users have few items cannot be sparse, a sentence each.
+
+    Parameters
+    ----------
+    run : Run
+    min_touch : int
+        Fewest users of a group that must have an item for the group to train it.
+    """
+    if min_touch >= run.rounds.min_sum:
+        return []
+    return [
+        f"encryption.sparse with {run.description.table}.min_touch {min_touch}: what fewer than rounds.min_sum "
+        f"{run.rounds.min_sum} users sent is not added, and such items would never be learned; expected "
+        f"{run.rounds.min_sum} or more"
+    ]
+
+
+def few_behind(run: Run, min_touch: int) -> list[str]:
+    """Return a warning where rows of items are trained that fewer than three users have."""
+    if min_touch >= FEWEST_BEHIND:
+        return []
+    return [
+        f"{run.description.table}.min_touch {min_touch}: rows of items that so few users have rated are trained; of "
+        "two users each would know the other's part."
+    ]
+
+
+def random_cohorts(run: Run) -> bool:
+    """Whether cohorts are drawn at random, so that they are no groups."""
+    return run.rounds.cohorts in ("random", "independent")
