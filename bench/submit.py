@@ -36,7 +36,7 @@ from coterie.crypto.authority import (
 from coterie.launch.authority import TOKENS, make_authority, make_token
 from coterie.launch.children import Child, free_port
 from coterie.launch.operator import Operator
-from coterie.launch.parties import DIRECTORY, JOIN_S, run_plan, start_request
+from coterie.launch.parties import DIRECTORY, JOIN_S, start_request
 from coterie.net.channel import connect
 from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import enrol, identities
@@ -48,6 +48,7 @@ from coterie.secure_sum.clear import ClearMember
 from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Step
+from coterie.studies.run_plan import run_plan
 from coterie.systems.registry import server_side
 from coterie.wire.chunks import split
 from coterie.wire.v1 import orchestrator_pb2 as wire

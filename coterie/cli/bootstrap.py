@@ -50,7 +50,7 @@ def bootstrap(
 
     from coterie.launch import bootstrap as steps
     from coterie.launch.experiment import new_run_id
-    from coterie.systems.registry import KEYED
+    from coterie.secure_sum.registry import KEYED
 
     order = steps.held_order(into)
     if order is not None:

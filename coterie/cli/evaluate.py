@@ -22,7 +22,7 @@ _TableOption = Annotated[
     typer.Option(
         "--table",
         metavar="NAME",
-        help="Which table: drift, fedncf, privmvmf, privmvmf-readings or fedmf.",
+        help="Which table; a name that there is not prints those that there are.",
     ),
 ]
 _FileArgument = Annotated[

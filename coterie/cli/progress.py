@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 
 from coterie.config.run import RunSettings
+from coterie.systems.description import Driver
 from coterie.telemetry.quantities import volume
 from coterie.wire.v1 import operator_pb2 as wire
 
@@ -35,22 +36,13 @@ _PURPOSES = {
     "train": "a cohort trains",
     "window": "owners hand over their sums",
 }
-_SHOWN = {
-    "drift": ("ndcg@10", "map@10", "ndcg_test_items@10"),
-    "fedncf": ("hit_ratio@10", "ndcg@10", "hit_ratio_all@10", "ndcg_all@10"),
-    "fedmvmf": ("ndcg_rated@10", "precision@10", "recall@10", "rmse"),
-    "fedmf": ("rmse", "train_rmse", "ndcg_rated@10"),
-    "fcf": ("ndcg@10", "precision@10", "recall@10"),
-}
-"""The first two of fedncf are among 100 sampled items, the others among all unseen ones."""
 
 
 def headline(settings: RunSettings) -> str:
     """Say in one line what is run."""
-    if settings.system == "drift":
-        return f"drift, {settings.form}, secure sum {settings.secure_sum}"
-    what = ", ".join(part for part in (settings.system, settings.variant) if part)
-    return f"{what}, {settings.form} as parties, secure sum {settings.secure_sum}"
+    what = ", ".join(part for part in (settings.system, settings.own.variant) if part)
+    parties = " as parties" if settings.description.in_rounds else ""
+    return f"{what}, {settings.form}{parties}, secure sum {settings.secure_sum}"
 
 
 def _words(phase: wire.RunPhase.ValueType) -> str:
@@ -71,13 +63,13 @@ class Progress:
 
     def __init__(self, console: Console, settings: RunSettings) -> None:
         self._console = console
-        in_rounds = settings.system != "drift"
+        in_rounds = settings.description.in_rounds
         self._unit = "pass" if in_rounds else "epoch"
-        self._epochs = settings.rounds.passes if in_rounds else settings.drift.epochs
-        self._shown = _SHOWN[settings.system]
+        self._epochs = settings.own.passes(settings)
+        self._shown = settings.description.shown
         # The lines of evaluations tell of the later epochs; of these phases each of them has one.
         self._often = {wire.RunPhase.RUN_PHASE_EPOCH, wire.RunPhase.RUN_PHASE_VISIT}
-        if settings.form == "shielded":
+        if settings.driver is Driver.WINDOWS:
             self._often.add(wire.RunPhase.RUN_PHASE_EVALUATE)
         self._seeds = len(settings.seeds)
         self._live = (

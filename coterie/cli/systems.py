@@ -17,7 +17,7 @@ def systems(json: JsonOption = False) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from coterie.systems.combinations import combinations
+    from coterie.systems.registry import combinations, failures
 
     found = combinations()
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
@@ -28,4 +28,6 @@ def systems(json: JsonOption = False) -> None:
             f"{one.system} {one.form}".rstrip(), one.secure_sum, "yes" if one.allowed else "no", one.why
         )
     output.say(table)
-    output.finish({"systems": found})
+    for failure in failures():
+        output.say(str(failure))
+    output.finish({"systems": found, "left_out": failures()})

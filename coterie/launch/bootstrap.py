@@ -22,10 +22,10 @@ from coterie.launch.children import toml
 from coterie.launch.invitation import INVITATION, invite
 from coterie.launch.order import Order
 from coterie.launch.parties import DIRECTORY, JOIN_S, ROSTER_KEY, Place, lay_out
-from coterie.studies.cohorts import protection, require_cohorts
 from coterie.studies.outcome import about
+from coterie.studies.protection import protection, require_cohorts
 from coterie.studies.run_data import load, make_feed
-from coterie.systems.fedncf.study.references import reference_rows
+from coterie.studies.study import study_of
 
 __all__ = ["ENROL_PORT", "METRICS", "PORT", "ROSTER_SIGNS", "bootstrap", "held_order"]
 
@@ -158,7 +158,7 @@ def _lay_out(settings: RunSettings, layout: _Layout, run_id: str) -> Order:
     (state / TOKENS).unlink(missing_ok=True)  # tokens of an interrupted bootstrap
 
     feed = make_feed(settings, load(settings), seed)
-    if settings.system != "drift":
+    if settings.description.in_rounds:
         require_cohorts(settings, sum(feed.users_of_hosts()))
     laid = lay_out(settings, feed, layout, run_id=run_id, seed=seed, invited=layout.invitations)
     if laid.signs_rosters is not None:
@@ -204,7 +204,7 @@ def _lay_out(settings: RunSettings, layout: _Layout, run_id: str) -> Order:
         users=laid.users,
         dataset=about(feed.dataset),
         split_sha256=feed.split.sha256(feed.dataset),
-        reference=reference_rows(settings, feed, seed) if settings.reference else {},
+        reference=study_of(settings.system).references(settings, feed, seed) if settings.reference else {},
         protection={} if settings.form == "published" else protection(settings, feed.users_of_hosts()),
         attributes=list(feed.attribute_names),
     )

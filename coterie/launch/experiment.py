@@ -22,18 +22,16 @@ from coterie.launch.local_run import save_settings
 from coterie.net.enrolment import saved_bundles
 from coterie.net.meter import merge
 from coterie.privacy import visibility
-from coterie.privacy.attacks import drift as attacks
-from coterie.privacy.attacks import windows
 from coterie.privacy.attacks.scoring import Truth
 from coterie.store import cos as cos_store
 from coterie.store.client import load_users
-from coterie.studies.cohorts import fragile, protection, require_cohorts
 from coterie.studies.in_process import train_in_process
 from coterie.studies.outcome import Outcome, about, from_cos, network, together, write
+from coterie.studies.protection import fragile, protection, require_cohorts
 from coterie.studies.run_data import Feed, load, make_feed
-from coterie.systems.fedncf.study import attacks as round_attacks
-from coterie.systems.fedncf.study.references import reference_rows
-from coterie.systems.shared.study import attacks as mvmf_attacks
+from coterie.studies.study import Further, Recorded, study_of
+from coterie.systems.description import Driver
+from coterie.systems.visibility import matrix
 from coterie.wire.v1 import operator_pb2 as wire
 
 __all__ = ["Outcome", "new_run_id", "run", "unrecorded"]
@@ -84,9 +82,9 @@ async def run(
     DataError
         When the data set cannot be read or divided.
     """
-    if in_process and settings.system == "drift":
+    if in_process and not settings.description.in_rounds:
         raise ConfigError(
-            "drift does not run in one process: its owners work side by side",
+            f"{settings.system} does not run in one process: its owners work side by side",
             hint="without --in-process every service is a process of its own",
         )
     one = _in_process if in_process else _one
@@ -99,19 +97,17 @@ async def run(
     for seed in settings.seeds:
         feed = make_feed(settings, dataset, seed)
         single = folder / f"seed-{seed}" if len(settings.seeds) > 1 else folder
-        if settings.system != "drift":
+        if settings.description.in_rounds:
             require_cohorts(settings, sum(feed.users_of_hosts()))
         if warn is not None and not in_process and seed == settings.seeds[0]:
             for warning in fragile(settings, feed.users_of_hosts()):
                 warn(warning)
         singles.append(await one(settings, feed, single, run_id, seed, watcher))
     report = together(settings, about(dataset), run_id, singles)
-    if settings.study.theta:
+    for one_more in study_of(settings.system).further(settings):
         feed = make_feed(settings, dataset, settings.seeds[0])
-        report["theta_study"] = [
-            await _with_theta(settings, feed, folder / f"theta-{theta}", run_id, theta, watcher)
-            for theta in settings.study.theta
-        ]
+        made = await _further(one_more, feed, folder / one_more.folder, run_id, watcher)
+        report.setdefault(one_more.section, []).append(made)
     report["started"] = started.isoformat(timespec="seconds")
     report["duration_s"] = round(time.perf_counter() - begun, 1)
     write(report, folder)
@@ -179,10 +175,12 @@ async def _in_process(
 
 async def _completed(settings: RunSettings, feed: Feed, seed: int, outcome: Outcome) -> Outcome:
     """Add what the sums protect and the rows beside."""
-    if settings.form != "published":
+    if settings.driver is not Driver.ASYNCHRONOUS:
         outcome["protection"] = protection(settings, feed.users_of_hosts())
     if settings.reference:
-        outcome["reference"] = await asyncio.to_thread(reference_rows, settings, feed, seed)
+        outcome["reference"] = await asyncio.to_thread(
+            study_of(settings.system).references, settings, feed, seed
+        )
     return outcome
 
 
@@ -194,7 +192,7 @@ def _visibility(settings: RunSettings, recorded: Mapping[str, Sequence[Path]]) -
             party: {kind: "seen" if yes else "not seen" for kind, yes in kinds.items()}
             for party, kinds in seen.items()
         }
-    declared = visibility.matrix(settings.system, settings.form, settings.secure_sum)
+    declared = matrix(settings.system, settings.form, settings.secure_sum)
     return {
         party: {
             kind: "may see" if access.allowed else "may not see"
@@ -204,21 +202,15 @@ def _visibility(settings: RunSettings, recorded: Mapping[str, Sequence[Path]]) -
     }
 
 
-async def _with_theta(
-    settings: RunSettings, feed: Feed, folder: Path, run_id: str, theta: int, watcher: Watcher
-) -> dict[str, Any]:
-    """Run the same federation with another Theta: what changes is quality, calls and CPU time."""
-    other = settings.model_copy(
-        update={
-            "reference": False,
-            "federation": unrecorded(settings),
-            "drift": settings.drift.model_copy(update={"theta": theta}),
-        }
+async def _further(asked: Further, feed: Feed, folder: Path, run_id: str, watcher: Watcher) -> dict[str, Any]:
+    """Run another federation beside the run, and return its entry in the report."""
+    settings = asked.settings.model_copy(
+        update={"reference": False, "federation": unrecorded(asked.settings)}
     )
-    outcome = await _one(other, feed, folder, run_id, settings.seeds[0], watcher)
+    outcome = await _one(settings, feed, folder, run_id, settings.seeds[0], watcher)
     cpu = outcome["cpu_seconds"].values()
     return {
-        "theta": theta,
+        **asked.facts,
         "metrics": outcome["history"][-1]["metrics"],
         "rpcs": sum(rpc["calls"] for rpc in outcome["traffic"].values()),
         "cpu_seconds": round(sum(one["total"] - one["start"] for one in cpu), 3),
@@ -246,20 +238,11 @@ def _attack(
         items=item[known],
         positive=feed.positive[train][known],
     )
-    plan = federation.plan()
-    if plan.form == "shielded":
-        return dict(windows.report(transcripts, truth, plan))
-    if settings.system == "drift":
-        return dict(attacks.report(transcripts, truth, plan))
-    if settings.system in ("fedmvmf", "fedmf", "fcf"):
-        told = np.full((truth.n_users, len(feed.attribute_names)), np.nan)
-        if feed.attributes is not None:
-            told[user_slot[user_slot >= 0]] = feed.attributes.values[user_slot >= 0]
-        # FCF learns that something was taken up, and no rating.
-        ratings = data.rating[train][known] if settings.system != "fcf" else np.ones(int(known.sum()))
-        rated = mvmf_attacks.RatedTruth(truth, ratings, told)
-        return mvmf_attacks.report(transcripts, rated, plan)
-    return round_attacks.report(transcripts, truth, plan)
+    told = np.full((truth.n_users, len(feed.attribute_names)), np.nan)
+    if feed.attributes is not None:
+        told[user_slot[user_slot >= 0]] = feed.attributes.values[user_slot >= 0]
+    recorded = Recorded(transcripts, federation.plan(), truth, data.rating[train][known], told)
+    return dict(study_of(settings.system).attack(recorded))
 
 
 def _numbering(federation: Federation) -> tuple[dict[str, int], dict[str, int]]:

@@ -24,17 +24,9 @@ from coterie.errors import RunError
 from coterie.launch.authority import TOKENS, make_authority, make_token
 from coterie.launch.children import Child, free_port
 from coterie.launch.operator import Operator
-from coterie.launch.parties import (
-    DIRECTORY,
-    JOIN_S,
-    ROSTER_KEY,
-    Laid,
-    Place,
-    lay_out,
-    run_plan,
-    start_request,
-)
+from coterie.launch.parties import DIRECTORY, JOIN_S, ROSTER_KEY, Laid, Place, lay_out, start_request
 from coterie.studies.run_data import Feed
+from coterie.studies.run_plan import run_plan
 from coterie.wire.v1 import operator_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
@@ -193,7 +185,9 @@ class Federation:
         RunError
             When a process ends by itself, or the COS cannot be reached for too long.
         """
-        join_after = math.floor(self._settings.drift.epochs * self._settings.federation.churn.join_at)
+        join_after = math.floor(
+            self._settings.own.passes(self._settings) * self._settings.federation.churn.join_at
+        )
         async with contextlib.aclosing(self._connected.watch(self._run_id)) as events:
             async for event in events:
                 for child in self._late:

@@ -15,8 +15,9 @@ from typing import Any, Self
 from coterie.config.run import RunSettings
 from coterie.crypto.keyfile import write_private_file
 from coterie.errors import ConfigError, PreflightError
-from coterie.launch.parties import run_plan, start_request
-from coterie.systems.drift.study.references import Reference
+from coterie.launch.parties import start_request
+from coterie.studies.reference import Reference
+from coterie.studies.run_plan import run_plan
 from coterie.wire.v1 import operator_pb2 as wire
 
 __all__ = ["Order"]

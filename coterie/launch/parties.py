@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from coterie.config.run import RunSettings
 from coterie.crypto.roster import Roster, save_roster_key
 from coterie.net.enrolment import HOLDER, identities
-from coterie.studies.cohorts import rounds_plan
 from coterie.studies.run_data import Feed
+from coterie.systems.description import Driver
 from coterie.wire.v1 import operator_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
@@ -33,7 +33,6 @@ __all__ = [
     "PartyPlan",
     "Place",
     "lay_out",
-    "run_plan",
     "start_request",
 ]
 
@@ -260,12 +259,12 @@ def _told(path: Path | None, key: str) -> dict[str, str]:
 
 def _own_seed(settings: RunSettings, seed: int) -> dict[str, int]:
     """Return what seeds the users' own randomness: nothing where they are people, and no operator may know it."""
-    return {"seed": seed} if settings.system == "drift" or settings.rounds.experiment else {}
+    return {"seed": seed} if settings.description.seeded_users or settings.rounds.experiment else {}
 
 
 def _consent(settings: RunSettings) -> dict[str, Any]:
     """Return what a host is told to accept: this run's floors, and what they count, where it has rounds."""
-    if settings.form == "published":
+    if settings.driver is Driver.ASYNCHRONOUS:
         return {}
     rounds = settings.rounds
     return {
@@ -283,7 +282,7 @@ def _consent(settings: RunSettings) -> dict[str, Any]:
 
 def _owners(settings: RunSettings, feed: Feed, layout: Layout, common: dict[str, Any]) -> list[PartyPlan]:
     names = feed.partition.names
-    options, epochs = settings.federation, settings.drift.epochs
+    options, epochs = settings.federation, settings.own.passes(settings)
     count = min(options.owner_processes or len(names), len(names))
     plans = []
     for position, group in enumerate(np.array_split(np.arange(len(names)), count)):
@@ -301,43 +300,6 @@ def _owners(settings: RunSettings, feed: Feed, layout: Layout, common: dict[str,
             values["leave_after_epoch"] = max(1, math.floor(epochs * options.churn.leave_at))
         plans.append(PartyPlan("data-owner", name, place, len(owners), values, late))
     return plans
-
-
-def run_plan(settings: RunSettings, *, run_id: str, seed: int, attributes: Sequence[str] = ()) -> RunPlan:
-    """Return the plan that every participant gets.
-
-    Parameters
-    ----------
-    settings : RunSettings
-    run_id : str
-    seed : int
-    attributes : sequence of str
-        Names of the users' attributes (`Feed.attribute_names`).
-    """
-    plan = RunPlan(
-        run_id=run_id,
-        system=settings.system,
-        form=settings.form,
-        secure_sum=settings.secure_sum,
-        seed=seed,
-        min_users=settings.federation.min_users,
-    )
-    if settings.system != "drift":
-        plan.settings = settings.plan_settings(attributes)
-        plan.rounds.CopyFrom(rounds_plan(settings.rounds, seed, sparse=settings.sparse))
-        return plan
-    drift = settings.drift
-    plan.dim = drift.dim
-    plan.rate = drift.rate
-    plan.ridge = drift.ridge
-    plan.theta = drift.theta
-    plan.item_bias = drift.item_bias
-    plan.max_staleness = drift.max_staleness
-    plan.epochs = drift.epochs
-    if drift.form == "shielded":
-        plan.settings = drift.windows().to_json()
-        plan.rounds.CopyFrom(rounds_plan(settings.rounds, seed))
-    return plan
 
 
 def start_request(settings: RunSettings, plan: RunPlan, *, owners: int, users: int) -> wire.StartRunRequest:

@@ -16,9 +16,10 @@ from coterie.errors import CoterieError
 from coterie.launch.children import free_port
 from coterie.launch.finding import Finding, Status, failed, passed
 from coterie.launch.preflight_service import check_service, existing, unwritable
-from coterie.studies.cohorts import fragile, protection, require_cohorts
+from coterie.secure_sum.registry import KEYED
+from coterie.studies.protection import fragile, protection, require_cohorts
 from coterie.studies.run_data import Feed, load, make_feed
-from coterie.systems.registry import KEYED
+from coterie.systems.description import Driver
 
 __all__ = ["Finding", "check_run", "check_service"]
 
@@ -52,9 +53,9 @@ def check_run(settings: RunSettings) -> list[Finding]:
             findings.append(failed("split", error, "`[split]` and `[federation]` say how data is divided"))
         else:
             findings += [_split(settings, feed), _memory(settings, feed), _disk(settings, feed)]
-            if settings.system != "drift":
+            if settings.description.in_rounds:
                 findings += _rounds(settings, feed)
-            elif settings.form == "shielded":
+            elif settings.driver is Driver.WINDOWS:
                 findings += [
                     Finding("rounds", "warn", warning, "docs/systems/drift.md, The shielded form")
                     for warning in fragile(settings, feed.users_of_hosts())
@@ -107,7 +108,7 @@ def _split(settings: RunSettings, feed: Feed) -> Finding:
     few, many = min(users), max(users)
     each = f"{few}" if few == many else f"{few} to {many}"
     sizes = f"{len(owners)} data owners, {each} users on each of {hosts} hosts"
-    if below and settings.system == "drift":  # in rounds metrics are part of a sum over the cohort
+    if below and not settings.description.in_rounds:  # in rounds metrics are part of a sum over the cohort
         return Finding(
             "split",
             "warn",
@@ -133,21 +134,20 @@ def _rounds(settings: RunSettings, feed: Feed) -> Iterator[Finding]:
 
 def _versions(settings: RunSettings) -> int:
     """Return how many versions of the model a run may keep."""
-    return settings.drift.epochs if settings.system == "drift" else 10
+    return 10 if settings.description.in_rounds else settings.own.passes(settings)
 
 
 def _processes(settings: RunSettings) -> int:
     federation = settings.federation
-    if settings.system != "drift":
-        owners = settings.mvmf.item_servers if settings.system == "fedmvmf" else 1
-        return 2 + owners + federation.hosts
+    if not settings.description.needs.owners_by_genre:
+        return 2 + settings.own.catalogue_owners + federation.hosts
     # Without a number there is one process for each owner, and about 20 genres in any data set here.
     owners = federation.owner_processes or federation.owners or 20
     return 2 + owners + federation.hosts
 
 
 def _memory(settings: RunSettings, feed: Feed) -> Finding:
-    users, items, d = len(feed.dataset.users), len(feed.dataset.items), settings.width
+    users, items, d = len(feed.dataset.users), len(feed.dataset.items), settings.own.width
     hosts = settings.federation.hosts
     model = (users + items) * d * 4
     # A host scores 256 users at a time and holds about ten arrays of that shape; everybody holds the catalogue.
@@ -178,7 +178,7 @@ def _free_memory() -> int | None:
 
 
 def _disk(settings: RunSettings, feed: Feed) -> Finding:
-    d, seeds = settings.width, len(settings.seeds)
+    d, seeds = settings.own.width, len(settings.seeds)
     model = (len(feed.dataset.users) + len(feed.dataset.items)) * d * 4
     # Histories and stores take some hundred bytes an interaction; one model is kept for each evaluation.
     expected = seeds * (500 * len(feed.dataset) + (_versions(settings) + 3) * model + 20 * _MB)

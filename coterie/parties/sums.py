@@ -24,8 +24,8 @@ from coterie.parties.sum_tasks import SumTasks
 from coterie.rounds.member_round import Decline, Effect, Journal, Keep, MemberRound, Send, SitOut, Train
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined, Step
+from coterie.secure_sum.registry import Signer, member_half
 from coterie.secure_sum.steps import DECLINED, KIND_OF, TASK_STEP
-from coterie.systems.registry import Signer, member_half
 from coterie.wire.v1 import orchestrator_pb2 as wire
 
 __all__ = ["Seat", "SumMembers", "Trained"]

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coterie.config.encryption import EncryptionSettings
-from coterie.config.run import RunSettings
+from coterie.config.run import EncryptionSettings, RunSettings
 from coterie.crypto.beacon import BEACON_BYTES
 from coterie.crypto.identity import Bundle, Identity, countersign
 from coterie.crypto.verified import Verified
 from coterie.data.keyed_order import key_hash
 from coterie.errors import RunError
-from coterie.launch.parties import run_plan
 from coterie.rounds.conductor import Conductor, Population, new_training
 from coterie.rounds.model_state import OpenModel
 from coterie.rounds.sides import Arrays, HostSide, OwnerSide, ServerSide, Summed, ToldServerSide
@@ -29,20 +27,13 @@ from coterie.rounds.training import Purpose, Training, step
 from coterie.secure_sum.contribution import UnboundedValueError
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import MemberHalf
+from coterie.secure_sum.registry import KEYED, Signer, member_half, server_half
 from coterie.studies.local_key import LocalKey, SharedLocalKey
 from coterie.studies.local_rounds import Host, Outcome
 from coterie.studies.local_training import LocalHost, Trained, train
 from coterie.studies.run_data import Feed
-from coterie.systems.registry import (
-    KEYED,
-    Signer,
-    asks_owners,
-    host_side,
-    member_half,
-    owner_side,
-    server_half,
-    server_side,
-)
+from coterie.studies.run_plan import run_plan
+from coterie.systems.registry import asks_owners, host_side, owner_side, server_side
 from coterie.wire.v1 import operator_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from coterie.config.encryption import EncryptionSettings
+from coterie.config.run import EncryptionSettings
 from coterie.crypto.identity import Bundle, Identity
 from coterie.rounds.conductor import Conductor
 from coterie.rounds.sides import Arrays

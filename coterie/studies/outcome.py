@@ -15,7 +15,7 @@ import numpy as np
 
 from coterie.config.run import RunSettings
 from coterie.data import Dataset
-from coterie.systems.drift.study.references import Reference
+from coterie.studies.reference import Reference
 
 __all__ = ["Outcome", "about", "from_cos", "network", "surroundings", "together", "write"]
 
@@ -203,6 +203,7 @@ def together(
     report: Outcome = {
         "run_id": run_id,
         "system": settings.system,
+        "label": settings.own.label(settings),
         "form": settings.form,
         "secure_sum": settings.secure_sum,
         "dataset": {**dataset, "split_sha256": first["split_sha256"]},
@@ -217,6 +218,7 @@ def together(
             name: {
                 "metrics": _mean_std([single["reference"][name].metrics for single in singles]),
                 "history": _reference_history([single["reference"][name] for single in singles]),
+                **_words(first["reference"][name]),
             }
             for name in first["reference"]
         }
@@ -278,6 +280,11 @@ def _mean_std(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float 
         }
         for name, found in values.items()
     }
+
+
+def _words(row: Reference) -> dict[str, str]:
+    """Return what the row says of itself; nothing of the rows that the report has words for."""
+    return {key: text for key, text in (("label", row.label), ("note", row.note)) if text}
 
 
 def _reference_history(rows: Sequence[Reference]) -> list[dict[str, Any]]:

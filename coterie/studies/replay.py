@@ -33,8 +33,8 @@ from coterie.secure_sum.codes import codes_of
 from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Failed, ServerHalf, Step
+from coterie.secure_sum.registry import KEYED, server_half
 from coterie.secure_sum.steps import STEP_OF_KIND
-from coterie.systems.registry import KEYED, server_half
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import rounds_pb2
 from coterie.wire.v1.common_pb2 import SlotRange

@@ -37,6 +37,7 @@ from coterie.errors import DataError
 from coterie.evaluation.holdout import Holdout
 from coterie.evaluation.leave_one_out import RANKED, LeaveOneOut
 from coterie.evaluation.rated import Rated
+from coterie.systems.settings import SideInformation
 from coterie.systems.shared.host_data import HostData
 
 __all__ = ["CATALOGUE", "Feed", "load", "make_feed", "read_published"]
@@ -237,14 +238,15 @@ def make_feed(settings: RunSettings, dataset: Dataset, seed: int) -> Feed:
         When the data set lacks what the division needs, such as timestamps, genres, a published hold-out or ratings.
     """
     partition = _partition(settings, dataset, seed)
-    if settings.system == "fedmvmf":
+    needs, own = settings.description.needs, settings.own
+    if not needs.owners_by_genre:
         dataset, partition = _numbered_by_owner(dataset, partition)
     published = read_published(settings, dataset)
     feed = Feed(
         dataset=dataset,
         # Whatever a user rated counts, however it was rated; who predicts ratings looks at these.
         positive=dataset.positive(settings.data.positive_from)
-        if settings.system == "drift"
+        if needs.likes
         else np.ones(len(dataset), np.bool_),
         split=_split(settings, dataset, published, seed),
         partition=partition,
@@ -252,15 +254,11 @@ def make_feed(settings: RunSettings, dataset: Dataset, seed: int) -> Feed:
         seed=seed,
         negatives=None if published is None else published.negatives,
     )
-    match settings.system:
-        case "fedmvmf":
-            _require_ratings(settings.system, dataset, settings.mvmf.lowest, settings.mvmf.highest, "mvmf")
-            return _with_side_information(settings, feed)
-        case "fedmf":
-            _require_ratings(settings.system, dataset, settings.fedmf.lowest, settings.fedmf.highest, "fedmf")
-            return dataclasses.replace(feed, explicit=True)
-        case _:
-            return feed
+    if needs.ratings and own.rating_range is not None:
+        _require_ratings(settings.system, dataset, *own.rating_range, settings.description.table)
+        feed = dataclasses.replace(feed, explicit=True)
+    asked = own.side_information
+    return feed if asked is None else _with_side_information(settings, feed, asked)
 
 
 def _require_ratings(system: str, data: Dataset, lowest: float, highest: float, table: str) -> None:
@@ -285,43 +283,44 @@ def _require_ratings(system: str, data: Dataset, lowest: float, highest: float, 
         )
 
 
-def _with_side_information(settings: RunSettings, feed: Feed) -> Feed:
-    """Return the feed with ratings, attributes of users and features of items."""
-    data, options = feed.dataset, settings.mvmf
+def _with_side_information(settings: RunSettings, feed: Feed, asked: SideInformation) -> Feed:
+    """Return the feed with attributes of users and features of items."""
+    data = feed.dataset
     told = None
-    if options.attributes:
+    if asked.attributes:
         path = settings.data.path
         told = generate_user_attributes(_spec(settings)) if path is None else read_user_attributes(path, data)
-    return dataclasses.replace(feed, attributes=told, features=_features(settings, data), explicit=True)
+    return dataclasses.replace(feed, attributes=told, features=_features(settings, data, asked))
 
 
-def _features(settings: RunSettings, dataset: Dataset) -> AttributeTable | None:
-    options, path = settings.mvmf, settings.data.path
-    if options.features == "none":
+def _features(settings: RunSettings, dataset: Dataset, asked: SideInformation) -> AttributeTable | None:
+    path, table = settings.data.path, settings.description.table
+    if asked.features == "none":
         return None
     own = None if path is None else (path if path.is_dir() else path.parent)
-    folder = options.genome or own
-    if options.features == "genome" or (
-        options.features == "known" and folder is not None and has_genome(folder)
+    folder = asked.genome or own
+    if asked.features == "genome" or (
+        asked.features == "known" and folder is not None and has_genome(folder)
     ):
         if folder is None:
             raise DataError(
-                "mvmf.features 'genome' with the synthetic set, which has none",
-                hint="mvmf.genome names the folder with genome-scores.csv",
+                f"{table}.features 'genome' with the synthetic set, which has none",
+                hint=f"{table}.genome names the folder with genome-scores.csv",
             )
         return read_genome(folder, dataset)
     return item_attributes(dataset)
 
 
 def _partition(settings: RunSettings, dataset: Dataset, seed: int) -> Partition:
-    if settings.system == "drift":
+    if settings.description.needs.owners_by_genre:
         return by_genre(dataset, settings.federation.owners or None)
-    servers = settings.mvmf.item_servers if settings.system == "fedmvmf" else 1
+    servers = settings.own.catalogue_owners
     if servers == 1:
         return _catalogue(dataset)
     if servers > len(dataset.items):
         raise DataError(
-            f"mvmf.item_servers {servers} for {len(dataset.items)} items; expected at most one for each"
+            f"{settings.description.table}.item_servers {servers} for {len(dataset.items)} items; expected at most one "
+            "for each"
         )
     # Each item has one owner, whatever else is known of it: which one follows from its key.
     order = np.argsort(key_hash(dataset.items, seed), kind="stable")

@@ -15,7 +15,7 @@ from coterie.crypto.key_record import KeyTerms
 from coterie.evaluation.leave_one_out import CHOOSE_BY
 from coterie.rounds.policy import LEAST_REDRAW, min_sum
 from coterie.secure_sum.registry import KEYED
-from coterie.systems.description import System
+from coterie.systems.description import Driver, System
 from coterie.systems.registry import system_named
 from coterie.systems.settings import Label, Model, SystemSettings
 
@@ -342,6 +342,11 @@ class Run(Model):
     def form(self) -> str:
         """Form of the system, as the plan names it."""
         return self.own.form_in(self)
+
+    @property
+    def driver(self) -> Driver:
+        """The machine by which the orchestration server drives the run."""
+        return self.description.forms[self.form]
 
     @property
     def sparse(self) -> bool:

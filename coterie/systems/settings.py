@@ -91,6 +91,10 @@ class SystemSettings(Model):
         """Which of the system's models or presets is run; empty where there is one."""
         return ""
 
+    def label(self, run: Run) -> str:
+        """Return the name of what is run, for a reader: the system's, or that of its model."""
+        return run.description.title
+
     @property
     @abstractmethod
     def width(self) -> int:

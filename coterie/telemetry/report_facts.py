@@ -29,55 +29,28 @@ __all__ = [
     "leading_metric",
     "metric",
     "metrics",
+    "row_label",
     "rows",
     "run_label",
     "section",
-    "system_label",
     "taught",
 ]
 
 Report = Mapping[str, Any]
 """The content of a ``report.json``."""
 
-_SYSTEMS = {
-    "drift": "DRIFT",
-    "fedncf": "FedNCF",
-    "fedmvmf": "FedMVMF",
-    "fedmf": "FedMF",
-    "fcf": "FCF",
-    "saros": "SAROS",
-    "ncf": "NCF, centralised",
-    "als": "ALS",
-    "mf": "MF, centralised",
-    "means": "Item and user mean",
-    "item_mean": "Item mean",
-    "popularity": "Popularity",
-    "positive_share": "Positive share",
-    "random": "Random order",
+_ROWS = {
+    "als": ("ALS", "alternating least squares with all data in one place"),
+    "means": (
+        "Item and user mean",
+        "mean of the item, drawn towards that of all, and what the user gives more or less",
+    ),
+    "item_mean": ("Item mean", "items by mean rating, drawn towards that of all"),
+    "popularity": ("Popularity", "items by number of interactions"),
+    "positive_share": ("Positive share", "items by share of positives"),
+    "random": ("Random order", "no learning"),
 }
-_MODELS = {"gmf": "GMF", "mlp": "MLP", "neumf": "NeuMF"}
-_NOTES = {
-    "saros": "centralised, same blocks",
-    "ncf": "the same model with all data in one place",
-    "als": "alternating least squares with all data in one place",
-    "mf": "the same steps with all ratings in one place",
-    "means": "mean of the item, drawn towards that of all, and what the user gives more or less",
-    "item_mean": "items by mean rating, drawn towards that of all",
-    "popularity": "items by number of interactions",
-    "positive_share": "items by share of positives",
-    "random": "no learning",
-}
-_REFERENCE_ORDER = (
-    "saros",
-    "ncf",
-    "mf",
-    "als",
-    "means",
-    "item_mean",
-    "popularity",
-    "positive_share",
-    "random",
-)
+"""Names and notes of rows that any system may have beside it; other rows bring theirs along."""
 _RANKED = {
     "ndcg": "NDCG",
     "map": "MAP",
@@ -221,19 +194,21 @@ def entries(report: Report, name: str) -> list[Report]:
     return [entry for entry in found if isinstance(entry, Mapping)]
 
 
-def system_label(name: str) -> str:
-    """Return a system's name as its paper writes it, or the name itself."""
-    return _SYSTEMS.get(name, name)
-
-
 def run_label(report: Report, otherwise: str = "this run") -> str:
-    """Return the name of what was run, of FedNCF with the model that it trained."""
-    name = str(report.get("system") or otherwise)
-    if name == "fedncf":
-        model = section(section(report, "settings"), "fedncf").get("model")
-        if model in _MODELS:
-            return f"Fed{_MODELS[model]}"
-    return system_label(name)
+    """Return the name of what was run: the system's, as its paper writes it, or that of the model that it trained."""
+    return str(report.get("label") or report.get("system") or otherwise)
+
+
+def row_label(report: Report, name: str) -> str:
+    """Return the name of a row beside the run; the key itself where nothing says more."""
+    return _of_row(report, name)[0]
+
+
+def _of_row(report: Report, name: str) -> tuple[str, str]:
+    """Return name and note of a row beside the run."""
+    label, note = _ROWS.get(name, (name, ""))
+    own = section(section(report, "reference"), name)
+    return str(own.get("label") or label), str(own.get("note") or note)
 
 
 def taught(report: Report) -> tuple[str, list[Report]]:
@@ -343,8 +318,7 @@ def rows(report: Report, columns: Sequence[Metric]) -> list[Row]:
         scores = tuple(score(column, values) for column in columns)
         if all(one.mean is None for one in scores):
             continue
-        label = system_label(name) if name else run_label(report)
-        note = str(report.get("form") or "") if not name else _NOTES.get(name, "")
+        label, note = _of_row(report, name) if name else (run_label(report), str(report.get("form") or ""))
         found.append(Row(name, label, note, scores, is_run=not name))
     return found
 

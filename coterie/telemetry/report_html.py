@@ -34,10 +34,10 @@ from coterie.telemetry.report_facts import (
     headline,
     leading_metric,
     metrics,
+    row_label,
     rows,
     run_label,
     section,
-    system_label,
     taught,
 )
 from coterie.telemetry.report_parts import Fact, Table
@@ -165,7 +165,7 @@ def _tiles(report: Report) -> list[Fact]:
         note = leading.population
         if ours is not None and reference:
             gain = signed(100 * (ours / reference - 1), 1)
-            note = f"{gain}% against {system_label(name)}" + (f" ({note})" if note else "")
+            note = f"{gain}% against {row_label(report, name)}" + (f" ({note})" if note else "")
         if ours is not None:
             found.append(Fact(leading.label, measure(ours), note))
     if total.security_share is not None:

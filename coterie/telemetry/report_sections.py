@@ -30,10 +30,10 @@ from coterie.telemetry.report_facts import (
     leading_metric,
     metric,
     metrics,
+    row_label,
     rows,
     run_label,
     section,
-    system_label,
     taught,
 )
 from coterie.telemetry.report_parts import Fact, Section, Table
@@ -62,7 +62,7 @@ def _learning(report: Report) -> Section:
     in_rounds = bool(entries(report, "rounds"))
     name, central = taught(report)
     reference = epoch_positions(central)
-    label, reference_label = run_label(report), system_label(name)
+    label, reference_label = run_label(report), row_label(report, name)
     unit = "pass" if in_rounds else "epoch"
     found.lead = "One point for each evaluation; " + (
         "a pass visits every user once." if in_rounds else "an epoch is one pass over the blocks."

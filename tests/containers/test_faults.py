@@ -27,12 +27,13 @@ from coterie.privacy.transcript import decode, message_class, read_transcript
 from coterie.rounds.conductor import Conductor, Population, applied, model_to_bytes
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.protocol import Step
+from coterie.secure_sum.registry import server_half
 from coterie.secure_sum.steps import STEP_OF_KIND
 from coterie.studies.in_process import train_in_process
 from coterie.studies.replay import Replay
 from coterie.studies.run_data import load as load_dataset
 from coterie.studies.run_data import make_feed
-from coterie.systems.registry import server_half, server_side
+from coterie.systems.registry import server_side
 from coterie.wire.v1 import rounds_pb2
 from coterie.wire.v1.orchestrator_pb2 import SubmitRequest
 

@@ -8,8 +8,8 @@ import pytest
 
 from coterie.config.run import RunSettings
 from coterie.errors import ConfigError
-from coterie.launch.parties import run_plan
-from coterie.studies.cohorts import fragile, protection, require_cohorts, rounds_plan
+from coterie.studies.protection import fragile, protection, require_cohorts
+from coterie.studies.run_plan import rounds_plan, run_plan
 from coterie.systems.fedncf.sides import FedNcfPlan
 from coterie.wire.v1.orchestrator_pb2 import CohortKind
 

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coterie.config.fedmf import FcfOptions
 from coterie.config.run import RunSettings
 from coterie.data import Dataset
+from coterie.secure_sum.registry import SUMS
 from coterie.studies.in_process import InProcess, train_plan
 from coterie.studies.run_data import Feed, load, make_feed
-from coterie.systems.combinations import combination, combinations
 from coterie.systems.drift.mathematics import DriftSettings
 from coterie.systems.drift.sequential import run_in_process
 from coterie.systems.drift.study.references import in_time_order
-from coterie.systems.registry import SUMS, SYSTEMS
+from coterie.systems.fcf.settings import FcfOptions
+from coterie.systems.registry import SYSTEMS, combination, combinations
 from coterie.systems.shared.factor_server import MvmfPlan
 from coterie.systems.shared.factors import MvmfSettings
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan

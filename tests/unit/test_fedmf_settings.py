@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 
 from coterie.config import load as config
-from coterie.config.fedmf import FcfOptions, FedMfOptions
 from coterie.config.run import RunSettings
 from coterie.errors import DataError
-from coterie.launch.parties import run_plan
 from coterie.privacy.visibility import matrix
-from coterie.studies.cohorts import protection
+from coterie.studies.protection import protection
 from coterie.studies.run_data import load, make_feed
+from coterie.studies.run_plan import run_plan
 from coterie.systems.fcf.host import FcfPlan
 from coterie.systems.fcf.mathematics import FcfSettings
+from coterie.systems.fcf.settings import FcfOptions
 from coterie.systems.fedmf.mathematics import FedMfSettings, printed
 from coterie.systems.fedmf.server import FedMfPlan
+from coterie.systems.fedmf.settings import FedMfOptions
 from coterie.systems.registry import fewest_users
 
 ROOT = Path(__file__).parents[2]

@@ -7,19 +7,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from coterie.config.encryption import EncryptionSettings
-from coterie.config.run import RunSettings
+from coterie.config.run import EncryptionSettings, RunSettings
 from coterie.data import SyntheticSpec, generate, random
 from coterie.data.keyed_order import key_hash
 from coterie.errors import ConfigError, DataError
 from coterie.evaluation.baselines import damped_mean
 from coterie.evaluation.holdout import TEST, TRAIN
 from coterie.evaluation.rated import figures
-from coterie.launch.parties import run_plan
 from coterie.rounds.sides import Summed, User
 from coterie.rounds.training import Purpose
 from coterie.studies.in_process import train_in_process, train_plan
 from coterie.studies.run_data import load, make_feed
+from coterie.studies.run_plan import run_plan
 from coterie.systems.fedmf.host import FedMfHost
 from coterie.systems.fedmf.mathematics import FedMfSettings, initial_factors, printed
 from coterie.systems.fedmf.server import FIGURES, MEASURES, FedMfPlan, FedMfServer

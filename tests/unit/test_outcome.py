@@ -8,7 +8,7 @@ import pytest
 
 from coterie.config.run import RunSettings
 from coterie.studies.outcome import Outcome, from_cos, network, together, write
-from coterie.systems.drift.study.references import Reference
+from coterie.studies.reference import Reference
 
 KEYS = {
     "run_id", "system", "form", "secure_sum", "dataset", "seeds", "metrics", "reference", "traffic",

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from coterie.config.fedncf import FedNcfOptions
 from coterie.config.load import load
-from coterie.config.mvmf import MvmfOptions
 from coterie.config.run import RunSettings
 from coterie.errors import ConfigError
+from coterie.systems.fedmvmf.settings import MvmfOptions
 from coterie.systems.fedncf.mathematics import FedNcfSettings, tuned
 from coterie.systems.fedncf.networks import MODELS
+from coterie.systems.fedncf.settings import FedNcfOptions
 from coterie.systems.fedncf.sides import FedNcfPlan
 from coterie.systems.shared.factor_server import MvmfPlan
 from coterie.systems.shared.factors import PRESETS

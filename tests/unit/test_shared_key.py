@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from coterie.config.run import RunSettings
 from coterie.crypto.verification import VerificationError
 from coterie.errors import ConfigError, CryptoError
-from coterie.launch.parties import run_plan
 from coterie.parties.shared_model import SharedModels
 from coterie.rounds.conductor import applied
 from coterie.rounds.training import Purpose
@@ -22,6 +21,7 @@ from coterie.secure_sum.key_holder import KeyHolder
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.secure_sum.protocol import Applied, Declined, Step
 from coterie.studies.local_rounds import Holder, Members, run_round
+from coterie.studies.run_plan import run_plan
 from coterie.systems.registry import server_side
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import rounds_pb2 as wire

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coterie.config.run import FedNcfOptions, RoundsSettings, RunSettings, SplitSettings
+from coterie.config.run import RoundsSettings, RunSettings, SplitSettings
 from coterie.errors import ConfigError, DataError
 from coterie.evaluation import from_table, headline, paired_difference, popularity, random_scores
 from coterie.evaluation.selection import Selection, Trained
@@ -22,6 +22,7 @@ from coterie.studies.tables.row import Choices, Row, draw, with_options
 from coterie.studies.tables.table import Block, Table, chosen_rows, evaluate
 from coterie.studies.tables.tuning import Trials
 from coterie.systems.fedncf.mathematics import published
+from coterie.systems.fedncf.settings import FedNcfOptions
 from coterie.systems.fedncf.study.table import FEDNCF, studies
 
 SETTINGS = RunSettings.model_validate(

@@ -9,8 +9,8 @@ from coterie.config.run import RunSettings
 from coterie.rounds.conductor import cohort_rule
 from coterie.rounds.policy import cohorts
 from coterie.studies import tables
-from coterie.studies.cohorts import rounds_plan
 from coterie.studies.run_data import load, make_feed
+from coterie.studies.run_plan import rounds_plan
 from coterie.studies.tables.row import with_options
 from coterie.systems.fedmf.mathematics import printed
 from coterie.systems.fedmf.study import table as fedmf

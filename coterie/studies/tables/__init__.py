@@ -5,18 +5,16 @@ trials; trivial rows stand beside.
 """
 
 from coterie.errors import ConfigError, nearest
+from coterie.studies.study import studies
 from coterie.studies.tables.table import Table, chosen_rows, evaluate, stem
 from coterie.studies.tables.tuning import Trials, tune
-from coterie.systems.drift.study.table import DRIFT
-from coterie.systems.fedmf.study.table import FEDMF
-from coterie.systems.fedmvmf.study.metric_variants import PRIVMVMF_READINGS
-from coterie.systems.fedmvmf.study.table import PRIVMVMF
-from coterie.systems.fedncf.study.table import FEDNCF
 
-__all__ = ["TABLES", "Table", "Trials", "chosen_rows", "evaluate", "find", "stem", "tune"]
+__all__ = ["Table", "Trials", "chosen_rows", "evaluate", "find", "stem", "tables", "tune"]
 
-TABLES = {table.name: table for table in (DRIFT, FEDNCF, PRIVMVMF, PRIVMVMF_READINGS, FEDMF)}
-"""Every table, by name."""
+
+def tables() -> dict[str, Table]:
+    """Return the tables of every system, by name."""
+    return {table.name: table for study in studies() for table in study.tables}
 
 
 def find(name: str) -> Table:
@@ -27,10 +25,11 @@ def find(name: str) -> Table:
     ConfigError
         No such table.
     """
-    if name not in TABLES:
-        guess = nearest(name, TABLES)
+    known = tables()
+    if name not in known:
+        guess = nearest(name, known)
         raise ConfigError(
-            f"{name!r} is no table; there are {', '.join(TABLES)}",
+            f"{name!r} is no table; there are {', '.join(known)}",
             hint=f"did you mean {guess!r}?" if guess else None,
         )
-    return TABLES[name]
+    return known[name]

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coterie.config.run import RunSettings
+from coterie.config.run import RoundsSettings
 from coterie.studies.tables.blocks import ABSENT
 
 __all__ = ["kept", "main", "of_runs", "page", "read_kept", "readme_table", "with_table"]
@@ -221,7 +221,7 @@ def readme_table(tables: Mapping[str, Mapping[str, Any]]) -> str:
 def _groups(table: Mapping[str, Any], facts: Sequence[Mapping[str, Any]]) -> str:
     """Return how large fixed groups were, where that is not as usual."""
     group = table["settings"]["rounds"]["group"]
-    usual = group == RunSettings().rounds.group or any(one["cohorts"] != "groups" for one in facts)
+    usual = group == RoundsSettings().group or any(one["cohorts"] != "groups" for one in facts)
     return "" if usual else f", groups of {group}"
 
 

@@ -155,6 +155,10 @@ class FedNcfOptions(SystemSettings):
         """Which of the models or presets is run."""
         return self.model
 
+    def label(self, run: Run) -> str:
+        """Return the name of the model that is trained, as the paper writes it."""
+        return {"gmf": "FedGMF", "mlp": "FedMLP", "neumf": "FedNeuMF"}[self.model]
+
     @property
     def width(self) -> int:
         """How many values a row of the model has."""

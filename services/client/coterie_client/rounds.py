@@ -30,9 +30,10 @@ from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Layout, UnboundedValueError
 from coterie.secure_sum.plan import SumPlan, layout_hash
 from coterie.secure_sum.protocol import Declined, Step
+from coterie.secure_sum.registry import KEYED, Signer, member_half
 from coterie.secure_sum.steps import DECLINED, KIND_OF, STEP_IN_TASK, TASK_STEP
 from coterie.store import client as store
-from coterie.systems.registry import KEYED, Signer, member_half, server_side
+from coterie.systems.registry import server_side
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name
 from coterie.wire.tensor import from_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire

@@ -20,7 +20,8 @@ from coterie.parties.party import Member, Party
 from coterie.process.runtime import Runtime
 from coterie.store.client import Interaction
 from coterie.store.engine import Writer, open_sqlite
-from coterie.systems.registry import SYSTEMS, ratings_of
+from coterie.systems.description import Driver
+from coterie.systems.registry import driver_of, ratings_of
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.client_pb2_grpc import add_UserAgentServicer_to_server
@@ -124,7 +125,7 @@ class ClientProcess:
         await host.note_sent("cos", "registration", len(members), size)
         way = _way(host)
         objections = host.consent.objections(party.plan, way.metrics)
-        if party.plan.system in SYSTEMS:
+        if driver_of(party.plan.system, party.plan.form) is Driver.ROUNDS:
             objections += restored.objections(self._settings.state, self._settings.run, party.plan.secure_sum)
         if objections:
             way.close()
@@ -181,10 +182,13 @@ def _holds_key(settings: ClientSettings) -> bool:
 
 def _way(host: Host) -> TakingPart:
     """Return how a host takes part in the run whose plan it was given."""
-    plan = host.party.plan
-    if plan.system in SYSTEMS:
-        return Rounds(host)
-    return ShieldedDrift(host) if plan.form == "shielded" else Drift(host)
+    match driver_of(host.party.plan.system, host.party.plan.form):
+        case Driver.ROUNDS:
+            return Rounds(host)
+        case Driver.WINDOWS:
+            return ShieldedDrift(host)
+        case _:
+            return Drift(host)
 
 
 def _told(settings: ClientSettings) -> tuple[dict[str, int], AttributeTable] | None:

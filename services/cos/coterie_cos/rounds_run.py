@@ -21,8 +21,9 @@ from coterie.rounds.training import Purpose, Training
 from coterie.secure_sum.contribution import ImpossibleSumError
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Failed, Formed
+from coterie.secure_sum.registry import KEYED
 from coterie.store import cos as store
-from coterie.systems.registry import KEYED, asks_owners, server_side
+from coterie.systems.registry import asks_owners, server_side
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import to_wire
 from coterie.wire.v1 import operator_pb2 as operator

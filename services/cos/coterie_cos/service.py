@@ -26,12 +26,14 @@ from coterie.parties.paillier_directory import HOLD_S, PaillierDirectory
 from coterie.process.runtime import Runtime
 from coterie.rounds.plan_hash import plan_hash
 from coterie.rounds.policy import LEAST_REDRAW
+from coterie.secure_sum.registry import SUMS
 from coterie.store import cos as store
 from coterie.store.engine import Term, Writer, failure, file_failure, open_sqlite
 from coterie.store.postgres import Place, bounded, open_postgres
 from coterie.store.room import MARGIN, has_room
+from coterie.systems.description import Driver
 from coterie.systems.drift.shielded_run import ShieldedPlan
-from coterie.systems.registry import SUMS, SYSTEMS, server_side
+from coterie.systems.registry import combination, driver_of, in_rounds, server_side
 from coterie.telemetry.gauges import Measure
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.latency_pb2_grpc import add_LatencyServicer_to_server
@@ -136,8 +138,9 @@ class CosProcess:
         def traffic() -> tuple[int, int]:
             return meter.bytes_in, meter.bytes_out
 
-        if request.plan.system in SYSTEMS or request.plan.form == "shielded":
-            kind = RoundsRun if request.plan.system in SYSTEMS else ShieldedRun
+        driver = driver_of(request.plan.system, request.plan.form)
+        if driver in (Driver.ROUNDS, Driver.WINDOWS):
+            kind = RoundsRun if driver is Driver.ROUNDS else ShieldedRun
             accounting = self._runtime.accounting
             around = Surroundings(folder, self._term, traffic, accounting, self._directory_key, revoked)
             return kind(request, around)
@@ -164,13 +167,12 @@ class CosProcess:
                     expected="a new id",
                 )
             return held
-        if plan.system in SYSTEMS:
+        if in_rounds(plan.system):
             _check_rounds(request)
-        elif (plan.system, plan.form, plan.secure_sum) == ("drift", "published", "clear"):
+        elif combination(plan.system, plan.secure_sum, plan.form).allowed:
             _check_drift(request)
-        elif (plan.system, plan.form) == ("drift", "shielded") and plan.secure_sum in SUMS:
-            _check_drift(request)
-            _check_shielded(request)
+            if driver_of(plan.system, plan.form) is Driver.WINDOWS:
+                _check_shielded(request)
         else:
             raise Refusal(
                 ErrorReason.ERROR_REASON_WRONG_SYSTEM,
@@ -178,7 +180,7 @@ class CosProcess:
                 field="plan",
                 expected="one that `coterie systems` lists",
             )
-        if plan.system in SYSTEMS and not plan.rounds.beacon:
+        if in_rounds(plan.system) and not plan.rounds.beacon:
             plan.rounds.beacon, plan.rounds.beacon_signature = await self._beacon(plan.run_id)
             term.check()
         with term.keeping("make the folder of a run"):
@@ -397,7 +399,7 @@ def _check_rounds(request: StartRunRequest) -> None:
         INVALID_FIELD names the first field that is out of its range; WRONG_SYSTEM when system and sum do not combine.
     """
     plan, rounds = request.plan, request.plan.rounds
-    if plan.secure_sum not in SYSTEMS[plan.system].sums or plan.secure_sum not in SUMS:
+    if not combination(plan.system, plan.secure_sum).allowed:
         raise Refusal(
             ErrorReason.ERROR_REASON_WRONG_SYSTEM,
             f"{plan.system} does not run with the sum {plan.secure_sum!r}",

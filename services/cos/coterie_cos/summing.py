@@ -13,8 +13,8 @@ import structlog
 
 from coterie.rounds.pace import pause_s
 from coterie.rounds.sides import Arrays
+from coterie.secure_sum.registry import server_half
 from coterie.store.engine import Term
-from coterie.systems.registry import server_half
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie_cos.remembered import Remembered

@@ -1,1 +1,38 @@
-"""References and tables of DRIFT."""
+"""References, attacks, tables and studies of DRIFT."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from coterie.config.run import RunSettings
+from coterie.privacy.attacks import drift as published
+from coterie.privacy.attacks import windows
+from coterie.studies.reference import Reference
+from coterie.studies.run_data import Feed
+from coterie.studies.study import Further, Recorded, Study
+from coterie.systems.drift.settings import DriftOptions
+from coterie.systems.drift.study.references import references
+from coterie.systems.drift.study.table import DRIFT
+
+__all__ = ["STUDY"]
+
+
+def _references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Reference]:
+    return references(feed, settings.table(DriftOptions), seed)
+
+
+def _attack(recorded: Recorded) -> dict[str, Any]:
+    attacks = windows if recorded.plan.form == "shielded" else published
+    return dict(attacks.report(recorded.transcripts, recorded.truth, recorded.plan))
+
+
+def _thetas(settings: RunSettings) -> Iterator[Further]:
+    """Yield the same federation with each Theta of ``study.theta``: quality, calls and CPU time change."""
+    own = settings.table(DriftOptions)
+    for theta in settings.study.theta:
+        other = settings.with_table(own.model_copy(update={"theta": theta}))
+        yield Further("theta_study", f"theta-{theta}", {"theta": theta}, other)
+
+
+STUDY = Study(references=_references, attack=_attack, tables=(DRIFT,), further=_thetas)

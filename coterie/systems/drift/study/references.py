@@ -3,40 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from coterie.config.run import DriftOptions
 from coterie.evaluation.baselines import popularity, positive_share, random_scores
 from coterie.evaluation.holdout import TRAIN, headline
+from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed
 from coterie.systems.drift import central as saros
 from coterie.systems.drift.blocks import Stream
-from coterie.systems.drift.mathematics import DriftSettings, score
+from coterie.systems.drift.mathematics import score
+from coterie.systems.drift.settings import DriftOptions
 
-__all__ = ["ROWS", "Reference", "in_time_order", "learning_settings", "references"]
-
-
-@dataclass(frozen=True)
-class Reference:
-    """One row beside the federation's: final metrics and, where it learns, metrics by epoch."""
-
-    metrics: dict[str, float]
-    history: list[dict[str, Any]]
-
-
-def learning_settings(options: DriftOptions) -> DriftSettings:
-    """Return the learning settings of a run's options."""
-    return DriftSettings(
-        dim=options.dim,
-        rate=options.rate,
-        ridge=options.ridge,
-        theta=options.theta,
-        item_bias=options.item_bias,
-    )
+__all__ = ["ROWS", "in_time_order", "references"]
 
 
 def in_time_order(feed: Feed, chosen: npt.NDArray[np.bool_]) -> Stream:
@@ -77,11 +58,9 @@ def _saros(feed: Feed, options: DriftOptions, seed: int) -> Reference:
         history.append({"epoch": epoch, "train_loss": loss, "metrics": measured})
 
     stream = in_time_order(feed, train)
-    saros.train(
-        stream, n_users, n_items, learning_settings(options), epochs=options.epochs, seed=seed, on_epoch=done
-    )
+    saros.train(stream, n_users, n_items, options.learning(), epochs=options.epochs, seed=seed, on_epoch=done)
 
-    return Reference(history[-1]["metrics"], history)
+    return Reference(history[-1]["metrics"], history, "SAROS", "centralised, same blocks")
 
 
 def _trivial(name: str, feed: Feed, seed: int) -> Reference:

@@ -12,12 +12,14 @@ from coterie.config.run import RunSettings
 from coterie.data import Dataset
 from coterie.evaluation.selection import Trained, best_of
 from coterie.launch import experiment
+from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed
 from coterie.studies.tables.blocks import Entry, beside
 from coterie.studies.tables.cell import Cell
 from coterie.studies.tables.row import Choices, Options, Row, with_options
 from coterie.studies.tables.table import Block, Results, Table
-from coterie.systems.drift.study.references import Reference, references
+from coterie.systems.drift.settings import DriftOptions
+from coterie.systems.drift.study.references import references
 
 __all__ = ["CHOOSE_BY", "DRIFT", "SHOWN", "after_first_epoch"]
 
@@ -60,7 +62,7 @@ def _trivial(name: str) -> Any:
 
 def _reference(name: str, settings: RunSettings, feed: Feed, seed: int) -> Reference:
     # The trivial rows need no training, so nothing is trained for them.
-    return references(feed, settings.drift, seed, only=(name,))[name]
+    return references(feed, settings.table(DriftOptions), seed, only=(name,))[name]
 
 
 def _trained(history: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> Trained:
@@ -131,5 +133,5 @@ DRIFT = Table(
     headline="ndcg@10",
     choose_by=CHOOSE_BY,
     enumerate_options=True,
-    suffix=lambda settings: "-bias" if settings.drift.item_bias else "",
+    suffix=lambda settings: "-bias" if settings.table(DriftOptions).item_bias else "",
 )

@@ -1,1 +1,12 @@
-"""References and tables of FedMF."""
+"""References, attacks and tables of FedMF."""
+
+from __future__ import annotations
+
+from coterie.studies.study import Study
+from coterie.systems.fedmf.study.attacks import attack
+from coterie.systems.fedmf.study.references import fedmf_references
+from coterie.systems.fedmf.study.table import FEDMF
+
+__all__ = ["STUDY"]
+
+STUDY = Study(references=fedmf_references, attack=attack, tables=(FEDMF,))

@@ -1,10 +1,8 @@
-"""The rows beside FedMF and FCF: same data, same split, same metrics."""
+"""The rows beside FedMF: same data, same split, same metrics."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from importlib import util
 from typing import Any
 
 import numpy as np
@@ -12,18 +10,17 @@ from numpy.typing import NDArray
 
 from coterie.config.run import RunSettings
 from coterie.data.keyed_order import key_hash
-from coterie.evaluation.baselines import als, damped_mean, damped_offset, popularity, random_scores
+from coterie.evaluation.baselines import damped_mean, damped_offset
 from coterie.evaluation.rated import Rated, figures
 from coterie.evaluation.selection import best_of
+from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed
-from coterie.systems.drift.study.references import Reference
-from coterie.systems.fcf import host as fcf
-from coterie.systems.fcf.mathematics import TAKEN_UP
 from coterie.systems.fedmf import server as fedmf
 from coterie.systems.fedmf.central import CentralFactors, train
-from coterie.systems.shared.study.references import mvmf_references
+from coterie.systems.fedmf.settings import FedMfOptions
+from coterie.systems.shared.study.references import mvmf_references, only
 
-__all__ = ["central_history", "fcf_references", "fedmf_means", "fedmf_references", "mean_scores"]
+__all__ = ["central_history", "fedmf_means", "fedmf_references", "mean_scores"]
 
 
 def fedmf_references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Reference]:
@@ -42,7 +39,12 @@ def fedmf_references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, 
     ]
     best = best_of(history, rounds.choose_by)
     return {
-        "mf": Reference(dict(history[best]["metrics"]), history),
+        "mf": Reference(
+            dict(history[best]["metrics"]),
+            history,
+            "MF, centralised",
+            "the same steps with all ratings in one place",
+        ),
         "means": Reference(fedmf_means(feed)["means"], []),
         **mvmf_references(settings, feed, seed),
     }
@@ -65,12 +67,12 @@ def central_history(settings: RunSettings, feed: Feed, seed: int) -> list[tuple[
         data.user[own],
         item,
         data.rating[own].astype(np.float64),
-        settings.fedmf.plan().learning,
+        settings.table(FedMfOptions).plan().learning,
         key_hash(data.users, seed),
         items,
         rounds=rounds.passes,
         seed=seed,
-        trained=np.bincount(item, minlength=items) >= settings.fedmf.min_touch,
+        trained=np.bincount(item, minlength=items) >= settings.table(FedMfOptions).min_touch,
     )
     return [
         (step, _figures_of(rated, factors))
@@ -81,7 +83,7 @@ def central_history(settings: RunSettings, feed: Feed, seed: int) -> list[tuple[
 
 def _figures_of(rated: Rated, factors: CentralFactors) -> dict[str, float]:
     p, q = factors.users.astype(np.float32), factors.items.astype(np.float32)
-    return _only(figures(rated.measure(lambda users: p[users] @ q.T)), fedmf.FIGURES)
+    return only(figures(rated.measure(lambda users: p[users] @ q.T)), fedmf.FIGURES)
 
 
 def fedmf_means(feed: Feed) -> dict[str, dict[str, float]]:
@@ -100,8 +102,7 @@ def fedmf_means(feed: Feed) -> dict[str, dict[str, float]]:
     }
     rated = dataclasses.replace(feed.rated(), training=True)
     return {
-        name: _only(figures(rated.measure(table.__getitem__)), fedmf.FIGURES)
-        for name, table in tables.items()
+        name: only(figures(rated.measure(table.__getitem__)), fedmf.FIGURES) for name, table in tables.items()
     }
 
 
@@ -112,34 +113,3 @@ def mean_scores(feed: Feed) -> NDArray[np.float32]:
     by_item = damped_mean(item, rating, len(data.items))
     by_user = damped_offset(user, item, rating, by_item, len(data.users))
     return by_user[:, None] + by_item[None, :]
-
-
-def fcf_references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Reference]:
-    """Measure what stands beside FCF.
-
-    Returns
-    -------
-    dict
-        ``popularity`` and ``random``; ``als``, the same cost minimised with all data in one place, where the package
-        ``implicit`` is installed.
-    """
-    data, own = feed.dataset, feed.split.train
-    shape = users, items = len(data.users), len(data.items)
-    taken = np.full(len(data), TAKEN_UP, np.float32)
-    rated = Rated(users, items, data.user, data.item, taken, feed.split.part, relevant_from=TAKEN_UP)
-    known = popularity(data.item[own], np.ones(int(own.sum()), np.bool_), items)
-    tables = {
-        "popularity": np.broadcast_to(known, shape),
-        "random": random_scores(users, items, seed),
-    }
-    if util.find_spec("implicit") is not None:
-        p, q = als(data.user[own], data.item[own], users, items, seed=seed)
-        tables["als"] = (p @ q.T).astype(np.float32)
-    return {
-        name: Reference(_only(figures(rated.measure(table.__getitem__)), fcf.FIGURES), [])
-        for name, table in tables.items()
-    }
-
-
-def _only(metrics: Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:
-    return {name: metrics[name] for name in names if name in metrics}

@@ -18,9 +18,9 @@ from coterie.studies.run_data import Feed
 from coterie.studies.tables.blocks import Entry, beside
 from coterie.studies.tables.row import Options, Row, configured, with_options
 from coterie.studies.tables.table import Section, Table
+from coterie.systems.fedmvmf.study.references import references
 from coterie.systems.shared.factor_server import CHOOSE_BY
 from coterie.systems.shared.factors import PRESETS
-from coterie.systems.shared.study.references import mvmf_references
 
 __all__ = ["PAPER", "PRIVMVMF", "SCENARIOS", "trained_of"]
 
@@ -106,7 +106,7 @@ def trained_of(settings: RunSettings, known: Mapping[str, Any]) -> Trained:
 
 def _known(name: str) -> Any:
     def engine(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trained:
-        metrics = mvmf_references(with_options(settings, options), feed, seed)[name].metrics
+        metrics = references(with_options(settings, options), feed, seed)[name].metrics
         return Trained([{"step": 0, "metrics": metrics}], 0, metrics)
 
     return engine

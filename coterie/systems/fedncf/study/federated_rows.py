@@ -17,6 +17,7 @@ from coterie.studies.in_process import InProcess, train_in_process
 from coterie.studies.run_data import Feed
 from coterie.studies.tables.row import Choices, LogUniform, Options, Row, Space, configured
 from coterie.systems.fedncf.mathematics import published, tuned
+from coterie.systems.fedncf.settings import FedNcfOptions
 
 __all__ = ["PRINTED", "SPACE", "exact_row", "federated_row", "printed_row", "train_run"]
 
@@ -174,7 +175,7 @@ def _of_all(feed: Feed, hosts: int, sides: Sequence[HostSide]) -> dict[str, NDAr
 
 
 def _facts(settings: RunSettings, run: InProcess) -> Mapping[str, Any]:
-    fedncf, rounds = settings.fedncf, settings.rounds
+    fedncf, rounds = settings.table(FedNcfOptions), settings.rounds
     facts: dict[str, Any] = {
         "secure_sum": settings.secure_sum,
         "parties": settings.form,

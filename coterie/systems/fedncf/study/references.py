@@ -1,4 +1,4 @@
-"""The rows beside a run: same data, same split, same metrics."""
+"""The rows beside FedNCF: same data, same split, same metrics."""
 
 from __future__ import annotations
 
@@ -7,33 +7,17 @@ from importlib import util
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.config.fedncf import FedNcfOptions
-from coterie.config.run import RunSettings
 from coterie.evaluation.baselines import als, from_factors, from_table, popularity, random_scores
 from coterie.evaluation.leave_one_out import CHOOSE_BY, ScoreAll, ScoreCandidates
 from coterie.evaluation.selection import Selection, Trained, measured_once
+from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed
-from coterie.systems.drift.study.references import Reference, references
-from coterie.systems.fedmf.study.references import fcf_references, fedmf_references
 from coterie.systems.fedncf import central as ncf_central
 from coterie.systems.fedncf.central import CentralModel, CentralSettings
 from coterie.systems.fedncf.networks import scores
-from coterie.systems.shared.study.references import mvmf_references
+from coterie.systems.fedncf.settings import FedNcfOptions
 
-__all__ = ["ncf_references", "reference_rows", "train_central"]
-
-
-def reference_rows(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Reference]:
-    """Train and measure the rows that stand beside a run, whatever its system."""
-    if settings.system == "drift":
-        return references(feed, settings.drift, seed)
-    if settings.system == "fedmvmf":
-        return mvmf_references(settings, feed, seed)
-    if settings.system == "fedmf":
-        return fedmf_references(settings, feed, seed)
-    if settings.system == "fcf":
-        return fcf_references(settings, feed, seed)
-    return ncf_references(feed, settings.fedncf, settings.rounds.passes, seed)
+__all__ = ["ncf_references", "train_central"]
 
 
 def ncf_references(feed: Feed, options: FedNcfOptions, epochs: int, seed: int) -> dict[str, Reference]:
@@ -76,7 +60,9 @@ def _central(feed: Feed, options: FedNcfOptions, epochs: int, seed: int) -> Refe
         {"epoch": one["step"], "train_loss": one["train_loss"], "metrics": dict(one["metrics"])}
         for one in trained.history
     ]
-    return Reference(dict(trained.metrics), history)
+    return Reference(
+        dict(trained.metrics), history, "NCF, centralised", "the same model with all data in one place"
+    )
 
 
 def train_central(feed: Feed, settings: CentralSettings, epochs: int, seed: int) -> Trained:

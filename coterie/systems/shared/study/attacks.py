@@ -10,11 +10,9 @@ less what the ridge did to it, is twice the rate times :math:`f(i, j)`; exactly 
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,12 +28,9 @@ from coterie.privacy.attacks.scoring import Truth, mean_auc
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import ImpossibleSumError
 from coterie.studies.replay import Received, Replay
-from coterie.systems.fcf.host import FcfPlan
-from coterie.systems.fedmf.mathematics import FedMfSettings, shared
-from coterie.systems.fedmf.server import FedMfPlan
-from coterie.systems.shared.factor_server import MvmfPlan
+from coterie.studies.study import Recorded
 from coterie.systems.shared.factors import MvmfSettings
-from coterie.wire.v1.orchestrator_pb2 import RunPlan
+from coterie.systems.shared.rated_server import RatedPlan
 
 __all__ = ["RatedTruth", "report"]
 
@@ -93,8 +88,23 @@ class RatedTruth:
         return Marginals.of(self.pairs.items, self.ratings, users, stars, self.pairs.n_items)
 
 
-def report(transcripts: Sequence[Path], truth: RatedTruth, plan: RunPlan) -> dict[str, dict[str, Any]]:
-    """Attack the server's transcript of a run of FedMVMF, FedMF or FCF.
+def report(
+    recorded: Recorded,
+    settings: RatedPlan,
+    learning: MvmfSettings,
+    turned: Callable[[Seen], Seen] | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Attack the server's transcript of a run of a system of factors.
+
+    Parameters
+    ----------
+    recorded : Recorded
+    settings : RatedPlan
+        The plan's settings.
+    learning : MvmfSettings
+        What everybody knows of the run, in FedMVMF's terms.
+    turned : callable, optional
+        Makes a contribution one of FedMVMF, of systems whose users take steps of their own.
 
     Returns
     -------
@@ -105,9 +115,9 @@ def report(transcripts: Sequence[Path], truth: RatedTruth, plan: RunPlan) -> dic
         ``profiles`` where they cover several.  ``places`` of sparse sums of single users: the intersection of what they
         sent, each ciphertext being all items in it.  ``disaggregate`` and ``differencing`` as for FedNCF.
     """
-    settings, stepping = _settings(plan)
+    truth = RatedTruth(recorded.truth, recorded.ratings, recorded.attributes)
     pairs = truth.pairs
-    replay = Replay(transcripts, plan, models=True)
+    replay = Replay(recorded.transcripts, recorded.plan, models=True)
     views: list[RoundView] = []
     alone: dict[int, list[Seen]] = defaultdict(list)
     sums: dict[tuple[int, ...], Seen] = {}
@@ -127,8 +137,8 @@ def report(transcripts: Sequence[Path], truth: RatedTruth, plan: RunPlan) -> dic
         seen = _seen(one, replay.model(one.plan))
         if seen is None:
             continue
-        if stepping is not None:
-            seen = _gradients(seen, stepping)
+        if turned is not None:
+            seen = turned(seen)
         if single:
             kept = alone[one.slots[0]]
             kept[:] = [*kept[-(_ROUNDS - 1) :], seen]
@@ -137,7 +147,7 @@ def report(transcripts: Sequence[Path], truth: RatedTruth, plan: RunPlan) -> dic
             sums[one.slots] = seen
             if len(sums) > _SUMS:
                 del sums[next(iter(sums))]
-    learning, marginals = _rules(settings), truth.marginals()
+    marginals = truth.marginals()
     taken: dict[int, Reconstruction] = {}
     for users, seen in sums.items():
         # By the last of the sums that cover a user.
@@ -145,7 +155,7 @@ def report(transcripts: Sequence[Path], truth: RatedTruth, plan: RunPlan) -> dic
     for user, rounds in alone.items():
         # With SGD a factor steps from one contribution to the next; with SemiALS each stands by itself.  FedMF's own
         # steps are others.
-        if learning.update == "sgd" and len(rounds) > 1 and stepping is None:
+        if learning.update == "sgd" and len(rounds) > 1 and turned is None:
             taken[user] = reconstruct(rounds[-2], learning, marginals, second=rounds[-1])
         else:
             taken[user] = reconstruct(rounds[-1], learning, marginals)
@@ -162,36 +172,6 @@ def report(transcripts: Sequence[Path], truth: RatedTruth, plan: RunPlan) -> dic
     found["disaggregate"] = dict(disaggregate.report(views, pairs))
     found["differencing"] = dict(differencing.report(views, pairs))
     return found
-
-
-def _settings(plan: RunPlan) -> tuple[MvmfPlan | FedMfPlan, FedMfSettings | None]:
-    """Return the plan of a system, and how its users step where that is FedMF."""
-    if plan.system == "fcf":
-        return FcfPlan.from_json(plan.settings).mvmf(), None
-    if plan.system == "fedmf":
-        own = FedMfPlan.from_json(plan.settings)
-        return own, own.learning
-    return MvmfPlan.from_json(plan.settings), None
-
-
-def _rules(settings: MvmfPlan | FedMfPlan) -> MvmfSettings:
-    """Return what everybody knows of the run, in FedMVMF's terms."""
-    if isinstance(settings, FedMfPlan):
-        return shared(settings.learning)
-    return settings.learning
-
-
-def _gradients(seen: Seen, stepping: FedMfSettings) -> Seen:
-    """Return FedMF's changes of rows as FedMVMF's gradients; of several local epochs what all of them come to."""
-    rate = stepping.rate * stepping.local_epochs
-    ridge = np.where(seen.touched[:, None], 2 * stepping.ridge * seen.item_factors, 0.0)
-    return dataclasses.replace(
-        seen,
-        items=(seen.items / rate + ridge) / 2,
-        noise=(seen.noise[0] / (2 * rate), seen.noise[1]),
-        # What is clipped is the change, and the bound leaves room for more than ratings can do.
-        bounds=(np.inf, np.inf),
-    )
 
 
 def _spread(users: NDArray[np.integer], most: int) -> list[int]:
@@ -242,7 +222,7 @@ def _touched(rounds: Sequence[Seen]) -> list[NDArray[np.bool_]]:
 
 
 def _sent(
-    replay: Replay, settings: MvmfPlan | FedMfPlan, watched: Collection[int], n_items: int
+    replay: Replay, settings: RatedPlan, watched: Collection[int], n_items: int
 ) -> dict[int, list[NDArray[np.bool_]]]:
     """Return near which items users have something by what they sent, bool (n_items,) for each of the last rounds."""
     layout = settings.layout(Purpose.TRAIN, n_items)

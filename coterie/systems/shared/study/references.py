@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 
 from coterie.config.run import RunSettings
 from coterie.evaluation.baselines import damped_mean, popularity, random_scores
 from coterie.evaluation.rated import figures
+from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed
-from coterie.systems.drift.study.references import Reference
 from coterie.systems.shared.factor_server import FIGURES
 
-__all__ = ["mvmf_references"]
+__all__ = ["mvmf_references", "only"]
 
 
-def mvmf_references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Reference]:
+def mvmf_references(
+    settings: RunSettings, feed: Feed, seed: int, *, min_touch: int | None = None
+) -> dict[str, Reference]:
     """Measure what knows no user.
 
     Parameters
@@ -25,6 +28,8 @@ def mvmf_references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, R
     feed : Feed
     seed : int
         Of random scores.
+    min_touch : int, optional
+        Fewest raters of an item that is trained, of systems that rank new items where whole items are held out.
 
     Returns
     -------
@@ -37,9 +42,9 @@ def mvmf_references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, R
     item, rating = data.item[train], data.rating[train]
     raters = popularity(item, np.ones(len(item), np.bool_), items)
     rated = feed.rated()
-    if settings.split.kind == "cold-items":
+    if settings.split.kind == "cold-items" and min_touch is not None:
         # With one group these are the items that hosts rank, too: those that nobody may train.
-        rated = dataclasses.replace(rated, among=raters < settings.mvmf.min_touch)
+        rated = dataclasses.replace(rated, among=raters < min_touch)
     tables = {
         "item_mean": np.broadcast_to(damped_mean(item, rating, items), shape),
         "popularity": np.broadcast_to(raters, shape),
@@ -53,3 +58,8 @@ def mvmf_references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, R
             metrics = {key: value for key, value in metrics.items() if not key.endswith("rmse")}
         found[name] = Reference(metrics, [])
     return found
+
+
+def only(metrics: Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:
+    """Return the metrics that are named and that there are."""
+    return {name: metrics[name] for name in names if name in metrics}

@@ -1,63 +1,27 @@
-"""The rounds of a run as its plan carries them, whether its users can fill them, and what its sums protect."""
+"""Whether the users of a run can fill its rounds, and what its sums protect, in words."""
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from itertools import count
 from typing import Any
 
-from coterie.config.fedncf import RoundsSettings
 from coterie.config.run import RunSettings
-from coterie.crypto.explicit import encode
 from coterie.errors import ConfigError
 from coterie.rounds import policy
 from coterie.rounds.conductor import cohort_rule
 from coterie.secure_sum.graph import graph_fields, tolerance
 from coterie.secure_sum.protocol import Failed
-from coterie.systems.registry import KEYED, fewest_users
-from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan
+from coterie.secure_sum.registry import KEYED
+from coterie.studies.run_plan import rounds_plan
+from coterie.systems.registry import fewest_users
+from coterie.systems.settings import MaskedSum
 
-__all__ = ["fragile", "protection", "require_cohorts", "rounds_plan"]
+__all__ = ["fragile", "protection", "require_cohorts"]
 
 _FEWEST_HOLDERS = 3
-_FEWEST_BEHIND = 3
-"""Users behind a row from which on none of them knows the others' part."""
-
-_KINDS = {
-    "groups": CohortKind.COHORT_KIND_GROUPS,
-    "random": CohortKind.COHORT_KIND_RANDOM,
-    "all": CohortKind.COHORT_KIND_ALL,
-    "independent": CohortKind.COHORT_KIND_INDEPENDENT,
-}
-
-
-def rounds_plan(settings: RoundsSettings, seed: int, *, sparse: bool = False) -> RoundsPlan:
-    """Return the rounds of a run's plan.
-
-    In an experiment the beacon is SHA-256 of a label and the seed, so that a run can be repeated: whoever starts it
-    could try seeds until the groups please.  Otherwise it is left to the third party, which draws and signs one.
-    """
-    seeded = hashlib.sha256(encode("experiment-beacon", seed)).digest()
-    return RoundsPlan(
-        cohorts=_KINDS[settings.cohorts],
-        cohort=settings.cohort,
-        group=settings.group,
-        beacon=seeded if settings.experiment else b"",
-        redraw=settings.redraw,
-        party_per_user=settings.party_per_user,
-        min_cohort=settings.min_cohort,
-        min_sum=settings.min_sum,
-        experiment=settings.experiment,
-        passes=settings.passes,
-        evaluate_every=settings.evaluate_every,
-        patience=settings.patience,
-        choose_by=settings.choose_by,
-        step_timeout_ms=round(settings.step_timeout_s * 1000),
-        sparse=sparse,
-    )
 
 
 def require_cohorts(settings: RunSettings, users: int) -> None:
@@ -78,20 +42,17 @@ def require_cohorts(settings: RunSettings, users: int) -> None:
             "would abandon it",
             hint="lower floors, or more users",
         )
-    least, fewest = _least(settings, users), fewest_users(settings.system, settings.plan_settings())
+    least, fewest = _least(settings, users), fewest_users(settings.system, settings.own.for_plan(settings))
     if settings.secure_sum in KEYED and least < fewest:
         raise ConfigError(
             f"sums over {least} users of {settings.system} have fewer than two unknowns for each value, and those who "
             f"hold the key decrypt none over fewer than {fewest}",
             hint=f"rounds.min_sum {fewest}, or fewer factors",
         )
-    if largest > settings.room:
-        wide = {"fedncf": "fewer fedncf.bits, a lower fedncf.n_cap", "fedmvmf": "fewer mvmf.bits"}.get(
-            settings.system, f"fewer {settings.system}.bits"
-        )
+    if largest > settings.own.room:
         raise ConfigError(
-            f"a sum over a cohort of {largest} users would overflow: there is room for {settings.room}",
-            hint=f"{wide}, or smaller cohorts",
+            f"a sum over a cohort of {largest} users would overflow: there is room for {settings.own.room}",
+            hint=f"{settings.own.narrower(settings)}, or smaller cohorts",
         )
 
 
@@ -111,8 +72,11 @@ def protection(settings: RunSettings, devices: Sequence[int]) -> dict[str, Any]:
         of a masked sum ``devices``: how many there are in a cohort, how many of them may be ``curious`` and how many
         ``lost``.
     """
-    if settings.system == "drift":
-        return _of_windows(settings, len([users for users in devices if users]))
+    hosts = len([users for users in devices if users])
+    of_its_own = settings.own.protection(settings, hosts)
+    if of_its_own is not None:
+        of_its_own["warnings"] = [*fragile(settings, devices), *of_its_own["warnings"]]
+        return of_its_own
     rounds = settings.rounds
     each = "user" if rounds.party_per_user else "host"
     found: dict[str, Any] = {
@@ -142,7 +106,10 @@ def protection(settings: RunSettings, devices: Sequence[int]) -> dict[str, Any]:
         found["warnings"] += fragile(settings, devices)
     if cut := _short_cohorts(settings, sum(devices)):
         found["warnings"].append(cut)
-    least, fewest = _least(settings, sum(devices)), fewest_users(settings.system, settings.plan_settings())
+    least, fewest = (
+        _least(settings, sum(devices)),
+        fewest_users(settings.system, settings.own.for_plan(settings)),
+    )
     if least < fewest:
         found["warnings"].append(
             f"Sums over {least} users, and fewer than {fewest} have fewer than two unknowns for each value: "
@@ -163,25 +130,16 @@ def fragile(settings: RunSettings, devices: Sequence[int]) -> list[str]:
     if settings.secure_sum != "masked":
         return []
     hosts = len([users for users in devices if users])
-    if settings.system == "drift":
-        # Without a number there is an owner for each genre of the data.
-        sums = [(hosts, "client hosts", "its users are measured with the next one")]
-        if settings.federation.owners:
-            sums.append((settings.federation.owners, "data owners", "the next one has its rows"))
-    else:
-        members = sum(_members(settings, devices))
-        sums = [
-            (
-                members,
-                "users" if settings.rounds.party_per_user else "client hosts",
-                "the model stays as it is",
-            )
-        ]
+    sums = settings.own.masked_sums(settings, hosts)
+    if sums is None:
+        who = "users" if settings.rounds.party_per_user else "client hosts"
+        sums = [MaskedSum(sum(_members(settings, devices)), who, "the model stays as it is")]
     return [
-        f"A masked sum over {members} {what} bears no dropout: one of them lost, and it is abandoned ({then}). "
+        f"A masked sum over {one.members} {one.who} bears no dropout: one of them lost, and it is abandoned "
+        f"({one.otherwise}). "
         f"From {_bearing()} members on a sum bears one."
-        for members, what, then in sums
-        if 2 <= members < _bearing()
+        for one in sums
+        if 2 <= one.members < _bearing()
     ]
 
 
@@ -192,31 +150,6 @@ def _bearing() -> int:
     return next(members for members, (degree, threshold) in fields if degree > threshold)
 
 
-def _of_windows(settings: RunSettings, hosts: int) -> dict[str, Any]:
-    """Return what the windows of DRIFT's shielded form protect."""
-    drift, masked = settings.drift, settings.secure_sum == "masked"
-    found: dict[str, Any] = {"sum": settings.secure_sum, "parties": "data owners", "warnings": []}
-    rows = f"rows with at least {drift.k_min} users behind them"
-    if masked:
-        found["says"] = (
-            f"The server sees, for each window, the sum over all owners that joined, of {rows}, and no vector of a "
-            "single owner."
-        )
-        found["warnings"] += fragile(settings, [1] * hosts)
-    else:
-        found["says"] = f"The server sees, for each window, one vector of each owner, of {rows}."
-    if drift.k_min < _FEWEST_BEHIND:
-        found["warnings"].append(
-            f"drift.k_min {drift.k_min}: rows of so few users leave their owner; of two users each would know the "
-            "other's part."
-        )
-    if hosts and settings.rounds.experiment:
-        found["warnings"].append(
-            "An experiment: a host of this machine stands for many people's devices, and keeps all their rows."
-        )
-    return found
-
-
 def _warnings(settings: RunSettings) -> list[str]:
     rounds = settings.rounds
     found = []
@@ -225,8 +158,7 @@ def _warnings(settings: RunSettings) -> list[str]:
             "Random cohorts: every round sums over other users, and who sees many such sums can solve for single "
             "users. Fixed groups do not have this."
         )
-    of_system = {"fedncf": _of_fedncf, "fedmvmf": _of_fedmvmf, "fedmf": _of_fedmf, "fcf": _of_fcf}
-    found += of_system[settings.system](settings)
+    found += settings.own.warnings(settings)
     if settings.secure_sum != "clear" and rounds.experiment:
         found.append(
             "An experiment: floors count users, and a host of this machine stands for many people's devices."
@@ -258,74 +190,6 @@ def _of_encryption(settings: RunSettings) -> list[str]:
         found.append(
             f"{holders} {who}: where one is lost, nothing is decrypted. Of {_FEWEST_HOLDERS} one may be."
         )
-    return found
-
-
-def _of_fedncf(settings: RunSettings) -> list[str]:
-    rounds, fedncf = settings.rounds, settings.fedncf
-    counted = fedncf.aggregation == "mf-fedavg"
-    random = rounds.cohorts in ("random", "independent")
-    found = []
-    if counted and fedncf.touch == "exact":
-        found.append(
-            "Exact counts: each round tells the server how many of the cohort have, or drew, each item"
-            + ("; with random cohorts many rounds give every user's items away." if random else ".")
-        )
-    if counted and fedncf.touch == "once" and random:
-        found.append(
-            "touch = once asks groups for their items, but cohorts are no groups: an item that enough users of a group "
-            "have may have a single one in a cohort, whose row the sum then shows."
-        )
-    if not counted:
-        found.append(
-            f"{fedncf.aggregation}: no item is closed to a cohort in which a single user has it; its row is that "
-            "user's."
-        )
-    return found
-
-
-_NO_GROUPS = (
-    "Groups are asked for the items that they have rated, but cohorts are no groups: an item that enough users of a "
-    "group have rated may have a single one in a cohort, whose row the sum then shows."
-)
-
-
-def _few_behind(table: str, min_touch: int) -> list[str]:
-    if min_touch >= _FEWEST_BEHIND:
-        return []
-    return [
-        f"{table}.min_touch {min_touch}: rows of items that so few users have rated are trained; of two users each "
-        "would know the other's part."
-    ]
-
-
-def _of_fedmf(settings: RunSettings) -> list[str]:
-    found = [_NO_GROUPS] if settings.rounds.cohorts in ("random", "independent") else []
-    found += _few_behind("fedmf", settings.fedmf.min_touch)
-    if settings.secure_sum == "clear":
-        found.append(
-            "In a user's contribution the rows of items that it has not rated are zero: in clear it shows which it has "
-            "rated, and the others are multiples of the user's own factor, or nearly so."
-        )
-    return found
-
-
-def _of_fcf(settings: RunSettings) -> list[str]:
-    return _few_behind("fcf", settings.fcf.min_touch)
-
-
-def _of_fedmvmf(settings: RunSettings) -> list[str]:
-    mvmf, found = settings.mvmf, []
-    if settings.rounds.cohorts in ("random", "independent") and mvmf.weights != "incl-unc":
-        found.append(_NO_GROUPS)
-    found += _few_behind("mvmf", mvmf.min_touch)
-    if mvmf.weights == "sampled" and mvmf.resample:
-        found.append(
-            "resample: unrated items are drawn anew in each round; who sees contributions of one user in two rounds "
-            "knows what it has rated."
-        )
-    if mvmf.weights == "obs-only":
-        found.append("obs-only: a contribution has rows of rated items only, and so shows which they are.")
     return found
 
 

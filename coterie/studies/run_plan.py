@@ -1,0 +1,71 @@
+"""The plan of a run, as every participant gets it, from the settings of the run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from coterie.config.run import RoundsSettings, RunSettings
+from coterie.crypto.explicit import encode
+from coterie.systems.description import Driver
+from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan
+
+__all__ = ["rounds_plan", "run_plan"]
+
+_KINDS = {
+    "groups": CohortKind.COHORT_KIND_GROUPS,
+    "random": CohortKind.COHORT_KIND_RANDOM,
+    "all": CohortKind.COHORT_KIND_ALL,
+    "independent": CohortKind.COHORT_KIND_INDEPENDENT,
+}
+
+
+def rounds_plan(settings: RoundsSettings, seed: int, *, sparse: bool = False) -> RoundsPlan:
+    """Return the rounds of a run's plan.
+
+    In an experiment the beacon is SHA-256 of a label and the seed, so that a run can be repeated: whoever starts it
+    could try seeds until the groups please.  Otherwise it is left to the third party, which draws and signs one.
+    """
+    seeded = hashlib.sha256(encode("experiment-beacon", seed)).digest()
+    return RoundsPlan(
+        cohorts=_KINDS[settings.cohorts],
+        cohort=settings.cohort,
+        group=settings.group,
+        beacon=seeded if settings.experiment else b"",
+        redraw=settings.redraw,
+        party_per_user=settings.party_per_user,
+        min_cohort=settings.min_cohort,
+        min_sum=settings.min_sum,
+        experiment=settings.experiment,
+        passes=settings.passes,
+        evaluate_every=settings.evaluate_every,
+        patience=settings.patience,
+        choose_by=settings.choose_by,
+        step_timeout_ms=round(settings.step_timeout_s * 1000),
+        sparse=sparse,
+    )
+
+
+def run_plan(settings: RunSettings, *, run_id: str, seed: int, attributes: Sequence[str] = ()) -> RunPlan:
+    """Return the plan that every participant gets.
+
+    Parameters
+    ----------
+    settings : RunSettings
+    run_id : str
+    seed : int
+    attributes : sequence of str
+        Names of the users' attributes (`Feed.attribute_names`).
+    """
+    plan = RunPlan(
+        run_id=run_id,
+        system=settings.system,
+        form=settings.form,
+        secure_sum=settings.secure_sum,
+        seed=seed,
+        min_users=settings.federation.min_users,
+    )
+    settings.own.fill(plan, settings, attributes)
+    if settings.driver is not Driver.ASYNCHRONOUS:
+        plan.rounds.CopyFrom(rounds_plan(settings.rounds, seed, sparse=settings.sparse))
+    return plan

@@ -1,0 +1,25 @@
+"""References and attacks of FCF."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from coterie.studies.study import Recorded, Study
+from coterie.systems.fcf.host import FcfPlan
+from coterie.systems.fcf.study.references import fcf_references
+from coterie.systems.shared.study.attacks import report
+
+__all__ = ["STUDY"]
+
+
+def _attack(recorded: Recorded) -> dict[str, dict[str, Any]]:
+    settings = FcfPlan.from_json(recorded.plan.settings).mvmf()
+    # FCF learns that something was taken up, and no rating.
+    taken = dataclasses.replace(recorded, ratings=np.ones(len(recorded.ratings)))
+    return report(taken, settings, settings.learning)
+
+
+STUDY = Study(references=fcf_references, attack=_attack)
