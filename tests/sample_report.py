@@ -11,6 +11,7 @@ def sample_report() -> dict[str, Any]:
     return {
         "run_id": "drift-20260314-091502-7f3a",
         "system": "drift",
+        "label": "DRIFT",
         "form": "published",
         "secure_sum": "clear",
         "dataset": {
@@ -39,6 +40,8 @@ def sample_report() -> dict[str, Any]:
         },
         "reference": {
             "saros": {
+                "label": "SAROS",
+                "note": "centralised, same blocks",
                 "metrics": {
                     "ndcg@10": {"mean": 0.20716, "std": 0.00203},
                     "map@10": {"mean": 0.11742, "std": 0.00151},

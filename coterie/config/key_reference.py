@@ -12,11 +12,12 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from coterie.config.base import ServiceSettings
-from coterie.config.keys import Key, keys
+from coterie.config.keys import Key, keys, toml_text
 from coterie.config.load import ROLES
 from coterie.config.operate import OperateSettings
 from coterie.config.run import RunSettings
 from coterie.config.services import settings_model
+from coterie.systems.registry import systems
 
 __all__ = ["markdown"]
 
@@ -62,6 +63,7 @@ def markdown() -> str:
         _section("A run", "`coterie run FILE.toml`", RunSettings),
         _section("Every service", "`coterie serve ROLE --config FILE`, whatever the role", ServiceSettings),
     ]
+    sections.append(_usual())
     for role in ROLES:
         about = f"`coterie serve {role} --config FILE`; besides the keys of every service"
         sections.append(_section(f"Service `{role}`", about, settings_model(role), leave_out=shared))
@@ -78,6 +80,22 @@ def _section(title: str, about: str, model: type[BaseModel], *, leave_out: Itera
     for key in listed:
         holder = next((table for table in optional if key.name.startswith(table)), None)
         lines.append(_line(key, holder))
+    return "\n".join([*lines, ""])
+
+
+def _usual() -> str:
+    """Write what systems take for keys of other tables where a file gives nothing."""
+    lines = ["## Defaults of the systems", ""]
+    lines += [
+        "Where a file gives nothing, a system may take another value for a key than the table above has."
+    ]
+    lines += ["", "| key | system | default | otherwise |", "| --- | --- | --- | --- |"]
+    otherwise = {key.name: key.default for key in keys(RunSettings)}
+    for system in systems().values():
+        for table, values in system.usual.items():
+            for name, value in values.items():
+                key = f"{table}.{name}"
+                lines.append(f"| `{key}` | {system.title} | `{toml_text(value)}` | `{otherwise[key]}` |")
     return "\n".join([*lines, ""])
 
 

@@ -404,8 +404,7 @@ def _written(value: object) -> str:
 
 def _references(report: Report) -> list[tuple[str, Report]]:
     found = section(report, "reference")
-    order = [name for name in _REFERENCE_ORDER if name in found]
-    order += [name for name in found if name not in order]
+    order = [*(name for name in found if name not in _ROWS), *(name for name in _ROWS if name in found)]
     return [(name, found[name]) for name in order if isinstance(found[name], Mapping)]
 
 

@@ -19,9 +19,10 @@ from coterie.privacy.attacks import drift as attacks
 from coterie.privacy.attacks.scoring import Truth
 from coterie.privacy.canaries import CanaryKit, pack_records
 from coterie.privacy.transcript import decode, read_transcript
-from coterie.privacy.visibility import Audit, matrix, observed
+from coterie.privacy.visibility import Audit, observed
 from coterie.studies.run_data import load, make_feed
 from coterie.systems.drift.mathematics import initial
+from coterie.systems.visibility import matrix, rows_of
 from coterie.wire.tensor import from_wire
 from coterie.wire.v1.orchestrator_pb2 import MetricSums, SubmitKind
 
@@ -209,7 +210,7 @@ PLANTED = (
 @pytest.fixture(scope="module")
 def audited(run):
     """The audit of everything that anybody held."""
-    return audit_everybody(run, Audit(run.kit)).result()
+    return audit_everybody(run, Audit(run.kit, rows_of("drift", "published", "clear"))).result()
 
 
 def test_nobody_holds_what_it_may_not_see(audited):
@@ -240,7 +241,7 @@ def test_the_audit_finds_what_is_where_it_may_not_be(run):
     for host, other in itertools.permutations(hosts):
         for name in names_at(run.running.feed, host):
             kit.plant("user_name", name, {other})
-    audit = Audit(kit)
+    audit = Audit(kit, rows_of("drift", "published", "clear"))
     for host in hosts:
         audit.audit_tree(host, run.running.children[host].folder)
     violations = audit.result().violations

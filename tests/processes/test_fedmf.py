@@ -105,7 +105,7 @@ def test_a_run_has_a_report_and_a_user_is_recommended_what_its_own_factor_scores
     rounds = settings.rounds.model_copy(update={"passes": passes, "evaluate_every": passes})
     again = settings.model_copy(update={"rounds": rounds})
     alone = train_in_process(again, feed, run_id="test", seed=0, see=lambda event: None)
-    side = server_side(system, settings.plan_settings(), len(data.items), 0, alone.known["groups"])
+    side = server_side(system, settings.own.for_plan(settings), len(data.items), 0, alone.known["groups"])
     host = int(feed.host[3])
     hosted = feed.hosted(host)
     position = list(hosted.users).index(user)

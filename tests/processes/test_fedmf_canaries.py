@@ -8,8 +8,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from coterie.privacy.canaries import CanaryKit
-from coterie.privacy.visibility import Audit, matrix, observed
+from coterie.privacy.visibility import Audit, observed
 from coterie.studies.run_data import load, make_feed
+from coterie.systems.visibility import matrix, rows_of
 
 from .planted import (
     Held,
@@ -77,7 +78,7 @@ def audited(small, federation):
                 plant_learned,
             ):
                 plant(held)
-            audit = Audit(held.kit, system=system, form="hosts", secure_sum=secure_sum)
+            audit = Audit(held.kit, rows_of(system, "hosts", secure_sum))
             made[system, secure_sum] = held, audit_everybody(held, audit).result()
         return made[system, secure_sum]
 

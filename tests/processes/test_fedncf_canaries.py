@@ -23,13 +23,14 @@ from coterie.net.enrolment import HOLDER
 from coterie.privacy.canaries import CanaryKit
 from coterie.privacy.payloads import Assembly
 from coterie.privacy.transcript import decode, read_transcript
-from coterie.privacy.visibility import Audit, matrix, observed
+from coterie.privacy.visibility import Audit, observed
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Contribution
 from coterie.studies.run_data import load, make_feed
 from coterie.systems.fedncf.mathematics import initial_private
 from coterie.systems.fedncf.sides import FedNcfPlan
 from coterie.systems.fedncf.study import attacks as round_attacks
+from coterie.systems.visibility import matrix, rows_of
 from coterie.wire.v1.orchestrator_pb2 import SubmitKind, SubmitRequest
 from coterie.wire.v1.rounds_pb2 import SealedModel, SummedVector
 
@@ -75,7 +76,7 @@ class Audited(Held):
     """Codes as they left the host, by round and the names of the users that they cover."""
 
     def auditing(self, kit=None):
-        return Audit(kit or self.kit, system="fedncf", form=self.form, secure_sum=self.secure_sum)
+        return Audit(kit or self.kit, rows_of("fedncf", self.form, self.secure_sum))
 
     @property
     def purposes(self):
@@ -363,7 +364,7 @@ def test_the_audit_finds_a_contribution_where_it_may_not_be(runs, of_users):
     name = names_at(held.running.feed, "client/host-0")[0]
     kit.plant("user_items", of_users[supports, name].astype("<u4").tobytes(), {"client/host-0"})
     for secure_sum, objected in (("clear", "only its own"), ("masked", "under masks")):
-        audit = Audit(kit, system="fedncf", form="hosts", secure_sum=secure_sum)
+        audit = Audit(kit, rows_of("fedncf", "hosts", secure_sum))
         audit.audit_transcript(COS, held.running.cos.state / "transcript.bin")
         (violation,) = audit.result().violations
         assert (violation.party, violation.source) == (COS, "Submit received")

@@ -238,7 +238,11 @@ def test_a_user_who_has_rated_nothing_is_recommended_what_its_attributes_say(sma
     host = int(feed.host[cold[0]])
     position = list(feed.hosted(host).users).index(user)
     side = server_side(
-        "fedmvmf", settings.plan_settings(feed.attribute_names), len(data.items), 0, alone.known["groups"]
+        "fedmvmf",
+        settings.own.for_plan(settings, feed.attribute_names),
+        len(data.items),
+        0,
+        alone.known["groups"],
     )
     scores = alone.hosts[host].recommend(side.model(alone.trained.arrays), position)
     best = np.argsort(-scores, kind="stable")[:5]

@@ -17,11 +17,12 @@ from coterie.data.attributes import AttributeTable
 from coterie.privacy.canaries import CanaryKit
 from coterie.privacy.payloads import Assembly
 from coterie.privacy.transcript import decode, read_transcript
-from coterie.privacy.visibility import Audit, matrix, observed
+from coterie.privacy.visibility import Audit, observed
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Contribution
 from coterie.studies.run_data import load, make_feed
 from coterie.systems.shared.factor_server import MvmfPlan
+from coterie.systems.visibility import matrix, rows_of
 from coterie.wire.tensor import from_wire
 from coterie.wire.v1.orchestrator_pb2 import ItemFactors, SubmitKind, SubmitRequest
 from coterie.wire.v1.rounds_pb2 import SummedVector
@@ -142,7 +143,7 @@ def audited(runs):
             plant_learned(held)
             plant_contributions(held, runs("clear"))
             plant_paillier_keys(held)
-            audit = Audit(held.kit, system="fedmvmf", form="hosts", secure_sum=secure_sum)
+            audit = Audit(held.kit, rows_of("fedmvmf", "hosts", secure_sum))
             made[secure_sum] = held, audit_everybody(held, audit).result()
         return made[secure_sum]
 
@@ -258,7 +259,7 @@ def test_the_audit_finds_features_and_attributes_where_they_may_not_be(audited):
     text = ",".join(f"{value:.9g}" for value in feed.attributes.values[0].tolist())
     kit.plant("item_features", text)
     kit.plant("user_attributes", text, {"client/host-1"})
-    audit = Audit(kit, system="fedmvmf", form="hosts", secure_sum="clear")
+    audit = Audit(kit, rows_of("fedmvmf", "hosts", "clear"))
     audit.audit_tree("client/host-0", held.running.children["client/host-0"].folder)
     found = {(one.party, one.kind) for one in audit.result().violations}
     assert found == {("client/host-0", "item_features"), ("client/host-0", "user_attributes")}

@@ -19,6 +19,7 @@ from coterie.privacy.visibility import Audit, observed
 from coterie.store.engine import open_sqlite
 from coterie.systems.drift.mathematics import DriftSettings, initial_item_rows
 from coterie.systems.drift.shielded import initial_row
+from coterie.systems.visibility import rows_of
 from coterie.wire.v1.client_pb2 import DisclosureReceiptRequest, UserRecommendRequest
 from coterie.wire.v1.client_pb2_grpc import UserAgentStub
 from coterie.wire.visit import Reply
@@ -306,7 +307,7 @@ async def test_nobody_saw_what_the_matrix_forbids(make, small, secure_sum):
 
     kit = CanaryKit(3)
     plant(running, kit)
-    audit = Audit(kit, form="shielded", secure_sum=secure_sum)
+    audit = Audit(kit, rows_of("drift", "shielded", secure_sum))
     transcripts = {
         party: sorted(child.state.glob("transcript*.bin")) for party, child in running.children.items()
     }

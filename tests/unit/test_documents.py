@@ -21,6 +21,7 @@ from coterie.net.authorisation import ALLOWED
 from coterie.net.status import status_code
 from coterie.privacy import visibility
 from coterie.studies.outcome import together
+from coterie.systems.visibility import matrix
 from coterie.wire.refusal import ErrorReason, reason_name
 from coterie.wire.v1.orchestrator_pb2 import FetchKind, RoundStep, SubmitKind, TaskKind
 
@@ -215,7 +216,7 @@ def rows(page: str, first: str) -> list[list[str]]:
 
 
 FEDNCF = {
-    (form, secure_sum): visibility.matrix("fedncf", form, secure_sum)
+    (form, secure_sum): matrix("fedncf", form, secure_sum)
     for form in ("hosts", "users")
     for secure_sum in ("clear", "masked")
 }
@@ -228,7 +229,7 @@ def access(declared: dict[str, dict[str, visibility.Access]], role: str, kind: s
 
 
 def test_the_threat_model_says_what_the_code_declares() -> None:
-    declared = visibility.matrix("drift", "published", "clear")
+    declared = matrix("drift", "published", "clear")
     # DRIFT has no decrypting clients.
     roles = [role for role in visibility.ROLES if role != "decrypting-client"]
     cells = {kind: [access(declared, role, kind) for role in roles] for kind in visibility.KINDS}
@@ -242,7 +243,7 @@ def test_the_threat_model_says_what_the_code_declares() -> None:
 
 
 def test_the_threat_model_says_of_fedncf_what_differs_from_drift() -> None:
-    drift = visibility.matrix("drift", "published", "clear")
+    drift = matrix("drift", "published", "clear")
     expected = []
     for kind, meaning in visibility.KINDS.items():
         cells = {role: [access(table, role, kind) for table in FEDNCF.values()] for role in visibility.ROLES}
@@ -264,7 +265,7 @@ def test_the_threat_model_says_of_fedncf_what_differs_from_drift() -> None:
 def test_the_threat_model_says_of_encrypted_sums_what_decrypting_clients_see() -> None:
     shown = ("cos", "client", "decrypting-client", "thirdparty", "operator")
     for form in ("hosts", "users"):
-        declared = visibility.matrix("fedncf", form, "encrypted")
+        declared = matrix("fedncf", form, "encrypted")
         expected = [
             [f"`{kind}`", meaning, *(access(declared, role, kind) for role in shown)]
             for kind, meaning in visibility.KINDS.items()
@@ -272,7 +273,7 @@ def test_the_threat_model_says_of_encrypted_sums_what_decrypting_clients_see() -
         ]
         assert rows("docs/threat-model.md", "encrypted") == expected
     for system in ("fedmvmf", "fedmf"):
-        other = visibility.matrix(system, "hosts", "encrypted")["decrypting-client"]
+        other = matrix(system, "hosts", "encrypted")["decrypting-client"]
         # What only sparse contributions show is said in words.
         assert {kind for kind, one in other.items() if one.allowed} - {"sent_places"} == {
             kind for kind, one in declared["decrypting-client"].items() if one.allowed
@@ -282,7 +283,7 @@ def test_the_threat_model_says_of_encrypted_sums_what_decrypting_clients_see() -
 def test_the_threat_model_says_of_a_shared_key_what_differs_from_masks() -> None:
     shown = ("cos", "client", "data-owner")
     for form in ("hosts", "users"):
-        declared, masked = (visibility.matrix("fedncf", form, one) for one in ("shared-key", "masked"))
+        declared, masked = (matrix("fedncf", form, one) for one in ("shared-key", "masked"))
         expected = [
             [f"`{kind}`", meaning, *cells]
             for kind, meaning in visibility.KINDS.items()
@@ -300,7 +301,7 @@ def test_the_threat_model_says_of_fedmvmf_what_it_has_beside_fedncf() -> None:
     for kind, meaning in visibility.KINDS.items():
         found = set()
         for form, secure_sum in FEDNCF:
-            mine = visibility.matrix("fedmvmf", form, secure_sum)
+            mine = matrix("fedmvmf", form, secure_sum)
             same = FEDNCF[form, secure_sum]
             if all(access(mine, role, kind) == access(same, role, kind) for role in visibility.ROLES):
                 continue
@@ -313,8 +314,8 @@ def test_the_threat_model_says_of_fedmvmf_what_it_has_beside_fedncf() -> None:
 
 
 def test_the_threat_model_says_of_the_shielded_form_what_differs_from_the_published_one() -> None:
-    published = visibility.matrix("drift", "published", "clear")
-    shielded = [visibility.matrix("drift", "shielded", secure_sum) for secure_sum in ("clear", "masked")]
+    published = matrix("drift", "published", "clear")
+    shielded = [matrix("drift", "shielded", secure_sum) for secure_sum in ("clear", "masked")]
     expected = []
     for kind, meaning in visibility.KINDS.items():
         cells = {role: [access(table, role, kind) for table in shielded] for role in visibility.ROLES}

@@ -20,7 +20,7 @@ from coterie.studies.in_process import train_in_process
 from coterie.studies.run_data import load, make_feed
 from coterie.systems.fcf.host import FIGURES, MEASURES, FcfHost, FcfPlan, taken_up
 from coterie.systems.fcf.mathematics import FcfSettings
-from coterie.systems.fedmf.study.references import fcf_references
+from coterie.systems.fcf.study.references import fcf_references
 from coterie.systems.registry import ratings_of, server_side
 from coterie.systems.shared import factors as mvmf
 from coterie.systems.shared.factor_steps import UserData, local_step

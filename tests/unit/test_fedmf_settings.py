@@ -11,7 +11,6 @@ import pytest
 from coterie.config import load as config
 from coterie.config.run import RunSettings
 from coterie.errors import DataError
-from coterie.privacy.visibility import matrix
 from coterie.studies.protection import protection
 from coterie.studies.run_data import load, make_feed
 from coterie.studies.run_plan import run_plan
@@ -22,6 +21,7 @@ from coterie.systems.fedmf.mathematics import FedMfSettings, printed
 from coterie.systems.fedmf.server import FedMfPlan
 from coterie.systems.fedmf.settings import FedMfOptions
 from coterie.systems.registry import fewest_users
+from coterie.systems.visibility import matrix
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,8 +44,8 @@ def test_a_run_divides_at_random_has_everybody_in_each_round_and_chooses_by_its_
     made = RunSettings.model_validate({"system": system})
     assert (made.split.kind, made.rounds.cohorts, made.rounds.group) == ("random", "all", 1000)
     assert made.rounds.choose_by == {"fedmf": "validation_rmse", "fcf": "validation_ndcg@10"}[system]
-    assert made.width == {"fedmf": 10, "fcf": 20}[system]
-    assert made.room == 65537
+    assert made.own.width == {"fedmf": 10, "fcf": 20}[system]
+    assert made.own.room == 65537
     plan = run_plan(made, run_id="a-run", seed=3)
     assert (plan.system, plan.settings) == (system, getattr(made, system).plan().to_json())
 

@@ -9,14 +9,14 @@ import pytest
 from coterie.config.run import RunSettings
 from coterie.evaluation.leave_one_out import CHOOSE_BY, metric_names
 from coterie.studies.run_data import Feed, load, make_feed
-from coterie.systems.fedncf.study.references import reference_rows
+from coterie.studies.study import study_of
 
 
 def rows(**given: Any) -> tuple[Feed, Any]:
     small = {"data": {"synthetic": {"users": 40, "items": 60, "interactions": 800}}}
     settings = RunSettings.model_validate({**small, **given})
     feed = make_feed(settings, load(settings), 0)
-    return feed, reference_rows(settings, feed, 0)
+    return feed, study_of(settings.system).references(settings, feed, 0)
 
 
 @pytest.mark.parametrize("model", ["gmf", "mlp", "neumf"])

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from coterie.privacy.payloads import _READERS, _readings
 from coterie.privacy.transcript import TranscriptWriter
-from coterie.privacy.visibility import matrix, observed
+from coterie.privacy.visibility import observed
+from coterie.systems.visibility import matrix
 from coterie.wire.chunks import split
 from coterie.wire.tensor import to_wire
 from coterie.wire.v1.common_pb2 import Chunk, KeyBundle, RoundRef, SlotRange, Tensor

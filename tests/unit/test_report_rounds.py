@@ -32,6 +32,7 @@ def one(number: int, purpose: str = "train", **given: Any) -> dict[str, Any]:
 def report(**given: Any) -> dict[str, Any]:
     return {
         "system": "fedncf",
+        "label": "FedNeuMF",
         "form": "hosts",
         "secure_sum": "masked",
         "settings": {"fedncf": {"model": "neumf"}},
@@ -122,7 +123,11 @@ def test_with_one_held_out_item_bare_keys_are_among_sampled_items() -> None:
 
 
 def test_without_a_ranking_of_its_own_for_all_items_bare_keys_are_that_ranking() -> None:
-    drift = {"system": "drift", "metrics": {"ndcg@10": {"mean": 0.1}, "map@10": {"mean": 0.2}}}
+    drift = {
+        "system": "drift",
+        "label": "DRIFT",
+        "metrics": {"ndcg@10": {"mean": 0.1}, "map@10": {"mean": 0.2}},
+    }
     assert {column.population for column in headline(drift)} == {"all unseen items"}
     assert run_label(drift) == "DRIFT"
 

@@ -77,7 +77,7 @@ def test_an_attack_on_ratings_has_its_accuracy_beside_the_guess() -> None:
 def test_brackets_in_a_name_are_no_markup() -> None:
     report = SAMPLE()
     report["dataset"]["name"] = "[red]set[/red]"
-    report["system"] = "[bold]x"
+    report["label"] = "[bold]x"
     assert "[bold]x on [red]set[/red]" in printed(report)
 
 
@@ -96,6 +96,7 @@ def test_any_section_may_be_missing(name: str) -> None:
 def test_a_score_that_was_not_measured_is_a_dash(nothing: float | None) -> None:
     report = {
         "system": "drift",
+        "label": "DRIFT",
         "metrics": {"ndcg@10": {"mean": 0.25, "std": nothing}, "map@10": {"mean": nothing, "std": 0.1}},
     }
     row = next(line for line in printed(report).splitlines() if "0.2500" in line)

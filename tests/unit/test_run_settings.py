@@ -120,8 +120,8 @@ def test_every_setting_of_the_learning_can_be_given() -> None:
         ({"split": {"validation": 0}}, "leaves no item"),
         ({"fedncf": {"bits": 27}}, "room for sums over 32 users"),
         ({"fedncf": {"scaffold": True, "local_optimiser": "adam"}}, "scaffold needs"),
-        ({"federation": {"churn": {"owners": 1}}}, "federation.churn.owners is for drift only"),
-        ({"study": {"theta": [2]}}, "study.theta is for drift only"),
+        ({"federation": {"churn": {"owners": 1}}}, "federation.churn.owners is for systems without rounds"),
+        ({"study": {"theta": [2]}}, "study.theta is for systems without rounds"),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_the_reason(given: dict[str, Any], words: str) -> None:
@@ -175,10 +175,14 @@ def test_what_is_not_given_is_what_the_preset_has(preset: str) -> None:
     assert MvmfOptions().settings() == PRESETS["paper"]
 
 
+def carried(settings, attributes=()):
+    return MvmfPlan.from_json(settings.own.for_plan(settings, attributes))
+
+
 def test_the_plan_of_fedmvmf_names_attributes_and_whether_new_items_alone_are_ranked() -> None:
-    plan = MvmfPlan.from_json(mvmf(mvmf={"min_touch": 5}).plan_settings(["age: 1"]))
+    plan = carried(mvmf(mvmf={"min_touch": 5}), ["age: 1"])
     assert (plan.attributes, plan.min_touch, plan.new_items) == (("age: 1",), 5, False)
-    assert MvmfPlan.from_json(mvmf(split={"kind": "cold-items"}).plan_settings()).new_items
+    assert carried(mvmf(split={"kind": "cold-items"})).new_items
 
 
 @pytest.mark.parametrize(
@@ -203,5 +207,5 @@ def test_what_does_not_go_with_fedmvmf_is_refused_with_the_reason(given: dict[st
 
 
 def test_drift_does_not_hold_whole_users_or_items_out() -> None:
-    with pytest.raises(ValueError, match="drift has nothing to say"):
+    with pytest.raises(ValueError, match="DRIFT has nothing to say"):
         RunSettings(split={"kind": "cold-users"})  # type: ignore[arg-type]

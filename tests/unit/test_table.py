@@ -48,7 +48,9 @@ def blended(asked: list[tuple[Any, int]] | None = None) -> Any:
 
 
 def table(*rows: Row, **more: Any) -> Table:
-    return replace(tables.TABLES["fedncf"], name="tried", rows=lambda: rows, sections=(), compared=(), **more)
+    return replace(
+        tables.tables()["fedncf"], name="tried", rows=lambda: rows, sections=(), compared=(), **more
+    )
 
 
 BLEND = Row("blend", "Blend", blended(), options={"noise": 1.0}, space={"noise": Choices((0.0, 1.0, 400.0))})
@@ -312,7 +314,7 @@ def test_the_other_tie_rule_makes_another_file() -> None:
 
 
 def test_every_row_of_every_table_has_a_name_of_its_own_and_every_study_has_rows() -> None:
-    for table in tables.TABLES.values():
+    for table in tables.tables().values():
         names = [row.name for row in table.rows()]
         assert len(set(names)) == len(names)
         assert {name for study in table.studies.values() for name in study} <= set(names)

@@ -15,7 +15,8 @@ from coterie.errors import ConfigError
 from coterie.privacy.canaries import Canary, CanaryKit, PatternSearch, pack_records
 from coterie.privacy.fields import FIELD_KINDS, PROTOCOL_MESSAGES, kinds_in, reachable_kinds
 from coterie.privacy.transcript import TranscriptWriter
-from coterie.privacy.visibility import KINDS, ROLES, Audit, audit, matrix, observed
+from coterie.privacy.visibility import KINDS, ROLES, Audit, audit, observed
+from coterie.systems.visibility import matrix, rows_of
 from coterie.wire.chunks import split
 from coterie.wire.tensor import to_wire
 from coterie.wire.v1 import (
@@ -44,6 +45,7 @@ from coterie.wire.v1.orchestrator_pb2 import (
 from coterie.wire.v1.thirdparty_pb2 import EnrolRequest
 
 DRIFT = ("drift", "published", "clear")
+PUBLISHED = rows_of(*DRIFT)
 COS, OWNER, CLIENT, THIRD = "cos/cos", "data-owner/drama", "client/host-0", "thirdparty/directory"
 
 
@@ -173,7 +175,7 @@ def test_where_hosts_add_up_the_cos_sees_a_single_users_contribution_only_of_a_u
     kit = CanaryKit(3)
     kit.plant("user_update", b"the update of one of many", holders=[CLIENT])
     kit.plant("user_update", b"the update of a user alone", holders=["client/phone", COS])
-    search = Audit(kit, system="fedncf", form="hosts", secure_sum="clear")
+    search = Audit(kit, rows_of("fedncf", "hosts", "clear"))
     search.audit_bytes(COS, "Submit received", b"the update of a user alone")
     assert search.result().violations == ()
     search.audit_bytes(COS, "Submit received", b"the update of one of many")
@@ -518,7 +520,7 @@ def test_private_state_is_found_in_the_file_that_a_host_keeps_it_in(tmp_path):
     kit = CanaryKit(0)
     state = kit.factors("private_state", 5, 12, holders=[CLIENT])
     np.save(tmp_path / "p_u.npy", state)
-    search = Audit(kit, system="fedncf", form="users", secure_sum="masked")
+    search = Audit(kit, rows_of("fedncf", "users", "masked"))
     assert search.audit_tree(CLIENT, tmp_path) == {"private_state"}
     assert search.result().violations == ()
     for other in ("client/host-1", COS, OWNER, THIRD, "operator/operator"):
@@ -591,6 +593,7 @@ def test_an_audit_reports_what_was_seen_by_whom_and_what_may_not_be(tmp_path):
             ),
         },
         kit,
+        PUBLISHED,
     )
     assert result.seen[COS] == dict.fromkeys(holding, "not seen") | {
         "interaction": "seen",
@@ -606,7 +609,7 @@ def test_an_audit_reports_what_was_seen_by_whom_and_what_may_not_be(tmp_path):
 def test_what_is_anothers_own_is_a_violation(tmp_path):
     kit = CanaryKit(2)
     (name,) = kit.user_names(1, holders=[CLIENT])
-    search = Audit(kit)
+    search = Audit(kit, PUBLISHED)
     search.audit_bytes(CLIENT, "log", f"user {name}".encode())
     assert search.result().violations == ()
     search.audit_bytes("client/host-1", "log", f"user {name}".encode())
@@ -626,7 +629,7 @@ def test_every_file_of_a_folder_is_searched(tmp_path):
     database.close()
     (tmp_path / holding["enrolment_token"].decode()).write_bytes(b"")
     (tmp_path / "link").symlink_to(tmp_path / "deep")
-    result = audit({}, kit, folders={COS: [tmp_path]})
+    result = audit({}, kit, PUBLISHED, folders={COS: [tmp_path]})
     assert {(each.kind, each.source) for each in result.violations} == {
         ("user_name", "deep/er/service.log"),
         ("interaction", "cos.db"),
@@ -639,7 +642,7 @@ def test_a_canary_across_two_pieces_of_a_file_is_found(tmp_path, monkeypatch):
     kit, holding = planted()
     for before in range(40, 70):
         (tmp_path / "log").write_bytes(b"." * before + holding["user_name"] + b"." * 100)
-        assert Audit(kit).audit_tree(COS, tmp_path) == {"user_name"}
+        assert Audit(kit, PUBLISHED).audit_tree(COS, tmp_path) == {"user_name"}
 
 
 def test_two_messages_do_not_make_a_canary_between_them(tmp_path):
@@ -647,15 +650,17 @@ def test_two_messages_do_not_make_a_canary_between_them(tmp_path):
     kit.plant("secret_key", b"first-half-second-half")
     halves = [RegisterRequest(run_id="first-half-"), RegisterRequest(run_id="second-half")]
     calls = [("server", "Register", CLIENT, "received", each) for each in halves]
-    assert audit({COS: recorded(tmp_path / "t", COS, calls)}, kit).seen == {COS: {"secret_key": "not seen"}}
+    assert audit({COS: recorded(tmp_path / "t", COS, calls)}, kit, PUBLISHED).seen == {
+        COS: {"secret_key": "not seen"}
+    }
 
 
 def test_a_party_that_saw_nothing_is_in_the_result(tmp_path):
     kit, holding = planted()
-    result = audit({THIRD: recorded(tmp_path / "t", THIRD, [])}, kit)
+    result = audit({THIRD: recorded(tmp_path / "t", THIRD, [])}, kit, PUBLISHED)
     assert result.seen == {THIRD: dict.fromkeys(holding, "not seen")}
 
 
 def test_a_party_without_a_known_role_is_refused():
     with pytest.raises(ConfigError, match="roles"):
-        Audit(CanaryKit(0)).audit_bytes("stranger/x", "log", b"")
+        Audit(CanaryKit(0), PUBLISHED).audit_bytes("stranger/x", "log", b"")
