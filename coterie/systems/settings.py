@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+
+from coterie.errors import ConfigError
 
 if TYPE_CHECKING:
     from coterie.systems.run import Run
@@ -70,6 +73,34 @@ class SystemSettings(Model):
     system in rounds without ratings or side information.
     """
 
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    local: ClassVar[frozenset[str]] = frozenset()
+    """Keys that stay with whoever starts the run: no part of its plan."""
+
+    def to_json(self) -> str:
+        """Return the settings that everybody in a run must agree on, JSON: equal settings are equal texts."""
+        plain = self.model_dump(mode="json", exclude=set(self.local))
+        return json.dumps(plain, sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return the settings that a plan carries.
+
+        Raises
+        ------
+        ConfigError
+            When they are malformed, name something unknown, or a value is out of its range.
+        """
+        try:
+            return cls.model_validate_json(text, strict=True)
+        except ValidationError as error:
+            found = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'all'}: {one['msg']}" for one in error.errors())
+            raise ConfigError(
+                f"the settings of the plan are not of {cls.__name__}: {found}",
+                hint="the peers may be of another release",
+            ) from error
+
     def for_plan(self, run: Run, attributes: Sequence[str] = ()) -> str:
         """Return the settings as ``RunPlan.settings`` carries them, JSON.
 
@@ -80,7 +111,7 @@ class SystemSettings(Model):
         attributes : sequence of str
             Names of the users' attributes, of systems that learn from them.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no settings for the plan of a run")
+        return self.to_json()
 
     def fill(self, plan: RunPlan, run: Run, attributes: Sequence[str] = ()) -> None:
         """Write the settings into the plan of a run; parameters as for `for_plan`."""
