@@ -31,7 +31,7 @@ from coterie.secure_sum.contribution import Layout, Segment
 from coterie.secure_sum.graph import graph_fields
 from coterie.secure_sum.masked import MaskedMember, MaskedServer
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
-from coterie.secure_sum.protocol import Step
+from coterie.secure_sum.protocol import ClosedSteps, Step
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PYTHON = _ROOT / ".venv-peers" / "bin" / "python"
@@ -218,7 +218,7 @@ class _Round:
         ]
         codes = np.random.default_rng(0).integers(1, 2**16, size, dtype=np.uint32)
         self.spent = np.zeros(members)
-        self.closed: dict[Step, dict[int, bytes]] = {}
+        self.closed = ClosedSteps()
         self.running = np.zeros(size, np.uint32)
         began = time.process_time()
         with watching:
@@ -241,7 +241,7 @@ class _Round:
                     else:
                         server.check(plan, self.closed, step, member, message)
                         arrived[member] = message
-                self.closed[step] = arrived
+                self.closed = self.closed.with_step(step, arrived)
             total = self.unmask()
         self.seconds = time.process_time() - began
         for half in halves:

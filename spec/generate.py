@@ -54,7 +54,7 @@ from coterie.secure_sum.graph import graph_fields, neighbourhoods
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.masked_member import MaskedMember
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
-from coterie.secure_sum.protocol import Step
+from coterie.secure_sum.protocol import ClosedSteps, Step
 from coterie.secure_sum.sparse import above_floor, nothing, pack_places
 from coterie.secure_sum.statements import list_hash
 from coterie.wire.tensor import to_wire
@@ -593,7 +593,7 @@ def masked_round(name: str, members: int, lost: Sequence[int] = (), relay: Relay
     ]
     given = [_round_secrets(name, at, threshold) for at in range(members)]
     codes = [_codes(name, at, one.users) for at, one in enumerate(plan.members)]
-    closed: dict[Step, dict[int, bytes]] = {}
+    closed = ClosedSteps()
     running, steps = np.zeros(LAYOUT.size, np.uint32), []
     for step in MaskedServer.steps:
         arrived: dict[int, bytes] = {}
@@ -622,7 +622,7 @@ def masked_round(name: str, members: int, lost: Sequence[int] = (), relay: Relay
             messages.append({"member": member, "briefing": briefing.hex(), "message": message.hex()})
         if short := server.shortfall(plan, closed, step, arrived):
             raise AssertionError(short)
-        closed[step] = arrived
+        closed = closed.with_step(step, arrived)
         steps.append({"step": step.value, "messages": messages})
     total = server.unmask(plan, closed, running)
     expected = sum((codes[at] for at in closed[Step.SUBMIT]), np.zeros(LAYOUT.size, np.uint32))

@@ -10,7 +10,6 @@ Nothing here computes with the key, so nothing here needs ``gmpy2``: the third p
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from coterie.crypto.explicit import encode
 from coterie.crypto.identity import check_signature, participant_id
+from coterie.crypto.key_id import paillier_key_id
 from coterie.crypto.roster import MOST_MEMBERS, PAILLIER, Roster
 from coterie.crypto.verification import Reason, VerificationError
 
@@ -35,7 +35,6 @@ __all__ = [
     "KeyTerms",
     "check_epoch",
     "countersigners_needed",
-    "paillier_key_id",
 ]
 
 COUNTERSIGNERS = 2
@@ -64,13 +63,6 @@ class KeyTerms(NamedTuple):
 
 USUAL_TERMS = KeyTerms()
 """A key of 3,072 bits."""
-
-
-def paillier_key_id(
-    modulus: bytes, set_public: bytes, bits: int, created: int, run: str, base: bytes
-) -> bytes:
-    """Return the id of a public Paillier key: SHA-256 of its explicit bytes, 32 bytes."""
-    return hashlib.sha256(encode("paillier-key", modulus, set_public, bits, created, run, base)).digest()
 
 
 def countersigners_needed(eligible: int) -> int:

@@ -23,7 +23,7 @@ from coterie.crypto.explicit import encode
 from coterie.crypto.sealed_model import agreement, open_model, seal_model
 from coterie.crypto.verification import Reason, VerificationError
 from coterie.errors import CoterieError
-from coterie.rounds.conductor import applied
+from coterie.rounds.conductor import Cover, apply_sum
 from coterie.rounds.sides import Arrays, ServerSide
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import ImpossibleSumError
@@ -105,18 +105,17 @@ class SharedModels:
         if len(codes) < layout.size or codes[layout.size :].any():
             raise Declined("is asked to apply a sum of another length than its layout's")
         try:
-            arrays, measured = applied(
-                side,
-                self.opened(task.model, task.items, groups),
-                codes[: layout.size],
+            cover = Cover(
                 purpose=purpose,
                 users=users,
                 cohort=plan.users,
+                population=task.population,
                 shares=np.array(task.shares),
                 pass_number=plan.pass_number,
                 part=plan.part,
-                population=task.population,
             )
+            before = self.opened(task.model, task.items, groups)
+            arrays, measured = apply_sum(side, before, codes[: layout.size], cover)
             held = self._secrets(plan.key_id)
         except (CoterieError, ImpossibleSumError) as error:
             raise Declined(str(error)) from None

@@ -1,10 +1,11 @@
-"""From the state of a run to the plan of its next sum, and from a sum to the next model: the same in every engine."""
+"""Builds the plan of a run's next sum and applies the sum to the model, in services and in one process alike."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +15,15 @@ from coterie.rounds.server_round import RoundState
 from coterie.rounds.sides import Arrays, ServerSide, Summed
 from coterie.rounds.training import Purpose, Started, Training
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
-from coterie.secure_sum.protocol import Failed, ServerHalf
+from coterie.secure_sum.protocol import Failed, ServerHalf, Subject
 from coterie.wire.tensor import from_wire, to_wire
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, Model, NamedTensor, RoundsPlan, RunPlan
 
 __all__ = [
     "Conductor",
+    "Cover",
     "Population",
-    "applied",
+    "apply_sum",
     "cohort_rule",
     "model_from_bytes",
     "model_to_bytes",
@@ -77,18 +79,31 @@ def new_training(plan: RunPlan, *, supports: bool) -> Training:
     )
 
 
-def applied(
-    side: ServerSide,
-    arrays: Arrays,
-    total: NDArray[np.uint32],
-    *,
-    purpose: Purpose,
-    users: int,
-    cohort: int,
-    shares: NDArray[np.float64],
-    pass_number: int,
-    part: int,
-    population: int,
+class Cover(NamedTuple):
+    """What a sum covers.
+
+    Parameters
+    ----------
+    purpose : Purpose
+    users, cohort, population : int
+        Users that it covers, of the cohort, of the run.
+    shares : ndarray of float64, shape (groups,)
+        Which share of each group is in the cohort.
+    pass_number, part : int
+        Which cohort; of SUPPORTS ``part`` is the group.
+    """
+
+    purpose: Purpose
+    users: int
+    cohort: int
+    population: int
+    shares: NDArray[np.float64]
+    pass_number: int
+    part: int
+
+
+def apply_sum(
+    side: ServerSide, arrays: Arrays, total: NDArray[np.uint32], cover: Cover
 ) -> tuple[Arrays, dict[str, tuple[float, float]]]:
     """Return the arrays after a sum, and the metrics in it: sum and count by name.
 
@@ -97,29 +112,24 @@ def applied(
     side : ServerSide
     arrays : dict
     total : ndarray of uint32, shape (layout size,)
-    purpose, pass_number, part
-        Of the sum.
-    users, cohort, population : int
-        Users that it covers, of the cohort, of the run.
-    shares : ndarray of float64, shape (groups,)
-        Which share of each group is in the cohort.
+    cover : Cover
 
     Raises
     ------
     ImpossibleSumError
         When the sum is beyond its bounds.
     """
-    sums = side.layout(purpose).decode(total, users)
+    sums = side.layout(cover.purpose).decode(total, cover.users)
     summed = Summed(
-        purpose=purpose,
+        purpose=cover.purpose,
         sums=sums,
-        users=users,
-        pass_number=pass_number,
-        part=part,
-        shares=shares * (users / cohort),
-        population=population,
+        users=cover.users,
+        pass_number=cover.pass_number,
+        part=cover.part,
+        shares=cover.shares * (cover.users / cover.cohort),
+        population=cover.population,
     )
-    return side.apply(arrays, summed), side.measured(purpose, sums)
+    return side.apply(arrays, summed), side.measured(cover.purpose, sums)
 
 
 @dataclass(frozen=True)
@@ -198,8 +208,10 @@ class Conductor:
             by_device.setdefault(self.population.devices[position], []).append(position)
         return dict(enumerate(by_device.values()))
 
-    def open(self, state: Training, model_sha256: bytes, patience_s: float) -> RoundState:
-        """Return the next round, before its first step.
+    def open(
+        self, state: Training, model_sha256: bytes, patience_s: float, subject: Subject | None = None
+    ) -> RoundState:
+        """Return the next round, before its first step; ``subject`` is what its sum changes where others apply it.
 
         Raises
         ------
@@ -246,29 +258,18 @@ class Conductor:
             sparse_floor=sparse,
             **fields._asdict(),
         )
-        return RoundState.begin(plan, layout, self.half, patience_s)
+        return RoundState.begin(plan, layout, self.half, patience_s, subject)
 
-    def apply(
-        self, state: Training, arrays: Arrays, total: NDArray[np.uint32], users: int
-    ) -> tuple[Arrays, dict[str, tuple[float, float]]]:
-        """Return the arrays after a sum over so many users, and the metrics in it: sum and count by name.
-
-        Raises
-        ------
-        ImpossibleSumError
-            When the sum is beyond its bounds.
-        """
-        return applied(
-            self.side,
-            arrays,
-            total,
+    def cover(self, state: Training, users: int) -> Cover:
+        """Return what the next sum covers, where it is over so many users."""
+        return Cover(
             purpose=state.purpose,
             users=users,
             cohort=len(self.cohort(state)),
+            population=len(self.population),
             shares=self.shares(state),
             pass_number=state.pass_number,
             part=state.part,
-            population=len(self.population),
         )
 
     def shares(self, state: Training) -> NDArray[np.float64]:

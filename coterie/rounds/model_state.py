@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from coterie.rounds.conductor import Conductor, model_to_bytes
+from coterie.rounds.conductor import Conductor, apply_sum, model_to_bytes
 from coterie.rounds.sides import Arrays
 from coterie.rounds.training import Training
 from coterie.secure_sum.protocol import Applied, Formed
@@ -47,7 +47,9 @@ class ModelState(Protocol):
         """
         ...
 
-    def applied(self, state: Training, arrays: Arrays, formed: Formed, users: int) -> tuple[Arrays, Measured]:
+    def after_sum(
+        self, state: Training, arrays: Arrays, formed: Formed, users: int
+    ) -> tuple[Arrays, Measured]:
         """Return what is kept after a sum over so many users, and the metrics in it.
 
         Raises
@@ -91,7 +93,9 @@ class OpenModel:
             return None
         return int(arrays["supports"][~opened].sum()) / told
 
-    def applied(self, state: Training, arrays: Arrays, formed: Formed, users: int) -> tuple[Arrays, Measured]:
+    def after_sum(
+        self, state: Training, arrays: Arrays, formed: Formed, users: int
+    ) -> tuple[Arrays, Measured]:
         """Return what is kept after a sum, and the metrics in it.
 
         Raises
@@ -101,7 +105,7 @@ class OpenModel:
         """
         if isinstance(formed, Applied):
             raise AssertionError("a sum that others applied, to a model that the server has")
-        return self._conductor.apply(state, arrays, formed, users)
+        return apply_sum(self._conductor.side, arrays, formed, self._conductor.cover(state, users))
 
 
 class SealedVersions:
@@ -131,7 +135,9 @@ class SealedVersions:
         """Return nothing: the server does not see it."""
         return None
 
-    def applied(self, state: Training, arrays: Arrays, formed: Formed, users: int) -> tuple[Arrays, Measured]:
+    def after_sum(
+        self, state: Training, arrays: Arrays, formed: Formed, users: int
+    ) -> tuple[Arrays, Measured]:
         """Return the next version that holders agreed on and the metrics that they told, or those of a sum.
 
         Raises

@@ -21,7 +21,7 @@ from types import MappingProxyType
 
 from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import Closed, Formed, Pieces, Running, ServerHalf, Step
+from coterie.secure_sum.protocol import ClosedSteps, Formed, Pieces, Running, ServerHalf, Step, Subject
 from coterie.wire.refusal import ErrorReason, Refusal
 
 __all__ = [
@@ -109,6 +109,8 @@ class RoundState:
         When the open step closes, by the server's clock, seconds.
     reason : str
         Why the round was abandoned.
+    subject : Subject, optional
+        What the sum changes, where key holders apply it and not the server.
     keep : Keep
         Takes the messages of the open step: where they lie is the service's affair.
     """
@@ -119,7 +121,7 @@ class RoundState:
     patience_s: float
     step: Step
     phase: Phase = Phase.COLLECT
-    closed: Closed = field(default_factory=dict)
+    closed: ClosedSteps = field(default_factory=ClosedSteps)
     arrived: Mapping[int, bytes] = field(default_factory=dict)
     expected: frozenset[int] = frozenset()
     running: Running | None = None
@@ -127,12 +129,24 @@ class RoundState:
     declined: frozenset[int] = frozenset()
     deadline: float = 0.0
     reason: str = ""
+    subject: Subject | None = None
     keep: Keep = in_memory
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.closed, ClosedSteps):
+            object.__setattr__(self, "closed", ClosedSteps(self.closed))
+
     @classmethod
-    def begin(cls, plan: SumPlan, layout: Layout, half: ServerHalf, patience_s: float) -> RoundState:
+    def begin(
+        cls,
+        plan: SumPlan,
+        layout: Layout,
+        half: ServerHalf,
+        patience_s: float,
+        subject: Subject | None = None,
+    ) -> RoundState:
         """Return the state before the first step."""
-        return cls(plan, layout, half, patience_s, half.steps[0])
+        return cls(plan, layout, half, patience_s, half.steps[0], subject=subject)
 
     @property
     def asked(self) -> tuple[int, ...]:
@@ -167,7 +181,7 @@ class RoundState:
 
     def pieces(self, member: int) -> Pieces:
         """Return the same in pieces."""
-        return self.half.pieces(self.plan, self.closed, self.step, member, self.running)
+        return self.half.pieces(self.plan, self.closed, self.step, member, self.running, self.subject)
 
 
 # --- events ------------------------------------------------------------------------------------------------------
@@ -442,14 +456,15 @@ def _progress(state: RoundState, now: float, effects: list[Effect]) -> tuple[Rou
             continue
         if state.waiting and not late:
             break
-        short = state.half.shortfall(state.plan, state.closed, state.step, state.arrived)
-        if short:
-            when = "no time is left" if state.waiting else "nobody else is expected"
-            abandoned, more = _abandon(state, f"{state.step.value}: {short}; {when}")
-            return abandoned, effects + more
         step = state.step
         _require(step not in state.closed, f"{step.value} closed once")
-        state = replace(state, closed={**state.closed, step: state.arrived})
+        closing = state.closed.with_step(step, state.arrived)
+        short = state.half.shortfall(state.plan, closing, step, state.arrived)
+        if short:
+            when = "no time is left" if state.waiting else "nobody else is expected"
+            abandoned, more = _abandon(state, f"{step.value}: {short}; {when}")
+            return abandoned, effects + more
+        state = replace(state, closed=closing)
         effects = [*effects, Save(step)]
         after = state.half.steps.index(step) + 1
         if after < len(state.half.steps):
@@ -462,8 +477,7 @@ def _progress(state: RoundState, now: float, effects: list[Effect]) -> tuple[Rou
 
 def _without_wrong(state: RoundState, failed: UnmaskFailed) -> tuple[RoundState, list[Effect]]:
     """Open the last step again for those who stand in for whoever answered wrongly; without any, abandon."""
-    closed, arrived = dict(state.closed), dict(state.closed[state.step])
-    del closed[state.step]
+    closed, arrived = state.closed.without(state.step), dict(state.closed[state.step])
     asked = frozenset(arrived)
     for member in failed.wrong:
         arrived.pop(member, None)

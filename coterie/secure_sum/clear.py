@@ -18,6 +18,7 @@ from coterie.secure_sum.protocol import (
     PlanFields,
     Running,
     Step,
+    Subject,
     Total,
     Vector,
     bad_message,
@@ -44,7 +45,13 @@ class ClearServer(CodesSum):
         return tuple(range(len(plan.members)))
 
     def pieces(
-        self, plan: SumPlan, closed: Closed, step: Step, member: int, running: Running | None = None
+        self,
+        plan: SumPlan,
+        closed: Closed,
+        step: Step,
+        member: int,
+        running: Running | None = None,
+        subject: Subject | None = None,
     ) -> Pieces:
         """Return nothing: the plan says all."""
         return Pieces()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -47,9 +48,11 @@ from coterie.secure_sum.protocol import (
     Pieces,
     PlanFields,
     Step,
+    Subject,
     Total,
     Vector,
     bad_message,
+    once,
     users_of,
 )
 from coterie.secure_sum.sparse import above_floor, nothing, pack_places, something, unpack_places
@@ -144,6 +147,12 @@ class Listed(NamedTuple):
     dropped: list[int]
 
 
+@lru_cache(maxsize=4)
+def _zeros(layout: Layout, packing: Packing) -> tuple[mpz, ...]:
+    """Return the plaintexts of a contribution with nothing in it, which many contributions of a round share."""
+    return tuple(nothing(layout, packing))
+
+
 def _listed(plan: SumPlan, notes: Mapping[int, bytes]) -> Listed:
     members = sorted(notes)
     if not plan.sparse_floor:
@@ -208,9 +217,6 @@ class EncryptedServer:
 
     def __init__(self, keys: Keyring | None = None) -> None:
         self.keys = keys if keys is not None else Keyring()
-        self._summed: tuple[RunningSum, EncryptedVector] | None = None
-        self._zeros: tuple[bytes, list[mpz]] = (b"", [])
-        self._list: tuple[Mapping[int, bytes], Listed] | None = None
 
     def plan_fields(self, members: int, layout: Layout) -> PlanFields:
         """Return key, bits and holders.
@@ -230,9 +236,8 @@ class EncryptedServer:
         """Return a sum of nothing."""
         public = self.keys.of(plan)
         packing = packing_of(plan, public)
-        if plan.sparse_floor:
-            self._zeros = plan.hash, nothing(layout, packing)
-        return RunningSum(public, packing, layout.size)
+        zeros = _zeros(layout, packing) if plan.sparse_floor else ()
+        return RunningSum(public, packing, layout.size, zeros)
 
     def added(self, running: RunningSum, vector: Vector) -> RunningSum:
         """Return a sum with one more contribution."""
@@ -255,29 +260,26 @@ class EncryptedServer:
 
     def _total(self, plan: SumPlan, closed: Closed, running: RunningSum) -> EncryptedVector:
         """Return the sum in the form in which it is decrypted, made once."""
-        if self._summed is None or self._summed[0] is not running:
-            total = running.total()
-            self._summed = running, self._above_floor(plan, closed, total) if plan.sparse_floor else total
-        return self._summed[1]
 
-    def _above_floor(self, plan: SumPlan, closed: Closed, total: EncryptedVector) -> EncryptedVector:
+        def make() -> EncryptedVector:
+            total = running.total()
+            return self._above_floor(plan, closed, total, running.zeros) if plan.sparse_floor else total
+
+        return once(closed, "total", make)
+
+    def _above_floor(
+        self, plan: SumPlan, closed: Closed, total: EncryptedVector, zeros: Sequence[mpz]
+    ) -> EncryptedVector:
         """Put zeros, which everybody knows, in the place of ciphertexts that too few users sent."""
         units, shifts = list(total.units), list(total.shifts)
         for place in self._listed(plan, closed).dropped:
-            units[place], shifts[place] = mpz(1), total.addends * self._zeros_of(plan)[place]
+            units[place], shifts[place] = mpz(1), total.addends * zeros[place]
         return replace(total, units=tuple(units), shifts=tuple(shifts))
 
-    def _zeros_of(self, plan: SumPlan) -> list[mpz]:
-        if self._zeros[0] != plan.hash:
-            raise AssertionError("a sparse sum goes on that was not begun")
-        return self._zeros[1]
-
-    def _listed(self, plan: SumPlan, closed: Closed) -> Listed:
+    @staticmethod
+    def _listed(plan: SumPlan, closed: Closed) -> Listed:
         """Return who submitted, and of a sparse sum what of it is added; made once for a sum."""
-        notes = closed[Step.SUBMIT]
-        if self._list is None or self._list[0] is not notes:
-            self._list = notes, _listed(plan, notes)
-        return self._list[1]
+        return once(closed, "listed", lambda: _listed(plan, closed[Step.SUBMIT]))
 
     # --- whom a step asks ------------------------------------------------------------------------------------------
 
@@ -357,7 +359,13 @@ class EncryptedServer:
     # --- messages ----------------------------------------------------------------------------------------------------
 
     def pieces(
-        self, plan: SumPlan, closed: Closed, step: Step, member: int, running: RunningSum | None = None
+        self,
+        plan: SumPlan,
+        closed: Closed,
+        step: Step,
+        member: int,
+        running: RunningSum | None = None,
+        subject: Subject | None = None,
     ) -> Pieces:
         """Return what is needed for a step: the submitters, then a part of the sum with what shows its right."""
         if step is Step.SUBMIT:
@@ -396,7 +404,7 @@ class EncryptedServer:
         public = self.keys.of(plan)
         packing, users = packing_of(plan, public), plan.members[member].users
         sent = read_message(wire.SummedVector, Step.SUBMIT, message)
-        left_out = self._left_out(plan, sent.places, packing.ciphertexts(layout.size), users)
+        left_out = self._left_out(plan, sent.places, layout, packing, users)
         try:
             found = from_bytes(
                 sent.ciphertexts, public, packing, layout.size, addends=users, left_out=left_out
@@ -410,12 +418,16 @@ class EncryptedServer:
             ) from None
         return Vector(found, (sha256 or hashlib.sha256(message).digest()) + sent.places)
 
-    def _left_out(self, plan: SumPlan, places: bytes, ciphertexts: int, users: int) -> dict[int, mpz]:
+    @staticmethod
+    def _left_out(
+        plan: SumPlan, places: bytes, layout: Layout, packing: Packing, users: int
+    ) -> dict[int, mpz]:
         """Return which ciphertexts a member left out, and what would be in them."""
         if not plan.sparse_floor:
             if places:
                 raise bad_message(Step.SUBMIT, "places of a vector that is not sparse", "none")
             return {}
+        ciphertexts = packing.ciphertexts(layout.size)
         try:
             (sent,) = unpack_places(places, 1, ciphertexts)
         except ValueError as error:
@@ -425,7 +437,7 @@ class EncryptedServer:
                 field="places",
                 expected=f"a bit for each of {ciphertexts} ciphertexts, and nothing beyond them",
             ) from None
-        zeros = self._zeros_of(plan)
+        zeros = _zeros(layout, packing)
         return {place: users * zeros[place] for place in np.flatnonzero(~sent).tolist()}
 
     def check(self, plan: SumPlan, closed: Closed, step: Step, member: int, message: bytes) -> None:
@@ -485,7 +497,6 @@ class EncryptedServer:
         except VerificationError as error:
             # A hostile contribution: no other holder would decrypt anything else.
             raise Failed(error.message) from None
-        self._summed = None
         dropped = len(self._listed(plan, closed).dropped)
         return Total(codes.astype(np.uint32), tuple(wrong), dropped_places=dropped)
 

@@ -39,14 +39,17 @@ from coterie.secure_sum.masked_member import MaskedMember
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import (
     Closed,
+    ClosedSteps,
     Failed,
     Pieces,
     PlanFields,
     Running,
     Step,
+    Subject,
     Total,
     Vector,
     bad_message,
+    once,
     parts_of,
     users_of,
 )
@@ -119,9 +122,6 @@ class MaskedServer(CodesSum):
         self._directory_key = directory_key
         self._clock = clock
         self._verified = Verified()
-        self._derived: dict[tuple[Step, str], tuple[Mapping[int, bytes], object]] = {}
-        self._around: _Near = ()
-        self._plan_hash = b""
 
     def plan_fields(self, members: int, layout: Layout) -> PlanFields:
         """Return degree and threshold for so many members.
@@ -139,24 +139,30 @@ class MaskedServer(CodesSum):
         if step is Step.ADVERTISE:
             return tuple(range(len(plan.members)))
         before = self.steps[self.steps.index(step) - 1]
-        return self._of(plan, closed, before, "expected", lambda there: tuple(self._viable(plan, there)))
+        return self._of(closed, before, "expected", lambda there: tuple(self._viable(plan, closed, there)))
 
     def pieces(
-        self, plan: SumPlan, closed: Closed, step: Step, member: int, running: Running | None = None
+        self,
+        plan: SumPlan,
+        closed: Closed,
+        step: Step,
+        member: int,
+        running: Running | None = None,
+        subject: Subject | None = None,
     ) -> Pieces:
         """Return what a member needs for a step; an advertisement or a confirmation is one piece for all."""
         match step:
             case Step.ADVERTISE:
                 return Pieces()
             case Step.SHARE:
-                adverts = self._of(plan, closed, Step.ADVERTISE, "written adverts", _written_adverts)
+                adverts = self._of(closed, Step.ADVERTISE, "written adverts", _written_adverts)
                 return Pieces([adverts[each] for each in self._met(plan, closed)[member]])
             case Step.SUBMIT:
                 return Pieces(own=self._inbox(plan, closed, member).SerializeToString())
             case Step.CONFIRM:
-                return Pieces([self._of(plan, closed, Step.SUBMIT, "submitters", _written_submitters)])
+                return Pieces([self._of(closed, Step.SUBMIT, "submitters", _written_submitters)])
             case _:
-                signed = self._of(plan, closed, Step.CONFIRM, "confirmations", _written_confirmations)
+                signed = self._of(closed, Step.CONFIRM, "confirmations", _written_confirmations)
                 near = self._kept(plan, closed, member)
                 return Pieces([signed[each] for each in near if each in signed])
 
@@ -238,7 +244,7 @@ class MaskedServer(CodesSum):
     def shortfall(self, plan: SumPlan, closed: Closed, step: Step, arrived: Mapping[int, bytes]) -> str:
         """Say why a step cannot be closed with these messages: too few users, or a secret that nobody could undo."""
         if step in (Step.ADVERTISE, Step.SHARE):
-            users = sum(plan.members[member].users for member in self._viable(plan, arrived))
+            users = sum(plan.members[member].users for member in self._viable(plan, closed, arrived))
             if users >= plan.min_sum:
                 return ""
             return f"{users} users have enough neighbours left, the plan's floor is {plan.min_sum}"
@@ -246,9 +252,9 @@ class MaskedServer(CodesSum):
             users = users_of(plan, arrived)
             if users < plan.min_sum:
                 return f"{users} users submitted, the plan's floor is {plan.min_sum}"
-            closed = {**closed, step: arrived}
+            closed = closed if step in closed else ClosedSteps(closed).with_step(step, arrived)
         # A member that has too few confirmations reveals nothing.
-        answering = set(self._viable(plan, arrived)) if step is Step.CONFIRM else set(arrived)
+        answering = set(self._viable(plan, closed, arrived)) if step is Step.CONFIRM else set(arrived)
         short = [
             secret
             for secret in self._secrets(plan, closed)
@@ -293,74 +299,61 @@ class MaskedServer(CodesSum):
             key.wipe()
         codes = running.copy()
         masking.add_masks(codes, plus, minus)
-        # Nothing more is asked about this sum.
-        self._remember_for(b"")
         return Total(codes, tuple(sorted(wrong)))
 
     # --- what closed steps say ---------------------------------------------------------------------------------------
 
+    @staticmethod
     def _of(
-        self,
-        plan: SumPlan,
         closed: Closed,
         step: Step,
         what: str,
         make: Callable[[Mapping[int, bytes]], _Derived],
     ) -> _Derived:
-        """Return what ``make`` makes of a closed step's messages, once for the same messages of the same plan."""
-        self._remember_for(plan.hash)
-        messages = closed[step]
-        found = self._derived.get((step, what))
-        if found is None or (found[0] is not messages and found[0] != messages):
-            found = self._derived[step, what] = (messages, make(messages))
-        return found[1]  # type: ignore[return-value]
+        """Return what ``make`` makes of a closed step's messages, once where they are remembered."""
+        return once(closed, (step, what), lambda: make(closed[step]))
 
-    def _remember_for(self, plan_hash: bytes) -> None:
-        """Remember things about one sum only; of another, neither what was derived nor messages are held any more."""
-        if self._plan_hash != plan_hash:
-            self._derived, self._around, self._plan_hash = {}, (), plan_hash
-
-    def _near(self, plan: SumPlan) -> _Near:
+    @staticmethod
+    def _near(plan: SumPlan, closed: Closed) -> _Near:
         """Return each member's neighbours, ascending."""
-        self._remember_for(plan.hash)
-        if not self._around:
-            self._around = arranged(plan.hash, len(plan.members), plan.degree)
-        return self._around
+        return once(closed, "near", lambda: arranged(plan.hash, len(plan.members), plan.degree))
 
-    def _viable(self, plan: SumPlan, there: Collection[int]) -> Iterator[int]:
+    def _viable(self, plan: SumPlan, closed: Closed, there: Collection[int]) -> Iterator[int]:
         """Yield those of the members there, ascending, that have enough neighbours among them."""
-        near = self._near(plan)
+        near = self._near(plan, closed)
         for member in sorted(there):
             if sum(1 for each in near[member] if each in there) >= plan.threshold:
                 yield member
 
-    def _within(self, plan: SumPlan, there: Collection[int]) -> dict[int, tuple[int, ...]]:
+    def _within(self, plan: SumPlan, closed: Closed, there: Collection[int]) -> dict[int, tuple[int, ...]]:
         """Return for each of the members there its neighbours among them, ascending."""
-        near = self._near(plan)
+        near = self._near(plan, closed)
         if len(there) == len(plan.members):
             return dict(enumerate(near))
         return {member: tuple(each for each in near[member] if each in there) for member in there}
 
     def _keys(self, plan: SumPlan, closed: Closed) -> dict[int, _Keys]:
-        return self._of(plan, closed, Step.ADVERTISE, "keys", _advertised_keys)
+        return self._of(closed, Step.ADVERTISE, "keys", _advertised_keys)
 
     def _met(self, plan: SumPlan, closed: Closed) -> dict[int, tuple[int, ...]]:
         """Return for each member that advertised its neighbours that did."""
-        return self._of(plan, closed, Step.ADVERTISE, "met", lambda there: self._within(plan, there))
+        return self._of(closed, Step.ADVERTISE, "met", lambda there: self._within(plan, closed, there))
 
     def _sealed(self, plan: SumPlan, closed: Closed) -> dict[int, array[int]]:
         """Return where in each member's message its sealed shares are, one after the other."""
-        return self._of(plan, closed, Step.SHARE, "sealed", _sealed_shares)
+        return self._of(closed, Step.SHARE, "sealed", _sealed_shares)
 
     def _sharing(self, plan: SumPlan, closed: Closed, member: int) -> tuple[int, ...]:
         """Return the neighbours of a member that shared."""
-        return self._of(plan, closed, Step.SHARE, "sharing", lambda there: self._within(plan, there))[member]
+        return self._of(closed, Step.SHARE, "sharing", lambda there: self._within(plan, closed, there))[
+            member
+        ]
 
     def _left_out(self, plan: SumPlan, closed: Closed) -> dict[int, frozenset[int]]:
         # Nobody asks for shares any more once SUBMIT is closed.
-        self._derived.pop((Step.SHARE, "sealed"), None)
+        if isinstance(closed, ClosedSteps):
+            closed.forget((Step.SHARE, "sealed"))
         return self._of(
-            plan,
             closed,
             Step.SUBMIT,
             "left_out",
@@ -402,7 +395,7 @@ class MaskedServer(CodesSum):
         revealed = {holder: _revealed_shares(message) for holder, message in closed[Step.UNMASK].items()}
         part = parts_of(closed[Step.UNMASK])
         submitted, keys = closed[Step.SUBMIT], self._keys(plan, closed)
-        committed = self._of(plan, closed, Step.SHARE, "seed hashes", _seed_hashes)
+        committed = self._of(closed, Step.SHARE, "seed hashes", _seed_hashes)
 
         def share(member: int, holder: int) -> int:
             # Read when it is needed, from where the message lies: all shares at once would take much memory.
@@ -470,7 +463,7 @@ class MaskedServer(CodesSum):
         confirmation = _read(wire.Confirmation, Step.CONFIRM, message)
         if confirmation.member != member:
             raise bad_message(Step.CONFIRM, f"a confirmation of another than member {member}", "its own")
-        agreed = self._of(plan, closed, Step.SUBMIT, "list hash", lambda notes: list_hash(sorted(notes)))
+        agreed = self._of(closed, Step.SUBMIT, "list hash", lambda notes: list_hash(sorted(notes)))
         _check_signature(
             "the confirmation",
             self._keys(plan, closed)[member].signing,

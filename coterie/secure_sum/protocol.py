@@ -1,15 +1,16 @@
 """The interface of a secure sum: what each step asks of a member, and what the orchestration server makes of it.
 
 The server's half is a set of pure functions of the plan and of the messages of steps that are closed, so that the
-state of a round is data that can be stored and taken up again.  A member's half keeps the secrets of one round in
+state of a round is data that can be stored and taken up again.  It keeps nothing between calls: what is costly and
+follows from closed steps is remembered with them (`ClosedSteps`).  A member's half keeps the secrets of one round in
 memory, and nowhere else.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from coterie.wire.refusal import ErrorReason, Refusal
 __all__ = [
     "Applied",
     "Closed",
+    "ClosedSteps",
     "Declined",
     "Failed",
     "Formed",
@@ -31,9 +33,11 @@ __all__ = [
     "Running",
     "ServerHalf",
     "Step",
+    "Subject",
     "Total",
     "Vector",
     "bad_message",
+    "once",
     "parts_of",
     "users_of",
 ]
@@ -56,6 +60,78 @@ another one."""
 
 Closed = Mapping[Step, Mapping[int, bytes]]
 """Messages of the steps that are closed, by member; of SUBMIT only each member's note (``Vector.note``)."""
+
+_Made = TypeVar("_Made")
+
+
+class ClosedSteps(Mapping[Step, Mapping[int, bytes]]):
+    """Messages of closed steps, with a memory of what was computed from them.
+
+    Closed steps never change, so a half may compute something from them once (`once`) and keep nothing itself.
+
+    Parameters
+    ----------
+    messages : mapping of Step to mapping of int to bytes
+        By step and member.
+    """
+
+    def __init__(self, messages: Closed | None = None) -> None:
+        self._messages: dict[Step, Mapping[int, bytes]] = dict(messages or {})
+        self._made: dict[Hashable, Any] = {}
+
+    def __getitem__(self, step: Step) -> Mapping[int, bytes]:
+        return self._messages[step]
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self._messages)
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def with_step(self, step: Step, messages: Mapping[int, bytes]) -> ClosedSteps:
+        """Return a copy with one more step; it remembers what was computed from those before."""
+        found = ClosedSteps({**self._messages, step: messages})
+        found._made = dict(self._made)
+        return found
+
+    def without(self, step: Step) -> ClosedSteps:
+        """Return a copy without a step, which remembers nothing."""
+        return ClosedSteps({each: messages for each, messages in self._messages.items() if each is not step})
+
+    def once(self, what: Hashable, make: Callable[[], _Made]) -> _Made:
+        """Return what ``make`` returned when it was first asked for under this name."""
+        if what not in self._made:
+            self._made[what] = make()
+        found: _Made = self._made[what]
+        return found
+
+    def forget(self, what: Hashable) -> None:
+        """Remember something no longer."""
+        self._made.pop(what, None)
+
+
+def once(closed: Closed, what: Hashable, make: Callable[[], _Made]) -> _Made:
+    """Return what ``make`` computes from closed steps: once, where they remember it."""
+    return closed.once(what, make) if isinstance(closed, ClosedSteps) else make()
+
+
+class Subject(NamedTuple):
+    """What the sum of a round changes, of a sum that its key holders apply.
+
+    Parameters
+    ----------
+    model : bytes
+        The version that the plan names, a ``SealedModel``.
+    items, population : int
+        Items of the catalogue, users of the run.
+    shares : tuple of float
+        Which share of each group's users is in the cohort.
+    """
+
+    model: bytes
+    items: int
+    population: int
+    shares: tuple[float, ...]
 
 
 @runtime_checkable
@@ -270,11 +346,17 @@ class ServerHalf(Protocol):
         ...
 
     def pieces(
-        self, plan: SumPlan, closed: Closed, step: Step, member: int, running: Running | None = None
+        self,
+        plan: SumPlan,
+        closed: Closed,
+        step: Step,
+        member: int,
+        running: Running | None = None,
+        subject: Subject | None = None,
     ) -> Pieces:
         """Return what a member needs for a step, in pieces: a message of ``rounds.proto``, or nothing.
 
-        ``running`` is the sum once SUBMIT is closed.
+        ``running`` is the sum once SUBMIT is closed, ``subject`` what it changes where key holders apply it.
         """
         ...
 
@@ -310,7 +392,10 @@ class ServerHalf(Protocol):
         ...
 
     def shortfall(self, plan: SumPlan, closed: Closed, step: Step, arrived: Mapping[int, bytes]) -> str:
-        """Say why a step cannot be closed with these messages; empty when it can."""
+        """Say why a step cannot be closed with these messages; empty when it can.
+
+        ``closed`` may have the messages of this step already.
+        """
         ...
 
     def unmask(self, plan: SumPlan, closed: Closed, running: Running) -> Total:

@@ -20,8 +20,9 @@ from coterie.secure_sum.protocol import MemberHalf, ServerHalf
 if TYPE_CHECKING:
     from coterie.crypto.paillier import Obfuscators
     from coterie.secure_sum.contribution import Layout
+    from coterie.secure_sum.encrypted import Keyring
 
-__all__ = ["GIVES", "KEYED", "MEMBERS", "SUMS", "Signer", "member_half", "server_half"]
+__all__ = ["GIVES", "KEYED", "MEMBERS", "SUMS", "Signer", "keyring_of", "member_half", "server_half"]
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,20 @@ def server_half(secure_sum: str, directory_key: bytes | None = None) -> ServerHa
     if make is None:
         raise ConfigError(f"no secure sum {secure_sum!r}", hint=f"there are: {', '.join(SUMS)}")
     return make(directory_key)
+
+
+def keyring_of(half: ServerHalf) -> Keyring:
+    """Return the keys of a sum under a key, which a service fills as keys come and go.
+
+    Raises
+    ------
+    ConfigError
+        It is no sum under a key.
+    """
+    found: Keyring | None = getattr(half, "keys", None)
+    if found is None:
+        raise ConfigError(f"the secure sum {half.name!r} is under no key")
+    return found
 
 
 def member_half(plan: SumPlan, index: int, signer: Signer) -> MemberHalf:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +24,6 @@ from coterie.crypto.sealed_model import AGREEMENT_BYTES
 from coterie.crypto.verification import VerificationError
 from coterie.secure_sum.encrypted import (
     EncryptedServer,
-    Keyring,
     ciphertexts_at,
     confirmations_in,
     packing_of,
@@ -33,40 +31,31 @@ from coterie.secure_sum.encrypted import (
 )
 from coterie.secure_sum.key_holder import KeyHolder, read_briefing
 from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import Applied, Closed, Declined, Failed, Pieces, Step, Total, bad_message
+from coterie.secure_sum.protocol import (
+    Applied,
+    Closed,
+    Declined,
+    Failed,
+    Pieces,
+    Step,
+    Subject,
+    Total,
+    bad_message,
+    once,
+)
 from coterie.wire.v1 import rounds_pb2 as wire
 
 if TYPE_CHECKING:
     from coterie.crypto.identity import Bundle, Identity
     from coterie.secure_sum.key_holder import HeldSecrets
 
-__all__ = ["AGREEING", "MEASURING", "Apply", "SharedKeyHolder", "SharedKeyServer", "Subject"]
+__all__ = ["AGREEING", "MEASURING", "Apply", "SharedKeyHolder", "SharedKeyServer"]
 
 AGREEING = 2
 """Holders that must come to the same model."""
 
 MEASURING = "evaluate"
 """The purpose whose sums are told to the server; no other one's are."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What the sum of a round changes, as the server has it.
-
-    Parameters
-    ----------
-    model : bytes
-        The version that the plan names, a ``SealedModel``.
-    items, population : int
-        Items of the catalogue, users of the run.
-    shares : tuple of float
-        Which share of each group's users is in the cohort.
-    """
-
-    model: bytes
-    items: int
-    population: int
-    shares: tuple[float, ...]
 
 
 Apply = Callable[[SumPlan, wire.ApplyTask, NDArray[np.uint32], int], wire.AppliedSum]
@@ -80,19 +69,9 @@ class SharedKeyServer(EncryptedServer):
     ----------
     keys : Keyring, optional
         Filled by the service, as keys come and go.
-
-    Attributes
-    ----------
-    subject : Subject or None
-        What the round in progress changes; set by the service before each round, and after a restart.
     """
 
     name = "shared-key"
-
-    def __init__(self, keys: Keyring | None = None) -> None:
-        super().__init__(keys)
-        self.subject: Subject | None = None
-        self._task: tuple[RunningSum, bytes] | None = None
 
     # --- whom a step asks ------------------------------------------------------------------------------------------
 
@@ -152,16 +131,20 @@ class SharedKeyServer(EncryptedServer):
     # --- messages --------------------------------------------------------------------------------------------------
 
     def pieces(
-        self, plan: SumPlan, closed: Closed, step: Step, member: int, running: RunningSum | None = None
+        self,
+        plan: SumPlan,
+        closed: Closed,
+        step: Step,
+        member: int,
+        running: RunningSum | None = None,
+        subject: Subject | None = None,
     ) -> Pieces:
         """Return what is needed for a step: of a sum that changes the model all of it, for each who applies it."""
         if step is not Step.DECRYPT or _measures(plan):
-            return super().pieces(plan, closed, step, member, running)
-        if running is None or self.subject is None:
+            return super().pieces(plan, closed, step, member, running, subject)
+        if running is None or subject is None:
             raise AssertionError("a sum is applied without a running sum, or to nothing")
-        if self._task is None or self._task[0] is not running:
-            self._task = running, self._task_of(plan, closed, running, self.subject)
-        return Pieces([self._task[1]])
+        return Pieces([once(closed, "task", lambda: self._task_of(plan, closed, running, subject))])
 
     def _task_of(self, plan: SumPlan, closed: Closed, running: RunningSum, subject: Subject) -> bytes:
         total, listed = self._total(plan, closed, running), self._listed(plan, closed)
@@ -216,7 +199,6 @@ class SharedKeyServer(EncryptedServer):
         if behind < AGREEING:
             # Who is wrong shows when another one is asked.
             raise Failed(f"{len(answers)} key holders came to as many models")
-        self._task = self._summed = None
         first = next(answer for answer in answers.values() if answer.agreement == agreed)
         wrong = tuple(number for number, answer in answers.items() if answer.agreement != agreed)
         measured = {one.name: (one.total, one.count) for one in first.measured}

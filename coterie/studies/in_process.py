@@ -27,7 +27,7 @@ from coterie.rounds.training import Purpose, Training, step
 from coterie.secure_sum.contribution import UnboundedValueError
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import MemberHalf
-from coterie.secure_sum.registry import KEYED, Signer, member_half, server_half
+from coterie.secure_sum.registry import KEYED, Signer, keyring_of, member_half, server_half
 from coterie.studies.local_key import LocalKey, SharedLocalKey
 from coterie.studies.local_rounds import Host, Outcome
 from coterie.studies.local_training import LocalHost, Trained, train
@@ -164,7 +164,7 @@ def train_plan(
         if plan.secure_sum == "shared-key":
             shared = SharedLocalKey(plan, terms, people.bundles, devices, len(feed.dataset.items))
         key = shared or LocalKey(plan.run_id, terms, people.bundles)
-        key.give(cast(Any, half))
+        key.give(keyring_of(half))
         people.obfuscators, holders = key.obfuscators, key.holders
 
     owners = _owners(plan, feed)

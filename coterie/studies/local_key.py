@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from coterie.config.run import EncryptionSettings
 from coterie.crypto.identity import Bundle, Identity
@@ -13,13 +13,13 @@ from coterie.rounds.sides import Arrays
 from coterie.rounds.training import Training
 from coterie.secure_sum.obfuscators import holder_obfuscators, obfuscators
 from coterie.secure_sum.plan import Member, SumPlan
-from coterie.secure_sum.protocol import ServerHalf
+from coterie.secure_sum.protocol import Subject
 from coterie.studies.local_rounds import Holder
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
 if TYPE_CHECKING:
     from coterie.crypto.paillier import Obfuscators
-    from coterie.secure_sum.encrypted import EncryptedServer
+    from coterie.secure_sum.encrypted import Keyring
     from coterie.secure_sum.key_holder import KeyHolder
 
 __all__ = ["LocalKey", "SharedLocalKey"]
@@ -57,13 +57,13 @@ class LocalKey:
         self.holders = {device: Holder(partial(self._half, n)) for n, device in enumerate(self._devices)}
         """The holders' connections by device."""
 
-    def give(self, server: EncryptedServer) -> None:
+    def give(self, keys: Keyring) -> None:
         """Let a server form sums under this key."""
         members = [
             Member(one.participant_id, device)
             for one, device in zip(self._identities, self._devices, strict=True)
         ]
-        server.keys.use(self._held.public, members)
+        keys.use(self._held.public, members)
 
     def _obfuscators(self, settings: EncryptionSettings) -> Obfuscators:
         return obfuscators(self._held.public, settings.obfuscators)
@@ -103,12 +103,10 @@ class SharedLocalKey(LocalKey):
         self._models = SharedModels(plan, lambda key_id: self._held)
         self._items = items
 
-    def tell(self, half: ServerHalf, conductor: Conductor, state: Training, model: bytes) -> None:
-        """Say to a server's half what the next sum changes."""
-        from coterie.secure_sum.shared_key import Subject
-
+    def subject(self, conductor: Conductor, state: Training, model: bytes) -> Subject:
+        """Return what the next sum changes."""
         shares = tuple(conductor.shares(state).tolist())
-        cast(Any, half).subject = Subject(model, self._items, len(conductor.population), shares)
+        return Subject(model, self._items, len(conductor.population), shares)
 
     def opened(self, model: bytes, conductor: Conductor) -> Arrays:
         """Return what a server would keep of a version."""

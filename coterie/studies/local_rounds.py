@@ -33,7 +33,7 @@ from coterie.rounds.server_round import (
 )
 from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import Failed, Formed, MemberHalf, ServerHalf, Step, Total
+from coterie.secure_sum.protocol import Failed, Formed, MemberHalf, ServerHalf, Step, Subject, Total
 from coterie.wire.refusal import Refusal
 
 __all__ = ["Holder", "Host", "Members", "Outcome", "run_round"]
@@ -103,6 +103,7 @@ def run_round(
     half: ServerHalf,
     hosts: Mapping[str, Host],
     apply: Callable[[Formed, int], str] | None = None,
+    subject: Subject | None = None,
 ) -> Outcome:
     """Take one round through all its steps.
 
@@ -118,6 +119,8 @@ def run_round(
         By device, those of the key holders among them; who is at a device that is missing drops out at once.
     apply : callable, optional
         Changes the model by the sum over so many users; returns why the sum was impossible, or nothing.
+    subject : Subject, optional
+        What the sum changes, where key holders apply it.
 
     Returns
     -------
@@ -127,7 +130,7 @@ def run_round(
     wrong: tuple[int, ...] = ()
     found: Total | None = None
     event: Event = Opened(0.0)
-    state, effects = advance(RoundState.begin(plan, layout, half, _STEP_S), event)
+    state, effects = advance(RoundState.begin(plan, layout, half, _STEP_S, subject), event)
     now = 0.0
     while not state.phase.ended:
         if state.phase is Phase.COLLECT:

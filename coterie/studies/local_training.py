@@ -21,7 +21,7 @@ from coterie.rounds.sides import Arrays, HostSide, ServerSide, User
 from coterie.rounds.training import Abandoned, Phase, Summed, Training, begin_round, step
 from coterie.secure_sum.contribution import ImpossibleSumError
 from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import Failed, Formed, MemberHalf, ServerHalf
+from coterie.secure_sum.protocol import Failed, Formed, MemberHalf, ServerHalf, Subject
 from coterie.studies.local_rounds import Host, Members, Outcome, run_round
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
@@ -74,8 +74,8 @@ class Trained:
 class Shared(Protocol):
     """The key that participants share, in this process."""
 
-    def tell(self, half: ServerHalf, conductor: Conductor, state: Training, model: bytes) -> None:
-        """Say to a server's half what the next sum changes."""
+    def subject(self, conductor: Conductor, state: Training, model: bytes) -> Subject:
+        """Return what the next sum changes."""
         ...
 
     def opened(self, model: bytes, conductor: Conductor) -> Arrays:
@@ -162,9 +162,8 @@ def train(
     while not state.phase.ended:
         state = begin_round(state)
         evaluations = len(state.evaluations)
-        if shared is not None:
-            shared.tell(half, conductor, state, kept.model(held))
-        state, held, outcome = _round(conductor, kept, state, held, arrays, workers, holders)
+        subject = None if shared is None else shared.subject(conductor, state, kept.model(held))
+        state, held, outcome = _round(conductor, kept, state, held, arrays, workers, holders, subject)
         arrays = held if shared is None else shared.opened(kept.model(held), conductor)
         if on_round is not None:
             on_round(state, outcome)
@@ -186,6 +185,7 @@ def _round(
     arrays: Arrays,
     workers: Mapping[str, _Host],
     holders: Mapping[str, Host],
+    subject: Subject | None,
 ) -> tuple[Training, Arrays, Outcome]:
     model = conductor.side.model(arrays)
     opened = conductor.side.opened(arrays)
@@ -201,13 +201,13 @@ def _round(
     def apply(formed: Formed, users: int) -> str:
         nonlocal held, measured
         try:
-            held, measured = kept.applied(state, held, formed, users)
+            held, measured = kept.after_sum(state, held, formed, users)
         except ImpossibleSumError as error:
             return str(error)
         return ""
 
     hosts = {**{device: worker.members for device, worker in workers.items()}, **holders}
-    outcome = run_round(opening.plan, opening.layout, conductor.half, hosts, apply)
+    outcome = run_round(opening.plan, opening.layout, conductor.half, hosts, apply, subject)
     event = (
         Summed(measured, conductor.side.figures) if outcome.total is not None else Abandoned(outcome.reason)
     )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -33,7 +33,7 @@ from coterie.secure_sum.codes import codes_of
 from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Failed, ServerHalf, Step
-from coterie.secure_sum.registry import KEYED, server_half
+from coterie.secure_sum.registry import KEYED, keyring_of, server_half
 from coterie.secure_sum.steps import STEP_OF_KIND
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import rounds_pb2
@@ -171,7 +171,7 @@ class Replay:
             return
         # It says what to install where gmpy2 is missing.
         half = self._half()
-        from coterie.secure_sum.encrypted import EncryptedServer, packing_of
+        from coterie.secure_sum.encrypted import packing_of
         from coterie.secure_sum.sparse import unpack_places
 
         def told(message: bytes, count: int) -> NDArray[np.bool_]:
@@ -179,7 +179,7 @@ class Replay:
 
         for one, plan in sparse:
             try:
-                packing = packing_of(plan, cast(EncryptedServer, half).keys.of(plan))
+                packing = packing_of(plan, keyring_of(half).of(plan))
             except Failed:
                 # Under a key that the server never had: nothing came of it.
                 continue

@@ -95,7 +95,9 @@ class SystemSettings(Model):
         try:
             return cls.model_validate_json(text, strict=True)
         except ValidationError as error:
-            found = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'all'}: {one['msg']}" for one in error.errors())
+            found = "; ".join(
+                f"{'.'.join(map(str, one['loc'])) or 'all'}: {one['msg']}" for one in error.errors()
+            )
             raise ConfigError(
                 f"the settings of the plan are not of {cls.__name__}: {found}",
                 hint="the peers may be of another release",

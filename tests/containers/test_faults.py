@@ -24,7 +24,7 @@ from coterie.config.load import load
 from coterie.config.run import RunSettings
 from coterie.privacy.payloads import Assembly
 from coterie.privacy.transcript import decode, message_class, read_transcript
-from coterie.rounds.conductor import Conductor, Population, applied, model_to_bytes
+from coterie.rounds.conductor import Conductor, Cover, Population, apply_sum, model_to_bytes
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.protocol import Step
 from coterie.secure_sum.registry import server_half
@@ -272,18 +272,16 @@ def test_each_version_is_the_last_one_and_the_sum_of_its_round_once(disturbed):
         if one.round in given_up:
             continue
         told.add(one.round)
-        arrays, _ = applied(
-            side,
-            arrays,
-            received.codes,
+        cover = Cover(
             purpose=Purpose(one.purpose),
             users=len(received.slots),
             cohort=USERS,
+            population=USERS,
             shares=np.ones(groups),
             pass_number=one.pass_number,
             part=one.part,
-            population=USERS,
         )
+        arrays, _ = apply_sum(side, arrays, received.codes, cover)
     trained = {one.round for one in watched.rounds if one.purpose == "train" and not one.reason}
     # The run was stopped in the middle of a round, which may be beyond what was watched.
     assert trained

@@ -20,7 +20,7 @@ from coterie.secure_sum.graph import graph_fields
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.masked_member import MaskedMember
 from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import Declined, Step
+from coterie.secure_sum.protocol import ClosedSteps, Declined, Step
 from coterie.wire.chunks import Assembler, split
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1 import rounds_pb2
@@ -168,7 +168,7 @@ class LyingCos(OrchestratorServicer):
         self.plan = None
         self.shown = None
         self.step = None
-        self.closed = {}
+        self.closed = ClosedSteps()
         self.running = None
         self.received = {step: {} for step in MaskedServer.steps}
         """What the host sent, by step and member."""
@@ -311,7 +311,7 @@ class LyingCos(OrchestratorServicer):
                 self.running += vector.addend
                 notes[member] = vector.note
             messages = notes
-        self.closed[self.step] = messages
+        self.closed = self.closed.with_step(self.step, messages)
         steps = list(MaskedServer.steps)
         if self.step is not steps[-1]:
             self.step = steps[steps.index(self.step) + 1]

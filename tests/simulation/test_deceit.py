@@ -7,7 +7,7 @@ import pytest
 
 from coterie.rounds.member_round import Decline, Journal, Keep, MemberRound, Send, SitOut, Train
 from coterie.secure_sum.plan import Member, SumPlan
-from coterie.secure_sum.protocol import Step
+from coterie.secure_sum.protocol import ClosedSteps, Step
 from coterie.wire.v1 import rounds_pb2 as wire
 from tests.simulation.rig.sums import LAYOUT, halves, identity
 
@@ -37,7 +37,7 @@ class Cohort:
             n: MemberRound(self.plan, self.journals[n], lambda n=n: member_half(self.plan, n))
             for n in range(COUNT)
         }
-        self.closed = {}
+        self.closed = ClosedSteps()
         self.rng = np.random.default_rng(0)
 
     def ask(self, member: int, step: Step, briefing: bytes | None = None) -> bytes | None:
@@ -69,7 +69,7 @@ class Cohort:
             else:
                 self.half.check(self.plan, self.closed, step, member, message)
             there[member] = message
-        self.closed[step] = there
+        self.closed = self.closed.with_step(step, there)
 
     def up_to(self, step: Step, submitters=range(COUNT)) -> "Cohort":
         for one in self.half.steps:

@@ -26,7 +26,7 @@ from coterie.secure_sum.contribution import Layout, Segment
 from coterie.secure_sum.graph import GraphFields, graph_fields
 from coterie.secure_sum.masked import MaskedMember, MaskedServer
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
-from coterie.secure_sum.protocol import Declined, Failed, Step
+from coterie.secure_sum.protocol import ClosedSteps, Declined, Failed, Step
 from coterie.secure_sum.statements import list_hash
 from coterie.store.spool import Spool
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -71,7 +71,7 @@ class Cohort:
         self.members = [self.member(n) for n in range(members)]
         rng = np.random.default_rng(members)
         self.codes = [rng.integers(0, 2**32, layout.size, dtype=np.uint32) for _ in range(members)]
-        self.closed, self.arrived, self.keep = {}, {}, in_memory
+        self.closed, self.arrived, self.keep = ClosedSteps(), {}, in_memory
         self.running = np.zeros(layout.size, np.uint32)
         self.transcript = {step: {} for step in MaskedServer.steps}
 
@@ -106,7 +106,7 @@ class Cohort:
         short = self.server.shortfall(self.plan, self.closed, step, self.arrived)
         if short:
             raise Failed(short)
-        self.closed[step], self.arrived = self.arrived, {}
+        self.closed, self.arrived = self.closed.with_step(step, self.arrived), {}
 
     def step(self, step, lost=()):
         for member in self.server.expected(self.plan, self.closed, step):
@@ -248,7 +248,7 @@ def test_another_server_takes_up_a_round_from_its_closed_steps():
     cohort = Cohort(9)
     for step in MaskedServer.steps:
         cohort.server = MaskedServer(graph_fields)
-        cohort.closed = {done: dict(messages) for done, messages in cohort.closed.items()}
+        cohort.closed = ClosedSteps({done: dict(messages) for done, messages in cohort.closed.items()})
         cohort.step(step, lost=(2,) if step is Step.SUBMIT else ())
     cohort.server = MaskedServer(graph_fields)
     assert np.array_equal(cohort.total().codes, cohort.clear)
@@ -270,7 +270,7 @@ def test_the_server_reads_messages_from_where_they_lie(tmp_path, members, rule, 
                 continue
             if step is Step.SUBMIT:
                 # What was told is what another server reads out of messages in memory.
-                here.closed = {one: dict(messages) for one, messages in there.closed.items()}
+                here.closed = ClosedSteps({one: dict(messages) for one, messages in there.closed.items()})
                 assert (
                     there.briefing(step, member)
                     == here.server.pieces(there.plan, here.closed, step, member).whole
@@ -378,7 +378,9 @@ def spoil(cohort, pairs):
         for share in shares.shares:
             if share.member == receiver:
                 share.sealed = bytes([share.sealed[0] ^ 1]) + share.sealed[1:]
-        cohort.closed[Step.SHARE] = {**cohort.closed[Step.SHARE], sender: shares.SerializeToString()}
+        cohort.closed = cohort.closed.without(Step.SHARE).with_step(
+            Step.SHARE, {**cohort.closed[Step.SHARE], sender: shares.SerializeToString()}
+        )
 
 
 @given(st.data())
@@ -566,7 +568,9 @@ def test_members_that_were_shown_different_plans_get_no_shares_from_each_other()
     other = replace(cohort.plan, model_sha256=b"\x07" * 32)
     stranger = cohort.member(4, other)
     advert = stranger.answer(Step.ADVERTISE, b"")
-    cohort.closed[Step.ADVERTISE] = {**cohort.closed[Step.ADVERTISE], 4: advert}
+    cohort.closed = cohort.closed.without(Step.ADVERTISE).with_step(
+        Step.ADVERTISE, {**cohort.closed[Step.ADVERTISE], 4: advert}
+    )
     for member in (0, 1, 2, 3, 5):
         declines(cohort, Step.SHARE, member, None, "advertisement of member 4 for this plan")
     with pytest.raises(Declined, match="for this plan"):

@@ -14,7 +14,7 @@ from coterie.config.run import RunSettings
 from coterie.crypto.verification import VerificationError
 from coterie.errors import ConfigError, CryptoError
 from coterie.parties.shared_model import SharedModels
-from coterie.rounds.conductor import applied
+from coterie.rounds.conductor import Cover, apply_sum
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Contribution, Layout, Segment
 from coterie.secure_sum.key_holder import KeyHolder
@@ -26,7 +26,7 @@ from coterie.systems.registry import server_side
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
 from tests.simulation.rig.intruder import false
-from tests.simulation.rig.sums import HOLDERS, codes_in, halves, held_by_all, identity, key_holder
+from tests.simulation.rig.sums import HOLDERS, SUBJECT, codes_in, halves, held_by_all, identity, key_holder
 
 LAYOUT = Layout((Segment("values", (150,), 1.0, 12), Segment.whole("counts", (5,), 3)))
 SERVER, MEMBER = halves("shared-key")
@@ -195,7 +195,7 @@ class Asked:
 
     def briefing(self, holder=0):
         number = self.plan.respondent(holder, holder)
-        return self.server.pieces(self.plan, self.closed, Step.DECRYPT, number, self.running).whole
+        return self.server.pieces(self.plan, self.closed, Step.DECRYPT, number, self.running, SUBJECT).whole
 
 
 def test_a_holder_decrypts_no_sum_for_the_server_that_does_more_than_measure():
@@ -300,18 +300,8 @@ def test_a_version_is_what_a_server_would_have_made_of_the_sum():
     assert made.agreement == MODELS.applied(plan, task, codes, 4).agreement
     assert made.model != MODELS.applied(plan, task, codes, 4).model
     found = MODELS.opened(made.model, ITEMS, 2)
-    expected, _ = applied(
-        SIDE,
-        SIDE.initial(),
-        codes[:ITEMS],
-        purpose=Purpose.SUPPORTS,
-        users=4,
-        cohort=4,
-        shares=np.array([1.0, 0.0]),
-        pass_number=0,
-        part=0,
-        population=8,
-    )
+    cover = Cover(Purpose.SUPPORTS, 4, 4, 8, np.array([1.0, 0.0]), pass_number=0, part=0)
+    expected, _ = apply_sum(SIDE, SIDE.initial(), codes[:ITEMS], cover)
     assert found.keys() == expected.keys()
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
     assert found["supports"][0].tolist() == [1, 2, 3, *[4] * (ITEMS - 3)]

@@ -19,7 +19,7 @@ from coterie.secure_sum.contribution import Layout, Segment
 from coterie.secure_sum.graph import GraphFields, graph_fields
 from coterie.secure_sum.masked import MaskedMember, MaskedServer
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
-from coterie.secure_sum.protocol import Declined, Failed, Step
+from coterie.secure_sum.protocol import ClosedSteps, Declined, Failed, Step
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import common_pb2, data_owner_pb2, orchestrator_pb2, rounds_pb2
 from coterie.wire.v1 import rounds_pb2 as wire
@@ -102,7 +102,7 @@ class ProductServer:
 
     def __init__(self, plan, rule):
         self._half = MaskedServer(rule, DIRECTORY_KEY, lambda: NOW)
-        self._plan, self._closed, self._arrived = plan, {}, {}
+        self._plan, self._closed, self._arrived = plan, ClosedSteps(), {}
         self._running = np.zeros(LAYOUT.size, np.uint32)
         self.step = STEPS[0]
 
@@ -125,7 +125,7 @@ class ProductServer:
         short = self._half.shortfall(self._plan, self._closed, self.step, self._arrived)
         if short:
             raise Failed(short)
-        self._closed[self.step], self._arrived = self._arrived, {}
+        self._closed, self._arrived = self._closed.with_step(self.step, self._arrived), {}
         self.step = STEPS[min(STEPS.index(self.step) + 1, len(STEPS) - 1)]
 
     def total(self):

@@ -26,7 +26,7 @@ import gmpy2
 from gmpy2 import mpz
 
 from coterie.crypto.explicit import encode
-from coterie.crypto.key_record import paillier_key_id
+from coterie.crypto.key_id import paillier_key_id
 from coterie.crypto.paillier.primes import SMALL_PRIMES_BELOW, draw_prime, has_small_factor, is_prime, uniform
 from coterie.crypto.verification import Reason, VerificationError
 from coterie.errors import CryptoError

@@ -160,10 +160,12 @@ class RunningSum:
     packing : Packing
     count : int
         Values of each vector.
+    zeros : sequence of mpz
+        Plaintexts of a vector with nothing in it, of a sum in which ciphertexts may be left out.
     """
 
-    def __init__(self, public: PublicKey, packing: Packing, count: int) -> None:
-        self.public, self.packing, self.count = public, packing, count
+    def __init__(self, public: PublicKey, packing: Packing, count: int, zeros: Sequence[mpz] = ()) -> None:
+        self.public, self.packing, self.count, self.zeros = public, packing, count, zeros
         self.addends = 0
         self._products: list[mpz] = []
         self._shifts: list[mpz] = []

@@ -13,7 +13,7 @@ from coterie_cos.registry import Registry
 
 if TYPE_CHECKING:
     from coterie.crypto.paillier import PublicKey
-    from coterie.secure_sum.encrypted import EncryptedServer
+    from coterie.secure_sum.encrypted import Keyring
 
 __all__ = ["KeyHolders"]
 
@@ -28,8 +28,8 @@ class KeyHolders:
 
     Parameters
     ----------
-    half : EncryptedServer
-        Is told the key.
+    keys : Keyring
+        Of the secure sum: is told the key.
     registry : Registry
     present, revoked : callable
         Whether a party was heard lately; whether a participant is revoked.
@@ -37,12 +37,12 @@ class KeyHolders:
 
     def __init__(
         self,
-        half: EncryptedServer,
+        keys: Keyring,
         registry: Registry,
         present: Callable[[str], bool],
         revoked: Callable[[bytes], bool],
     ) -> None:
-        self._half = half
+        self._keys = keys
         self._registry = registry
         self._present = present
         self._revoked = revoked
@@ -80,7 +80,7 @@ class KeyHolders:
     def choose(self) -> None:
         """Let those decrypt the next sum who are there now."""
         if self._key is not None:
-            self._half.keys.use(self._key[1], self._there())
+            self._keys.use(self._key[1], self._there())
 
     def knows(self, plan: SumPlan) -> bool:
         """Whether the key is the one of a plan."""

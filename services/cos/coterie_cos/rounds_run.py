@@ -20,8 +20,8 @@ from coterie.rounds.sides import Arrays, ServerSide, ToldServerSide
 from coterie.rounds.training import Purpose, Training
 from coterie.secure_sum.contribution import ImpossibleSumError
 from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import Failed, Formed
-from coterie.secure_sum.registry import KEYED
+from coterie.secure_sum.protocol import Failed, Formed, Subject
+from coterie.secure_sum.registry import KEYED, keyring_of
 from coterie.store import cos as store
 from coterie.systems.registry import asks_owners, server_side
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -73,7 +73,7 @@ class RoundsRun(SummingRun[Training]):
         self._silent: list[str] = []
         self._sealed = plan.secure_sum == "shared-key"
         self._key_holders = (
-            KeyHolders(cast(Any, self._half), self.registry, self.present, self.revoked)
+            KeyHolders(keyring_of(self._half), self.registry, self.present, self.revoked)
             if plan.secure_sum in KEYED
             else None
         )
@@ -111,8 +111,7 @@ class RoundsRun(SummingRun[Training]):
         conductor = self._conduct()
         layout, slots = conductor.side.layout(self.state.purpose), self._slots(conductor, saved.plan)
         self._ask_owners()
-        self._tell(conductor)
-        self._sums.resume(saved, layout, slots, self._step_s)
+        self._sums.resume(saved, layout, slots, self._step_s, self._subject(conductor))
 
     # --- the key of an encrypted sum ---------------------------------------------------------------------------
 
@@ -165,17 +164,12 @@ class RoundsRun(SummingRun[Training]):
         self._model = kept.model(self._arrays)
         self._opened = kept.opened(self._arrays)
 
-    def _tell(self, conductor: Conductor) -> None:
-        """Say what the next sum changes, where key holders are told and not this server."""
-        if self._sealed:
-            from coterie.secure_sum.shared_key import Subject
-
-            cast(Any, self._half).subject = Subject(
-                self._model,
-                len(self.registry.items),
-                len(self.state.users),
-                tuple(conductor.shares(self.state).tolist()),
-            )
+    def _subject(self, conductor: Conductor) -> Subject | None:
+        """Return what the next sum changes, where key holders apply it and not this server."""
+        if not self._sealed:
+            return None
+        shares = tuple(conductor.shares(self.state).tolist())
+        return Subject(self._model, len(self.registry.items), len(self.state.users), shares)
 
     # --- the run -----------------------------------------------------------------------------------------------
 
@@ -219,12 +213,13 @@ class RoundsRun(SummingRun[Training]):
             self._key_holders.choose()
         self.state = training.begin_round(self.state)
         try:
-            opening = conductor.open(self.state, hashlib.sha256(self._model).digest(), self._step_s)
+            opening = conductor.open(
+                self.state, hashlib.sha256(self._model).digest(), self._step_s, self._subject(conductor)
+            )
         except Failed as failed:
             self._sums.skip(str(failed))
             return
         self._ask_owners()
-        self._tell(conductor)
         self._sums.open(opening, self._slots(conductor, opening.plan), self.present)
 
     def _ask_owners(self) -> None:
@@ -255,7 +250,7 @@ class RoundsRun(SummingRun[Training]):
             # Stopped meanwhile.
             return ""
         try:
-            arrays, measured = await asyncio.to_thread(self._applied, arrays, formed, users)
+            arrays, measured = await asyncio.to_thread(self._after_sum, arrays, formed, users)
         except ImpossibleSumError as error:
             return str(error)
         if not self.in_progress(current):
@@ -286,9 +281,10 @@ class RoundsRun(SummingRun[Training]):
             self._versions.prune(round_, [] if chosen is None else [chosen.version])
         return ""
 
-    def _applied(self, arrays: Arrays, formed: Formed, users: int) -> tuple[Arrays, Measured]:
+    def _after_sum(self, arrays: Arrays, formed: Formed, users: int) -> tuple[Arrays, Measured]:
+        # CPU time is counted by thread.
         with self._accounting.activity("apply sums", users):
-            return self._model_state().applied(self.state, arrays, formed, users)
+            return self._model_state().after_sum(self.state, arrays, formed, users)
 
     async def abandoned(self, reason: str) -> None:
         """Count the round as abandoned."""

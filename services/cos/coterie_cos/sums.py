@@ -18,7 +18,7 @@ from coterie.rounds import server_round as machine
 from coterie.rounds.server_round import Phase, RoundState
 from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import Failed, Formed, Running, ServerHalf, Step, Total
+from coterie.secure_sum.protocol import ClosedSteps, Failed, Formed, Running, ServerHalf, Step, Subject, Total
 from coterie.secure_sum.steps import DECLINED, STEP_OF_KIND, TASK_STEP
 from coterie.store import cos as store
 from coterie.store.engine import Term
@@ -237,6 +237,7 @@ class Sums:
         layout: Layout,
         slots: Mapping[int, Sequence[int]],
         patience_s: float,
+        subject: Subject | None = None,
     ) -> None:
         """Go on after a restart with what is durable."""
         row = saved.row
@@ -252,8 +253,9 @@ class Sums:
             patience_s,
             Step(row.step),
             Phase(row.phase),
-            closed={Step(step): messages for step, messages in saved.closed.items()},
+            closed=ClosedSteps({Step(step): messages for step, messages in saved.closed.items()}),
             running=running,
+            subject=subject,
             keep=saved.keep,
         )
         state, effects = machine.advance(state, machine.Resumed(time.monotonic()))

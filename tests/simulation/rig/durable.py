@@ -12,6 +12,7 @@ from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import ServerHalf, Step
 from coterie.wire.v1 import rounds_pb2 as wire
+from tests.simulation.rig.sums import SUBJECT
 
 __all__ = ["HostDisk", "ServerDisk"]
 
@@ -73,6 +74,7 @@ class ServerDisk:
             closed={one: dict(messages) for one, messages in self.closed.items()},
             running=half.from_bytes(plan, layout, self.running) if self.running else None,
             reason=reason,
+            subject=SUBJECT,
         )
 
     def _write_head(self, state: RoundState, phase: Phase) -> None:

@@ -22,7 +22,7 @@ from coterie.secure_sum.contribution import Layout, Segment
 from coterie.secure_sum.graph import GraphFields
 from coterie.secure_sum.masked import MaskedMember, MaskedServer
 from coterie.secure_sum.plan import Member, SumPlan
-from coterie.secure_sum.protocol import Applied, Failed, Formed, MemberHalf, Running, ServerHalf
+from coterie.secure_sum.protocol import Applied, Failed, Formed, MemberHalf, Running, ServerHalf, Subject
 from coterie.wire.v1 import rounds_pb2 as wire
 
 if TYPE_CHECKING:
@@ -106,6 +106,10 @@ def _graph(members: int) -> GraphFields:
     return GraphFields(members - 1, (members - 1) // 2 + 1)
 
 
+SUBJECT = Subject(b"a version", 1, 1, (1.0,))
+"""What every sum under a shared key changes here."""
+
+
 def halves(secure_sum: str) -> tuple[Callable[[], ServerHalf], Callable[[SumPlan, int], MemberHalf]]:
     """Return what makes a secure sum's half for the server, and for a member of a plan.
 
@@ -157,7 +161,7 @@ def obfuscators() -> HolderObfuscators:
 
 def _encrypted(secure_sum: str) -> tuple[Callable[[], ServerHalf], Callable[[SumPlan, int], MemberHalf]]:
     from coterie.secure_sum.encrypted import EncryptedMember, EncryptedServer, Keyring
-    from coterie.secure_sum.shared_key import SharedKeyServer, Subject
+    from coterie.secure_sum.shared_key import SharedKeyServer
 
     keys = Keyring()
     keys.use(
@@ -168,9 +172,7 @@ def _encrypted(secure_sum: str) -> tuple[Callable[[], ServerHalf], Callable[[Sum
     def server() -> ServerHalf:
         if secure_sum == "encrypted":
             return EncryptedServer(keys)
-        found = SharedKeyServer(keys)
-        found.subject = Subject(b"a version", 1, 1, (1.0,))
-        return found
+        return SharedKeyServer(keys)
 
     def member(plan: SumPlan, number: int) -> MemberHalf:
         return EncryptedMember(plan, number, identity(number), obfuscators(), layout_of(secure_sum))

@@ -28,7 +28,7 @@ from tests.simulation.rig.clock import Clock
 from tests.simulation.rig.durable import HostDisk, ServerDisk
 from tests.simulation.rig.faults import Faults
 from tests.simulation.rig.intruder import Submission, false, forged, intrusion
-from tests.simulation.rig.sums import codes_in, key_holder
+from tests.simulation.rig.sums import SUBJECT, codes_in, key_holder
 from tests.simulation.rig.watch import Violation, Watch
 
 __all__ = ["Machines", "World"]
@@ -291,7 +291,7 @@ class _Server:
             sparse_floor=world.sparse_floor,
             **fields._asdict(),
         )
-        begun = RoundState.begin(plan, world.layout, world.server_half, PATIENCE_S)
+        begun = RoundState.begin(plan, world.layout, world.server_half, PATIENCE_S, SUBJECT)
         self._do(cos.Opened(world.clock.now), begun)
 
     def _do(self, event: cos.Event, state: RoundState | None = None) -> None:
