@@ -141,7 +141,7 @@ class Decryption(SumTasks):
             current.taken[respondent, step] = time.monotonic()
 
     async def _begin(self, number: int) -> _Open:
-        plan = await self._plan(number)
+        plan = await self._sum_plan(number)
         own = self._identity.participant_id
         position = next((n for n, one in enumerate(plan.holders) if one.participant == own), -1)
         current = _Open(plan, position)

@@ -133,7 +133,7 @@ class KeyHolding:
         holds("run")
         working = running.create_task(decryption.run())
         async for tasks in self._party.tasks():
-            decryption.told(tasks)
+            decryption.hear(tasks)
             if any(task.kind == wire.TaskKind.TASK_KIND_FINISH for task in tasks):
                 _log.info("the run has ended")
                 decryption.finish()

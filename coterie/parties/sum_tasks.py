@@ -23,9 +23,13 @@ from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1 import rounds_pb2
 from coterie.wire.v1.common_pb2 import RoundRef
 
-__all__ = ["SumTasks"]
+__all__ = ["StaleError", "SumTasks"]
 
 _log = structlog.get_logger("coterie.sums")
+
+
+class StaleError(Exception):
+    """A task is out of date: the COS has gone on since it was told."""
 
 
 class SumTasks(ABC):
@@ -43,7 +47,7 @@ class SumTasks(ABC):
         self._news = asyncio.Event()
         self._over = False
 
-    def told(self, tasks: Sequence[wire.Task]) -> None:
+    def hear(self, tasks: Sequence[wire.Task]) -> None:
         """Take note of the tasks that are open now."""
         self._tasks = tasks, self._party.asked_at
         self._news.set()
@@ -53,9 +57,15 @@ class SumTasks(ABC):
         self._over = True
         self._news.set()
 
+    attached: Sequence[wire.FetchKind.ValueType] = (
+        wire.FetchKind.FETCH_KIND_SUM_PLAN,
+        wire.FetchKind.FETCH_KIND_BRIEFINGS,
+    )
+    """What the COS sends along with a task, so that it need not be fetched."""
+
     async def run(self) -> None:
         """Answer what is asked until `finish`."""
-        self._party.attach = [wire.FetchKind.FETCH_KIND_SUM_PLAN, wire.FetchKind.FETCH_KIND_BRIEFINGS]
+        self._party.attach = list(self.attached)
         while not self._over:
             await self._news.wait()
             self._news.clear()
@@ -70,9 +80,15 @@ class SumTasks(ABC):
                             "the COS asks for an unknown step of a sum", hint="is it of another release?"
                         )
                     await self._asked(task, step, asked_at)
+                except StaleError:
+                    _log.debug("a task was out of date", round=task.round.round)
                 except PeerError as error:
                     # It is asked again for as long as it is open.
-                    _log.info("a step is not answered", round=task.round.round, error=error.message)
+                    _log.warning("a step is not answered yet", round=task.round.round, error=error.message)
+            self._answered()
+
+    def _answered(self) -> None:  # noqa: B027 - most parties have nothing to do then
+        """Take note that everything that was asked is answered, as far as it can be now."""
 
     @abstractmethod
     async def _asked(self, task: wire.Task, step: Step, asked_at: float) -> None:
@@ -84,13 +100,15 @@ class SumTasks(ABC):
             It cannot be answered now.
         """
 
-    async def _plan(self, number: int) -> SumPlan:
+    async def _sum_plan(self, number: int) -> SumPlan:
         """Return the plan of a sum.
 
         Raises
         ------
         PeerError
             What the COS sends is not that, or it sends nothing.
+        StaleError
+            Another sum is open by now.
         """
         _, payload = await self._party.fetch(wire.FetchKind.FETCH_KIND_SUM_PLAN, version=number)
         try:
@@ -98,7 +116,7 @@ class SumTasks(ABC):
         except DecodeError as error:
             raise PeerError("the COS sent what is no SumPlan") from error
         if plan.round != number:
-            raise PeerError(f"the COS sent the plan of sum {plan.round}, asked was for {number}")
+            raise StaleError(f"the COS sent the plan of sum {plan.round}, asked was for {number}")
         return plan
 
     async def _submit(self, number: int, step: Step, items: Sequence[Item]) -> None:

@@ -163,7 +163,7 @@ class SumMembers(SumTasks):
                     await current.seats[member].keep(effect.journal)
 
     async def _begin(self, number: int) -> _Open:
-        plan = await self._plan(number)
+        plan = await self._sum_plan(number)
         current = _Open(plan)
         by_participant = {seat.identity.participant_id: seat for seat in self._seats}
         for member, one in enumerate(plan.members):

@@ -18,6 +18,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import get_args
 
 from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.plan import SumPlan
@@ -25,6 +26,7 @@ from coterie.secure_sum.protocol import ClosedSteps, Formed, Pieces, Running, Se
 from coterie.wire.refusal import ErrorReason, Refusal
 
 __all__ = [
+    "TRANSITIONS",
     "Applied",
     "Apply",
     "Arrived",
@@ -313,8 +315,51 @@ class End:
 Effect = Save | Ask | Unmask | Apply | End
 
 
+_STEPPING = (Phase.COLLECT, Phase.UNMASK, Phase.ABANDONED)
+"""What an event of an open step may lead to: the same or a later step, the end of the last one, or a step below its
+floor."""
+
+TRANSITIONS: Mapping[Phase, Mapping[type[Event], tuple[Phase, ...]]] = MappingProxyType(
+    {
+        Phase.COLLECT: {
+            Opened: _STEPPING,
+            Resumed: (Phase.COLLECT,),
+            Arrived: _STEPPING,
+            Lost: _STEPPING,
+            Declined: _STEPPING,
+            Revoked: _STEPPING,
+            Tick: _STEPPING,
+        },
+        Phase.UNMASK: {
+            Resumed: (Phase.UNMASK,),
+            Arrived: (Phase.UNMASK,),
+            Lost: (Phase.UNMASK,),
+            Declined: (Phase.UNMASK,),
+            Revoked: (Phase.UNMASK,),
+            Tick: (Phase.UNMASK,),
+            Unmasked: (Phase.APPLY,),
+            # The last step opens again for those who stand in for whoever answered wrongly.
+            UnmaskFailed: (Phase.COLLECT, Phase.UNMASK, Phase.ABANDONED),
+        },
+        Phase.APPLY: {
+            # The sum is computed again: it is not durable.
+            Resumed: (Phase.UNMASK,),
+            Arrived: (Phase.APPLY,),
+            Lost: (Phase.APPLY,),
+            Declined: (Phase.APPLY,),
+            Revoked: (Phase.APPLY,),
+            Tick: (Phase.APPLY,),
+            Applied: (Phase.DONE, Phase.ABANDONED),
+        },
+        Phase.DONE: dict.fromkeys(get_args(Event), (Phase.DONE,)),
+        Phase.ABANDONED: dict.fromkeys(get_args(Event), (Phase.ABANDONED,)),
+    }
+)
+"""The phases to which each event may lead; an event that a phase does not have is a fault of the service."""
+
+
 def advance(state: RoundState, event: Event) -> tuple[RoundState, list[Effect]]:
-    """Return the state after an event, and what is to be done.
+    """Return the state after an event, and what is to be done; `TRANSITIONS` has the phases.
 
     Raises
     ------
@@ -323,6 +368,16 @@ def advance(state: RoundState, event: Event) -> tuple[RoundState, list[Effect]]:
     AssertionError
         When a service reports what it was not asked for: a second opening, a sum or an application out of turn.
     """
+    known = TRANSITIONS[state.phase].get(type(event))
+    _require(known is not None, f"no {type(event).__name__} in phase {state.phase.value}")
+    found, effects = _advanced(state, event)
+    _require(
+        found.phase in (known or ()), f"{type(event).__name__} to lead elsewhere than {found.phase.value}"
+    )
+    return found, effects
+
+
+def _advanced(state: RoundState, event: Event) -> tuple[RoundState, list[Effect]]:
     if state.phase.ended and not isinstance(event, Arrived):
         return state, []
     match event:
@@ -343,14 +398,11 @@ def advance(state: RoundState, event: Event) -> tuple[RoundState, list[Effect]]:
         case Tick(now):
             return _progress(state, now, [])
         case Unmasked(total):
-            _require(state.phase is Phase.UNMASK, "a sum follows Unmask")
             # The same sum again after a restart; nothing of it has to be saved.
             return replace(state, phase=Phase.APPLY), [Apply(total, state.users)]
         case UnmaskFailed():
-            _require(state.phase is Phase.UNMASK, "a sum follows Unmask")
             return _without_wrong(state, event)
         case Applied(reason):
-            _require(state.phase is Phase.APPLY, "a changed model follows Apply")
             return _abandon(state, reason) if reason else (replace(state, phase=Phase.DONE), [End()])
 
 

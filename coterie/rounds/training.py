@@ -13,13 +13,16 @@ import enum
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from types import MappingProxyType
+from typing import Any, get_args
 
 import numpy as np
 
 from coterie.evaluation.selection import better
 
 __all__ = [
+    "PURPOSES",
+    "TRANSITIONS",
     "Abandoned",
     "Evaluation",
     "Phase",
@@ -207,13 +210,60 @@ class Stopped:
 Event = Started | Summed | Abandoned | Stopped
 
 
+TRANSITIONS: Mapping[Phase, Mapping[type[Event], tuple[Phase, ...]]] = MappingProxyType(
+    {
+        Phase.GATHER: {Started: (Phase.ROUNDS,), Stopped: (Phase.FAILED,)},
+        Phase.ROUNDS: {
+            Summed: (Phase.ROUNDS, Phase.DONE),
+            # Too many in a row end the run.
+            Abandoned: (Phase.ROUNDS, Phase.DONE, Phase.FAILED),
+            Stopped: (Phase.FAILED,),
+        },
+        Phase.DONE: dict.fromkeys(get_args(Event), (Phase.DONE,)),
+        Phase.FAILED: dict.fromkeys(get_args(Event), (Phase.FAILED,)),
+    }
+)
+"""The phases to which each event may lead."""
+
+PURPOSES: Mapping[Purpose, tuple[Purpose, ...]] = MappingProxyType(
+    {
+        # A row of groups, then the first evaluation; after groups were drawn anew, training at once.
+        Purpose.SUPPORTS: (Purpose.SUPPORTS, Purpose.EVALUATE, Purpose.TRAIN),
+        # A row of parts, then the next pass.
+        Purpose.EVALUATE: (Purpose.EVALUATE, Purpose.TRAIN, Purpose.SUPPORTS),
+        # A row of cohorts, then an evaluation where one is due, else the next pass.
+        Purpose.TRAIN: (Purpose.TRAIN, Purpose.EVALUATE, Purpose.SUPPORTS),
+    }
+)
+"""The purposes that a round of each purpose may be followed by."""
+
+
 def begin_round(state: Training) -> Training:
     """Return the state with the next round's number taken: never used again, whatever becomes of the round."""
     return replace(state, round=state.round + 1)
 
 
 def step(state: Training, event: Event) -> Training:
-    """Return the state after an event.  An ended run does not change any more."""
+    """Return the state after an event; `TRANSITIONS` has the phases, `PURPOSES` what follows a round.
+
+    Raises
+    ------
+    AssertionError
+        The event does not come in this phase.
+    """
+    known = TRANSITIONS[state.phase].get(type(event))
+    if known is None:
+        raise AssertionError(f"{event} does not come in phase {state.phase.value}")
+    found = _stepped(state, event)
+    follows = state.phase is not Phase.ROUNDS or found.purpose in PURPOSES[state.purpose]
+    if found.phase not in known or not follows:
+        raise AssertionError(
+            f"{event} led from {state.phase.value} to {found.phase.value}, {found.purpose.value}"
+        )
+    return found
+
+
+def _stepped(state: Training, event: Event) -> Training:
     if state.phase.ended:
         return state
     match event:

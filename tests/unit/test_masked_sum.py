@@ -325,7 +325,7 @@ def test_shares_reach_their_receivers_however_their_message_was_written():
     assert np.array_equal(cohort.total().codes, cohort.clear)
 
 
-@pytest.mark.parametrize("ends", [True, False], ids=["known", "followed by another"])
+@pytest.mark.parametrize("ends", [True, False], ids=["known", "broken off"])
 def test_the_server_holds_no_messages_of_a_sum_that_is_over(tmp_path, ends):
     cohort = Cohort(5)
     spool = Spool(tmp_path, 0)
@@ -335,15 +335,9 @@ def test_the_server_holds_no_messages_of_a_sum_that_is_over(tmp_path, ends):
     if ends:
         cohort.total()
     server, cohort, spool = cohort.server, None, None
-    if not ends:
-        gc.collect()
-        assert gone() is not None
-        following = Cohort(4, model=b"\x02" * 32)
-        following.server = server
-        following.until(Step.SHARE)
-        following.briefing(Step.SHARE, 0)
     gc.collect()
     assert gone() is None
+    assert server.steps
 
 
 def test_one_server_can_serve_two_rounds_in_turn():

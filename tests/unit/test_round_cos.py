@@ -50,7 +50,7 @@ class Stepwise(CodesSum):
             return tuple(range(len(plan.members)))
         return tuple(sorted(closed[self.steps[self.steps.index(step) - 1]]))
 
-    def pieces(self, plan, closed, step, member, running=None):
+    def pieces(self, plan, closed, step, member, running=None, subject=None):
         return Pieces(own=f"{step.value} for {member}".encode())
 
     def check(self, plan, closed, step, member, message):

@@ -93,7 +93,7 @@ def outcome(plan, codes, kinds=(Holder,) * HOLDERS, there=None):
         f"k{n}": Gone() if kind is Gone else kind(lambda plan, n=n: key_holder(plan, n))
         for n, kind in enumerate(kinds)
     }
-    return run_round(plan, LAYOUT, SERVER(), {"h": members, **made}), made
+    return run_round(plan, LAYOUT, SERVER(), {"h": members, **made}, subject=SUBJECT), made
 
 
 # --- the sum ---------------------------------------------------------------------------------------------------------

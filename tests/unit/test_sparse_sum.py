@@ -20,7 +20,16 @@ from coterie.secure_sum.statements import list_hash
 from coterie.studies.local_rounds import Holder, Members, run_round
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
-from tests.simulation.rig.sums import HOLDERS, added, halves, held_by_all, identity, key_holder, obfuscators
+from tests.simulation.rig.sums import (
+    HOLDERS,
+    SUBJECT,
+    added,
+    halves,
+    held_by_all,
+    identity,
+    key_holder,
+    obfuscators,
+)
 
 LAYOUT = Layout((Segment("values", (300,), 1.0, 12), Segment.whole("counts", (5,), 3)))
 PUBLIC = held_by_all().secret.public
@@ -72,7 +81,7 @@ def submitted(plan: SumPlan, member: int, codes) -> bytes:
 def outcome(plan: SumPlan, codes):
     members = Members(member_half, lambda plan, asked: [(n, codes[n]) for n in asked])
     kept = {f"k{n}": Holder(lambda plan, n=n: key_holder(plan, n)) for n in range(HOLDERS)}
-    return run_round(plan, LAYOUT, halves(plan.secure_sum)[0](), {"h": members, **kept})
+    return run_round(plan, LAYOUT, halves(plan.secure_sum)[0](), {"h": members, **kept}, subject=SUBJECT)
 
 
 # --- the sum ---------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from coterie.crypto.keyfile import read_private_file, write_private_file
 from coterie.data.attributes import in_order
 from coterie.data.keyed_order import key_hash
 from coterie.errors import ConfigError, PeerError, RunError
+from coterie.parties.sum_tasks import StaleError
 from coterie.rounds.conductor import model_from_bytes
 from coterie.rounds.plan_hash import plan_hash
 from coterie.rounds.sides import Arrays, HostSide
@@ -36,16 +37,12 @@ from coterie_client.private import PrivateFiles
 if TYPE_CHECKING:
     from coterie.parties.shared_model import SharedModels
 
-__all__ = ["Learner", "Model", "StaleError", "user_keys"]
+__all__ = ["Learner", "Model", "user_keys"]
 
 _log = structlog.get_logger("coterie.rounds")
 
 _SECRET = "randomness.key"  # noqa: S105  # pragma: allowlist secret - a file's name
 _SECRET_BYTES = 32
-
-
-class StaleError(Exception):
-    """What was asked for is no longer what the COS has: there are newer tasks."""
 
 
 @dataclass(frozen=True)

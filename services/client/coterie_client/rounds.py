@@ -23,6 +23,7 @@ from coterie.crypto.verification import VerificationError
 from coterie.crypto.verified import Verified
 from coterie.errors import PeerError
 from coterie.parties.party import Item
+from coterie.parties.sum_tasks import SumTasks
 from coterie.rounds.member_round import Decline, Effect, Journal, Keep, MemberRound, Send, SitOut, Train
 from coterie.rounds.membership import Membership
 from coterie.rounds.sides import HostSide, User
@@ -31,18 +32,17 @@ from coterie.secure_sum.contribution import Layout, UnboundedValueError
 from coterie.secure_sum.plan import SumPlan, layout_hash
 from coterie.secure_sum.protocol import Declined, Step
 from coterie.secure_sum.registry import KEYED, Signer, member_half
-from coterie.secure_sum.steps import DECLINED, KIND_OF, STEP_IN_TASK, TASK_STEP
+from coterie.secure_sum.steps import DECLINED, KIND_OF, TASK_STEP
 from coterie.store import client as store
 from coterie.systems.registry import server_side
 from coterie.wire.refusal import ErrorReason, Refusal, reason_name
 from coterie.wire.tensor import from_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
-from coterie.wire.v1 import rounds_pb2
 from coterie.wire.v1.common_pb2 import RoundRef
 from coterie_client.encryption import Encryption
 from coterie_client.host import Host, Recommended, best_unseen, now_ms, read
 from coterie_client.journals import Journals
-from coterie_client.learner import Learner, Model, StaleError
+from coterie_client.learner import Learner, Model
 
 if TYPE_CHECKING:
     from coterie.crypto.paillier import Obfuscators
@@ -115,7 +115,7 @@ class _Round:
         return sorted(self.waited_for - active)
 
 
-class Rounds:
+class Rounds(SumTasks):
     """A host in a run of a rounds-based system.
 
     Parameters
@@ -125,8 +125,8 @@ class Rounds:
     """
 
     def __init__(self, host: Host) -> None:
+        super().__init__(host.party)
         self._host = host
-        self._party = host.party
         self._plan = host.party.plan
         # Names of metrics and whether groups are asked for their items depend on nothing else.
         server = server_side(self._plan.system, self._plan.settings, 1, self._plan.seed, 1)
@@ -139,9 +139,6 @@ class Rounds:
         self._verified = Verified()
         self._encryption = Encryption(host) if self._plan.secure_sum in KEYED else None
         self._membership: Membership | None = None
-        self._open: tuple[Sequence[wire.Task], float] = ((), 0.0)
-        self._news = asyncio.Event()
-        self._over = False
         # Version of the best evaluation so far, and once the run is over the one that counts.
         self._best = 0
         self._chosen: int | None = None
@@ -156,29 +153,27 @@ class Rounds:
     async def begin(self, running: asyncio.TaskGroup) -> None:
         """Answer what the COS asks from now on."""
         fetches = wire.FetchKind
-        self._party.attach = [
+        self.attached = (
             fetches.FETCH_KIND_SUM_PLAN,
             fetches.FETCH_KIND_MODEL,
             *([fetches.FETCH_KIND_OPEN_ITEMS] if self._asks_supports else []),
             *([fetches.FETCH_KIND_BRIEFINGS] if self._plan.secure_sum == "masked" else []),
-        ]
+        )
         self._party.carries = True
-        running.create_task(self._work())
+        running.create_task(self.run())
 
     async def told(self, tasks: Sequence[wire.Task]) -> None:
-        """Take note of the open tasks."""
-        self._open = tasks, self._party.asked_at
+        """Take note of the open tasks, and of the versions that they name."""
         for task in tasks:
             if task.kind == wire.TaskKind.TASK_KIND_FINISH:
                 self._chosen = task.version
             elif task.kind == wire.TaskKind.TASK_KIND_ROUND:
                 self._best = task.best
-        self._news.set()
+        self.hear(tasks)
 
     async def finished(self) -> None:
         """Forget the last round."""
-        self._over = True
-        self._news.set()
+        self.finish()
 
     def recorded(self, item: str) -> int:
         """Return 0: an interaction stays here, and is trained on from the next round on."""
@@ -194,32 +189,20 @@ class Rounds:
 
     # --- the rounds, one after the other ---------------------------------------------------------------------------
 
-    async def _work(self) -> None:
-        while not self._over:
-            await self._news.wait()
-            self._news.clear()
-            tasks, asked_at = self._open
-            for task in tasks:
-                if task.kind != wire.TaskKind.TASK_KIND_ROUND or self._over:
-                    continue
-                try:
-                    await self._asked(task, asked_at)
-                except StaleError:
-                    _log.debug("a task was out of date", round=task.round.round)
-                except PeerError as error:
-                    # It is asked again for as long as it is open.
-                    _log.warning("a step is not answered yet", round=task.round.round, error=error.message)
-            self._party.idle()
+    async def run(self) -> None:
+        """Answer what is asked until `finish`; then keep the version that counts."""
+        await super().run()
         self._leave_round()
         await self._keep()
         if self._chosen is not None and self._journals.joined:
             await self._learner.adopt(self._chosen)
         self._settled.set()
 
-    async def _asked(self, task: wire.Task, asked_at: float) -> None:
-        number, step = task.round.round, STEP_IN_TASK.get(task.step)
-        if step is None:
-            raise PeerError("the COS asks for an unknown step of a round", hint="is it of another release?")
+    def _answered(self) -> None:
+        self._party.idle()
+
+    async def _asked(self, task: wire.Task, step: Step, asked_at: float) -> None:
+        number = task.round.round
         if self._round is None or number > self._round.number:
             self._leave_round()
             self._round = await self._begin_round(number, task.version)
@@ -240,7 +223,7 @@ class Rounds:
         if members:
             await self._answer(current, step, members)
         if current.passive:
-            await self._submit(current, (), last=True)
+            await self._hand_in(current, (), last=True)
 
     def _leave_round(self) -> None:
         if self._round is None or self._round.plan is None:
@@ -252,10 +235,7 @@ class Rounds:
         self._round = None
 
     async def _begin_round(self, number: int, version: int) -> _Round:
-        _, payload = await self._party.fetch(wire.FetchKind.FETCH_KIND_SUM_PLAN, version=number)
-        plan = SumPlan.from_wire(read(rounds_pb2.SumPlan, payload))
-        if plan.round != number:
-            raise StaleError
+        plan = await self._sum_plan(number)
         try:
             found = await self._accept(plan, version)
         except Declined as declined:
@@ -505,7 +485,7 @@ class Rounds:
             else None
         )
         try:
-            await self._submit(current, sends, last=last)
+            await self._hand_in(current, sends, last=last)
         finally:
             # Before the next round writes over the journal, which has the same rows.
             if saving is not None:
@@ -533,7 +513,7 @@ class Rounds:
             day = int(time.time()) // _DAY_S
             await self._journals.keep(pending, private, sent, refused, taking_part, day)
 
-    async def _submit(self, current: _Round, sends: Sequence[tuple[int, Send]], *, last: bool) -> None:
+    async def _hand_in(self, current: _Round, sends: Sequence[tuple[int, Send]], *, last: bool) -> None:
         items = [Item(KIND_OF[send.step], current.slots[member], send.message) for member, send in sends]
         passive = current.passive if last else []
         if passive:

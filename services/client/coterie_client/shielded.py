@@ -93,7 +93,7 @@ class ShieldedDrift:
                     await self.catalogue(fresh=True)
                 self._asked = task.round.round, task.version
                 self._news.set()
-        self._members.told(tasks)
+        self._members.hear(tasks)
 
     async def finished(self) -> None:
         """Go on: records that users make later still go to their owners."""

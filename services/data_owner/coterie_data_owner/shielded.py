@@ -86,7 +86,7 @@ class ShieldedOwners:
                 for slot in range(part.first, part.first + part.count):
                     if slot in self._by_slot:
                         await self._by_slot[slot].told(self._model, task.closed, task.summed)
-        self.members.told(tasks)
+        self.members.hear(tasks)
 
     async def _refresh(self) -> None:
         """Fetch the newest model for all owners."""
