@@ -322,7 +322,7 @@ floor."""
 TRANSITIONS: Mapping[Phase, Mapping[type[Event], tuple[Phase, ...]]] = MappingProxyType(
     {
         Phase.COLLECT: {
-            Opened: _STEPPING,
+            Opened: (Phase.COLLECT, Phase.ABANDONED),
             Resumed: (Phase.COLLECT,),
             Arrived: _STEPPING,
             Lost: _STEPPING,
@@ -339,7 +339,7 @@ TRANSITIONS: Mapping[Phase, Mapping[type[Event], tuple[Phase, ...]]] = MappingPr
             Tick: (Phase.UNMASK,),
             Unmasked: (Phase.APPLY,),
             # The last step opens again for those who stand in for whoever answered wrongly.
-            UnmaskFailed: (Phase.COLLECT, Phase.UNMASK, Phase.ABANDONED),
+            UnmaskFailed: (Phase.COLLECT, Phase.ABANDONED),
         },
         Phase.APPLY: {
             # The sum is computed again: it is not durable.

@@ -3,6 +3,7 @@
 import collections.abc
 import dataclasses
 import hashlib
+import random
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.rounds.server_round import (
+    TRANSITIONS,
     Applied,
     Apply,
     Arrived,
@@ -116,6 +118,88 @@ def refused(state: RoundState, event) -> Refusal:
     if running is not None:
         assert np.array_equal(state.running, running)
     return caught.value
+
+
+# --- the table of transitions ----------------------------------------------------------------------------------------
+
+
+class Replaceable(Stepwise):
+    """One step, in which another member stands in for each that is gone; whoever answers first is wrong once."""
+
+    steps = (Step.SUBMIT,)
+
+    def expected(self, plan, closed, step):
+        return (0, 1)
+
+    def stand_ins(self, plan, closed, step, arrived, asked, gone):
+        return tuple(sorted(set(range(len(plan.members))).difference(asked)))[: len(gone)]
+
+
+def walked(half, draw: random.Random) -> set[tuple[Phase, type, Phase]]:
+    """Return the transitions of one round in which anything may happen at any time."""
+    state = RoundState.begin(plan_of(4), LAYOUT, half, draw.choice([0.0, 5.0, 5.0]))
+    found = set()
+
+    def take(event) -> None:
+        nonlocal state
+        before = state.phase
+        try:
+            state, _ = advance(state, event)
+        except Refusal:
+            return
+        found.add((before, type(event), state.phase))
+
+    take(Opened(0.0))
+    pace = draw.choice([0.25, 2.0])
+    for number in range(40):
+        now, some = number * pace, frozenset([draw.randrange(4)])
+        message = vector(9) if isinstance(half, ClearServer) else codes(9).tobytes()
+        events = [
+            Arrived(draw.randrange(4), state.step, message, now),
+            Lost(some, now),
+            Declined(some, now),
+            Revoked(some, now),
+            Resumed(now),
+            Tick(now),
+        ]
+        if state.phase is Phase.UNMASK:
+            events += [Unmasked(codes(18)), UnmaskFailed("wrong", now, tuple(some))]
+        if state.phase is Phase.APPLY:
+            events += [Applied(draw.choice(["", "impossible"]))]
+        take(draw.choice(events))
+    for event in (Unmasked(codes(18)), UnmaskFailed("wrong", 11.0), Applied(), Opened(11.0), Resumed(11.0)):
+        if state.phase.ended:
+            take(event)
+    return found
+
+
+def test_rounds_take_the_transitions_of_the_table_and_no_others():
+    taken = set()
+    for seed in range(3000):
+        taken |= walked((ClearServer(), Stepwise(), Replaceable())[seed % 3], random.Random(seed))
+    listed = {
+        (phase, event, after)
+        for phase, by_event in TRANSITIONS.items()
+        for event, afters in by_event.items()
+        for after in afters
+    }
+    assert taken == listed
+
+
+@pytest.mark.parametrize(
+    ("phase", "event"),
+    [
+        (Phase.COLLECT, Unmasked(codes(1))),
+        (Phase.COLLECT, Applied()),
+        (Phase.UNMASK, Applied()),
+        (Phase.APPLY, Opened(1.0)),
+    ],
+    ids=lambda value: value.value if isinstance(value, Phase) else type(value).__name__,
+)
+def test_what_a_phase_does_not_have_is_a_fault_of_the_service(phase, event):
+    state = dataclasses.replace(opened(), phase=phase)
+    with pytest.raises(AssertionError, match=f"no {type(event).__name__} in phase {phase.value}"):
+        advance(state, event)
 
 
 # --- the way through -------------------------------------------------------------------------------------------------

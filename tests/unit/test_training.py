@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.rounds.training import (
+    PURPOSES,
+    TRANSITIONS,
     Abandoned,
     Event,
     Phase,
@@ -402,3 +405,49 @@ def test_the_written_state_does_not_grow_with_users_whose_slots_follow_each_othe
 
     # Two hosts, registered one after the other, in the order of their names.
     assert len(written((*range(500, 9_999), *range(500)))) < len(written(tuple(range(0, 20, 2)))) + 20
+
+
+# --- the tables
+
+
+def wandered(draw: random.Random) -> tuple[set[Any], set[Any]]:
+    """Return the phases and the purposes that followed each other in a run in which anything may happen."""
+    state = new(supports=draw.random() < 0.7, redraw=draw.choice([0, 1, 2]), patience=draw.choice([0, 1]))
+    phases, purposes = set(), set()
+    for _ in range(60):
+        event: Event
+        if state.phase is Phase.GATHER:
+            event = draw.choice([STARTED, STARTED, STARTED, Stopped("enough")])
+        else:
+            summed = measured(draw.random())
+            event = draw.choice(
+                [*[summed] * 12, *[Abandoned("too few")] * draw.choice([1, 30]), Stopped("enough")]
+            )
+        before, state = state, step(state, event)
+        phases.add((before.phase, type(event), state.phase))
+        if before.phase is Phase.ROUNDS and state.phase is Phase.ROUNDS:
+            purposes.add((before.purpose, state.purpose))
+    return phases, purposes
+
+
+def test_runs_take_the_transitions_of_the_tables_and_no_others() -> None:
+    phases, purposes = set(), set()
+    for seed in range(2000):
+        more_phases, more_purposes = wandered(random.Random(seed))
+        phases |= more_phases
+        purposes |= more_purposes
+    ended = {(phase, event, phase) for phase in (Phase.DONE, Phase.FAILED) for event in TRANSITIONS[phase]}
+    listed = {
+        (phase, event, following)
+        for phase, by_event in TRANSITIONS.items()
+        for event, those in by_event.items()
+        for following in those
+    }
+    assert phases | ended == listed
+    assert purposes == {(purpose, following) for purpose, those in PURPOSES.items() for following in those}
+
+
+@pytest.mark.parametrize("event", [Summed(), Abandoned("too few")])
+def test_nothing_is_summed_before_a_run_has_begun(event: Event) -> None:
+    with pytest.raises(AssertionError, match="does not come in phase gather"):
+        step(new(), event)
