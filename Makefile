@@ -3,6 +3,7 @@
 #   make setup                   the virtual environment with locked versions
 #   make run                     train DRIFT between real services on this machine (coterie run examples/drift.toml)
 #   make test                    every test; ARGS are given to pytest:    make test ARGS="tests/unit -x"
+#   make test-kernels           unit tests of what multiplies matrices, under another kernel of BLAS; KERNEL names it (x86-64)
 #   make lint                    style, types, import rules, stubs current
 #   make format                  put style right where that can be done by itself
 #   make proto                   stubs and proto/fields.lock from the contract
@@ -25,8 +26,9 @@ DATA ?=
 SEED ?= 5
 FAULTS ?= 350
 MESSAGES ?= 100000
+KERNEL ?= Haswell
 
-.PHONY: help setup run test lint format proto docs bench peers soak faults fuzz tables audit manifests lock clean
+.PHONY: help setup run test test-kernels lint format proto docs bench peers soak faults fuzz tables audit manifests lock clean
 
 help:
 	@sed -n 's/^#  *\(make .*\)/\1/p' Makefile
@@ -55,6 +57,15 @@ else
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/processes || status=1; \
 	$(BIN)/python -m pytest tests/browser tests/containers || status=1; \
 	exit $$status
+endif
+
+# Sums come out with other last bits under the kernel for another processor: no test may hang on that.
+test-kernels: setup
+ifneq ($(filter x86_64 amd64,$(shell uname -m)),)
+	@files=$$($(BIN)/python -m tests.kernels) && \
+	OPENBLAS_CORETYPE=$(KERNEL) $(BIN)/python -m pytest -n auto --maxprocesses 8 $$files $(ARGS)
+else
+	@echo "skipped: OpenBLAS takes the kernel $(KERNEL) on x86-64 only, this is $(shell uname -m)"
 endif
 
 lint: setup

@@ -1,5 +1,6 @@
 """deploy/wan.py on networks of its own: what it was told is what a connection through it shows."""
 
+import bisect
 import contextlib
 import ctypes
 import os
@@ -7,11 +8,11 @@ import secrets
 import shutil
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -150,33 +151,46 @@ def datagrams(network):
         far.close()
 
 
-def round_trip_ms(near: socket.socket, times: int = 15) -> float:
-    """Return the median of round trips."""
-    taken = []
-    for number in range(times):
+def round_trips_ms(near: socket.socket) -> Iterator[float]:
+    """Yield round trips for as long as somebody asks for more, but not forever."""
+    begun = time.perf_counter()
+    while time.perf_counter() - begun < SOON_S:
         started = time.perf_counter()
-        near.send(b"%d" % number)
+        near.send(b"there and back")
         near.recv(2048)
-        taken.append((time.perf_counter() - started) * 1e3)
-    return statistics.median(taken)
+        yield (time.perf_counter() - started) * 1e3
+
+
+def assert_delayed_by(near: socket.socket, delay_ms: float) -> None:
+    """Check that no round trip is shorter than it was told, and that not much is added.
+
+    A busy machine makes any of them longer, so it takes one only to show that the network did not.
+    """
+    trips = []
+    for trip in round_trips_ms(near):
+        trips.append(trip)
+        assert trip >= delay_ms
+        if len(trips) >= 15 and min(trips) < 1.25 * delay_ms:
+            return
+    pytest.fail(f"the shortest of {len(trips)} round trips took {min(trips):.1f} ms, {delay_ms} were told")
 
 
 def test_twenty_milliseconds_at_each_end_are_a_round_trip_of_forty_and_end_with_the_program(network):
     with datagrams(network) as near:
         network.emulate("left", "--delay", "20")
         at_the_other_end = network.emulate("right", "--delay", "20")
-        assert round_trip_ms(near) == pytest.approx(40, rel=0.1)
+        assert_delayed_by(near, 40)
         at_the_other_end.send_signal(signal.SIGKILL)
         at_the_other_end.wait(SOON_S)
-        assert round_trip_ms(near) == pytest.approx(20, rel=0.1)
+        assert_delayed_by(near, 20)
 
 
 def test_what_is_forwarded_between_two_addresses_is_delayed_each_way_and_nothing_else(network):
     with datagrams(network) as near:
         network.emulate("middle", "--delay", "20", "--between", network.left, network.right)
-        assert round_trip_ms(near) == pytest.approx(40, rel=0.1)
+        assert_delayed_by(near, 40)
         network.emulate("middle", "--delay", "30", "--between", network.left, "10.77.2.9", "--queue", "50")
-        assert round_trip_ms(near) == pytest.approx(40, rel=0.1)
+        assert_delayed_by(near, 40)
 
 
 def test_the_share_that_it_was_told_is_lost(network):
@@ -195,25 +209,34 @@ def test_the_share_that_it_was_told_is_lost(network):
     assert back / sent == pytest.approx(0.8, abs=0.04)
 
 
-def test_a_stream_comes_no_faster_than_the_rate_and_not_much_slower(network):
+def test_a_stream_comes_no_faster_than_the_rate_and_reaches_it(network):
     network.emulate("right", "--rate", "20", "--delay", "5")
     listener = network.within("right", lambda: socket.create_server((network.right, 4001)))
     near = network.within("left", lambda: socket.create_connection((network.right, 4001), timeout=SOON_S))
     far, _ = listener.accept()
     far.settimeout(SOON_S)
-    total = 5_000_000
+    total, window = 5_000_000, 500_000
     sending = threading.Thread(target=lambda: near.sendall(bytes(total)))
+    received, came = 0, [(time.perf_counter(), 0)]
     sending.start()
-    received = len(far.recv(1 << 16))
-    started, begun = time.perf_counter(), received
     while received < total:
         received += len(far.recv(1 << 16))
-    rate = (received - begun) * 8 / (time.perf_counter() - started) / 1e6
+        came.append((time.perf_counter(), received))
     sending.join()
     for one in (near, far, listener):
         one.close()
     # Headers are part of what the link brings: 66 of 1514 bytes.
-    assert rate == pytest.approx(20 * 1448 / 1500, rel=0.1)
+    told = 20e6 / 8 * 1448 / 1500
+    assert total / (came[-1][0] - came[0][0]) <= told
+    # A busy machine holds up some of it: part of the stream shows what the link lets through.
+    bytes_by = [count for _, count in came]
+    quickest = 0.0
+    for here, count in came:
+        place = bisect.bisect_left(bytes_by, count + window)
+        if place < len(came):
+            there, more = came[place]
+            quickest = max(quickest, (more - count) / (there - here))
+    assert quickest >= 0.9 * told
 
 
 def test_it_ends_when_the_network_that_it_is_for_does(network):

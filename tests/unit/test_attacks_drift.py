@@ -290,7 +290,7 @@ def test_moderate_noise_lowers_the_evidence_but_not_to_nothing(tmp_path, truth, 
     assert found["coverage"] < clean["coverage"]
     assert found["auc"] > found["popularity_auc"]
     # Sure of few pairs, yet right about most: the report does not hide a leak behind the noise.
-    assert found["item_majority_accuracy_all"] < found["flag_accuracy_all"] < 1
+    assert found["item_majority_accuracy_all"] < found["flag_accuracy_all"]
 
 
 def test_a_repeated_request_is_counted_once(tmp_path, truth, published):

@@ -316,7 +316,7 @@ def test_a_user_without_ratings_shows_its_attributes_and_no_rating(weights: str)
     assert not found.ratings.any()
     # The factor is small, and an error may be rounded to nothing.
     told = ~np.isnan(found.attributes)
-    assert np.count_nonzero(told) >= 8
+    assert np.count_nonzero(told) > len(told) / 2
     assert np.array_equal(found.attributes[told], data.attributes[told])
 
 
@@ -348,15 +348,19 @@ def test_a_user_of_whom_nothing_was_sent_stays_unknown() -> None:
 
 def test_clipped_values_cost_little() -> None:
     one = federation("semi-als", "obs-only")
-    _, whole = changed(one, 2, one.users[2])
-    bound = float(np.quantile(np.abs(whole.items).max(axis=1)[whole.touched], 0.75))
-    run, seen = changed(one, 2, one.users[2], item_bound=bound)
-    assert 0.2 < (np.abs(seen.items) >= seen.bounds[0]).any(axis=1)[seen.touched].mean() < 0.3
-    found = reconstruct(seen, run.settings, MARGINALS)
-    assert report([found], [run.held(2)], MARGINALS)["rated"] > 0.95
-    blind = replace(seen, bounds=(np.inf, np.inf))
-    kept = report([reconstruct(blind, run.settings, MARGINALS)], [run.held(2)], MARGINALS)["rated"]
-    assert kept < 0.95
+    found, blind, held = [], [], []
+    # Several users: what clipping costs one of them hangs on its ratings.
+    for user in range(6):
+        _, whole = changed(one, user, one.users[user])
+        bound = float(np.quantile(np.abs(whole.items).max(axis=1)[whole.touched], 0.75))
+        run, seen = changed(one, user, one.users[user], item_bound=bound)
+        assert 0.15 < (np.abs(seen.items) >= seen.bounds[0]).any(axis=1)[seen.touched].mean() < 0.35
+        held.append(run.held(user))
+        found.append(reconstruct(seen, run.settings, MARGINALS))
+        blind.append(reconstruct(replace(seen, bounds=(np.inf, np.inf)), run.settings, MARGINALS))
+    right = report(found, held, MARGINALS)["rated"]
+    assert right > 0.95
+    assert report(blind, held, MARGINALS)["rated"] < right
 
 
 @given(

@@ -253,8 +253,10 @@ def test_other_rounds_seeds_and_users_draw_differently():
     data = [histories()[1]] * 2
     one, two = train(options, keys=[1, 2], data=data)
     (later,) = train(options, keys=[1], data=data[:1], round_=4)
-    assert not np.array_equal(one.rows, two.rows)
-    assert not np.array_equal(one.rows, later.rows)
+    for other in (two, later):
+        # Of few items they may draw the same ones, then not as often.
+        same = np.array_equal(one.rows, other.rows) and np.array_equal(one.row_deltas, other.row_deltas)
+        assert not same
 
 
 def by_hand(options, updates):

@@ -145,7 +145,10 @@ def _stepped(
     opened: NDArray[np.bool_],
     rngs: Sequence[np.random.Generator],
 ) -> Iterator[FedMfUpdate]:
-    """Step users whose items are padded to the same number; products are of one user's own matrices."""
+    """Step users whose items are padded to the same number.
+
+    Sums over factors and over items are NumPy's own, not a product of BLAS: the same bits under each of its kernels.
+    """
     n, width = len(users), padded(len(users[0].items))
     places = np.zeros((n, width), np.int64)
     ratings, rated = np.zeros((n, width)), np.zeros((n, width))
@@ -160,10 +163,10 @@ def _stepped(
     with np.errstate(over="ignore", invalid="ignore"):
         for epoch in range(settings.local_epochs):
             q = before + change
-            missed = rated * (ratings - (q @ p[:, :, None])[:, :, 0])
+            missed = rated * (ratings - np.einsum("nwk,nk->nw", q, p))
             if not epoch:
                 loss = (missed * missed).sum(axis=1)
-            by_user = -2 * (missed[:, None, :] @ q)[:, 0] / divisor + 2 * settings.ridge * p
+            by_user = -2 * np.einsum("nw,nwk->nk", missed, q) / divisor + 2 * settings.ridge * p
             by_row = -2 * missed[:, :, None] * p[:, None, :] + 2 * settings.ridge * q
             p = p - settings.private_rate * by_user
             change = change - settings.rate * (moving * by_row)

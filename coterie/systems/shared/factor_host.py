@@ -157,12 +157,12 @@ class MvmfHost(RatedHost):
     ) -> NDArray[np.float32]:
         """Return factors of some users at a version, float32 (n, K): of one without ratings by its attributes."""
         learning, whole = self.plan.learning, self._whole(model)
-        told = np.stack([self._users[user].attributes for user in index.tolist()]) if len(index) else None
-        if told is None:
-            return np.empty((0, learning.factors), np.float32)
-        found = from_attributes(told, whole["attributes"], learning)
+        found = np.zeros((len(index), learning.factors), np.float32)
         rates = self._rates[index]
-        own = index[rates]
+        own, others = index[rates], index[~rates]
+        if len(others):
+            told = np.stack([self._users[user].attributes for user in others.tolist()])
+            found[~rates] = from_attributes(told, whole["attributes"], learning, row_by_row=True)
         if learning.update == "sgd":
             found[rates] = self.private["factors"][own]
         elif len(own):

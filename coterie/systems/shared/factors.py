@@ -296,7 +296,11 @@ def item_server_step(
 
 
 def from_attributes(
-    values: NDArray[np.floating], table: NDArray[np.floating], settings: MvmfSettings
+    values: NDArray[np.floating],
+    table: NDArray[np.floating],
+    settings: MvmfSettings,
+    *,
+    row_by_row: bool = False,
 ) -> NDArray[np.float32]:
     r"""Return the factors of what is known by attributes only: new users (15) and new items (17), cold start.
 
@@ -310,6 +314,9 @@ def from_attributes(
     table : ndarray, shape (l, K)
         :math:`U` for users, :math:`V` for items.
     settings : MvmfSettings
+    row_by_row : bool
+        Multiply each row by itself, so that its result has the same bits whatever the other rows are; slower where
+        ``table`` is long.
 
     Returns
     -------
@@ -328,9 +335,14 @@ def from_attributes(
     u, known, x = _known(table, values)
     k = u.shape[1]
     outer = (u[:, :, None] * u[:, None, :]).reshape(len(u), k * k)
-    normal = settings.side * (known.astype(np.float64) @ outer).reshape(-1, k, k)
+    counted = known.astype(np.float64)
+    if row_by_row:
+        pairs, right = (counted[:, None, :] @ outer)[:, 0], (x[:, None, :] @ u)[:, 0]
+    else:
+        pairs, right = counted @ outer, x @ u
+    normal = settings.side * pairs.reshape(-1, k, k)
     normal += settings.ridge * np.eye(k)
-    return np.linalg.solve(normal, settings.side * (x @ u)[:, :, None])[:, :, 0].astype(np.float32)
+    return np.linalg.solve(normal, settings.side * right[:, :, None])[:, :, 0].astype(np.float32)
 
 
 def _known(
@@ -452,10 +464,17 @@ def scores(
     Returns
     -------
     ndarray of float32, shape (users, n) or (users, n_items)
+        A user's predictions have the same bits whoever is beside it.
+
+    Notes
+    -----
+    A matrix product of BLAS rounds a user's row as its place in the matrix has it, which differs from one processor to
+    the next.  `numpy.einsum` adds up K products for each user and item in an order that depends on neither.
     """
     if candidates is None:
-        return factors @ model["items"].T
-    found: NDArray[np.float32] = (model["items"][candidates] @ factors[:, :, None])[:, :, 0]
+        every: NDArray[np.float32] = np.einsum("uk,kj->uj", factors, np.ascontiguousarray(model["items"].T))
+        return every
+    found: NDArray[np.float32] = np.einsum("uck,uk->uc", model["items"][candidates], factors)
     return found
 
 
