@@ -8,6 +8,7 @@ import pytest
 from coterie.config.run import RunSettings
 from coterie.launch.feed import load, make_feed
 
+from .recorded import OneOwner, Recorded
 from .running import Running
 
 SMALL: dict[str, Any] = {
@@ -48,3 +49,20 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Runnin
         return Running(settings, feed, tmp_path_factory.mktemp("federation"), **options)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def recorded(small: Callable[..., RunSettings], federation: Callable[..., Running]) -> Recorded:
+    """Return the finished runs that tests share; the tests belong to the group `of_system`."""
+    return Recorded(small, federation)
+
+
+@pytest.fixture(scope="session")
+def one_owner(small: Callable[..., RunSettings], federation: Callable[..., Running]) -> OneOwner:
+    """Return the runs of DRIFT with one owner that tests share; the tests belong to one group."""
+    return OneOwner(small, federation)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests that take longest: otherwise one worker ends with one of them, alone."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)

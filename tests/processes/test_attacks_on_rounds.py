@@ -29,6 +29,7 @@ def attacked(small, tmp_path):
     return run
 
 
+@pytest.mark.long
 def test_random_cohorts_with_exact_counts_give_users_away_whatever_the_mask(attacked):
     found = attacked(
         data=SPARSE,
@@ -41,6 +42,7 @@ def test_random_cohorts_with_exact_counts_give_users_away_whatever_the_mask(atta
     assert found["disaggregate"]["auc"] > found["disaggregate"]["popularity_auc"] + 0.1
 
 
+@pytest.mark.long
 def test_under_a_key_that_participants_share_the_same_rounds_show_no_sum(attacked):
     found = attacked(
         data=SPARSE,

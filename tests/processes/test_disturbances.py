@@ -4,8 +4,11 @@ import re
 import signal
 import urllib.error
 
+import pytest
+
 from ..volumes import fill, small_volume
 from .gate import Gate
+from .recorded import of_system
 
 LARGER = {"synthetic": {"users": 160, "interactions": 6000}}
 
@@ -56,6 +59,7 @@ async def test_an_owner_that_joins_late_gets_what_is_its_own_and_may_leave_again
     assert running.stores.counted_once()
 
 
+@pytest.mark.long
 async def test_hosts_may_come_late_and_leave_while_the_run_goes_on(small, federation):
     late, leaving = "client/host-2", "client/host-1"
     settings = small(drift={"epochs": 30}, federation={"hosts": 3, "party_timeout_s": 3.0, "min_users": 10})
@@ -83,6 +87,7 @@ async def test_hosts_may_come_late_and_leave_while_the_run_goes_on(small, federa
 # --- silence -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 async def test_a_silent_owner_counts_as_lost_and_nothing_twice_when_it_returns(small, federation):
     # One of three owners is not waited for: the test lets it come when it wants to.
     settings = small(
@@ -130,6 +135,7 @@ async def test_a_silent_owner_counts_as_lost_and_nothing_twice_when_it_returns(s
     assert running.stores.counted_once(away=True)
 
 
+@pytest.mark.long
 async def test_a_host_that_stands_still_while_an_evaluation_is_closed_goes_on(small, federation):
     settings = small(drift={"epochs": 30}, federation={"hosts": 2, "party_timeout_s": 2.0, "min_users": 10})
     async with federation(settings) as running:
@@ -150,6 +156,7 @@ async def test_a_host_that_stands_still_while_an_evaluation_is_closed_goes_on(sm
     assert running.stores.counted_once()
 
 
+@pytest.mark.long
 async def test_a_run_that_waits_too_long_for_a_silent_owner_fails_and_names_it(small, federation):
     settings = small(drift={"epochs": 500}, federation={"phase_timeout_s": 10.0})
     async with federation(settings) as running:
@@ -198,12 +205,10 @@ async def test_gradients_on_old_rows_are_refused_counted_and_computed_again(smal
     assert running.stores.gradients_differ_by() <= ROUNDING
 
 
-async def test_the_histogram_of_ages_counts_every_update(small, federation):
-    settings = small(federation={"owners": 3})
-    async with federation(settings) as running:
-        await running.start()
-        report = await running.finish()
-
+@of_system("drift")
+def test_the_histogram_of_ages_counts_every_update(recorded):
+    held = recorded.run("drift")
+    running, report = held.running, held.report
     ages = [one.version - 1 - one.gradient.rows_version for one in running.stores.applied()]
     assert report["staleness"]["refused"] == 0
     assert report["staleness"]["histogram"] == {str(age): ages.count(age) for age in sorted(set(ages))}
@@ -231,6 +236,7 @@ def healthy(running, party: str) -> bool:
         return False
 
 
+@pytest.mark.long
 async def test_an_owner_without_space_refuses_and_takes_everything_later_once(small, federation):
     early, late = "client/host-0", "client/host-1"
     running = federation(small(data=LARGER, drift={"epochs": 12}), hold=[early, late])

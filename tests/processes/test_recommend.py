@@ -19,6 +19,8 @@ from coterie.launch import local_run
 from coterie.launch.children import Child, free_port
 from coterie.launch.local_run import LocalRun
 
+pytestmark = pytest.mark.xdist_group("recommend")
+
 LIMIT_S = 120.0
 """How long a command may take; a machine under load needs some of it."""
 

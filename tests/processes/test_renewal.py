@@ -88,6 +88,7 @@ async def through_renewals(running, late, after=None):
     return report
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["masked", pytest.param("encrypted", marks=slow)])
 def test_rounds_go_through_renewals_without_another_number(small, federation, kind):
     settings = small(**FEDNCF, **{key: value for key, value in KINDS[kind].items() if key not in FEDNCF})
