@@ -1,6 +1,8 @@
 """Federations of real processes for tests that disturb them."""
 
+import tempfile
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from coterie.launch.feed import load, make_feed
 
 from .recorded import OneOwner, Recorded
 from .running import Running
+from .scheduling import Grouped, in_order, tell
 
 SMALL: dict[str, Any] = {
     "reference": False,
@@ -63,6 +66,34 @@ def one_owner(small: Callable[..., RunSettings], federation: Callable[..., Runni
     return OneOwner(small, federation)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the tests that take longest: otherwise one worker ends with one of them, alone."""
-    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+# --- which worker runs which test --------------------------------------------------------------------------------
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put tests in order; a worker tells the groups."""
+    items[:] = in_order(items)
+    if (told := getattr(config, "workerinput", {}).get("groups")) is not None:
+        tell(items, Path(told))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Say to a worker where it tells the groups."""
+    node.workerinput["groups"] = str(_folder(node.config))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Grouped | None:
+    """Hand out groups, where they are asked for."""
+    return Grouped(config, log, _folder(config)) if config.getvalue("dist") == "loadgroup" else None
+
+
+def _folder(config: pytest.Config) -> Path:
+    if _FOLDER not in config.stash:
+        folder = tempfile.TemporaryDirectory(prefix="coterie-groups-")
+        config.add_cleanup(folder.cleanup)
+        config.stash[_FOLDER] = Path(folder.name)
+    return config.stash[_FOLDER]
+
+
+_FOLDER = pytest.StashKey[Path]()
