@@ -209,7 +209,7 @@ def while_running(run: LocalRun, host: str, check: Callable[[], Awaitable[None]]
             while any(now == then for now, then in zip(starts(children), before, strict=True)):
                 for child in children:
                     child.require_alive()
-                assert time.monotonic() < deadline
+                assert time.monotonic() < deadline, "the services do not listen"
                 await asyncio.sleep(0.1)
             await check()
         finally:
