@@ -46,7 +46,7 @@ $(VENV)/.ready: pyproject.toml requirements/dev.txt requirements/build.txt
 run: setup
 	$(BIN)/coterie run examples/drift.toml $(ARGS)
 
-# Whole federations of processes run two at a time: they wait as much as they work.  What takes a machine for itself, a
+# Whole federations of processes run four at a time: they wait more than they work.  What takes a machine for itself, a
 # browser and containers, runs one by one at the end.
 test: setup
 ifdef ARGS
@@ -54,8 +54,8 @@ ifdef ARGS
 else
 	@status=0; \
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 tests/unit tests/reference tests/simulation tests/integration || status=1; \
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/processes || status=1; \
-	$(BIN)/python -m pytest tests/browser tests/containers || status=1; \
+	$(BIN)/python -m pytest -n 4 --dist loadgroup --durations=40 tests/processes || status=1; \
+	$(BIN)/python -m pytest --durations=40 tests/browser tests/containers || status=1; \
 	exit $$status
 endif
 

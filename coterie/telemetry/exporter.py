@@ -23,6 +23,10 @@ from coterie.telemetry.gauges import Measure
 __all__ = ["AdmissionSource", "CertificateSource", "Exporter", "TrafficSource"]
 
 
+_LOOK_S = 0.05
+"""Time between two looks whether to stop, seconds: a service that stops waits for it."""
+
+
 class TrafficSource(Protocol):
     """Totals by RPC, as a meter keeps them."""
 
@@ -209,7 +213,9 @@ class Exporter:
             )
         except OSError as error:
             raise CoterieError(f"cannot serve metrics on {address}: {error.strerror}") from error
-        threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
+        threading.Thread(
+            target=self._server.serve_forever, args=(_LOOK_S,), name="metrics", daemon=True
+        ).start()
 
     def stop(self) -> None:
         """Stop listening."""

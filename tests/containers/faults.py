@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -55,8 +54,9 @@ class Fault:
 def schedule(seed: int, count: int, services: Sequence[str]) -> list[Fault]:
     """Draw faults.
 
-    Every kind strikes every service, in an order of the seed, before any of these comes again; phases go round
-    in the same way.
+    Every kind strikes every service before any of these comes again.  They come in turns, each of which strikes every
+    service once and has every kind, where there are no fewer services than kinds: so a few faults are of all kinds and
+    everywhere, too.  Orders are the seed's; phases go round in the same way.
 
     Parameters
     ----------
@@ -67,15 +67,21 @@ def schedule(seed: int, count: int, services: Sequence[str]) -> list[Fault]:
     """
     drawn = random.Random(seed)
 
-    def again_and_again(choices: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    def in_turns() -> Iterator[tuple[str, str]]:
+        while True:
+            struck, kinds = drawn.sample(services, len(services)), drawn.sample(KINDS, len(KINDS))
+            for shift in drawn.sample(range(len(kinds)), len(kinds)):
+                pairs = [(service, kinds[(at + shift) % len(kinds)]) for at, service in enumerate(struck)]
+                yield from drawn.sample(pairs, len(pairs))
+
+    def again_and_again(choices: Sequence[str]) -> Iterator[str]:
         while True:
             yield from drawn.sample(choices, len(choices))
 
-    pairs = again_and_again(list(itertools.product(services, KINDS)))
-    phases = again_and_again([(phase,) for phase in PHASES])
+    pairs, phases = in_turns(), again_and_again(PHASES)
     return [
         Fault(number, service, kind, phase, round(drawn.uniform(0.5, _LONGEST_S), 1))
-        for number, (service, kind), (phase,) in zip(range(1, count + 1), pairs, phases, strict=False)
+        for number, (service, kind), phase in zip(range(1, count + 1), pairs, phases, strict=False)
     ]
 
 

@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from coterie.cli.main import invoke
 from coterie.config.load import load
 from coterie.config.operate import OperateSettings
@@ -127,9 +129,14 @@ class Machines:
     async def logs(self, name: str, event: str) -> None:
         """Wait until a party has logged an event."""
         log = self.children[name].log
-        async with asyncio.timeout(WAIT_S):
-            while not (log.exists() and f'"event": "{event}"' in log.read_text()):
-                await asyncio.sleep(PAUSE_S)
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while not (log.exists() and f'"event": "{event}"' in log.read_text()):
+                    await asyncio.sleep(PAUSE_S)
+        except TimeoutError:
+            pytest.fail(
+                f"{name} has not logged {event!r} within {WAIT_S} s: {self.children[name].last_words()}"
+            )
 
     async def operate(self, *sets: str) -> dict[str, Any]:
         """Carry out the order, and return the report."""

@@ -185,10 +185,13 @@ class Running(Federation):
 
     async def updates(self, more: int) -> None:
         """Wait until so many more updates are applied."""
-        async with asyncio.timeout(WAIT_S):
-            wanted = (await self.run_state()).version + more
-            while (await self.run_state()).version < wanted:
-                await asyncio.sleep(PAUSE_S)
+        try:
+            async with asyncio.timeout(WAIT_S):
+                wanted = (await self.run_state()).version + more
+                while (await self.run_state()).version < wanted:
+                    await asyncio.sleep(PAUSE_S)
+        except TimeoutError:
+            pytest.fail(f"not {more} updates within {WAIT_S} s; {self.last_words()}")
 
     def last_words(self) -> str:
         """Return how every process is, what it said last, and the last events: why a wait was in vain."""
@@ -261,9 +264,12 @@ class Running(Federation):
 
     async def first_health(self, party: str) -> str:
         """Return what a process says of its health as soon as it answers."""
-        async with asyncio.timeout(WAIT_S):
-            while (said := await self.health(party)) is None:
-                await asyncio.sleep(PAUSE_S)
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while (said := await self.health(party)) is None:
+                    await asyncio.sleep(PAUSE_S)
+        except TimeoutError:
+            pytest.fail(f"{party} does not answer within {WAIT_S} s; {self.last_words()}")
         return said
 
     async def becomes(self, wanted: str | None, *parties: str) -> None:

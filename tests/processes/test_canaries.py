@@ -5,7 +5,6 @@ transcripts, stores, logs, given files and metrics pages of every party: it must
 `coterie.privacy.visibility` lists as seeing it, and with no other.
 """
 
-import asyncio
 import csv
 import itertools
 import struct
@@ -20,24 +19,23 @@ from coterie.privacy.attacks.scoring import Truth
 from coterie.privacy.canaries import CanaryKit, pack_records
 from coterie.privacy.transcript import decode, read_transcript
 from coterie.privacy.visibility import Audit, observed
-from coterie.studies.run_data import load, make_feed
 from coterie.systems.drift.mathematics import initial
 from coterie.systems.visibility import matrix, rows_of
 from coterie.wire.tensor import from_wire
 from coterie.wire.v1.orchestrator_pb2 import MetricSums, SubmitKind
 
 from .planted import (
-    Held,
-    ask,
     audit_everybody,
     names_at,
     plant_histories,
     plant_identities,
     plant_recommendations,
     plant_secrets,
-    with_canaries,
 )
+from .recorded import of_system
 from .stores import rows
+
+pytestmark = of_system("drift")
 
 SAMPLE = 60
 """Updates of which gradients and requests are searched: spread over the run."""
@@ -49,29 +47,8 @@ NOT_IN_THIS_RUN = {
 
 
 @pytest.fixture(scope="module")
-def run(small, federation):
-    kit = CanaryKit(7)
-    settings = small(
-        drift={"theta": 2, "epochs": 3},
-        federation={"owners": 3, "transcripts": True},
-    )
-    feed = with_canaries(make_feed(settings, load(settings), 0), kit)
-    keys = {"client": {"per_user_metrics": True, "log_level": "debug"}, "data-owner": {"log_level": "debug"}}
-
-    async def to_the_end():
-        async with federation(settings, feed=feed, keys=keys) as running:
-            await running.start()
-            await running.phase("epoch", 2)
-            pages = [(party, running.page(party)) for party in running.children]
-            await running.ended()
-            recommended = {
-                host: await ask(running, host, names_at(feed, host)[0]) for host in running.parties("client")
-            }
-            pages += [(party, running.page(party)) for party in running.children]
-            return Held(running, kit, await running.finish(), pages, recommended)
-
-    held = asyncio.run(to_the_end())
-    assert held.running.ended_well()
+def run(recorded):
+    held = recorded.run("drift")
     for plant in PLANTED:
         plant(held)
     return held

@@ -19,6 +19,9 @@ from .command import CONFIG, Command, gone, is_running
 LONG = ("--json", "--set", "drift.epochs=2000", "--set", "reference=false")
 """A run that does not end by itself while a test looks at it."""
 
+of_finished_commands = pytest.mark.xdist_group("command")
+"""Reads the fixtures `finished` and `churned`, each of which runs once."""
+
 CHURN = """
 name = "churn"
 reference = false
@@ -143,6 +146,7 @@ def finished(tmp_path_factory):
         run.close()
 
 
+@of_finished_commands
 def test_with_json_a_run_writes_one_envelope_to_standard_output_and_prose_to_standard_error(finished):
     assert finished.process.returncode == 0, finished.err
     envelope = finished.envelope()
@@ -153,6 +157,7 @@ def test_with_json_a_run_writes_one_envelope_to_standard_output_and_prose_to_sta
         assert prose in finished.err
 
 
+@of_finished_commands
 def test_the_report_has_exactly_the_documented_keys_with_sensible_values(finished):
     report = Report.model_validate(finished.report())
     assert report.model_extra.keys() == BESIDE
@@ -176,6 +181,7 @@ def test_the_report_has_exactly_the_documented_keys_with_sensible_values(finishe
     assert {"coterie", "grpcio", "numpy"} <= report.versions.keys()
 
 
+@of_finished_commands
 def test_the_documents_describe_every_key_of_a_report(finished):
     page = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
     table = page.partition("## report.json")[2].partition("\n### ")[0]
@@ -183,6 +189,7 @@ def test_the_documents_describe_every_key_of_a_report(finished):
     assert finished.report().keys() <= {name for cell in cells for name in re.findall("`([^`]+)`", cell)}
 
 
+@of_finished_commands
 def test_the_report_accounts_for_every_rpc_and_for_the_time_spent_on_security(finished):
     report = Report.model_validate(finished.report())
     assert report.traffic.keys() >= {"Register", "Poll", "Fetch", "Submit", "Exchange"}
@@ -216,6 +223,7 @@ class Loads(HTMLParser):
         self.found += re.findall(r"url\(\s*[\"']?([^\"')]+)", data) + re.findall("@import[^;]*", data)
 
 
+@of_finished_commands
 def test_the_report_page_loads_nothing_from_elsewhere(finished):
     page = (finished.run / "report.html").read_text()
     assert page.count("<svg") >= 3
@@ -225,6 +233,7 @@ def test_the_report_page_loads_nothing_from_elsewhere(finished):
     assert finished.report()["run_id"] in page
 
 
+@of_finished_commands
 def test_the_attacks_on_a_published_run_do_far_better_than_popularity(finished):
     attacks = finished.report()["attacks"]
     for attack in attacks.values():
@@ -232,6 +241,7 @@ def test_the_attacks_on_a_published_run_do_far_better_than_popularity(finished):
     assert attacks["gradient_sign"]["flag_accuracy"] > attacks["gradient_sign"]["majority_accuracy"] + 0.1
 
 
+@of_finished_commands
 def test_no_process_is_left_behind(finished):
     assert len(finished.children) >= 6
     assert gone(finished.children, within_s=1)
@@ -264,6 +274,7 @@ def churned(tmp_path_factory):
         run.close()
 
 
+@of_finished_commands
 def test_without_json_a_run_prints_its_progress_and_a_table_with_the_numbers_of_its_report(churned):
     run, late = churned
     assert (run.process.returncode, run.err) == (0, "")
@@ -279,6 +290,7 @@ def test_without_json_a_run_prints_its_progress_and_a_table_with_the_numbers_of_
         assert f"{report['metrics'][name]['mean']:.4f}" in row
 
 
+@of_finished_commands
 def test_the_report_shows_quality_over_time_while_owners_join_at_30_and_leave_at_60_percent(churned):
     run, late = churned
     report = run.report()
@@ -300,6 +312,7 @@ def test_the_report_shows_quality_over_time_while_owners_join_at_30_and_leave_at
     assert late in (run.run / "report.html").read_text()
 
 
+@of_finished_commands
 def test_a_run_records_nothing_of_what_it_received_unless_it_is_told_to(churned, finished):
     run, _ = churned
     assert list(run.run.rglob("transcript*")) == []

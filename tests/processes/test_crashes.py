@@ -11,6 +11,9 @@ from coterie.systems.drift.sequential import run_in_process
 from coterie.wire.v1.client_pb2 import RecordInteractionRequest
 from coterie.wire.v1.client_pb2_grpc import UserAgentStub
 
+of_the_undisturbed_run = pytest.mark.xdist_group("crashes")
+"""Reads the fixture `undisturbed`, which is trained once."""
+
 METRICS = ("ndcg_test_items@10", "map_test_items@10")
 """Undisturbed runs differ by 0.3% in these, because owners take turns as it comes; by 2% in the test loss."""
 
@@ -92,6 +95,7 @@ def require_the_same_result(running, report, undisturbed):
         assert metrics[name] == pytest.approx(undisturbed[name], rel=TOLERANCE), name
 
 
+@of_the_undisturbed_run
 @pytest.mark.parametrize("role", ["thirdparty", "cos", "data-owner", "client"])
 async def test_a_service_that_is_killed_and_restarted_loses_nothing_and_counts_nothing_twice(
     role, make, undisturbed
@@ -115,6 +119,7 @@ async def test_a_service_that_is_killed_and_restarted_loses_nothing_and_counts_n
     require_the_same_result(running, report, undisturbed)
 
 
+@of_the_undisturbed_run
 async def test_a_federation_that_is_killed_as_a_whole_goes_on_where_it_was(make, undisturbed):
     async with make() as running:
         await begin(running)

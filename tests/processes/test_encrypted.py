@@ -13,6 +13,8 @@ from coterie.studies.run_data import load, make_feed
 from coterie.wire.v1.thirdparty_pb2 import RevokeRequest
 from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryStub
 
+from .recorded import of_system
+
 # Short keys, drawn quickly.  What long ones take, the benchmarks show.
 KEY = {"bits": 1024, "comparison": True}
 HOLDERS = [f"decrypting-client/key-{n}" for n in range(3)]
@@ -32,7 +34,6 @@ KINDS = {
         "rounds": {**ROUNDS, "party_per_user": True, "passes": 1},
         "encryption": {**KEY, "obfuscators": "short"},
     },
-    "fedmvmf, hosts": {"system": "fedmvmf", "split": {"kind": "random"}},
     "fedmf, users": {
         "system": "fedmf",
         "split": {"kind": "random"},
@@ -65,10 +66,21 @@ def test_an_encrypted_sum_changes_no_number(small, federation, kind):
     clear = settings.model_copy(update={"secure_sum": "clear"})
     feed = make_feed(clear, load(clear), 0)
     alone = train_in_process(clear, feed, run_id="test", seed=0, see=lambda event: None)
-    assert [one["metrics"] for one in report["history"]] == [one["metrics"] for one in alone.known["history"]]
-    assert report["chosen"] == alone.known["chosen"]
+    assert same_numbers(report, alone.known)
+
+
+@of_system("fedmvmf")
+def test_an_encrypted_sum_changes_no_number_of_a_recorded_run(recorded):
+    assert same_numbers(recorded.run("fedmvmf", "encrypted").report, recorded.alone("fedmvmf").known)
+
+
+def same_numbers(report, alone):
+    """Check a report against what one process makes of sums in clear."""
+    assert [one["metrics"] for one in report["history"]] == [one["metrics"] for one in alone["history"]]
+    assert report["chosen"] == alone["chosen"]
     assert all(one["reason"] == "" and one["liars"] == one["dropped_places"] == 0 for one in report["rounds"])
     assert {"submit", "confirm", "decrypt"} <= set(report["rounds"][-1]["seconds"])
+    return True
 
 
 def lasting(small, **changes):
@@ -77,6 +89,7 @@ def lasting(small, **changes):
     return small(**{**BASE, **KINDS["fedncf, hosts"], "rounds": rounds, **changes})
 
 
+@pytest.mark.long
 async def test_a_decrypting_client_that_dies_is_done_without_and_without_a_majority_nothing_is_decrypted(
     small, federation
 ):
@@ -199,7 +212,7 @@ async def test_a_holder_that_is_revoked_takes_no_part_any_more_and_the_run_goes_
 async def test_holders_decrypt_no_sum_that_may_be_solved_for_what_is_behind_it(small, federation):
     # 20 users, 12 factors: 20 / 12 unknowns for each value. Whoever starts the run is told before; a server that
     # forms such a sum all the same finds nobody to decrypt it.
-    settings = lasting(small, **KINDS["fedmvmf, hosts"], mvmf={"factors": 12})
+    settings = lasting(small, system="fedmvmf", split={"kind": "random"}, mvmf={"factors": 12})
     settings = settings.model_copy(
         update={"rounds": settings.rounds.model_copy(update={"cohorts": "groups", "cohort": 20, "group": 20})}
     )

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SETTINGS = """
 name = "tiny"
 
@@ -29,6 +31,7 @@ transcripts = true
 """
 
 
+@pytest.mark.long
 def test_the_table_holds_a_federation_and_its_reference_for_every_rate(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(SETTINGS)
     done = subprocess.run(

@@ -13,6 +13,8 @@ from coterie.studies.in_process import train_in_process
 from coterie.studies.run_data import load, make_feed
 from coterie.systems.registry import server_side
 
+from .recorded import of_system
+
 ROUNDS = {"cohort": 20, "group": 60, "passes": 4, "evaluate_every": 2}
 BASE = {
     "split": {"kind": "random"},
@@ -21,48 +23,21 @@ BASE = {
     "federation": {"hosts": 3},
 }
 KINDS = {
-    "fedmf, clear": {"system": "fedmf"},
-    "fedmf, masked": {"system": "fedmf", "secure_sum": "masked"},
     "fedmf, printed steps, users, masked": {
         "system": "fedmf",
         "secure_sum": "masked",
         "fedmf": {"steps": "sum", "rate": 1e-3, "private_rate": 1e-3, "local_epochs": 3},
-        "rounds": {**ROUNDS, "party_per_user": True},
+        "rounds": {**ROUNDS, "party_per_user": True, "passes": 2},
     },
     "fedmf, random cohorts, clear": {
         "system": "fedmf",
         "rounds": {**ROUNDS, "cohorts": "independent", "cohort": 30},
     },
-    "fcf, clear": {"system": "fcf"},
-    "fcf, masked": {"system": "fcf", "secure_sum": "masked"},
 }
 
 
-@pytest.fixture(scope="module")
-def trained(small, federation):
-    """Return what services and one process make of the same settings: the report of each."""
-    made = {}
-
-    def make(kind):
-        if kind not in made:
-            settings = small(**{**BASE, **KINDS[kind]})
-
-            async def to_the_end():
-                async with federation(settings) as running:
-                    await running.start()
-                    return running, await running.finish()
-
-            running, report = asyncio.run(to_the_end())
-            alone = train_in_process(settings, running.feed, run_id="test", seed=0, see=lambda event: None)
-            made[kind] = report, alone.known
-        return made[kind]
-
-    return make
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_services_and_one_process_come_to_equal_numbers(trained, kind):
-    report, alone = trained(kind)
+def same_numbers(report, alone):
+    """Check a report against what one process makes of the same settings."""
     assert report["phase"] == "done"
     same = ("epoch", "version", "users", "metrics")
     assert [{key: one[key] for key in same} for one in report["history"]] == [
@@ -71,11 +46,36 @@ def test_services_and_one_process_come_to_equal_numbers(trained, kind):
     assert report["chosen"] == alone["chosen"]
     assert report["abandoned"] == 0
     assert report["history"][0]["metrics"] != report["history"][-1]["metrics"]
+    return True
 
 
-@pytest.mark.parametrize("system", ["fedmf", "fcf"])
-def test_the_masked_sum_changes_no_number(trained, system):
-    (clear, _), (masked, _) = trained(f"{system}, clear"), trained(f"{system}, masked")
+@pytest.mark.parametrize("kind", KINDS)
+def test_services_and_one_process_come_to_equal_numbers(small, federation, kind):
+    settings = small(**{**BASE, **KINDS[kind]})
+
+    async def to_the_end():
+        async with federation(settings) as running:
+            await running.start()
+            return running, await running.finish()
+
+    running, report = asyncio.run(to_the_end())
+    alone = train_in_process(settings, running.feed, run_id="test", seed=0, see=lambda event: None)
+    assert same_numbers(report, alone.known)
+
+
+SYSTEMS = pytest.mark.parametrize("system", [of_system(system, system) for system in ("fedmf", "fcf")])
+
+
+@SYSTEMS
+@pytest.mark.parametrize("secure_sum", ["clear", "masked"])
+def test_a_recorded_run_and_one_process_come_to_equal_numbers(recorded, system, secure_sum):
+    report = recorded.run(system, secure_sum).report
+    assert same_numbers(report, recorded.alone(system, secure_sum).known)
+
+
+@SYSTEMS
+def test_the_masked_sum_changes_no_number(recorded, system):
+    clear, masked = (recorded.run(system, secure_sum).report for secure_sum in ("clear", "masked"))
     assert [one["metrics"] for one in masked["history"]] == [one["metrics"] for one in clear["history"]]
 
 

@@ -1,75 +1,37 @@
 """Who saw what of FedMF and FCF, on the bytes of runs: histories with ratings, users' factors, the model, supports."""
 
-import asyncio
-import dataclasses
-
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from coterie.privacy.canaries import CanaryKit
 from coterie.privacy.visibility import Audit, observed
-from coterie.studies.run_data import load, make_feed
 from coterie.systems.visibility import matrix, rows_of
 
 from .planted import (
-    Held,
-    ask,
     audit_everybody,
-    names_at,
     plant_histories,
     plant_identities,
     plant_recommendations,
     plant_secrets,
-    with_canaries,
 )
+from .recorded import of_system
 
-USERS_AT = (12, 9, 9)
 COS, OWNER = "cos/cos", "data-owner/catalogue"
-KINDS = [("fedmf", "clear"), ("fedmf", "masked"), ("fcf", "masked")]
+KINDS = [
+    of_system(system, system, secure_sum) for system in ("fedmf", "fcf") for secure_sum in ("clear", "masked")
+]
 EACH = pytest.mark.parametrize(("system", "secure_sum"), KINDS)
 FROM_USERS = {"interaction", "history", "private_state", "user_name", "recommendation"}
 
 
-def run_to_the_end(small, federation, system, secure_sum):
-    settings = small(
-        system=system,
-        secure_sum=secure_sum,
-        split={"kind": "random"},
-        data={"synthetic": {"users": sum(USERS_AT), "items": 40, "interactions": 500}},
-        rounds={"cohort": 20, "group": 20, "passes": 2, "evaluate_every": 2},
-        federation={"hosts": len(USERS_AT), "transcripts": True},
-        **{system: {"factors": 4, "min_touch": 2}},
-    )
-    kit = CanaryKit(7)
-    feed = make_feed(settings, load(settings), 0)
-    feed = dataclasses.replace(feed, host=np.repeat(np.arange(len(USERS_AT)), USERS_AT))
-    feed = with_canaries(feed, kit)
-    keys = {role: {"log_level": "debug"} for role in ("client", "cos", "data-owner", "thirdparty")}
-
-    async def to_the_end():
-        async with federation(settings, feed=feed, keys=keys) as running:
-            await running.start()
-            await running.ended()
-            hosts = running.parties("client")
-            recommended = {host: await ask(running, host, names_at(feed, host)[0]) for host in hosts}
-            pages = [(party, running.page(party)) for party in running.children]
-            return Held(running, kit, await running.finish(), pages, recommended)
-
-    held = asyncio.run(to_the_end())
-    assert held.running.ended_well()
-    assert held.report["abandoned"] == 0
-    return held
-
-
 @pytest.fixture(scope="module")
-def audited(small, federation):
-    """Return a function that runs a federation, plants its private values and audits everything that anybody held."""
+def audited(recorded):
+    """Return a function that plants the private values of a run and audits everything that anybody held."""
     made = {}
 
     def make(system, secure_sum):
         if (system, secure_sum) not in made:
-            held = run_to_the_end(small, federation, system, secure_sum)
+            held = recorded.run(system, secure_sum)
             for plant in (
                 plant_histories,
                 plant_recommendations,

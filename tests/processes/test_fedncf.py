@@ -12,6 +12,8 @@ from coterie.studies.in_process import train_in_process
 from coterie.studies.run_data import load, make_feed
 from coterie.wire.v1 import operator_pb2 as wire
 
+from .recorded import of_system
+
 ROUNDS = {"cohort": 20, "group": 20, "passes": 4, "evaluate_every": 2}
 FEDNCF = {
     "system": "fedncf",
@@ -23,11 +25,14 @@ FEDNCF = {
 
 
 @pytest.fixture(scope="module")
-def trained(small, federation):
+def trained(small, federation, recorded):
     """Return what services and one process make of the same settings: running federation, its report, in process."""
     made = {}
 
     def make(name, **changes):
+        if name in RECORDED:
+            held = recorded.run("fedncf", *RECORDED[name])
+            return held.running, held.report, recorded.alone("fedncf", *RECORDED[name])
         if name not in made:
             settings = small(**{**FEDNCF, **changes})
 
@@ -44,25 +49,40 @@ def trained(small, federation):
     return make
 
 
+RECORDED = {
+    "hosts, clear": ("clear", "hosts"),
+    "hosts, masked": ("masked", "hosts"),
+    "users, clear": ("clear", "users"),
+}
+"""Secure sum and form of runs that other tests read, too."""
+
 KINDS = {
-    "hosts, clear": {},
-    "hosts, masked": {"secure_sum": "masked"},
-    "users, clear": {"rounds": {**ROUNDS, "party_per_user": True}},
     "users, masked": {"rounds": {**ROUNDS, "party_per_user": True, "passes": 2}, "secure_sum": "masked"},
     "neumf with exact counts, clear": {"fedncf": {"model": "neumf", "touch": "exact"}},
 }
+EACH = pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        *(pytest.param(kind, {}, id=kind, marks=of_system("fedncf")) for kind in RECORDED),
+        *(
+            pytest.param(kind, changes, id=kind, marks=pytest.mark.xdist_group(kind))
+            for kind, changes in KINDS.items()
+        ),
+    ],
+)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_services_and_one_process_come_to_equal_numbers(trained, kind):
-    _, report, alone = trained(kind, **KINDS[kind])
+@EACH
+def test_services_and_one_process_come_to_equal_numbers(trained, kind, changes):
+    running, report, alone = trained(kind, **changes)
     assert report["phase"] == "done"
     for found, expected in zip(report["history"], alone.known["history"], strict=True):
         assert {key: found[key] for key in ("epoch", "version", "users", "metrics")} == {
             key: expected[key] for key in ("epoch", "version", "users", "metrics")
         }
     assert report["chosen"] == alone.known["chosen"]
-    assert len(report["history"]) == 1 + KINDS[kind].get("rounds", ROUNDS)["passes"] // 2
+    rounds = running.settings.rounds
+    assert len(report["history"]) == 1 + rounds.passes // rounds.evaluate_every > 1
 
 
 @pytest.fixture(scope="module")
@@ -99,15 +119,16 @@ def test_hosts_rank_among_the_published_items_where_a_data_set_has_them(trained,
     assert [one["metrics"] for one in other.known["history"]] != [one["metrics"] for one in report["history"]]
 
 
+@of_system("fedncf")
 def test_the_masked_sum_changes_no_number(trained):
     _, clear, _ = trained("hosts, clear")
-    _, masked, _ = trained("hosts, masked", secure_sum="masked")
+    _, masked, _ = trained("hosts, masked")
     assert [one["metrics"] for one in masked["history"]] == [one["metrics"] for one in clear["history"]]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_round_is_accounted_for_by_services_as_in_one_process(trained, kind):
-    _, report, alone = trained(kind, **KINDS[kind])
+@EACH
+def test_every_round_is_accounted_for_by_services_as_in_one_process(trained, kind, changes):
+    _, report, alone = trained(kind, **changes)
     same = (
         "round",
         "purpose",
@@ -130,6 +151,7 @@ def test_every_round_is_accounted_for_by_services_as_in_one_process(trained, kin
         assert ("share" in one["seconds"]) == ("masked" in kind)
 
 
+@of_system("fedncf")
 def test_watchers_see_groups_asked_then_rounds_then_the_end(trained):
     running, _, _ = trained("hosts, clear")
     phases = [wire.RunPhase.Name(event.phase.phase) for event in running.events if event.HasField("phase")]

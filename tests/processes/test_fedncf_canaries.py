@@ -5,7 +5,6 @@ are members in clear.  The users contribute the same where a host adds them up a
 checked by the sums; so these bytes can be searched for also in runs in which nobody ever sends them.
 """
 
-import asyncio
 import dataclasses
 import itertools
 
@@ -26,7 +25,6 @@ from coterie.privacy.transcript import decode, read_transcript
 from coterie.privacy.visibility import Audit, observed
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Contribution
-from coterie.studies.run_data import load, make_feed
 from coterie.systems.fedncf.mathematics import initial_private
 from coterie.systems.fedncf.sides import FedNcfPlan
 from coterie.systems.fedncf.study import attacks as round_attacks
@@ -36,15 +34,17 @@ from coterie.wire.v1.rounds_pb2 import SealedModel, SummedVector
 
 from .planted import (
     Held,
-    ask,
     audit_everybody,
     names_at,
     plant_histories,
     plant_identities,
     plant_recommendations,
     plant_secrets,
-    with_canaries,
 )
+from .recorded import FEDNCF_USERS_AT as USERS_AT
+from .recorded import of_system
+
+pytestmark = of_system("fedncf")
 
 KINDS = {
     "users, clear": ("users", "clear"),
@@ -53,11 +53,7 @@ KINDS = {
     "hosts, shared-key": ("hosts", "shared-key"),
 }
 
-USERS_AT = (13, 10, 1)
-"""Users of each host.  The sum of the last one is its only user's own contribution."""
-
 ALONE = "client/host-2"
-PASSES = 3
 SAMPLED = 4
 """Every so many users' lists of items and trained contributions are searched for: each makes hundreds of patterns."""
 
@@ -88,57 +84,18 @@ class Audited(Held):
 
 
 @pytest.fixture(scope="module")
-def runs(small, federation):
+def runs(recorded):
     made = {}
 
     def make(kind):
         if kind not in made:
-            made[kind] = run_to_the_end(small, federation, *KINDS[kind])
+            form, secure_sum = KINDS[kind]
+            held = recorded.run("fedncf", secure_sum, form)
+            contributions = contributions_of(held.running)
+            made[kind] = Audited(**vars(held), form=form, secure_sum=secure_sum, contributions=contributions)
         return made[kind]
 
     return make
-
-
-def run_to_the_end(small, federation, form, secure_sum):
-    settings = small(
-        system="fedncf",
-        secure_sum=secure_sum,
-        split={"kind": "leave-last-out"},
-        data={"synthetic": {"users": sum(USERS_AT), "items": 60, "interactions": 500}},
-        rounds={
-            "cohort": sum(USERS_AT),
-            "group": sum(USERS_AT),
-            "passes": PASSES,
-            "evaluate_every": PASSES,
-            "party_per_user": form == "users",
-        },
-        federation={"hosts": len(USERS_AT), "transcripts": True},
-        encryption={"bits": 1024, "comparison": True},
-    )
-    kit = CanaryKit(7)
-    feed = make_feed(settings, load(settings), 0)
-    feed = dataclasses.replace(feed, host=np.repeat(np.arange(len(USERS_AT)), USERS_AT))
-    feed = with_canaries(feed, kit)
-    keys = {role: {"log_level": "debug"} for role in ("client", "cos", "data-owner", "thirdparty")}
-    keys["client"]["per_user_metrics"] = True
-
-    async def to_the_end():
-        async with federation(settings, feed=feed, keys=keys) as running:
-            await running.start()
-            await running.ended()
-            recommended = {
-                host: await ask(running, host, names_at(feed, host)[0]) for host in running.parties("client")
-            }
-            pages = [(party, running.page(party)) for party in running.children]
-            report = await running.finish()
-            return Audited(
-                running, kit, report, pages, recommended, form, secure_sum, contributions_of(running)
-            )
-
-    held = asyncio.run(to_the_end())
-    assert held.running.ended_well()
-    assert held.report["abandoned"] == 0
-    return held
 
 
 def contributions_of(running):

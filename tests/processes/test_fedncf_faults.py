@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import pytest
 
 from coterie.studies.run_data import load, make_feed
 
@@ -30,6 +31,7 @@ def feed_of(settings):
     return dataclasses.replace(feed, host=np.repeat(np.arange(len(USERS_AT)), USERS_AT))
 
 
+@pytest.mark.long
 async def test_a_host_that_is_lost_is_done_without_until_it_is_back_and_too_many_end_the_run(
     small, federation
 ):
@@ -60,6 +62,7 @@ async def test_a_host_that_is_lost_is_done_without_until_it_is_back_and_too_many
     assert report["version"] == formed[-1] == len(formed)
 
 
+@pytest.mark.long
 async def test_of_three_hosts_that_are_parties_none_may_be_lost(small, federation):
     settings = settings_of(small)
     async with federation(settings, feed=feed_of(settings)) as running:

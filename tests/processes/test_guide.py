@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from .patience import WAIT_S
+from .patience import FULL, WAIT_S
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "machines.md").read_text(encoding="utf-8")
@@ -140,11 +140,9 @@ def may_make_networks() -> bool:
 
 
 def slow_on_networks(test):
-    late = pytest.mark.skipif(
-        "SLOW" not in os.environ, reason="takes half a minute of a processor: SLOW=1 runs it"
-    )
+    late = pytest.mark.skipif(not FULL, reason="takes half a minute of a processor: COTERIE_FULL=1 runs it")
     rights = pytest.mark.skipif(
-        "SLOW" in os.environ and not may_make_networks(), reason="takes network namespaces, which need root"
+        FULL and not may_make_networks(), reason="takes network namespaces, which need root"
     )
     return late(rights(test))
 

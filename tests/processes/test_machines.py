@@ -19,6 +19,8 @@ FEDNCF = {
     "rounds": {"cohort": 20, "group": 20, "passes": 4, "evaluate_every": 2},
     "federation": {"hosts": 3, "owners": 1},
 }
+pytestmark = pytest.mark.xdist_group("machines")
+
 HAS_IPV6 = False
 with contextlib.suppress(OSError), socket.socket(socket.AF_INET6) as probe:
     probe.bind(("::1", 0))

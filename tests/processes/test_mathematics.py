@@ -1,7 +1,5 @@
 """What crosses the network changes no number: a federation learns what the same mathematics learns in one process."""
 
-import asyncio
-
 import numpy as np
 import pytest
 
@@ -9,29 +7,17 @@ from coterie.evaluation.holdout import TRAIN, headline
 from coterie.systems.drift.mathematics import score
 from coterie.systems.drift.sequential import run_in_process
 
+from .recorded import OneOwner
+
 ROUNDING = {"rtol": 1e-5, "atol": 1e-6}
 """Of float32 factors after thousands of updates, should a processor add in another order; here it is 0."""
 
-HOST = "client/host-0"
-EPOCHS = 5
+pytestmark = pytest.mark.xdist_group("one owner")
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["factors", "factors and item bias"])
-def run(request, small, federation):
-    """A run with one owner and one host, which join in this order, and its report."""
-    settings = small(
-        drift={"theta": 3, "epochs": EPOCHS, "item_bias": request.param}, federation={"owners": 1, "hosts": 1}
-    )
-
-    async def to_the_end():
-        async with federation(settings, hold=[HOST]) as running:
-            await running.start()
-            (owner,) = running.parties("data-owner")
-            await running.change(owner, "joined")
-            running.release(HOST)
-            return running, await running.finish()
-
-    return asyncio.run(to_the_end())
+@pytest.fixture(params=[False, True], ids=["factors", "factors and item bias"])
+def run(request, one_owner):
+    return one_owner.run(item_bias=request.param)
 
 
 def test_the_owner_receives_every_users_training_interactions_in_the_order_of_time(run):
@@ -52,11 +38,16 @@ def test_one_owner_and_one_host_learn_the_factors_of_the_same_run_in_one_process
     users, items = running.stores.final()
     (stream,) = running.stores.streams().values()
     Upsilon, Psi = run_in_process(
-        [stream], len(users), len(items), running.stores.learning(), epochs=EPOCHS, seed=running.plan().seed
+        [stream],
+        len(users),
+        len(items),
+        running.stores.learning(),
+        epochs=OneOwner.EPOCHS,
+        seed=running.plan().seed,
     )
     np.testing.assert_allclose(users, Upsilon, **ROUNDING)
     np.testing.assert_allclose(items, Psi, **ROUNDING)
-    assert report["version"] == len(running.stores.applied()) > EPOCHS
+    assert report["version"] == len(running.stores.applied()) > OneOwner.EPOCHS
 
 
 def test_the_metrics_of_the_report_are_those_of_its_factors(run):

@@ -19,6 +19,8 @@ from coterie.systems.registry import server_side
 from coterie.wire.v1.client_pb2 import RecordInteractionRequest
 from coterie.wire.v1.client_pb2_grpc import UserAgentStub
 
+from .recorded import of_system
+
 ROUNDS = {"cohort": 20, "group": 60, "passes": 4, "evaluate_every": 2}
 MVMF = {
     "system": "fedmvmf",
@@ -31,31 +33,7 @@ MVMF = {
 OWNER = "data-owner/catalogue"
 
 
-@pytest.fixture(scope="module")
-def trained(small, federation):
-    """Return what services and one process make of the same settings: the report of each."""
-    made = {}
-
-    def make(name, **changes):
-        if name not in made:
-            settings = small(**{**MVMF, **changes})
-
-            async def to_the_end():
-                async with federation(settings) as running:
-                    await running.start()
-                    return running, await running.finish()
-
-            running, report = asyncio.run(to_the_end())
-            alone = train_in_process(settings, running.feed, run_id="test", seed=0, see=lambda event: None)
-            made[name] = report, alone.known
-        return made[name]
-
-    return make
-
-
 KINDS = {
-    "clear": {},
-    "masked": {"secure_sum": "masked"},
     "three item servers": {"mvmf": {"factors": 4, "ridge": 3.0, "item_servers": 3}},
     "new items, steps, clear": {
         "split": {"kind": "cold-items"},
@@ -89,9 +67,8 @@ def test_three_item_servers_come_to_the_same_numbers_in_whatever_order_they_come
     assert asyncio.run(to_the_end(names[::-1])) == first
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_services_of_fedmvmf_and_one_process_come_to_equal_numbers(trained, kind):
-    report, alone = trained(kind, **KINDS[kind])
+def same_numbers(report, alone):
+    """Check a report against what one process makes of the same settings."""
     assert report["phase"] == "done"
     same = ("epoch", "version", "users", "metrics")
     assert [{key: one[key] for key in same} for one in report["history"]] == [
@@ -100,11 +77,35 @@ def test_services_of_fedmvmf_and_one_process_come_to_equal_numbers(trained, kind
     assert report["chosen"] == alone["chosen"]
     assert report["abandoned"] == 0
     assert [one["silent_owners"] for one in report["rounds"]] == [[]] * len(report["rounds"])
+    return True
 
 
-def test_the_masked_sum_changes_no_number_of_fedmvmf(trained):
-    (clear, _), (masked, _) = trained("clear"), trained("masked", secure_sum="masked")
-    assert [one["metrics"] for one in masked["history"]] == [one["metrics"] for one in clear["history"]]
+@pytest.mark.parametrize("kind", KINDS)
+def test_services_of_fedmvmf_and_one_process_come_to_equal_numbers(small, federation, kind):
+    settings = small(**{**MVMF, **KINDS[kind]})
+
+    async def to_the_end():
+        async with federation(settings) as running:
+            await running.start()
+            return running, await running.finish()
+
+    running, report = asyncio.run(to_the_end())
+    alone = train_in_process(settings, running.feed, run_id="test", seed=0, see=lambda event: None)
+    assert same_numbers(report, alone.known)
+
+
+@of_system("fedmvmf")
+@pytest.mark.parametrize("secure_sum", ["clear", "masked"])
+def test_a_recorded_run_of_fedmvmf_and_one_process_come_to_equal_numbers(recorded, secure_sum):
+    report = recorded.run("fedmvmf", secure_sum).report
+    assert same_numbers(report, recorded.alone("fedmvmf", secure_sum).known)
+
+
+@of_system("fedmvmf")
+@pytest.mark.parametrize("secure_sum", ["masked", "encrypted"])
+def test_a_protected_sum_changes_no_number_of_fedmvmf(recorded, secure_sum):
+    clear, protected = (recorded.run("fedmvmf", one).report for one in ("clear", secure_sum))
+    assert [one["metrics"] for one in protected["history"]] == [one["metrics"] for one in clear["history"]]
 
 
 async def test_without_its_item_server_a_run_goes_on_says_so_and_takes_it_back(small, federation):

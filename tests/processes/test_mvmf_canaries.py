@@ -4,7 +4,6 @@ The same federation is run for each.  What each host contributes is read off its
 is searched for under masks and under encryption, too.
 """
 
-import asyncio
 import dataclasses
 
 import numpy as np
@@ -13,14 +12,12 @@ from safetensors.numpy import load_file
 
 from coterie.crypto.custody import HeldKey
 from coterie.crypto.paillier.format import HEADER_BYTES
-from coterie.data.attributes import AttributeTable
 from coterie.privacy.canaries import CanaryKit
 from coterie.privacy.payloads import Assembly
 from coterie.privacy.transcript import decode, read_transcript
 from coterie.privacy.visibility import Audit, observed
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Contribution
-from coterie.studies.run_data import load, make_feed
 from coterie.systems.shared.factor_server import MvmfPlan
 from coterie.systems.visibility import matrix, rows_of
 from coterie.wire.tensor import from_wire
@@ -29,19 +26,19 @@ from coterie.wire.v1.rounds_pb2 import SummedVector
 
 from .planted import (
     Held,
-    ask,
     audit_everybody,
     names_at,
     plant_histories,
     plant_identities,
     plant_recommendations,
     plant_secrets,
-    with_canaries,
 )
+from .recorded import SETTINGS, of_system
 
-USERS_AT = (12, 9, 9)
+pytestmark = of_system("fedmvmf")
+
 COS, OWNER = "cos/cos", "data-owner/catalogue"
-PASSES = 2
+PASSES = SETTINGS["fedmvmf"]["rounds"]["passes"]
 OF_A_HOST = {Purpose.TRAIN: "host_update", Purpose.EVALUATE: "metric_sum", Purpose.SUPPORTS: "host_items"}
 
 
@@ -58,11 +55,6 @@ class Audited(Held):
         return {one["round"]: Purpose(one["purpose"]) for one in self.report["rounds"]}
 
 
-def told(rng, count, names):
-    """Return attributes whose values are recognised: nobody else's are the same."""
-    return AttributeTable(names, rng.normal(size=(count, len(names))).astype(np.float32))
-
-
 def submitted(running, party):
     """Return what a party submitted, read off its own transcript."""
     assembly, found = Assembly(), []
@@ -76,54 +68,17 @@ def submitted(running, party):
     return found
 
 
-def run_to_the_end(small, federation, secure_sum):
-    settings = small(
-        system="fedmvmf",
-        secure_sum=secure_sum,
-        split={"kind": "random"},
-        data={"synthetic": {"users": sum(USERS_AT), "items": 40, "interactions": 500}},
-        mvmf={"factors": 4, "min_touch": 2},
-        rounds={"cohort": 20, "group": 20, "passes": PASSES, "evaluate_every": PASSES},
-        federation={"hosts": len(USERS_AT), "transcripts": True},
-        encryption={"bits": 1024, "comparison": True},
-    )
-    kit = CanaryKit(7)
-    feed = make_feed(settings, load(settings), 0)
-    feed = dataclasses.replace(feed, host=np.repeat(np.arange(len(USERS_AT)), USERS_AT))
-    feed = with_canaries(feed, kit)
-    rng = np.random.default_rng(3)
-    feed = dataclasses.replace(
-        feed,
-        attributes=told(rng, len(feed.dataset.users), ("taste", "age", "place")),
-        features=told(rng, len(feed.dataset.items), ("length", "year", "price")),
-    )
-    roles = ("client", "cos", "data-owner", "thirdparty", "decrypting-client")
-    keys = {role: {"log_level": "debug"} for role in roles}
-
-    async def to_the_end():
-        async with federation(settings, feed=feed, keys=keys) as running:
-            await running.start()
-            await running.ended()
-            hosts = running.parties("client")
-            recommended = {host: await ask(running, host, names_at(feed, host)[0]) for host in hosts}
-            pages = [(party, running.page(party)) for party in running.children]
-            report = await running.finish()
-            sent = {party: submitted(running, party) for party in (*hosts, OWNER)}
-            return Audited(running, kit, report, pages, recommended, secure_sum, sent)
-
-    held = asyncio.run(to_the_end())
-    assert held.running.ended_well()
-    assert held.report["abandoned"] == 0
-    return held
-
-
 @pytest.fixture(scope="module")
-def runs(small, federation):
+def runs(recorded):
     made = {}
 
     def make(secure_sum):
         if secure_sum not in made:
-            made[secure_sum] = run_to_the_end(small, federation, secure_sum)
+            held = recorded.run("fedmvmf", secure_sum)
+            sent = {
+                party: submitted(held.running, party) for party in (*held.running.parties("client"), OWNER)
+            }
+            made[secure_sum] = Audited(**vars(held), secure_sum=secure_sum, sent=sent)
         return made[secure_sum]
 
     return make

@@ -10,6 +10,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
@@ -177,17 +178,9 @@ def openmetrics(address):
         return page.read().decode()
 
 
-async def test_logs_tell_the_story_of_a_process_in_json(small, federation):
-    async with federation(small(federation={"owners": 1, "hosts": 1})) as running:
-        await running.start()
-        await running.ended()
-        for party in (*running.parties("data-owner"), *running.parties("client")):
-            await running.comes_true(
-                lambda party=party: "the run has ended" in running.children[party].log.read_text(),
-                f"{party} knows that the run has ended",
-            )
-
-    assert running.ended_well()
+@pytest.mark.xdist_group("one owner")
+def test_logs_tell_the_story_of_a_process_in_json(one_owner):
+    running, _ = one_owner.run()
     story = {
         "thirdparty/directory": ["listening", "taking enrolments", "enrolled", "stopping", "stopped"],
         "cos/cos": ["enrolling", "enrolled", "listening", "run ended", "stopping", "stopped"],

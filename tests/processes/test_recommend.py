@@ -19,6 +19,8 @@ from coterie.launch import local_run
 from coterie.launch.children import Child, free_port
 from coterie.launch.local_run import LocalRun
 
+pytestmark = pytest.mark.xdist_group("recommend")
+
 LIMIT_S = 120.0
 """How long a command may take; a machine under load needs some of it."""
 
@@ -102,12 +104,18 @@ def one_user_of_each_host(run: LocalRun) -> dict[str, str]:
     return {host: user for user, host in run.users().items()}
 
 
-def test_a_finished_run_recommends_to_a_user_of_either_host(finished: Path, run: LocalRun) -> None:
-    users = one_user_of_each_host(run)
-    assert len(users) == 2
-    for host, user in users.items():
-        found = answer("recommend", "--user", user, "--k", "5", cwd=finished)
-        assert (found["run"], found["host"], found["user"]) == (run.run_id, host, user)
+@pytest.fixture(scope="module")
+def answered(finished: Path) -> dict[str, Any]:
+    """What a user of each host is told, by user."""
+    users = one_user_of_each_host(local_run.newest(finished / "runs")).values()
+    return {user: answer("recommend", "--user", user, "--k", "5", cwd=finished) for user in users}
+
+
+def test_a_finished_run_recommends_to_a_user_of_either_host(answered: dict[str, Any], run: LocalRun) -> None:
+    assert {found["host"] for found in answered.values()} == set(run.users().values())
+    assert len(answered) == 2
+    for user, found in answered.items():
+        assert (found["run"], found["host"], found["user"]) == (run.run_id, run.host_of(user), user)
         items = [one["item"] for one in found["items"]]
         assert len(set(items)) == 5
         assert [one["rank"] for one in found["items"]] == [1, 2, 3, 4, 5]
@@ -118,11 +126,13 @@ def test_a_finished_run_recommends_to_a_user_of_either_host(finished: Path, run:
         assert found["version"] == report["updates"]
 
 
-def test_asking_stops_what_it_started_and_leaves_the_run_as_it_was(finished: Path, run: LocalRun) -> None:
+def test_asking_stops_what_it_started_and_leaves_the_run_as_it_was(
+    finished: Path, answered: dict[str, Any], run: LocalRun
+) -> None:
     before = (run.folder / "report.json").read_bytes()
-    user = next(iter(run.users()))
-    first = answer("recommend", "--user", user, cwd=finished)
-    assert answer("recommend", "--user", user, "--run", str(run.folder), cwd=finished) == first
+    user, first = next(iter(answered.items()))
+    again = answer("recommend", "--user", user, "--k", "5", "--run", str(run.folder), cwd=finished)
+    assert again == first
     assert (run.folder / "report.json").read_bytes() == before
     # Whoever still served from a state folder would keep the next one out.
     for name in ("thirdparty", "cos", first["host"]):
@@ -199,7 +209,7 @@ def while_running(run: LocalRun, host: str, check: Callable[[], Awaitable[None]]
             while any(now == then for now, then in zip(starts(children), before, strict=True)):
                 for child in children:
                     child.require_alive()
-                assert time.monotonic() < deadline
+                assert time.monotonic() < deadline, "the services do not listen"
                 await asyncio.sleep(0.1)
             await check()
         finally:

@@ -1,7 +1,6 @@
 """Certificates of seconds: a federation whose processes renew theirs again and again learns what it always learns."""
 
 import asyncio
-import os
 import urllib.error
 from collections import Counter
 
@@ -11,6 +10,8 @@ import pytest
 from coterie.launch.authority import make_token
 from coterie.studies.in_process import train_in_process
 from coterie.systems.drift.sequential import run_in_process
+
+from .patience import FULL
 
 SECONDS = 1 / (24 * 3600)
 VALID_S = 15
@@ -30,7 +31,7 @@ KINDS = {
         "rounds": {**ROUNDS, "passes": 2, "evaluate_every": 1},
     },
 }
-slow = pytest.mark.skipif("SLOW" not in os.environ, reason="takes half a minute: SLOW=1 runs it")
+slow = pytest.mark.skipif(not FULL, reason="takes half a minute: COTERIE_FULL=1 runs it")
 
 
 def renewals(running):
@@ -88,6 +89,7 @@ async def through_renewals(running, late, after=None):
     return report
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["masked", pytest.param("encrypted", marks=slow)])
 def test_rounds_go_through_renewals_without_another_number(small, federation, kind):
     settings = small(**FEDNCF, **{key: value for key, value in KINDS[kind].items() if key not in FEDNCF})

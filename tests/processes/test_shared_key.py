@@ -16,6 +16,7 @@ from coterie.wire.v1.thirdparty_pb2 import RevokeRequest
 from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryStub
 
 from .planted import ask
+from .recorded import of_system
 
 # Short keys, drawn quickly.  What long ones take, the benchmarks show.
 KEY = {"bits": 1024, "comparison": True}
@@ -30,7 +31,6 @@ BASE = {
     "federation": {"hosts": 3},
 }
 KINDS = {
-    "hosts": {},
     "users": {"rounds": {**ROUNDS, "party_per_user": True, "passes": 1}},
     "fedmf": {"system": "fedmf", "split": {"kind": "random"}, "fedmf": {"local_epochs": 2}},
     "fcf": {"system": "fcf", "split": {"kind": "random"}, "fcf": {"factors": 8}},
@@ -52,10 +52,21 @@ def test_a_key_that_participants_share_changes_no_number(small, federation, kind
     clear = settings.model_copy(update={"secure_sum": "clear"})
     feed = feeds.make_feed(clear, feeds.load(clear), 0)
     alone = train_in_process(clear, feed, run_id="test", seed=0, see=lambda event: None)
-    assert [one["metrics"] for one in report["history"]] == [one["metrics"] for one in alone.known["history"]]
-    assert report["chosen"] == alone.known["chosen"]
+    assert same_numbers(report, alone.known)
+
+
+@of_system("fedncf")
+def test_a_key_that_hosts_share_changes_no_number_of_a_recorded_run(recorded):
+    assert same_numbers(recorded.run("fedncf", "shared-key").report, recorded.alone("fedncf").known)
+
+
+def same_numbers(report, alone):
+    """Check a report against what one process makes of sums in clear."""
+    assert [one["metrics"] for one in report["history"]] == [one["metrics"] for one in alone["history"]]
+    assert report["chosen"] == alone["chosen"]
     assert all(one["reason"] == "" and one["liars"] == 0 for one in report["rounds"])
     assert {"submit", "confirm", "decrypt", "compare models"} <= set(report["rounds"][-1]["seconds"])
+    return True
 
 
 def lasting(small, **changes):
@@ -138,6 +149,7 @@ async def test_another_key_is_made_after_so_many_rounds_and_what_is_under_the_ol
     assert [reason for reason in reasons if reason] == []
 
 
+@pytest.mark.long
 async def test_a_host_whose_holder_is_revoked_is_done_without_and_reads_no_later_version(small, federation):
     settings = lasting(small)
     gone = "client/host-2"

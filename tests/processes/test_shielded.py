@@ -26,6 +26,9 @@ from coterie.wire.visit import Reply
 
 from .stores import rows
 
+of_the_clear_run = pytest.mark.xdist_group("shielded")
+"""Reads the fixture `clear`, which is trained once."""
+
 EPOCHS = 3
 DIM = 8
 
@@ -198,6 +201,7 @@ def clear(make, small):
     return run_of(make, one_window_an_epoch(small))
 
 
+@of_the_clear_run
 def test_a_run_learns_and_says_what_became_of_each_sum(clear):
     report, _ = clear
     purposes = [one["purpose"] for one in report["rounds"]]
@@ -210,6 +214,7 @@ def test_a_run_learns_and_says_what_became_of_each_sum(clear):
     assert report["visits"] >= 60 * EPOCHS
 
 
+@of_the_clear_run
 def test_masked_windows_come_to_the_same_within_quantisation(clear, make, small):
     report, items = run_of(make, one_window_an_epoch(small, "masked"))
     assert {tuple(one["seconds"])[:2] for one in report["rounds"]} == {("advertise", "share")}
@@ -217,6 +222,7 @@ def test_masked_windows_come_to_the_same_within_quantisation(clear, make, small)
     np.testing.assert_allclose(items, clear[1], atol=1e-3)
 
 
+@of_the_clear_run
 @pytest.mark.parametrize("secure_sum", ["clear", "masked"])
 async def test_owner_host_and_server_killed_within_an_epoch_lose_nothing_and_count_nothing_twice(
     make, small, clear, secure_sum
