@@ -10,6 +10,7 @@
 #   make docs                    write docs/configuration.md again from the models
 #   make bench                   ratios within one run:                   make bench ARGS="--only sealed --json FILE"
 #   make peers                   what some benchmarks compare with, in .venv-peers
+#   make prove                   what `make test` does with a few hundred cases, with all of them: soak, fuzz, simulations (slow)
 #   make soak                    100,000 schedules of rounds with faults (slow)
 #   make faults                  350 faults of machines and networks under a run in containers (slow); FAULTS and SEED say which
 #   make fuzz                    100,000 malformed and wrong messages to every RPC (slow); SEED names others
@@ -27,8 +28,10 @@ SEED ?= 5
 FAULTS ?= 350
 MESSAGES ?= 100000
 KERNEL ?= Haswell
+# Tests wait for services and clocks as much as they work: two at a time for each core.
+WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 4 ? 2 * cores : 8)))
 
-.PHONY: help setup run test test-kernels lint format proto docs bench peers soak faults fuzz tables audit manifests lock clean
+.PHONY: help setup run test test-kernels lint format proto docs bench peers prove soak faults fuzz tables audit manifests lock clean
 
 help:
 	@sed -n 's/^#  *\(make .*\)/\1/p' Makefile
@@ -53,7 +56,7 @@ ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
 else
 	@status=0; \
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 tests/unit tests/reference tests/simulation tests/integration || status=1; \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=40 tests/unit tests/reference tests/simulation tests/integration || status=1; \
 	$(BIN)/python -m pytest -n 4 --dist loadgroup --durations=40 tests/processes || status=1; \
 	$(BIN)/python -m pytest --durations=40 tests/browser tests/containers || status=1; \
 	exit $$status
@@ -96,6 +99,9 @@ peers:
 soak: setup
 	$(BIN)/python -m tests.simulation.rig --schedules 90000 --sum clear --found soak $(ARGS)
 	$(BIN)/python -m tests.simulation.rig --schedules 10000 --sum masked --found soak $(ARGS)
+
+prove: soak fuzz
+	COTERIE_FULL=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/simulation
 
 # Takes root, for disks that can be filled.
 faults: setup

@@ -84,13 +84,34 @@ class _Call:
             for key, value in await call.trailing_metadata() or ():
                 if key == SERVER_TIME_KEY:
                     server_ms = int(value) / 1e3
-        except (asyncio.CancelledError, GeneratorExit):
+        except asyncio.CancelledError:
+            if _deadline_passed(call):
+                raise _too_late() from None
             # Ended by ourselves, as every waiting call is when a process stops.
+            failed = False
+            raise
+        except GeneratorExit:
             failed = False
             raise
         finally:
             total_ms = (time.perf_counter() - started) * 1e3
             self._totals.finished(total_ms=total_ms, server_ms=server_ms, failed=failed)
+
+
+def _deadline_passed(call: Any) -> bool:
+    """Whether gRPC itself cancelled a call, because it was sending to one whose deadline had just passed.
+
+    The task is then told that it is cancelled, which nobody asked for: it would end without a word.
+    """
+    task = asyncio.current_task()
+    return task is not None and not task.cancelling() and call.time_remaining() == 0
+
+
+def _too_late() -> grpc.aio.AioRpcError:
+    nothing = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(
+        grpc.StatusCode.DEADLINE_EXCEEDED, nothing, nothing, details="Deadline Exceeded"
+    )
 
 
 Opener = Callable[[grpc.ChannelCredentials], grpc.aio.Channel]

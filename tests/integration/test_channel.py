@@ -1,4 +1,4 @@
-"""Channels over networks that are not loopback: slow, refused at first, and back after an interruption."""
+"""Channels over networks that are slow, refuse at first or come back; streams whose deadline is soon."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ import time
 import grpc
 
 from coterie.crypto.authority import logical_name
-from coterie.net.channel import connect
+from coterie.net.channel import Channel, connect
 from coterie.net.meter import Meter
 from coterie.net.retry import Retry
 from coterie.wire.v1.thirdparty_pb2 import LookupRequest
@@ -112,3 +112,42 @@ async def test_a_peer_that_comes_back_is_found_soon(third_party, certificates):
 
         await asyncio.wait_for(Retry(limit_s=SOON_S)(ask), SOON_S)
         assert set(refused) == {grpc.StatusCode.UNAVAILABLE}
+
+
+async def test_a_stream_that_comes_too_late_is_told_so_and_not_cancelled():
+    """gRPC cancels a call that it still sends to when the deadline passes; its caller would end without a word."""
+
+    async def count(requests, _):
+        return b"%d" % len([one async for one in requests])
+
+    class Counting(grpc.GenericRpcHandler):
+        def service(self, _):
+            return grpc.stream_unary_rpc_method_handler(count)
+
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((Counting(),))
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+
+    async def nothing():
+        await asyncio.sleep(0)
+        for part in ():
+            yield part
+
+    async def outcome(channel, timeout):
+        try:
+            return await channel.stream_unary("/a/b", bytes, bytes)(nothing(), timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+        except asyncio.CancelledError:
+            return "cancelled"
+
+    found = set()
+    for n in range(100):
+        channel = Channel(grpc.aio.insecure_channel(address), peer="peer", meter=Meter())
+        # From none at all to what is enough on a quiet machine.
+        found.update(await asyncio.gather(*(outcome(channel, n * 1e-4) for _ in range(10))))
+        await channel.close()
+    assert grpc.StatusCode.DEADLINE_EXCEEDED in found
+    assert found <= {grpc.StatusCode.DEADLINE_EXCEEDED, b"0"}
+    await server.stop(None)

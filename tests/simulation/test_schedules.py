@@ -1,7 +1,8 @@
-"""Two thousand schedules of rounds under faults; `make soak` runs many more."""
+"""Hundreds of schedules of rounds under faults; with `COTERIE_FULL` set thousands, and `make prove` runs many more."""
 
 import dataclasses
 import json
+import os
 import random
 from collections import Counter
 from pathlib import Path
@@ -14,34 +15,44 @@ from tests.simulation.rig.schedule import Found, Scenario, find, run
 from tests.simulation.rig.sums import KEYED, SUMS, halves, layout_of
 from tests.simulation.rig.world import PATIENCE_S, World
 
-CLEAR, MASKED, ENCRYPTED, SHARED, PART = 1600, 400, 200, 100, 100
+FULL = bool(os.environ.get("COTERIE_FULL"))
+COUNTS = (
+    {"clear": 1600, "masked": 400, "encrypted": 200, "shared-key": 200}
+    if FULL
+    else {"clear": 400, "masked": 100, "encrypted": 100, "shared-key": 100}
+)
+"""Schedules of each sum, the first ones of which are among `SOME`."""
+PART = 50
 FEW = {"clear": 60, "masked": 15, "encrypted": 10, "shared-key": 10}
 SOME = {"clear": 300, "masked": 60, "encrypted": 80, "shared-key": 80}
+"""Schedules of each sum that together meet every fault, and break rounds off at each step."""
 CORPUS = sorted((Path(__file__).parent / "found").glob("*.json"))
 
 
-def parts(secure_sum: str, count: int):
-    return [pytest.param(secure_sum, first, id=f"{secure_sum}-{first}") for first in range(0, count, PART)]
+def checked(seed: int, secure_sum: str):
+    """Run a schedule, in which every round is right or abandoned with a reason; return it, its watch, its faults."""
+    scenario = Scenario.drawn(seed, secure_sum)
+    faults = scenario.faults()
+    try:
+        return scenario, run(scenario, faults), faults
+    except Exception:
+        found = find(scenario)
+        assert found is not None, f"{scenario} failed once, and not again"
+        pytest.fail(f"{found}\nto keep as tests/simulation/found/NAME.json:\n{found.to_json()}")
 
 
-@pytest.mark.parametrize(
-    ("secure_sum", "first"),
-    [
-        *parts("clear", CLEAR),
-        *parts("masked", MASKED),
-        *parts("encrypted", ENCRYPTED),
-        *parts("shared-key", SHARED),
-    ],
-)
-def test_whatever_goes_wrong_every_round_is_right_or_abandoned_with_a_reason(secure_sum, first):
-    for seed in range(first, first + PART):
-        scenario = Scenario.drawn(seed, secure_sum)
-        try:
-            run(scenario, scenario.faults())
-        except Exception:
-            found = find(scenario)
-            assert found is not None, f"{scenario} failed once, and not again"
-            pytest.fail(f"{found}\nto keep as tests/simulation/found/NAME.json:\n{found.to_json()}")
+PARTS = [
+    pytest.param(secure_sum, range(first, min(first + PART, count)), id=f"{secure_sum}-{first}")
+    for secure_sum, count in COUNTS.items()
+    # Those before are checked where they are counted, below.
+    for first in range(SOME[secure_sum], count, PART)
+]
+
+
+@pytest.mark.parametrize(("secure_sum", "seeds"), PARTS)
+def test_whatever_goes_wrong_every_round_is_right_or_abandoned_with_a_reason(secure_sum, seeds):
+    for seed in seeds:
+        checked(seed, secure_sum)
 
 
 @pytest.mark.parametrize("secure_sum", SUMS)
@@ -133,12 +144,10 @@ _AT_DECRYPT = dict.fromkeys(
 
 
 @pytest.mark.parametrize(("secure_sum", "count"), SOME.items())
-def test_schedules_reach_what_they_are_for(secure_sum, count):
+def test_every_round_is_right_or_abandoned_and_schedules_reach_what_they_are_for(secure_sum, count):
     faults, refused, abandoned, partly = Counter(), Counter(), Counter(), 0
     for seed in range(count):
-        scenario = Scenario.drawn(seed, secure_sum)
-        drawn = scenario.faults()
-        watch = run(scenario, drawn)
+        scenario, watch, drawn = checked(seed, secure_sum)
         faults.update((fault.place.partition(" ")[0], fault.what) for fault in drawn.recorded)
         refused += watch.refusals
         abandoned.update(reason.partition(":")[0] for reason in watch.abandoned.values())

@@ -22,6 +22,8 @@ from coterie.evaluation import (
 from coterie.evaluation.holdout import TEST, TRAIN, VALIDATION
 from coterie.evaluation.leave_one_out import NO_ITEM, RANKED, as_if_own_kept, metric_names
 
+from ..other_metrics import ranx
+
 DATA = generate(SyntheticSpec(users=40, items=150, interactions=900))
 PART = leave_last_out(DATA).part
 
@@ -116,21 +118,22 @@ def test_negatives_that_are_listed_with_the_interactions_give_the_same_figures(
 
 
 def test_the_figures_equal_those_of_an_independent_library() -> None:
-    from ranx import Qrels, Run, evaluate
-
+    library = ranx()
     holdout = sampled()
     scores = np.random.default_rng(3).permutation(40 * 150).reshape(40, 150).astype(np.float32)
     measured = headline(holdout.measure(*from_table(scores)))
     seen = [set(DATA.item[DATA.user == user].tolist()) for user in range(40)]
     for prefix, held in (("", holdout.test), ("validation_", holdout.validation)):
-        relevant = Qrels({str(u): {str(held[u]): 1} for u in range(40)})
+        relevant = library.Qrels({str(u): {str(held[u]): 1} for u in range(40)})
         among = {
             "": [[*holdout.negatives[u].tolist(), held[u]] for u in range(40)],
             "_all": [[*(i for i in range(150) if i not in seen[u]), held[u]] for u in range(40)],
         }
         for ranking, candidates in among.items():
-            run = Run({str(u): {str(i): float(scores[u, i]) for i in candidates[u]} for u in range(40)})
-            theirs = evaluate(relevant, run, ["hit_rate@10", "ndcg@10"])
+            run = library.Run(
+                {str(u): {str(i): float(scores[u, i]) for i in candidates[u]} for u in range(40)}
+            )
+            theirs = library.evaluate(relevant, run, ["hit_rate@10", "ndcg@10"])
             assert measured[f"{prefix}hit_ratio{ranking}@10"] == pytest.approx(theirs["hit_rate@10"])
             assert measured[f"{prefix}ndcg{ranking}@10"] == pytest.approx(theirs["ndcg@10"])
 

@@ -9,6 +9,8 @@ from coterie.errors import RunError
 from coterie.evaluation import pair_loss, ranking
 from coterie.evaluation.metrics import descending
 
+from ..other_metrics import ranx
+
 
 def plainly(
     scores: np.ndarray, relevant: np.ndarray, candidates: np.ndarray, k: int
@@ -56,8 +58,7 @@ def test_every_metric_equals_its_definition_with_ties_and_gaps(data: st.DataObje
 
 
 def test_metrics_equal_those_of_an_independent_library() -> None:
-    from ranx import Qrels, Run, evaluate
-
+    library = ranx()
     rng = np.random.default_rng(5)
     users, items, k = 40, 120, 10
     # Distinct scores: how the library breaks ties is its own affair.
@@ -67,10 +68,12 @@ def test_metrics_equal_those_of_an_independent_library() -> None:
     relevant[np.arange(users), candidates.argmax(axis=1)] = True
     wanted = relevant & candidates
     names = [f"{user:02d}" for user in range(users)]  # their order by name is that of the rows
-    qrels = Qrels({name: {str(i): 1 for i in np.flatnonzero(wanted[u])} for u, name in enumerate(names)})
+    qrels = library.Qrels(
+        {name: {str(i): 1 for i in np.flatnonzero(wanted[u])} for u, name in enumerate(names)}
+    )
     ranked = [{str(i): float(scores[u, i]) for i in np.flatnonzero(candidates[u])} for u in range(users)]
-    run = Run(dict(zip(names, ranked, strict=True)))
-    theirs = evaluate(
+    run = library.Run(dict(zip(names, ranked, strict=True)))
+    theirs = library.evaluate(
         qrels,
         run,
         ["map@10", "ndcg@10", "precision@10", "recall@10", "hit_rate@10"],
