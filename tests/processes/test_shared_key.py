@@ -145,8 +145,11 @@ async def test_another_key_is_made_after_so_many_rounds_and_what_is_under_the_ol
         # Not those of a round from which the hosts went because this test stops them.
         reasons = [event.round.reason for event in running.events if event.HasField("round")]
         await running.stop()
+        warned = [
+            line for party in running.children for line in running.log(party) if line["level"] != "info"
+        ]
     assert epochs[:3] == [1, 2, 3]
-    assert [reason for reason in reasons if reason] == []
+    assert [reason for reason in reasons if reason] == [], warned
 
 
 @pytest.mark.long
