@@ -28,7 +28,7 @@ from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Contribution
 from coterie.studies.run_data import load, make_feed
 from coterie.systems.fedncf.mathematics import initial_private
-from coterie.systems.fedncf.sides import FedNcfPlan
+from coterie.systems.fedncf.settings import FedNcfSettings
 from coterie.systems.fedncf.study import attacks as round_attacks
 from coterie.systems.visibility import matrix, rows_of
 from coterie.wire.v1.orchestrator_pb2 import SubmitKind, SubmitRequest
@@ -216,7 +216,7 @@ def plant_item_lists(held):
 def plant_private_state(held):
     """Embeddings and the moments of their optimiser: as drawn, at each evaluation, and as they are at the end."""
     plan = held.running.plan()
-    learning = FedNcfPlan.from_json(plan.settings).learning
+    learning = FedNcfSettings.from_json(plan.settings)
     for host in held.running.parties("client"):
         names = names_at(held.running.feed, host)
         held.kit.rows("private_state", initial_private(learning, key_hash(names, 0)).embedding, {host})
@@ -236,7 +236,10 @@ def plant_private_state(held):
 def plant_contributions(held, of_users):
     """Each user's codes, the sums of each host, and in clear and masked what really left."""
     kit, purposes = held.kit, held.purposes
-    plan, n_items = FedNcfPlan.from_json(held.running.plan().settings), len(held.running.stores.item_keys())
+    plan, n_items = (
+        FedNcfSettings.from_json(held.running.plan().settings),
+        len(held.running.stores.item_keys()),
+    )
     trained = [number for number, purpose in purposes.items() if purpose is Purpose.TRAIN]
     for number, purpose in purposes.items():
         layout = plan.layout(purpose, n_items)
@@ -388,7 +391,7 @@ def test_a_host_sends_in_clear_the_sum_of_what_its_users_contribute(runs, of_use
 
 def test_the_sum_under_masks_is_that_of_what_users_contribute_in_clear(runs, of_users):
     held = runs("hosts, masked")
-    plan = FedNcfPlan.from_json(held.running.plan().settings)
+    plan = FedNcfSettings.from_json(held.running.plan().settings)
     n_items = len(held.running.stores.item_keys())
     # Read off the transcript of the COS, as the attacks do.
     views = round_attacks.views([held.running.cos.state / "transcript.bin"], held.running.plan(), n_items)

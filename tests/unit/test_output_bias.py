@@ -9,15 +9,15 @@ from coterie.config.run import RunSettings
 from coterie.rounds.sides import unnamed
 from coterie.studies.in_process import train_in_process
 from coterie.studies.run_data import load, make_feed
-from coterie.systems.fedncf.mathematics import FedNcfSettings, initial, published
+from coterie.systems.fedncf.mathematics import initial
 from coterie.systems.fedncf.networks import MODELS, Architecture, initial_network, log_odds
+from coterie.systems.fedncf.settings import FedNcfSettings, published
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_nothing_but_the_bias_of_the_output_begins_elsewhere(model):
-    architecture = Architecture(model)
-    zero = initial(FedNcfSettings(architecture, output_bias="zero"), 50, 1)
-    odds = initial(FedNcfSettings(architecture, negatives=5), 50, 1)
+    zero = initial(FedNcfSettings(model=model, output_bias="zero"), 50, 1)
+    odds = initial(FedNcfSettings(model=model, negatives=5), 50, 1)
     assert zero["network"][-1] == 0
     assert odds["network"][-1] == pytest.approx(math.log(1 / 5))
     assert np.array_equal(zero["network"][:-1], odds["network"][:-1])
