@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,15 +12,9 @@ from numpy.typing import NDArray
 from bench.rows import Row, in_turn, lower
 from coterie.secure_sum.contribution import Contribution
 from coterie.systems.fedncf.local_step import contribute, local_step
-from coterie.systems.fedncf.mathematics import (
-    FedNcfSettings,
-    initial,
-    initial_private,
-    layout,
-    published,
-    tuned,
-)
+from coterie.systems.fedncf.mathematics import initial, initial_private, layout
 from coterie.systems.fedncf.networks import Architecture
+from coterie.systems.fedncf.settings import FedNcfSettings, published, tuned
 
 _COHORT = 100
 
@@ -162,7 +155,8 @@ def rows(data: Path | None = None) -> Iterator[Row]:
     keys = list(range(_COHORT))
     for model in ("neumf", "gmf", "mlp"):
         base = tuned(model)
-        ways = {"one step": base, "batches of 64": replace(base, batch_size=64, local_rate=0.01)}
+        batches = base.model_copy(update={"batch_size": 64, "local_rate": 0.01})
+        ways = {"one step": base, "batches of 64": batches}
         if model == "neumf":
             ways["as the paper prints it"] = published(model)
         for name, settings in ways.items():

@@ -22,9 +22,8 @@ from coterie.systems.fcf.host import FcfPlan
 from coterie.systems.fcf.mathematics import FcfSettings
 from coterie.systems.fedmf.mathematics import FedMfSettings, printed
 from coterie.systems.fedmf.server import FedMfPlan
-from coterie.systems.fedncf.mathematics import FedNcfSettings, published, tuned
 from coterie.systems.fedncf.networks import MODELS
-from coterie.systems.fedncf.sides import FedNcfPlan
+from coterie.systems.fedncf.settings import FedNcfSettings, published, tuned
 from coterie.systems.registry import host_side, server_side
 from coterie.systems.shared.factor_server import MvmfPlan
 from coterie.systems.shared.factors import PRESETS, MvmfSettings
@@ -39,7 +38,7 @@ ASKED = ((Purpose.TRAIN, 1), (Purpose.EVALUATE, 2), (Purpose.TRAIN, 3))
 
 
 def _ncf(learning: FedNcfSettings, **changes: object) -> tuple[str, str]:
-    return "fedncf", FedNcfPlan(dataclasses.replace(learning, **changes), min_touch=1).to_json()
+    return "fedncf", learning.model_copy(update={**changes, "min_touch": 1}).to_json()
 
 
 def _mvmf(learning: MvmfSettings, attributes: Sequence[str] = (), **changes: object) -> tuple[str, str]:

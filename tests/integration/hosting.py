@@ -10,9 +10,7 @@ import time
 import numpy as np
 
 from coterie.parties.party import Member
-from coterie.systems.fedncf.mathematics import FedNcfSettings
-from coterie.systems.fedncf.networks import Architecture
-from coterie.systems.fedncf.sides import FedNcfPlan
+from coterie.systems.fedncf.settings import FedNcfSettings
 from coterie.wire.v1 import client_pb2 as agent_wire
 from coterie.wire.v1 import operator_pb2 as operating
 from coterie.wire.v1 import orchestrator_pb2 as wire
@@ -21,7 +19,7 @@ from coterie.wire.v1.client_pb2_grpc import UserAgentStub
 SOON_S = 60.0
 ITEMS = [f"item-{n:02}" for n in range(12)]
 NAMES = [f"user-{n}" for n in range(5)]
-SETTINGS = FedNcfPlan(FedNcfSettings(architecture=Architecture(model="neumf", dim=4)), min_touch=1)
+SETTINGS = FedNcfSettings(model="neumf", dim=4, min_touch=1)
 SEED = 11
 """Of users whose validation items rank higher after training."""
 

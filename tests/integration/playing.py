@@ -16,9 +16,8 @@ from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.masked_member import MaskedMember
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Step
-from coterie.systems.fedncf.mathematics import FedNcfSettings
-from coterie.systems.fedncf.networks import Architecture
-from coterie.systems.fedncf.sides import FedNcfPlan
+from coterie.systems.fedncf.purposes import layout_of
+from coterie.systems.fedncf.settings import FedNcfSettings
 from coterie.wire.chunks import split
 from coterie.wire.refusal import Refusal, reason_name
 from coterie.wire.v1 import operator_pb2 as operating
@@ -39,7 +38,7 @@ STEPS = {
     wire.RoundStep.ROUND_STEP_CONFIRM: (Step.CONFIRM, wire.SubmitKind.SUBMIT_KIND_CONFIRMATION),
     wire.RoundStep.ROUND_STEP_UNMASK: (Step.UNMASK, wire.SubmitKind.SUBMIT_KIND_UNMASKING),
 }
-SETTINGS = FedNcfPlan(FedNcfSettings(architecture=Architecture(model="gmf", dim=3)), min_touch=1)
+SETTINGS = FedNcfSettings(model="gmf", dim=3, min_touch=1)
 
 
 class Host:
@@ -92,12 +91,13 @@ class Host:
 
     def codes(self, plan, slots):
         settings = self.world.settings
-        dim = settings.learning.architecture.dim
-        contribution = Contribution(settings.layout(Purpose(plan.purpose), len(ITEMS)))
+        contribution = Contribution(layout_of(settings, Purpose(plan.purpose), len(ITEMS)))
         rng = np.random.default_rng(0)
         for slot in slots:
             if plan.purpose == "train":
-                contribution.add("items", np.full((1, dim), 0.1 * (slot + 1)), rng, rows=np.array([0]))
+                contribution.add(
+                    "items", np.full((1, settings.width), 0.1 * (slot + 1)), rng, rows=np.array([0])
+                )
                 contribution.add("instances", np.array(2.0), rng)
             elif plan.purpose == "supports":
                 contribution.add("supports", np.ones(3), rng, rows=np.arange(3))

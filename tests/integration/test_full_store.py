@@ -13,16 +13,15 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from coterie.errors import CoterieError
 from coterie.secure_sum.protocol import Step
 from coterie.store.room import MARGIN
-from coterie.systems.fedncf.mathematics import FedNcfSettings
-from coterie.systems.fedncf.networks import Architecture
-from coterie.systems.fedncf.sides import FedNcfPlan
+from coterie.systems.fedncf.settings import FedNcfSettings
 from coterie.wire.v1 import operator_pb2 as operating
 from coterie.wire.v1 import orchestrator_pb2 as wire
 
 from ..volumes import fill, small_volume
 from .playing import ITEMS, SOON_S, STEPS, World
 
-LARGE = FedNcfPlan(FedNcfSettings(architecture=Architecture(model="gmf", dim=2048)), min_touch=1)
+LARGE = FedNcfSettings(model="neumf", dim=1024, mlp_embedding=1024, layers=(1,), min_touch=1)
+"""Rows of 2048 values, 1024 for each part of the model."""
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +130,7 @@ async def test_a_cos_with_room_for_rows_only_stays_refusing_until_a_version_fits
         for host in (left, right):
             await host.answer(await host.task(wire.TaskKind.TASK_KIND_ROUND))
     tasks = [await host.task(wire.TaskKind.TASK_KIND_ROUND) for host in (left, right)]
-    size = len(ITEMS) * LARGE.learning.architecture.dim * 4
+    size = len(ITEMS) * LARGE.width * 4
     ballast = await asyncio.to_thread(fill, full_cos.state)
     for host, task in zip((left, right), tasks, strict=True):
         await host.answer(task)

@@ -10,6 +10,7 @@ from coterie.parties.party import Member
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.protocol import Step
+from coterie.systems.fedncf.purposes import layout_of
 from coterie.wire.v1 import operator_pb2 as operating
 from coterie.wire.v1 import orchestrator_pb2 as wire
 
@@ -42,8 +43,8 @@ LIES = [
 """What the host is told, the steps in which anything leaves it all the same, and what its users read."""
 
 
-def layout_of(purpose):
-    return SETTINGS.layout(Purpose(purpose), len(ITEMS))
+def sum_layout(purpose):
+    return layout_of(SETTINGS, Purpose(purpose), len(ITEMS))
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def under_a_liar(calls, third_party, start_member, certificates, tmp_path, cos):
             tmp_path / "liar",
             lambda: calls.Enrolled.of(started[0]),
             others,
-            layout_of,
+            sum_layout,
             lie,
         )
         async with liar.serving():

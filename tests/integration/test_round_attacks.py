@@ -14,7 +14,8 @@ from coterie.privacy.attacks.rounds import RoundView
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.protocol import Step
-from coterie.systems.fedncf.study import attacks as round_attacks
+from coterie.systems.fedncf.purposes import layout_of
+from coterie.systems.fedncf.study import attacks
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
 
@@ -123,7 +124,7 @@ async def test_the_views_of_a_replayed_transcript_are_the_sums_that_were_formed(
 
     summed = {one["round"]: one for one in report["rounds"] if one["purpose"] != "evaluate"}
     assert not any(one["reason"] for one in summed.values())
-    views = list(round_attacks.views(sorted(cos.state.glob("transcript*.bin")), plan, len(ITEMS)))
+    views = list(attacks.views(sorted(cos.state.glob("transcript*.bin")), plan, len(ITEMS)))
     # One host left a round before it submitted; another time it left afterwards, and is in the sum.
     assert [one["summed"] for one in summed.values()] == [15, 15, 12, 15]
     if secure_sum == "clear":
@@ -185,7 +186,7 @@ def expected_sum(run, purpose, slots):
     """Return what the played hosts contribute for some slots, summed and decoded."""
     host = next(iter(run.hosts.values()))
     codes = sum(host.codes(Purposed(purpose), [int(slot)]) for slot in slots).astype(np.uint32)
-    return SETTINGS.layout(Purpose(purpose), len(ITEMS)).decode(codes, len(slots))
+    return layout_of(SETTINGS, Purpose(purpose), len(ITEMS)).decode(codes, len(slots))
 
 
 class Purposed:

@@ -11,9 +11,7 @@ import pytest
 from coterie.secure_sum.clear import ClearMember
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.protocol import Step
-from coterie.systems.fedncf.mathematics import FedNcfSettings
-from coterie.systems.fedncf.networks import Architecture
-from coterie.systems.fedncf.sides import FedNcfPlan
+from coterie.systems.fedncf.settings import FedNcfSettings
 from coterie.wire.v1 import operator_pb2 as operating
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1 import rounds_pb2
@@ -263,9 +261,9 @@ async def test_a_local_step_that_diverges_sends_nothing_and_says_so(
     calls, third_party, start_member, certificates, tmp_path, cos
 ):
     run = hosting.World(calls, third_party, start_member, certificates, tmp_path, cos)
-    learning = FedNcfSettings(architecture=Architecture(model="gmf", dim=3), local_rate=3e38)
+    settings = FedNcfSettings(model="gmf", dim=3, local_rate=3e38, min_touch=1)
     # Nobody waits out the hour that a step may take: the host says that nothing comes.
-    await run.begin(settings=FedNcfPlan(learning, min_touch=1))
+    await run.begin(settings=settings)
     host = await asyncio.to_thread(run.host)
     report = await run.over()
     # Whoever cannot train can still be measured.

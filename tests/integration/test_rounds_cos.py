@@ -62,9 +62,9 @@ async def test_a_run_goes_through_supports_evaluations_and_training_to_its_end(w
 async def test_the_model_moves_by_the_sum_of_all_contributions(world, secure_sum, per_user):
     run = await world(secure_sum=secure_sum, per_user=per_user).begin("left", "right", passes=1)
     await asyncio.gather(*(host.play() for host in run.hosts.values()))
-    before, after = initial(SETTINGS.learning, len(ITEMS), 7), await run.model(1)
+    before, after = initial(SETTINGS, len(ITEMS), 7), await run.model(1)
     # Every user moved item 0; the first step of Adam is as long as its rate, whatever the gradient.
-    assert np.allclose(after["items"][0] - before["items"][0], SETTINGS.learning.server.rate, rtol=1e-3)
+    assert np.allclose(after["items"][0] - before["items"][0], SETTINGS.server_rate, rtol=1e-3)
     assert np.array_equal(after["items"][1:], before["items"][1:])
 
 

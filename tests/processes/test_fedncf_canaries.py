@@ -26,8 +26,9 @@ from coterie.privacy.visibility import Audit, observed
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Contribution
 from coterie.systems.fedncf.mathematics import initial_private
-from coterie.systems.fedncf.sides import FedNcfPlan
-from coterie.systems.fedncf.study import attacks as round_attacks
+from coterie.systems.fedncf.purposes import layout_of
+from coterie.systems.fedncf.settings import FedNcfSettings
+from coterie.systems.fedncf.study import attacks
 from coterie.systems.visibility import matrix, rows_of
 from coterie.wire.v1.orchestrator_pb2 import SubmitKind, SubmitRequest
 from coterie.wire.v1.rounds_pb2 import SealedModel, SummedVector
@@ -172,11 +173,10 @@ def plant_item_lists(held):
 
 def plant_private_state(held):
     """Embeddings and the moments of their optimiser: as drawn, at each evaluation, and as they are at the end."""
-    plan = held.running.plan()
-    learning = FedNcfPlan.from_json(plan.settings).learning
+    settings = FedNcfSettings.from_json(held.running.plan().settings)
     for host in held.running.parties("client"):
         names = names_at(held.running.feed, host)
-        held.kit.rows("private_state", initial_private(learning, key_hash(names, 0)).embedding, {host})
+        held.kit.rows("private_state", initial_private(settings, key_hash(names, 0)).embedding, {host})
         planted = 0
         for path in (held.running.children[host].state / "private").glob("*.npy"):
             if path.stem.endswith(("embedding", "first", "second")):
@@ -193,10 +193,11 @@ def plant_private_state(held):
 def plant_contributions(held, of_users):
     """Each user's codes, the sums of each host, and in clear and masked what really left."""
     kit, purposes = held.kit, held.purposes
-    plan, n_items = FedNcfPlan.from_json(held.running.plan().settings), len(held.running.stores.item_keys())
+    settings = FedNcfSettings.from_json(held.running.plan().settings)
+    n_items = len(held.running.stores.item_keys())
     trained = [number for number, purpose in purposes.items() if purpose is Purpose.TRAIN]
     for number, purpose in purposes.items():
-        layout = plan.layout(purpose, n_items)
+        layout = layout_of(settings, purpose, n_items)
         by_name = {name: codes for (round_, name), codes in of_users.items() if round_ == number}
         same_purpose = [
             (name, codes) for (round_, name), codes in of_users.items() if purposes[round_] is purpose
@@ -345,15 +346,15 @@ def test_a_host_sends_in_clear_the_sum_of_what_its_users_contribute(runs, of_use
 
 def test_the_sum_under_masks_is_that_of_what_users_contribute_in_clear(runs, of_users):
     held = runs("hosts, masked")
-    plan = FedNcfPlan.from_json(held.running.plan().settings)
+    settings = FedNcfSettings.from_json(held.running.plan().settings)
     n_items = len(held.running.stores.item_keys())
     # Read off the transcript of the COS, as the attacks do.
-    views = round_attacks.views([held.running.cos.state / "transcript.bin"], held.running.plan(), n_items)
+    views = attacks.views([held.running.cos.state / "transcript.bin"], held.running.plan(), n_items)
     revealed = [number for number, purpose in held.purposes.items() if purpose is not Purpose.EVALUATE]
     for number, view in zip(revealed, views, strict=True):
         codes = sum(codes for (round_, _), codes in of_users.items() if round_ == number)
         purpose = held.purposes[number]
-        total = plan.layout(purpose, n_items).decode(codes.astype(np.uint32), sum(USERS_AT))
+        total = layout_of(settings, purpose, n_items).decode(codes.astype(np.uint32), sum(USERS_AT))
         assert len(view.slots) == sum(USERS_AT)
         if purpose is Purpose.SUPPORTS:
             assert np.array_equal(view.touched, total["supports"])

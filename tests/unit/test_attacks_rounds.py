@@ -16,11 +16,10 @@ from coterie.privacy.attacks.inversion import Judged, invert, judge
 from coterie.privacy.attacks.rounds import RoundView, known_slots, view_of_sum
 from coterie.privacy.attacks.scoring import Truth, mean_auc
 from coterie.secure_sum.contribution import Contribution
-from coterie.systems.fedncf import mathematics as fedncf
-from coterie.systems.fedncf import networks as ncf
+from coterie.systems.fedncf import mathematics, networks
 from coterie.systems.fedncf.local_step import UserUpdate, contribute, local_step
-from coterie.systems.fedncf.mathematics import FedNcfSettings
 from coterie.systems.fedncf.networks import Architecture
+from coterie.systems.fedncf.settings import FedNcfSettings
 
 Ids = npt.NDArray[np.int64]
 
@@ -43,11 +42,11 @@ class Federation:
     def __init__(self, truth: Truth, *, touch: str = "exact") -> None:
         self.truth = truth
         # Users' embeddings start as large as they soon become, so that few rounds do.
-        self.settings = FedNcfSettings(Architecture(model="gmf"), touch=touch, user_bound=0.5)
-        self.model = fedncf.initial(self.settings, truth.n_items, seed=1)
-        self.state = fedncf.initial_server_state(self.settings, self.model)
-        self.private = fedncf.initial_private(self.settings, range(truth.n_users))
-        self.layout = fedncf.layout(self.settings, truth.n_items)
+        self.settings = FedNcfSettings(model="gmf", touch=touch, user_bound=0.5, server_rate=0.01)
+        self.model = mathematics.initial(self.settings, truth.n_items, seed=1)
+        self.state = mathematics.initial_server_state(self.settings, self.model)
+        self.private = mathematics.initial_private(self.settings, range(truth.n_users))
+        self.layout = mathematics.layout(self.settings, truth.n_items)
         self.version = 0
         self.drawn = 0
 
@@ -84,7 +83,7 @@ class Federation:
         view = view_of_sum(self.layout, codes, cohort, self.version)
         if keep:
             sums = self.layout.decode(codes, len(cohort))
-            self.model, self.state = fedncf.apply(
+            self.model, self.state = mathematics.apply(
                 self.model, self.state, sums, self.settings, users=len(cohort)
             )
             self.version += 1
@@ -345,7 +344,7 @@ class Batch:
         rng = np.random.default_rng(seed)
         self.known = np.random.default_rng(0)
         self.rows = self.known.normal(0, 0.4, (items, self.architecture.width)).astype(np.float32)
-        self.network = ncf.initial_network(self.architecture, self.known)
+        self.network = networks.initial_network(self.architecture, self.known)
         self.items = np.sort(rng.choice(items, size, replace=False))
         self.labels = np.zeros(size)
         self.labels[rng.choice(size, max(size // 5, 1), replace=False)] = 1
@@ -357,7 +356,7 @@ class Batch:
         n = len(items)
         rows = np.ones((1, self.architecture.width + 1, n))
         rows[0, :-1] = self.rows[items].T
-        found = ncf.gradients(
+        found = networks.gradients(
             self.architecture,
             np.asarray(user, np.float32)[None, :, None],
             rows.astype(np.float32),

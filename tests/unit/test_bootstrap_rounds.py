@@ -22,7 +22,7 @@ from coterie.errors import ConfigError
 from coterie.launch.bootstrap import bootstrap, held_order
 from coterie.launch.order import Order
 from coterie.studies.run_data import load, make_feed
-from coterie.systems.fedncf.sides import FedNcfPlan
+from coterie.systems.fedncf.settings import FedNcfSettings
 from coterie.systems.shared.factor_server import MvmfPlan
 from coterie.wire.v1.orchestrator_pb2 import RoundsPlan, RunPlan
 
@@ -118,7 +118,7 @@ def test_the_operator_asks_for_the_run_as_the_file_has_it(laid_out: tuple[Path, 
     assert held is not None
     request = held.request()
     assert (request.expect_owners, request.expect_users) == (1, 50)
-    assert FedNcfPlan.from_json(request.plan.settings) == order.settings.fedncf.plan()
+    assert FedNcfSettings.from_json(request.plan.settings) == order.settings.fedncf
     assert request.plan.rounds.min_cohort == 15
     assert request == order.request()
     assert held.protection["sum"] == "masked"

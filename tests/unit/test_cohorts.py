@@ -10,7 +10,7 @@ from coterie.config.run import RunSettings
 from coterie.errors import ConfigError
 from coterie.studies.protection import fragile, protection, require_cohorts
 from coterie.studies.run_plan import rounds_plan, run_plan
-from coterie.systems.fedncf.sides import FedNcfPlan
+from coterie.systems.fedncf.settings import FedNcfSettings
 from coterie.wire.v1.orchestrator_pb2 import CohortKind
 
 ROUNDS = {
@@ -80,7 +80,7 @@ def test_the_plan_of_a_run_in_rounds_carries_the_learning_as_its_peers_read_it()
     )
     plan = run_plan(given, run_id="a-run", seed=5)
     assert (plan.system, plan.form, plan.secure_sum, plan.seed) == ("fedncf", "users", "masked", 5)
-    assert FedNcfPlan.from_json(plan.settings) == given.fedncf.plan()
+    assert FedNcfSettings.from_json(plan.settings) == given.fedncf
     assert plan.rounds == rounds_plan(given.rounds, 5)
     assert plan.dim == plan.theta == plan.epochs == 0
 

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "extending" / "popular.py"
 PAGE = ROOT / "docs" / "extending.md"
 SETTINGS = {
-    "fedncf": RunSettings(system="fedncf").fedncf.plan().to_json(),
+    "fedncf": RunSettings(system="fedncf").fedncf.to_json(),
     "fedmvmf": MvmfPlan(MvmfSettings()).to_json(),
     "fedmf": RunSettings(system="fedmf").fedmf.plan().to_json(),
     "fcf": FcfOptions(factors=8).plan().to_json(),

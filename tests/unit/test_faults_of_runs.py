@@ -16,9 +16,7 @@ from coterie.crypto.authority import PeerIdentity
 from coterie.net import server
 from coterie.store import cos as store
 from coterie.store.engine import Term, Writer, open_sqlite
-from coterie.systems.fedncf.mathematics import FedNcfSettings
-from coterie.systems.fedncf.networks import Architecture
-from coterie.systems.fedncf.sides import FedNcfPlan
+from coterie.systems.fedncf.settings import FedNcfSettings
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.chunks import CHUNK_BYTES
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -27,7 +25,7 @@ from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
 
 PEER = PeerIdentity("client", "here", b"f" * 32)
-SETTINGS = FedNcfPlan(FedNcfSettings(architecture=Architecture(model="gmf", dim=3)), min_touch=1)
+SETTINGS = FedNcfSettings(model="gmf", dim=3, min_touch=1)
 MOST = 10
 
 

@@ -1,18 +1,18 @@
 """FedNCF: the local step of many users, contributions, and what the orchestrator makes of their sum."""
 
-from dataclasses import replace
+import json
+from typing import get_args
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from coterie.errors import ConfigError, DataError
 from coterie.secure_sum.contribution import Contribution, Segment
 from coterie.systems.fedncf.local_step import _draw, contribute, local_step
 from coterie.systems.fedncf.mathematics import (
-    AGGREGATIONS,
-    FedNcfSettings,
     apply,
     balance,
     expected_touches,
@@ -20,12 +20,10 @@ from coterie.systems.fedncf.mathematics import (
     initial_private,
     initial_server_state,
     layout,
-    published,
     scores,
-    tuned,
 )
 from coterie.systems.fedncf.networks import MODELS, Architecture
-from coterie.systems.shared.optimisers import ServerOptimiser
+from coterie.systems.fedncf.settings import Aggregation, FedNcfSettings, published, tuned
 
 ITEMS = 60
 SMALL = {"dim": 3, "mlp_embedding": 4, "layers": (6, 5)}
@@ -38,7 +36,7 @@ def histories(sizes=(3, 30, 9, 1, 14, 22), seed=0):
 
 
 def make(model="neumf", **options):
-    return FedNcfSettings(architecture=Architecture(model, **SMALL), **options)
+    return FedNcfSettings(model=model, **SMALL, **options)
 
 
 def train(options, *, keys=KEYS, data=None, private=None, round_=3, model=None, **more):
@@ -191,7 +189,9 @@ def test_rows_of_closed_items_stay_and_everything_else_is_as_if_they_were_open(w
 @pytest.mark.parametrize("way", ["one step", "batches"])
 def test_the_balance_changes_what_negatives_add_to_rows_and_nothing_else(way):
     options = make(**{**WAYS[way], "local_epochs": 1, "batch_size": 0 if way == "one step" else 1000})
-    options = options if way == "one step" else replace(options, proximal=1e-30)  # the other code
+    options = (
+        options if way == "one step" else options.model_copy(update={"proximal": 1e-30})
+    )  # the other code
     weights = np.linspace(1, 3, ITEMS).astype(np.float32)
     data = histories()
     for plain, weighed in zip(train(options), train(options, balance=weights), strict=True):
@@ -224,7 +224,7 @@ def test_users_without_anything_to_learn_from_send_zeros_and_keep_what_they_have
     sums = contribution.layout.decode(contribution.codes(), 2)
     assert not any(value.any() for value in sums.values())
     model = initial(options, ITEMS, 1)
-    plain = replace(options, server=ServerOptimiser("fedavg"))
+    plain = options.model_copy(update={"server_optimiser": "fedavg"})
     moved, _ = apply(model, {}, sums, plain, users=2)
     for name, value in model.items():
         np.testing.assert_array_equal(moved[name], value)
@@ -285,10 +285,10 @@ def summed(options, updates):
     return contribution.layout.decode(contribution.codes(), len(updates))
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("aggregation", get_args(Aggregation))
 def test_each_aggregation_is_what_the_papers_say(aggregation):
     options = make(
-        aggregation=aggregation, touch="exact", server=ServerOptimiser("fedavg"), bits=24, n_cap=200,
+        aggregation=aggregation, touch="exact", server_optimiser="fedavg", bits=24, n_cap=200,
         local_epochs=2, local_rate=0.1, row_bound=0.5, network_bound=0.5,
     )  # fmt: skip
     updates = train(options)
@@ -302,7 +302,7 @@ def test_each_aggregation_is_what_the_papers_say(aggregation):
 
 
 def test_rows_that_nobody_touched_keep_their_value():
-    options = make(touch="exact", negatives=1, server=ServerOptimiser("fedavg"))
+    options = make(touch="exact", negatives=1, server_optimiser="fedavg")
     updates = train(options, keys=[1], data=[np.array([3, 4])])
     model = initial(options, ITEMS, 1)
     moved, _ = apply(model, {}, summed(options, updates), options, users=1)
@@ -313,7 +313,7 @@ def test_rows_that_nobody_touched_keep_their_value():
 
 
 def test_without_counts_rows_are_divided_by_what_is_expected_or_left_to_the_optimiser():
-    options = make(touch="once", server=ServerOptimiser("fedavg"), bits=24)
+    options = make(touch="once", server_optimiser="fedavg", bits=24)
     updates = train(options)
     sums = summed(options, updates)
     assert "touched" not in sums
@@ -324,7 +324,7 @@ def test_without_counts_rows_are_divided_by_what_is_expected_or_left_to_the_opti
     np.testing.assert_allclose(moved["items"] - model["items"], by_count, atol=1e-6)
     with pytest.raises(ConfigError, match="expected touch counts"):
         apply(model, {}, sums, options, users=6)
-    adaptive = replace(options, server=ServerOptimiser("fedadam"))
+    adaptive = options.model_copy(update={"server_optimiser": "fedadam"})
     start = initial_server_state(adaptive, model)
     free, _ = apply(model, start, sums, adaptive, users=6)
     counted, _ = apply(model, start, sums, adaptive, users=6, expected=expected)
@@ -332,7 +332,7 @@ def test_without_counts_rows_are_divided_by_what_is_expected_or_left_to_the_opti
 
 
 def test_the_cap_bounds_a_participants_weight():
-    options = make(n_cap=20, server=ServerOptimiser("fedavg"))
+    options = make(n_cap=20, server_optimiser="fedavg")
     sums = summed(options, train(options))
     sizes = [5 * len(each) for each in histories()]
     assert sums["instances"] == sum(min(size, 20) for size in sizes)
@@ -368,7 +368,7 @@ def test_scaffold_keeps_a_control_variate_with_the_participant_and_its_mean_with
         local_rate=0.1,
         bits=24,
         touch="exact",
-        server=ServerOptimiser("fedavg"),
+        server_optimiser="fedavg",
     )
     model, private = initial(options, ITEMS, 1), initial_private(options, KEYS)
     for round_ in range(2):
@@ -418,7 +418,7 @@ def test_a_layout_ends_with_the_segments_of_the_caller():
 
 
 def test_federated_training_learns_to_rank():
-    options = make("gmf", touch="once", server=ServerOptimiser("fedadam", rate=0.05), row_bound=20.0)
+    options = make("gmf", touch="once", server_optimiser="fedadam", server_rate=0.05, row_bound=20.0)
     # Two camps: each likes half of the items.
     rng = np.random.default_rng(0)
     data = [rng.choice(30, 12, replace=False) + 30 * (u % 2) for u in range(40)]
@@ -446,7 +446,7 @@ def test_the_settings_that_are_offered_send_changes_within_their_bounds(make_set
     assert options.architecture.width == Architecture(model).width
     # A network whose output begins where it ends changes little at first.
     for output_bias, changed in (("log-odds", ("items",)), ("zero", ("items", "network"))):
-        shared = initial(replace(options, output_bias=output_bias), ITEMS, 1)
+        shared = initial(options.model_copy(update={"output_bias": output_bias}), ITEMS, 1)
         contribution = Contribution(layout(options, ITEMS))
         for update in train(options, model=shared):
             contribute(update, contribution, options)
@@ -456,7 +456,7 @@ def test_the_settings_that_are_offered_send_changes_within_their_bounds(make_set
         # More than rounding: the changes are large beside the steps of the codes.
         for name in changed:
             assert np.abs(sums[name]).max() > 100 * contribution.layout[name].step
-    with pytest.raises(ConfigError):
+    with pytest.raises(ValidationError, match="model"):
         make_settings("svd")
 
 
@@ -466,9 +466,52 @@ def test_the_settings_that_are_offered_send_changes_within_their_bounds(make_set
         {"aggregation": "median"}, {"touch": "never"}, {"local_optimiser": "lion"}, {"negatives": 0},
         {"local_epochs": 0}, {"batch_size": -1}, {"local_rate": float("nan")}, {"proximal": -1.0},
         {"decay": 0.0}, {"bits": 4}, {"n_cap": 0}, {"output_bias": "one"},
-        {"scaffold": True, "local_optimiser": "adam"},
+        {"server_optimiser": "lion"}, {"private_optimiser": "lion"}, {"server_beta1": 1.0}, {"layers": ()},
+        {"layers": (4, 0)}, {"dim": 0}, {"scaffold": True, "local_optimiser": "adam"}, {"median": True},
+        *(
+            {name: value}
+            for name in ("local_rate", "private_rate", "server_rate", "server_tau", "row_bound", "network_bound",
+                         "user_bound", "proximal", "decay")
+            for value in (float("nan"), float("inf"), -1.0)
+        ),
+        *(
+            {name: 0.0}
+            for name in ("local_rate", "private_rate", "server_rate", "server_tau", "row_bound", "network_bound",
+                         "user_bound")
+        ),
     ],
 )  # fmt: skip
-def test_settings_out_of_range_are_refused(wrong):
-    with pytest.raises(ConfigError):
-        make(**wrong)
+def test_settings_out_of_range_are_refused_in_python_and_in_a_plan(wrong):
+    given = {**make().model_dump(), **wrong}
+    with pytest.raises(ValidationError):
+        FedNcfSettings(**given)
+    with pytest.raises(ConfigError, match=r"the settings of the plan are not of FedNcfSettings"):
+        FedNcfSettings.from_json(json.dumps(given))
+
+
+def test_a_size_that_is_out_of_range_and_settings_that_do_not_go_together_are_named():
+    with pytest.raises(ValidationError, match=r"layers \(4, 0\)"):
+        FedNcfSettings(layers=(4, 0))
+    with pytest.raises(ConfigError, match=r"scaffold needs local_optimiser 'sgd'; it is 'adam'"):
+        FedNcfSettings.from_json('{"scaffold":true,"local_optimiser":"adam"}')
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"learning":{}}', '{"dim":"12"}', '{"scaffold":1}'])
+def test_a_plan_with_other_settings_is_refused(text):
+    with pytest.raises(ConfigError, match="the settings of the plan are not of FedNcfSettings"):
+        FedNcfSettings.from_json(text)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("make_settings", [tuned, published])
+def test_a_plan_carries_every_setting(make_settings, model):
+    settings = make_settings(model)
+    assert FedNcfSettings.from_json(settings.to_json()) == settings
+    assert json.loads(settings.to_json()).keys() == FedNcfSettings.model_fields.keys()
+
+
+def test_network_and_optimiser_follow_the_settings_of_a_copy():
+    settings = make("gmf")
+    assert settings.architecture.width == 3
+    changed = settings.model_copy(update={"dim": 5, "server_optimiser": "fedyogi"})
+    assert (changed.architecture.width, changed.server.name) == (5, "fedyogi")

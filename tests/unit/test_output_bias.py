@@ -9,15 +9,15 @@ from coterie.config.run import RunSettings
 from coterie.rounds.sides import unnamed
 from coterie.studies.in_process import train_in_process
 from coterie.studies.run_data import load, make_feed
-from coterie.systems.fedncf.mathematics import FedNcfSettings, initial, published
+from coterie.systems.fedncf.mathematics import initial
 from coterie.systems.fedncf.networks import MODELS, Architecture, gradients, initial_network, log_odds
+from coterie.systems.fedncf.settings import FedNcfSettings, published
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_nothing_but_the_bias_of_the_output_begins_elsewhere(model):
-    architecture = Architecture(model)
-    zero = initial(FedNcfSettings(architecture, output_bias="zero"), 50, 1)
-    odds = initial(FedNcfSettings(architecture, negatives=5), 50, 1)
+    zero = initial(FedNcfSettings(model=model, output_bias="zero"), 50, 1)
+    odds = initial(FedNcfSettings(model=model, negatives=5), 50, 1)
     assert zero["network"][-1] == 0
     assert odds["network"][-1] == pytest.approx(math.log(1 / 5))
     assert np.array_equal(zero["network"][:-1], odds["network"][:-1])
@@ -36,7 +36,7 @@ def test_the_first_step_pushes_every_score_down_from_zero_and_none_from_log_odds
     """The derivative of the mean loss by the output's bias is the mean of predictions less that of labels."""
     pushes = {}
     for output_bias in ("zero", "log-odds"):
-        settings = FedNcfSettings(Architecture(model), output_bias=output_bias)
+        settings = FedNcfSettings(model=model, output_bias=output_bias)
         shared, n = initial(settings, 50, 1), 50
         rows = np.ones((1, settings.architecture.width + 1, n), np.float32)
         rows[0, :-1] = shared["items"].T

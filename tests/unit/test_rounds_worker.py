@@ -28,9 +28,9 @@ from coterie.secure_sum.clear import ClearServer
 from coterie.secure_sum.plan import SumPlan
 from coterie.store import client as store
 from coterie.store.engine import Writer, open_sqlite
-from coterie.systems.fedncf.mathematics import FedNcfSettings, initial
-from coterie.systems.fedncf.networks import Architecture
-from coterie.systems.fedncf.sides import FedNcfPlan, FedNcfServer
+from coterie.systems.fedncf.mathematics import initial
+from coterie.systems.fedncf.server import FedNcfServer
+from coterie.systems.fedncf.settings import FedNcfSettings
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.tensor import to_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
@@ -38,7 +38,7 @@ from coterie.wire.v1.common_pb2 import RoundRef, SlotRange
 
 ITEMS = [f"item-{n}" for n in range(10)]
 NAMES = [f"user-{n}" for n in range(4)]
-SETTINGS = FedNcfPlan(FedNcfSettings(architecture=Architecture(model="gmf", dim=3)), min_touch=1)
+SETTINGS = FedNcfSettings(model="gmf", dim=3, min_touch=1)
 SUBMIT = wire.RoundStep.ROUND_STEP_SUBMIT
 DEVICE = "client/here"
 DECLINED = wire.SubmitKind.SUBMIT_KIND_DECLINED
@@ -80,7 +80,7 @@ class World:
         self.conductor = Conductor(
             self.plan, population, FedNcfServer(SETTINGS, len(ITEMS), 3, 1), ClearServer()
         )
-        self.model = model_to_bytes(initial(SETTINGS.learning, len(ITEMS), 3))
+        self.model = model_to_bytes(initial(SETTINGS, len(ITEMS), 3))
         self.opened = np.ones((1, len(ITEMS)), bool)
         self.sums: dict[int, SumPlan] = {}
         self.fetched: list[str] = []

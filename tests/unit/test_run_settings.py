@@ -13,13 +13,10 @@ from coterie.config.load import load
 from coterie.config.run import RunSettings
 from coterie.errors import ConfigError
 from coterie.systems.fedmvmf.settings import MvmfOptions
-from coterie.systems.fedncf.mathematics import FedNcfSettings, tuned
 from coterie.systems.fedncf.networks import MODELS
-from coterie.systems.fedncf.settings import FedNcfOptions
-from coterie.systems.fedncf.sides import FedNcfPlan
+from coterie.systems.fedncf.settings import FedNcfSettings, tuned
 from coterie.systems.shared.factor_server import MvmfPlan
 from coterie.systems.shared.factors import PRESETS
-from coterie.systems.shared.optimisers import ServerOptimiser
 
 
 def settings(**given: Any) -> RunSettings:
@@ -51,18 +48,18 @@ def test_the_form_says_who_the_parties_are() -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_what_is_not_given_is_what_was_found_for_the_model(model: str) -> None:
-    assert FedNcfOptions.model_validate({"model": model}).plan() == FedNcfPlan(tuned(model))
-    given = FedNcfOptions.model_validate({"model": model, "server_rate": 0.123, "decay": 0.5})
+    assert settings(fedncf={"model": model}).fedncf == tuned(model)
+    given = FedNcfSettings.model_validate({"model": model, "server_rate": 0.123, "decay": 0.5})
     assert (given.server_rate, given.decay) == (0.123, 0.5)
     assert given.private_rate == tuned(model).private_rate
 
 
 def test_without_any_key_the_model_is_gmf() -> None:
-    assert FedNcfOptions().plan() == FedNcfPlan(tuned("gmf"))
+    assert FedNcfSettings() == tuned("gmf")
 
 
 def test_every_setting_of_the_learning_can_be_given() -> None:
-    options = FedNcfOptions(
+    options = FedNcfSettings(
         model="neumf",
         dim=5,
         mlp_embedding=6,
@@ -90,20 +87,27 @@ def test_every_setting_of_the_learning_can_be_given() -> None:
         row_bound=23.0,
         network_bound=24.0,
         user_bound=0.25,
+        output_bias="zero",
     )
-    plan = options.plan()
-    given = options.model_dump()
-    for name in ("model", "dim", "mlp_embedding", "layers"):
-        assert getattr(plan.learning.architecture, name) == given.pop(name)
-    assert plan.min_touch == given.pop("min_touch")
-    server = {
-        field.name: getattr(plan.learning.server, field.name) for field in dataclasses.fields(ServerOptimiser)
+    assert options.model_fields_set == FedNcfSettings.model_fields.keys()
+    usual = FedNcfSettings()
+    # SCAFFOLD goes with SGD alone, which is the default.
+    same = {name for name in FedNcfSettings.model_fields if getattr(options, name) == getattr(usual, name)}
+    assert same == {"local_optimiser"}
+    assert dataclasses.asdict(options.architecture) == {
+        "model": "neumf",
+        "dim": 5,
+        "mlp_embedding": 6,
+        "layers": (7, 8),
     }
-    assert server.pop("name") == given.pop("server_optimiser")
-    assert server == {name: given.pop(f"server_{name}") for name in server}
-    assert given == {name: getattr(plan.learning, name) for name in given}
-    assert {*given, "architecture", "server"} == {field.name for field in dataclasses.fields(FedNcfSettings)}
-    assert FedNcfPlan.from_json(plan.to_json()) == plan
+    assert dataclasses.asdict(options.server) == {
+        "name": "fedyogi",
+        "rate": 0.16,
+        "beta1": 0.17,
+        "beta2": 0.18,
+        "tau": 0.19,
+    }
+    assert FedNcfSettings.from_json(options.to_json()) == options
 
 
 @pytest.mark.parametrize(

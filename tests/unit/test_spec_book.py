@@ -3,15 +3,16 @@
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 from coterie.evaluation.leave_one_out import metric_names
 from coterie.rounds.member_round import _MOST_REVEALS
 from coterie.rounds.pace import pause_s
 from coterie.rounds.training import _MOST_ABANDONED, Purpose
 from coterie.secure_sum.graph import graph_fields
-from coterie.systems.fedncf.mathematics import AGGREGATIONS, TOUCHES, FedNcfSettings, layout
+from coterie.systems.fedncf.mathematics import layout
+from coterie.systems.fedncf.settings import Aggregation, FedNcfSettings, Touch
 from coterie.systems.shared.factor_server import MEASURES, MvmfPlan
 from coterie.systems.shared.factors import MvmfSettings
 from coterie.systems.shared.metric_segments import names_of
@@ -113,9 +114,9 @@ def test_the_book_shows_degrees_and_thresholds_of_the_rule() -> None:
 def test_the_book_has_the_segments_of_every_layout_of_fedncf() -> None:
     listed = {row[0].strip("`") for row in rows("contributions.md", "segment")}
     found = {"supports"}
-    for aggregation in AGGREGATIONS:
-        for touch in TOUCHES:
-            settings = replace(FedNcfSettings(), aggregation=aggregation, touch=touch, scaffold=True)
+    for aggregation in get_args(Aggregation):
+        for touch in get_args(Touch):
+            settings = FedNcfSettings(aggregation=aggregation, touch=touch, scaffold=True)
             found |= {segment.name for segment in layout(settings, 3).segments}
     assert listed == found
 

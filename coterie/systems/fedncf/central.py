@@ -15,8 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.errors import ConfigError
-from coterie.systems.fedncf import networks as ncf
-from coterie.systems.fedncf.networks import Architecture
+from coterie.systems.fedncf.networks import (
+    Architecture,
+    gradients,
+    initial_items,
+    initial_network,
+    log_odds,
+)
 from coterie.systems.shared.optimisers import adam
 
 __all__ = ["CentralModel", "CentralSettings", "EpochDone", "instances", "train"]
@@ -127,9 +132,9 @@ def train(
     architecture = settings.architecture
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_MODEL,)))
     model = CentralModel(
-        ncf.initial_items(architecture, len(histories), rng),
-        ncf.initial_items(architecture, n_items, rng),
-        ncf.initial_network(architecture, rng, ncf.log_odds(settings.negatives)),
+        initial_items(architecture, len(histories), rng),
+        initial_items(architecture, n_items, rng),
+        initial_network(architecture, rng, log_odds(settings.negatives)),
     )
     values = (model.users, model.items, model.network[None])
     moments = [(np.zeros_like(value), np.zeros_like(value)) for value in values]
@@ -205,14 +210,14 @@ def _step(
     rows[0, :-1] = model.items[item].T
     private = np.ascontiguousarray(model.users[user].T)[None]
     weight = np.full((1, n), 1 / n, np.float32)
-    found = ncf.gradients(settings.architecture, private, rows, model.network, label[None], weight)
-    gradients = (
+    found = gradients(settings.architecture, private, rows, model.network, label[None], weight)
+    moves = (
         _summed(found.private[0], user, model.users, settings.weight_decay),
         _summed(found.rows[0], item, model.items, settings.weight_decay),
         found.network,
     )
     values = (model.users, model.items, model.network[None])
-    for value, gradient, (first, second) in zip(values, gradients, moments, strict=True):
+    for value, gradient, (first, second) in zip(values, moves, moments, strict=True):
         adam(value, gradient, first, second, steps, rate)
     return float(found.loss[0])
 

@@ -13,15 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coterie.errors import DataError
 from coterie.secure_sum.contribution import Contribution
-from coterie.systems.fedncf.mathematics import FedNcfSettings, Private
+from coterie.systems.fedncf.mathematics import Private
 from coterie.systems.fedncf.networks import gradients
 from coterie.systems.shared.optimisers import adam, add_proximal, corrected, next_control
+
+if TYPE_CHECKING:
+    from coterie.systems.fedncf.settings import FedNcfSettings
 
 __all__ = ["UserUpdate", "contribute", "local_step"]
 
@@ -170,7 +174,7 @@ def local_step(
     DataError
         A history names an item that does not exist.
     """
-    n_items = len(model["items"])
+    n_items, width = len(model["items"]), settings.architecture.width
     waiting: dict[tuple[int, bool], list[_Work]] = {}
     for index, (history, key) in enumerate(zip(histories, keys, strict=True)):
         rng = np.random.default_rng(np.random.SeedSequence(int(key), spawn_key=(_LOCAL, seed, round_)))
@@ -186,15 +190,15 @@ def local_step(
         shape = (work.width, len(work.counts) > 1)
         group = waiting.setdefault(shape, [])
         group.append(work)
-        if len(group) >= _stack(work, settings):
+        if len(group) >= _stack(work, width):
             yield from _train(waiting.pop(shape), model, private, settings, global_round, allowed, balance)
     for shape in sorted(waiting):
         yield from _train(waiting[shape], model, private, settings, global_round, allowed, balance)
 
 
-def _stack(work: _Work, settings: FedNcfSettings) -> int:
-    """Return how many users like this one go through the program together."""
-    values = len(work.touched) * settings.architecture.width
+def _stack(work: _Work, width: int) -> int:
+    """Return how many users like this one go through the program together, with rows of ``width`` values."""
+    values = len(work.touched) * width
     return max(1, min(_INSTANCES // max(work.width, 1), _ROW_VALUES // max(values, 1)))
 
 
@@ -365,7 +369,8 @@ def _many_steps(
     balance: NDArray[np.float32] | None,
 ) -> _Trained:
     """Take steps on copies of the rows and of the network."""
-    users, width = len(group), settings.architecture.width
+    architecture, proximal = settings.architecture, settings.proximal
+    users, width = len(group), architecture.width
     start, where, label, weight, counts = _stacked(group, model["items"])
     copied = np.ones(start.shape[:2], np.float32)
     if balance is not None:
@@ -378,7 +383,7 @@ def _many_steps(
     own = np.repeat(network[None], users, axis=0)
     adaptive = settings.local_optimiser == "adam"
     # Anything but plain SGD moves rows that are not in the step, too.
-    dense = adaptive or settings.proximal > 0
+    dense = adaptive or proximal > 0
     moments = [np.zeros_like(value) for value in (rows, rows, own, own)] if adaptive else []
     rate = np.float32(settings.local_rate)
     loss = np.zeros(users)
@@ -389,7 +394,7 @@ def _many_steps(
         stacked = np.ones((active, width + 1, at.shape[1]), np.float32)
         stacked[:, :-1] = met.transpose(0, 2, 1)
         found = gradients(
-            settings.architecture,
+            architecture,
             kept.embedding[:active, :, None],
             stacked,
             network if s == 0 else own[:active],
@@ -407,9 +412,9 @@ def _many_steps(
             every = np.zeros_like(rows[:active])
             every.reshape(-1, width)[at] = pull
             pull = every
-        if settings.proximal > 0:
-            add_proximal(pull, rows[:active], start[:active], settings.proximal)
-            add_proximal(push, own[:active], network, settings.proximal)
+        if proximal > 0:
+            add_proximal(pull, rows[:active], start[:active], proximal)
+            add_proximal(push, own[:active], network, proximal)
         if settings.scaffold:
             push = corrected(push, kept.control[:active], model["control"])
         if adaptive:

@@ -22,19 +22,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coterie.errors import ConfigError
 from coterie.secure_sum.contribution import Layout, Segment
-from coterie.systems.fedncf import networks as ncf
-from coterie.systems.fedncf.networks import Architecture
-from coterie.systems.shared.optimisers import Arrays, ServerOptimiser, initial_state, step
+from coterie.systems.fedncf import networks
+from coterie.systems.shared.optimisers import Arrays, initial_state, step
+
+if TYPE_CHECKING:
+    from coterie.systems.fedncf.settings import FedNcfSettings
 
 __all__ = [
-    "FedNcfSettings",
     "Private",
     "apply",
     "balance",
@@ -43,158 +45,11 @@ __all__ = [
     "initial_private",
     "initial_server_state",
     "layout",
-    "published",
     "scores",
-    "tuned",
 ]
-
-AGGREGATIONS = ("simple", "fedavg", "mf-fedavg")
-TOUCHES = ("exact", "once")
-LOCAL_OPTIMISERS = ("sgd", "adam")
-OUTPUT_BIASES = ("log-odds", "zero")
 
 _MODEL, _PRIVATE = 0, 1
 """First element of the key under which each use of a seed draws; `coterie.systems.fedncf.local_step` has 2."""
-
-
-@dataclass(frozen=True)
-class FedNcfSettings:
-    r"""What every party of a run must agree on.
-
-    Parameters
-    ----------
-    architecture : Architecture
-    negatives : int
-        Sampled items per interaction, at least 1; drawn anew in each local epoch, with replacement, from the items
-        that are not in the participant's training data.
-    local_epochs : int
-        :math:`E`, at least 1.
-    batch_size : int
-        Instances of a local step; 0 takes all local data in one step.
-    local_optimiser : {"sgd", "adam"}
-        What moves a participant's copies of rows and network.  Adam starts anew in each round.
-    local_rate : float
-        Its step size, above 0.  SGD steps the network against the gradient of the *mean* loss of a batch, and a row
-        against that of the *summed* loss: a row is met by few instances of a batch, and its step should not shrink
-        with the amount of other data.  Adam sees gradients of the mean loss.
-    private_optimiser : {"sgd", "adam"}
-        What moves :math:`p_u`; gradients of the mean loss.  The moments of Adam stay with the participant from round
-        to round.
-    private_rate : float
-        Its step size, above 0.
-    proximal : float
-        FedProx's :math:`\mu`, at least 0.
-    scaffold : bool
-        Keep control variates of the network (of rows they would tell who touched what); needs SGD as local optimiser.
-    aggregation : {"simple", "fedavg", "mf-fedavg"}
-    touch : {"exact", "once"}
-        Whether touch counts are part of every round.
-    server : ServerOptimiser
-    decay : float
-        Rates of the server and of :math:`p_u` are multiplied by it once per global round, above 0 and at most 1.
-    n_cap : int
-        Largest weight :math:`n_c` of a participant, at least 1.
-    bits : int
-        Bits of a code of a real value, 8 to 31.
-    row_bound, network_bound : float
-        Largest change of one value of a row and of the network that is sent; beyond it is clipped.
-    user_bound : float
-        Initial :math:`p_u` are uniform between plus and minus this: Xavier's bound for a table of all users,
-        ``sqrt(6 / (users + width))``.
-    output_bias : {"log-odds", "zero"}
-        Where the output's bias begins: at the logarithm of the odds of an interaction among the instances, or at zero.
-
-    Raises
-    ------
-    ConfigError
-        A value out of its range.
-    """
-
-    architecture: Architecture = field(default_factory=Architecture)
-    negatives: int = 4
-    local_epochs: int = 1
-    batch_size: int = 0
-    local_optimiser: str = "sgd"
-    local_rate: float = 1.0
-    private_optimiser: str = "adam"
-    private_rate: float = 0.05
-    proximal: float = 0.0
-    scaffold: bool = False
-    aggregation: str = "mf-fedavg"
-    touch: str = "once"
-    server: ServerOptimiser = field(default_factory=ServerOptimiser)
-    decay: float = 1.0
-    n_cap: int = 4096
-    bits: int = 16
-    row_bound: float = 8.0
-    network_bound: float = 1.0
-    user_bound: float = 0.08
-    output_bias: str = "log-odds"
-
-    def __post_init__(self) -> None:
-        for name, value, known in (
-            ("aggregation", self.aggregation, AGGREGATIONS),
-            ("touch", self.touch, TOUCHES),
-            ("local_optimiser", self.local_optimiser, LOCAL_OPTIMISERS),
-            ("private_optimiser", self.private_optimiser, LOCAL_OPTIMISERS),
-            ("output_bias", self.output_bias, OUTPUT_BIASES),
-        ):
-            if value not in known:
-                raise ConfigError(f"{name} is {value!r}; expected one of {', '.join(known)}")
-        for name, least in (("negatives", 1), ("local_epochs", 1), ("batch_size", 0), ("n_cap", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected at least {least}")
-        # Written so that NaN fails, too.
-        for name in ("local_rate", "private_rate", "row_bound", "network_bound", "user_bound"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected a finite number above 0")
-        if not 0 <= self.proximal < math.inf:
-            raise ConfigError(f"proximal is {self.proximal}; expected a finite number of at least 0")
-        if not 0 < self.decay <= 1:
-            raise ConfigError(f"decay is {self.decay}; expected above 0 and at most 1")
-        if not 8 <= self.bits <= 31:
-            raise ConfigError(f"bits is {self.bits}; expected 8 to 31")
-        if self.scaffold and self.local_optimiser != "sgd":
-            raise ConfigError(f"scaffold needs local_optimiser 'sgd'; it is {self.local_optimiser!r}")
-
-    def rate_factor(self, global_round: float) -> float:
-        """Return by what the rates of server and private embeddings are multiplied.
-
-        A global round visits every participant once; the whole ones so far count.
-        """
-        return float(self.decay ** math.floor(global_round))
-
-
-def published(model: str) -> FedNcfSettings:
-    """Return MF-FedAvg as the paper prints it: Adam at 1e-3 at the participants, touch counts in every round, means."""
-    return FedNcfSettings(
-        Architecture(model),
-        local_epochs=2,
-        local_optimiser="adam",
-        local_rate=1e-3,
-        private_rate=1e-3,
-        touch="exact",
-        server=ServerOptimiser("fedavg"),
-        row_bound=0.01,
-        network_bound=0.01,
-        output_bias="zero",
-    )
-
-
-def tuned(model: str) -> FedNcfSettings:
-    """Return settings found on the validation items of MovieLens 100K, for 9 fixed groups.
-
-    The participants take one step over all their data, whose size does not matter to the server's Adam; their own
-    embeddings have an Adam of their own, which lasts over the rounds.
-    """
-    rates = {"gmf": (0.02, 0.05, 1.0), "mlp": (0.02, 0.03, 0.98), "neumf": (0.01, 0.05, 0.97)}
-    server, private, decay = rates[Architecture(model).model]
-    return FedNcfSettings(
-        Architecture(model),
-        private_rate=private,
-        server=ServerOptimiser("fedadam", rate=server),
-        decay=decay,
-    )
 
 
 @dataclass(eq=False)
@@ -253,10 +108,11 @@ def initial(settings: FedNcfSettings, n_items: int, seed: int) -> Arrays:
         (network_size,), the control variate that all participants fetch.
     """
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_MODEL,)))
-    bias = ncf.log_odds(settings.negatives) if settings.output_bias == "log-odds" else 0.0
+    architecture = settings.architecture
+    bias = networks.log_odds(settings.negatives) if settings.output_bias == "log-odds" else 0.0
     model: Arrays = {
-        "items": ncf.initial_items(settings.architecture, n_items, rng),
-        "network": ncf.initial_network(settings.architecture, rng, bias),
+        "items": networks.initial_items(architecture, n_items, rng),
+        "network": networks.initial_network(architecture, rng, bias),
     }
     if settings.scaffold:
         model["control"] = np.zeros_like(model["network"])
@@ -272,17 +128,18 @@ def initial_private(settings: FedNcfSettings, keys: Sequence[int] | NDArray[np.i
     keys : sequence of int
         A number of each participant, at least 0, that only it knows: who knows it can draw the same embedding.
     """
-    n, width = len(keys), settings.architecture.width
+    architecture, bound = settings.architecture, settings.user_bound
+    n, width = len(keys), architecture.width
     embedding = np.empty((n, width), np.float32)
     for slot, key in enumerate(keys):
         rng = np.random.default_rng(np.random.SeedSequence(int(key), spawn_key=(_PRIVATE,)))
-        embedding[slot] = rng.uniform(-settings.user_bound, settings.user_bound, width)
+        embedding[slot] = rng.uniform(-bound, bound, width)
     return Private(
         embedding,
         np.zeros((n, width), np.float32),
         np.zeros((n, width), np.float32),
         np.zeros(n, np.int32),
-        np.zeros((n, settings.architecture.network_size if settings.scaffold else 0), np.float32),
+        np.zeros((n, architecture.network_size if settings.scaffold else 0), np.float32),
     )
 
 
@@ -429,20 +286,21 @@ def apply(
     ConfigError
         Touch counts are needed and not there.
     """
+    server = settings.server
     averages = layout(settings, len(model["items"])).average(sums)
     change = {name: averages[name] for name in ("items", "network")}
     if settings.aggregation == "mf-fedavg" and settings.touch == "once":
         if expected is not None:
             change["items"] = change["items"] / np.maximum(expected, 1.0)[:, None]
-        elif settings.server.keeps_moments:
+        elif server.keeps_moments:
             change["items"] = change["items"] / users
         else:
             raise ConfigError(
-                f"touch 'once' with the server optimiser {settings.server.name!r} needs expected touch counts",
+                f"touch 'once' with the server optimiser {server.name!r} needs expected touch counts",
                 hint="use 'fedadam', or touch 'exact'",
             )
     moved, left = step(
-        settings.server,
+        server,
         _moved_by_rounds(model),
         state,
         change,
@@ -477,4 +335,4 @@ def scores(
     -------
     ndarray of float32, shape (users, n) or (users, n_items)
     """
-    return ncf.scores(settings.architecture, model["items"], model["network"], embedding, candidates)
+    return networks.scores(settings.architecture, model["items"], model["network"], embedding, candidates)

@@ -22,6 +22,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,7 @@ __all__ = [
     "MODELS",
     "Architecture",
     "Gradients",
+    "ModelName",
     "gradients",
     "initial_items",
     "initial_network",
@@ -39,7 +41,9 @@ __all__ = [
     "scores",
 ]
 
-MODELS = ("gmf", "mlp", "neumf")
+ModelName = Literal["gmf", "mlp", "neumf"]
+
+MODELS: tuple[ModelName, ...] = get_args(ModelName)
 
 _BLOCK = 1 << 15
 """Candidates that are scored at once: the hidden layers of so many fit into a core's cache."""

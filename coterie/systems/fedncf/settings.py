@@ -1,53 +1,105 @@
-"""Settings of FedNCF."""
+"""Settings of FedNCF: declared once, for the file of a run, its plan and the mathematics."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from coterie.errors import ConfigError
 from coterie.evaluation.leave_one_out import metric_names
-from coterie.systems.fedncf.mathematics import FedNcfSettings, layout, tuned
-from coterie.systems.fedncf.networks import MODELS, Architecture
-from coterie.systems.fedncf.sides import FedNcfPlan
+from coterie.systems.fedncf.mathematics import layout
+from coterie.systems.fedncf.networks import Architecture, ModelName
 from coterie.systems.run import Run
 from coterie.systems.settings import SystemSettings
 from coterie.systems.shared.optimisers import ServerOptimiser
 from coterie.systems.shared.problems import random_cohorts, rounds_problems
 
-__all__ = ["FedNcfOptions"]
+__all__ = ["Aggregation", "FedNcfSettings", "Touch", "published", "tuned"]
+
+Aggregation = Literal["simple", "fedavg", "mf-fedavg"]
+Touch = Literal["once", "exact"]
+
+_TUNED: Mapping[str, Mapping[str, float]] = {
+    "gmf": {"server_rate": 0.02, "private_rate": 0.05, "decay": 1.0},
+    "mlp": {"server_rate": 0.02, "private_rate": 0.03, "decay": 0.98},
+    "neumf": {"server_rate": 0.01, "private_rate": 0.05, "decay": 0.97},
+}
+"""Rates by model, found on the validation items of MovieLens 100K with 9 fixed groups."""
 
 
-class FedNcfOptions(SystemSettings):
-    """FedNCF: neural collaborative filtering in rounds."""
+class FedNcfSettings(SystemSettings):
+    r"""FedNCF: neural collaborative filtering in rounds.
 
-    model: Literal["gmf", "mlp", "neumf"] = Field("gmf", description="Which of the paper's three models.")
+    Every party of a run agrees on these settings.  The description of a field says what it means; the symbols of the
+    paper and of this room are
+
+    ====================  ==========================================================================================
+    ``negatives``         :math:`\nu`, sampled items per interaction
+    ``local_epochs``      :math:`E`
+    ``n_cap``             the bound of :math:`n_c`, the instances by which a user is weighted
+    ``proximal``          FedProx's :math:`\mu`
+    ``server_rate``       :math:`\eta`; ``server_beta1`` :math:`\beta_1`, ``server_beta2`` :math:`\beta_2`,
+                          ``server_tau`` :math:`\tau` (`coterie.systems.shared.optimisers`)
+    ``user_bound``        the bound of the initial :math:`p_u`
+    ====================  ==========================================================================================
+
+    Rates that are not given are those found for the model (`tuned`).
+
+    Raises
+    ------
+    ValidationError
+        An unknown key, a value out of its range, or values that do not go together.
+    """
+
+    model: ModelName = Field("gmf", description="Which of the paper's three models.")
     dim: int = Field(12, ge=1, le=1024, description="Width of the embeddings of GMF, the paper's D.")
     mlp_embedding: int = Field(12, ge=1, le=1024, description="Width of the embeddings of the MLP.")
     layers: tuple[int, ...] = Field(
-        (48, 24, 12, 6), min_length=1, description="Outputs of the MLP's hidden layers."
+        (48, 24, 12, 6), min_length=1, description="Outputs of the MLP's hidden layers, each at least 1."
     )
-    negatives: int = Field(4, ge=1, le=1000, description="Sampled items per interaction.")
+    negatives: int = Field(
+        4,
+        ge=1,
+        le=1000,
+        description="Sampled items per interaction: drawn anew in each local epoch, with replacement, from the items "
+        "that are not in the user's training data.",
+    )
     local_epochs: int = Field(1, ge=1, le=1000, description="Passes over a user's own data in a round (E).")
     batch_size: int = Field(
         0, ge=0, description="Instances of a local step. 0: all of a user's data in one step."
     )
     local_optimiser: Literal["sgd", "adam"] = Field(
-        "sgd", description="What moves a user's copies of item embeddings and network."
+        "sgd",
+        description="Optimiser of a user's copies of item embeddings and network. adam starts anew in each round.",
     )
-    local_rate: float = Field(1.0, gt=0, description="Its step size.")
+    local_rate: float = Field(
+        1.0,
+        gt=0,
+        description="Step size of the local optimiser. sgd steps the network against the gradient of a batch's mean "
+        "loss and an item embedding against that of its summed loss: few instances of a batch meet an item, and its "
+        "step should not shrink with the amount of other data. adam sees gradients of the mean loss.",
+    )
     private_optimiser: Literal["sgd", "adam"] = Field(
-        "adam", description="What moves a user's own embedding."
+        "adam",
+        description="Optimiser of a user's own embedding, by gradients of the mean loss. The moments of adam stay with "
+        "the user from round to round.",
     )
-    private_rate: float = Field(0.05, gt=0, description="Its step size; 0.03 for mlp unless given.")
+    private_rate: float = Field(
+        0.05, gt=0, description="Step size of the private optimiser; 0.03 for mlp unless given."
+    )
     proximal: float = Field(0.0, ge=0, description="FedProx: weight of the proximal term (mu).")
-    scaffold: bool = Field(False, description="SCAFFOLD: control variates of the network.")
-    aggregation: Literal["simple", "fedavg", "mf-fedavg"] = Field(
+    scaffold: bool = Field(
+        False,
+        description="SCAFFOLD: control variates of the network; those of item embeddings would tell who touched what. "
+        "Needs local_optimiser sgd.",
+    )
+    aggregation: Aggregation = Field(
         "mf-fedavg", description="How contributions are averaged; the paper's Alg. 1 is mf-fedavg."
     )
-    touch: Literal["once", "exact"] = Field(
+    touch: Touch = Field(
         "once",
         description="mf-fedavg: whether users are asked once for their items, by group, or send in every round "
         "which rows they touched, as the paper does. The latter gives a server that sees many rounds every "
@@ -59,16 +111,20 @@ class FedNcfOptions(SystemSettings):
         description="touch = once: fewest users of a group that must have an item for it to be trained.",
     )
     server_optimiser: Literal["fedsgd", "fedavg", "fedadagrad", "fedadam", "fedyogi"] = Field(
-        "fedadam", description="What the server makes of the average."
+        "fedadam", description="Optimiser by which the server moves the model along the average."
     )
     server_rate: float = Field(
         0.02,
         gt=0,
-        description="Its step size; 0.01 for neumf unless given. fedavg has none.",
+        description="Step size of the server optimiser; 0.01 for neumf unless given. fedavg has none.",
     )
-    server_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of its first moment.")
-    server_beta2: float = Field(0.99, ge=0, lt=1, description="Decay of its second moment.")
-    server_tau: float = Field(1e-8, gt=0, description="Added to the root of its second moment.")
+    server_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the server optimiser's first moment.")
+    server_beta2: float = Field(
+        0.99, ge=0, lt=1, description="Decay of the server optimiser's second moment."
+    )
+    server_tau: float = Field(
+        1e-8, gt=0, description="Added to the root of the server optimiser's second moment."
+    )
     decay: float = Field(
         1.0,
         gt=0,
@@ -79,11 +135,18 @@ class FedNcfOptions(SystemSettings):
     n_cap: int = Field(4096, ge=1, description="Largest number of instances by which a user is weighted.")
     bits: int = Field(16, ge=8, le=31, description="Bits of a transmitted value.")
     row_bound: float = Field(
-        8.0, gt=0, description="Largest transmitted change of an item embedding's value."
+        8.0,
+        gt=0,
+        description="Largest transmitted change of an item embedding's value; beyond it is clipped.",
     )
-    network_bound: float = Field(1.0, gt=0, description="Largest transmitted change of a network weight.")
+    network_bound: float = Field(
+        1.0, gt=0, description="Largest transmitted change of a network weight; beyond it is clipped."
+    )
     user_bound: float = Field(
-        0.08, gt=0, description="Users' embeddings start uniform between plus and minus this."
+        0.08,
+        gt=0,
+        description="Users' embeddings start uniform between plus and minus this. Xavier's bound for a table of all "
+        "users is sqrt(6 / (users + width)).",
     )
     output_bias: Literal["log-odds", "zero"] = Field(
         "log-odds",
@@ -91,68 +154,56 @@ class FedNcfOptions(SystemSettings):
         "instances, or at zero, from where a small MLP may lose units and score many items alike.",
     )
 
-    def plan(self) -> FedNcfPlan:
-        """Return the settings as the plan of a run carries them.
-
-        Raises
-        ------
-        ConfigError
-            Settings that do not go together.
-        """
-        architecture = Architecture(self.model, self.dim, self.mlp_embedding, self.layers)
-        server = ServerOptimiser(
-            self.server_optimiser, self.server_rate, self.server_beta1, self.server_beta2, self.server_tau
-        )
-        learning = FedNcfSettings(
-            architecture=architecture,
-            negatives=self.negatives,
-            local_epochs=self.local_epochs,
-            batch_size=self.batch_size,
-            local_optimiser=self.local_optimiser,
-            local_rate=self.local_rate,
-            private_optimiser=self.private_optimiser,
-            private_rate=self.private_rate,
-            proximal=self.proximal,
-            scaffold=self.scaffold,
-            aggregation=self.aggregation,
-            touch=self.touch,
-            server=server,
-            decay=self.decay,
-            n_cap=self.n_cap,
-            bits=self.bits,
-            row_bound=self.row_bound,
-            network_bound=self.network_bound,
-            user_bound=self.user_bound,
-            output_bias=self.output_bias,
-        )
-        return FedNcfPlan(learning, self.min_touch)
-
     @model_validator(mode="before")
     @classmethod
-    def _of_the_model(cls, given: Any) -> Any:
+    def _rates_of_the_model(cls, given: Any) -> Any:
         """Take the rates that are not given from those found for the model."""
         model = given.get("model") if isinstance(given, Mapping) else None
-        if model not in MODELS:
-            return given
-        found = tuned(model)
-        rates = {"server_rate": found.server.rate, "private_rate": found.private_rate, "decay": found.decay}
-        return {**rates, **given}
+        return {**_TUNED[model], **given} if isinstance(model, str) and model in _TUNED else given
+
+    @field_validator("layers", mode="before")
+    @classmethod
+    def _array_of_json(cls, given: Any) -> Any:
+        """Take a list for a tuple in a plan, too: strict validation does not, once a validator above has run."""
+        return tuple(given) if isinstance(given, list) else given
 
     @model_validator(mode="after")
-    def _together(self) -> FedNcfOptions:
+    def _goes_together(self) -> FedNcfSettings:
         try:
-            self.plan()
+            _ = self.architecture
         except ConfigError as error:
             raise ValueError(error.message) from error
+        if self.scaffold and self.local_optimiser != "sgd":
+            raise ValueError(f"scaffold needs local_optimiser 'sgd'; it is {self.local_optimiser!r}")
         return self
 
-    def for_plan(self, run: Run, attributes: Sequence[str] = ()) -> str:
-        """Return the settings as `RunPlan.settings` carries them, JSON."""
-        return self.plan().to_json()
+    @property
+    def architecture(self) -> Architecture:
+        """The network and its sizes, made anew by each access: a loop binds it to a local."""
+        return Architecture(self.model, self.dim, self.mlp_embedding, self.layers)
+
+    @property
+    def server(self) -> ServerOptimiser:
+        """The server optimiser, made anew by each access."""
+        return ServerOptimiser(
+            self.server_optimiser, self.server_rate, self.server_beta1, self.server_beta2, self.server_tau
+        )
+
+    @property
+    def asks_supports(self) -> bool:
+        """Whether each group is asked for its items before it trains."""
+        return self.aggregation == "mf-fedavg" and self.touch == "once"
+
+    def rate_factor(self, global_round: float) -> float:
+        """Return by what the rates of server and private embeddings are multiplied.
+
+        A global round visits every participant once; the whole ones so far count.
+        """
+        return float(self.decay ** math.floor(global_round))
 
     @property
     def variant(self) -> str:
-        """Which of the models or presets is run."""
+        """Which of the models is run."""
         return self.model
 
     def label(self, run: Run) -> str:
@@ -162,12 +213,12 @@ class FedNcfOptions(SystemSettings):
     @property
     def width(self) -> int:
         """How many values a row of the model has."""
-        return self.plan().learning.architecture.width
+        return self.architecture.width
 
     @property
     def room(self) -> int:
         """Largest number of users over which a sum of training has room."""
-        return layout(self.plan().learning, n_items=1).capacity
+        return layout(self, n_items=1).capacity
 
     def narrower(self, run: Run) -> str:
         """Return which settings would leave room for sums over more users, in words."""
@@ -208,3 +259,43 @@ class FedNcfOptions(SystemSettings):
                 "user's."
             )
         return found
+
+
+def tuned(model: str) -> FedNcfSettings:
+    """Return settings found on the validation items of MovieLens 100K, for 9 fixed groups.
+
+    The participants take one step over all their data, whose size does not matter to the server's Adam; their own
+    embeddings have an Adam of their own, which lasts over the rounds.
+
+    Raises
+    ------
+    ValidationError
+        There is no such model.
+    """
+    return FedNcfSettings.model_validate({"model": model})
+
+
+def published(model: str) -> FedNcfSettings:
+    """Return MF-FedAvg as the paper prints it: Adam at 1e-3 at the participants, touch counts in every round, means.
+
+    Raises
+    ------
+    ValidationError
+        There is no such model.
+    """
+    return FedNcfSettings.model_validate(
+        {
+            "model": model,
+            "local_epochs": 2,
+            "local_optimiser": "adam",
+            "local_rate": 1e-3,
+            "private_rate": 1e-3,
+            "touch": "exact",
+            "server_optimiser": "fedavg",
+            "server_rate": 0.01,
+            "decay": 1.0,
+            "row_bound": 0.01,
+            "network_bound": 0.01,
+            "output_bias": "zero",
+        }
+    )

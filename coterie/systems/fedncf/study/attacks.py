@@ -12,18 +12,19 @@ from numpy.typing import NDArray
 
 from coterie.privacy.attacks import cluster, differencing, disaggregate, inversion
 from coterie.privacy.attacks.rounds import RoundView, view_of_sum
-from coterie.privacy.attacks.scoring import Truth
 from coterie.rounds.training import Purpose
 from coterie.studies.replay import Received, Replay
+from coterie.studies.study import Recorded
 from coterie.systems.fedncf.networks import Architecture, gradients
-from coterie.systems.fedncf.sides import FedNcfPlan
-from coterie.systems.registry import server_side
+from coterie.systems.fedncf.purposes import layout_of
+from coterie.systems.fedncf.server import FedNcfServer
+from coterie.systems.fedncf.settings import FedNcfSettings
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
-__all__ = ["report", "views"]
+__all__ = ["attack", "views"]
 
 
-def report(transcripts: Sequence[Path], truth: Truth, plan: RunPlan) -> dict[str, dict[str, Any]]:
+def attack(recorded: Recorded) -> dict[str, dict[str, Any]]:
     """Attack the server's transcript of a run of FedNCF.
 
     Returns
@@ -32,9 +33,10 @@ def report(transcripts: Sequence[Path], truth: Truth, plan: RunPlan) -> dict[str
         ``disaggregate``, ``cluster``, ``differencing`` and ``inversion``, each as its module describes; the last is
         left out where SciPy is not installed (``coterie[attacks]``).
     """
-    settings = FedNcfPlan.from_json(plan.settings)
+    plan, truth = recorded.plan, recorded.truth
+    settings = FedNcfSettings.from_json(plan.settings)
     seen, begun = [], []
-    for one in _received(transcripts, plan, settings, truth.n_items):
+    for one in _received(recorded.transcripts, plan, settings, truth.n_items):
         seen.append(_view(one, settings))
         if not one.version:
             begun.append(one)
@@ -61,19 +63,19 @@ def views(transcripts: Sequence[Path], plan: RunPlan, n_items: int) -> Iterator[
     n_items : int
         Items of its catalogue.
     """
-    settings = FedNcfPlan.from_json(plan.settings)
+    settings = FedNcfSettings.from_json(plan.settings)
     for received in _received(transcripts, plan, settings, n_items):
         yield _view(received, settings)
 
 
 def _received(
-    transcripts: Sequence[Path], plan: RunPlan, settings: FedNcfPlan, n_items: int
+    transcripts: Sequence[Path], plan: RunPlan, settings: FedNcfSettings, n_items: int
 ) -> Iterator[Received]:
-    return Replay(transcripts, plan).received(lambda purpose: settings.layout(purpose, n_items))
+    return Replay(transcripts, plan).received(lambda purpose: layout_of(settings, purpose, n_items))
 
 
-def _view(received: Received, settings: FedNcfPlan) -> RoundView:
-    width = settings.learning.architecture.gmf_width
+def _view(received: Received, settings: FedNcfSettings) -> RoundView:
+    width = settings.architecture.gmf_width
     return view_of_sum(
         received.layout,
         received.codes,
@@ -86,20 +88,20 @@ def _view(received: Received, settings: FedNcfPlan) -> RoundView:
 
 
 def _updates(
-    begun: Iterable[Received], plan: RunPlan, settings: FedNcfPlan, n_items: int
+    begun: Iterable[Received], plan: RunPlan, settings: FedNcfSettings, n_items: int
 ) -> Iterator[inversion.SentUpdate]:
     """Yield the updates of version 0, with which the run began, if each is one step on one batch.
 
     That version follows from the plan, and everybody has it.  Where rows are weighted by label
     (`coterie.systems.fedncf.mathematics.balance`), with ``touch = "once"``, the attack as written here does not apply.
     """
-    learning, rate = settings.learning, settings.learning.local_rate
-    one_step = (learning.local_optimiser, learning.local_epochs, learning.batch_size) == ("sgd", 1, 0)
-    if not one_step or learning.touch != "exact" or learning.aggregation != "mf-fedavg":
+    rate = settings.local_rate
+    one_step = (settings.local_optimiser, settings.local_epochs, settings.batch_size) == ("sgd", 1, 0)
+    if not one_step or settings.touch != "exact" or settings.aggregation != "mf-fedavg":
         return
-    server = server_side(plan.system, plan.settings, n_items, plan.seed, 0)
+    server = FedNcfServer(settings, n_items, plan.seed, 0)
     model = server.model(server.initial())
-    gradient = _gradient(learning.architecture, model["items"], model["network"])
+    gradient = _gradient(settings.architecture, model["items"], model["network"])
     for one in begun:
         if one.plan.purpose != Purpose.TRAIN.value:
             continue
@@ -114,7 +116,7 @@ def _updates(
             sums["items"] * by_rows,
             sums["network"] * by_network,
             gradient,
-            bound=learning.user_bound,
+            bound=settings.user_bound,
             # Rounding up or down at random has a variance of at most a quarter of a step squared.
             noise=(-by_rows * one.layout["items"].step / 2, -by_network * one.layout["network"].step / 2),
         )

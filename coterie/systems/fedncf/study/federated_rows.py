@@ -16,8 +16,7 @@ from coterie.rounds.training import Training
 from coterie.studies.in_process import InProcess, train_in_process
 from coterie.studies.run_data import Feed
 from coterie.studies.tables.row import Choices, LogUniform, Options, Row, Space, configured
-from coterie.systems.fedncf.mathematics import published, tuned
-from coterie.systems.fedncf.settings import FedNcfOptions
+from coterie.systems.fedncf.settings import FedNcfSettings, published, tuned
 
 __all__ = ["PRINTED", "SPACE", "exact_row", "federated_row", "printed_row", "train_run"]
 
@@ -51,6 +50,8 @@ _OF_THE_PAPER = (
     "row_bound",
     "network_bound",
     "output_bias",
+    "server_optimiser",
+    "server_rate",
 )
 
 PRINTED: Options = {
@@ -76,7 +77,7 @@ def federated_row(name: str, model: str, label: str) -> Row:
     label : str
     """
     found = tuned(model)
-    options = _begun(model, (found.server.rate, found.private_rate, found.decay))
+    options = _begun(model, (found.server_rate, found.private_rate, found.decay))
     return Row(name, label, configured(train_run), options=options, space=SPACE, found={"ml-100k": {}})
 
 
@@ -111,8 +112,6 @@ def printed_row(name: str, model: str, label: str, more: Options | None = None) 
     options = {
         "fedncf.model": model,
         **{f"fedncf.{key}": getattr(paper, key) for key in _OF_THE_PAPER},
-        "fedncf.server_optimiser": paper.server.name,
-        "fedncf.server_rate": paper.server.rate,
         **PRINTED,
         **(more or {}),
     }
@@ -175,7 +174,7 @@ def _of_all(feed: Feed, hosts: int, sides: Sequence[HostSide]) -> dict[str, NDAr
 
 
 def _facts(settings: RunSettings, run: InProcess) -> Mapping[str, Any]:
-    fedncf, rounds = settings.table(FedNcfOptions), settings.rounds
+    fedncf, rounds = settings.table(FedNcfSettings), settings.rounds
     facts: dict[str, Any] = {
         "secure_sum": settings.secure_sum,
         "parties": settings.form,

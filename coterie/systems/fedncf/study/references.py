@@ -1,4 +1,4 @@
-"""The rows beside FedNCF: same data, same split, same metrics."""
+"""References of FedNCF: the rows beside a run, on the same data and split, with the same metrics."""
 
 from __future__ import annotations
 
@@ -7,30 +7,28 @@ from importlib import util
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.config.run import RunSettings
 from coterie.evaluation.baselines import als, from_factors, from_table, popularity, random_scores
 from coterie.evaluation.leave_one_out import CHOOSE_BY, ScoreAll, ScoreCandidates
 from coterie.evaluation.selection import Selection, Trained, measured_once
 from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed
-from coterie.systems.fedncf import central as ncf_central
-from coterie.systems.fedncf.central import CentralModel, CentralSettings
+from coterie.systems.fedncf.central import CentralModel, CentralSettings, train
 from coterie.systems.fedncf.networks import scores
-from coterie.systems.fedncf.settings import FedNcfOptions
+from coterie.systems.fedncf.settings import FedNcfSettings
 
-__all__ = ["ncf_references", "train_central"]
+__all__ = ["references", "train_central"]
 
 
-def ncf_references(feed: Feed, options: FedNcfOptions, epochs: int, seed: int) -> dict[str, Reference]:
-    """Train and score what stands beside FedNCF.
+def references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Reference]:
+    """Train and score what stands beside a run of FedNCF.
 
     Parameters
     ----------
+    settings : RunSettings
+        The run's; its model is trained with all data in one place, with a central trainer's own step size and batches,
+        for as many passes at most.
     feed : Feed
-    options : FedNcfOptions
-        The federation's; its model is trained with all data in one place, with a central trainer's own step size and
-        batches.
-    epochs : int
-        Most passes over all data.
     seed : int
 
     Returns
@@ -38,24 +36,23 @@ def ncf_references(feed: Feed, options: FedNcfOptions, epochs: int, seed: int) -
     dict
         ``ncf``, ``popularity`` and ``random``; ``als`` where the package ``implicit`` is installed.
     """
-    data, train = feed.dataset, feed.split.train
+    data, training = feed.dataset, feed.split.train
     users, items = len(data.users), len(data.items)
-    known = popularity(data.item[train], feed.positive[train], items)
+    known = popularity(data.item[training], feed.positive[training], items)
     rows = {
-        "ncf": _central(feed, options, epochs, seed),
+        "ncf": _central(feed, settings.table(FedNcfSettings), settings.rounds.passes, seed),
         "popularity": _once(feed, *from_table(np.broadcast_to(known, (users, items)))),
         "random": _once(feed, *from_table(random_scores(users, items, seed))),
     }
     if util.find_spec("implicit") is not None:
-        factors = als(data.user[train], data.item[train], users, items, seed=seed)
+        factors = als(data.user[training], data.item[training], users, items, seed=seed)
         rows["als"] = _once(feed, *from_factors(*factors))
     return rows
 
 
-def _central(feed: Feed, options: FedNcfOptions, epochs: int, seed: int) -> Reference:
-    learning = options.plan().learning
-    settings = CentralSettings(learning.architecture, negatives=learning.negatives)
-    trained = train_central(feed, settings, epochs, seed)
+def _central(feed: Feed, settings: FedNcfSettings, epochs: int, seed: int) -> Reference:
+    central = CentralSettings(settings.architecture, negatives=settings.negatives)
+    trained = train_central(feed, central, epochs, seed)
     history = [
         {"epoch": one["step"], "train_loss": one["train_loss"], "metrics": dict(one["metrics"])}
         for one in trained.history
@@ -85,9 +82,7 @@ def train_central(feed: Feed, settings: CentralSettings, epochs: int, seed: int)
 
         return selection.see(epoch, score, score, train_loss=loss)[CHOOSE_BY]
 
-    ncf_central.train(
-        holdout.training(), holdout.n_items, settings, epochs=epochs, seed=seed, on_epoch=evaluate
-    )
+    train(holdout.training(), holdout.n_items, settings, epochs=epochs, seed=seed, on_epoch=evaluate)
     return selection.trained()
 
 

@@ -18,7 +18,7 @@ from coterie.studies.tables.blocks import Entry, beside, curves, differences
 from coterie.studies.tables.cell import Also
 from coterie.studies.tables.row import Row
 from coterie.studies.tables.table import Section, Table
-from coterie.systems.fedncf.mathematics import published
+from coterie.systems.fedncf.settings import published
 from coterie.systems.fedncf.study.central_rows import central_row
 from coterie.systems.fedncf.study.federated_rows import PRINTED, exact_row, federated_row, printed_row
 

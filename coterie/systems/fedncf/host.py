@@ -1,0 +1,196 @@
+"""FedNCF's side of a host: trains and measures its users, and hands what they contribute to the secure sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.evaluation.leave_one_out import LeaveOneOut
+from coterie.rounds.sides import Keep, User
+from coterie.rounds.training import Purpose
+from coterie.secure_sum.contribution import Contribution, Layout
+from coterie.secure_sum.plan import SumPlan
+from coterie.systems.fedncf.local_step import UserUpdate, contribute, local_step
+from coterie.systems.fedncf.mathematics import Private, balance, initial_private, scores
+from coterie.systems.fedncf.purposes import layout_of, metrics_of
+from coterie.systems.fedncf.settings import FedNcfSettings
+from coterie.systems.shared.host_data import HostData
+from coterie.systems.shared.members_of_host import gathered
+from coterie.systems.shared.metric_segments import add_measures
+
+__all__ = ["FedNcfHost"]
+
+_ROUNDING = 3
+"""First element of the key under which the values of an evaluation are rounded; training has lower ones."""
+
+
+@dataclass
+class FedNcfHost:
+    """The side of a host.
+
+    Parameters
+    ----------
+    settings : FedNcfSettings
+    holdout : LeaveOneOut
+        The users' interactions, by position at this host and item of the catalogue.
+    keys : ndarray of uint64, shape (users,)
+        Each user's own number, which nobody else knows.
+    private : Private
+        What each user keeps; changed in place.
+    seed : int
+        Of the run.
+    measured : dict of str to ndarray of float64, shape (users,)
+        Metrics as they were last measured for a contribution.
+    """
+
+    settings: FedNcfSettings
+    holdout: LeaveOneOut
+    keys: NDArray[np.uint64]
+    private: Private
+    seed: int
+    measured: Mapping[str, NDArray[np.float64]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._histories = self.holdout.training()
+
+    @classmethod
+    def of_plan(cls, settings: str, data: HostData, keys: NDArray[np.uint64], seed: int, keep: Keep) -> Self:
+        """Return the side for the settings of a plan, JSON; parameters as of `coterie.systems.registry.host_side`.
+
+        Raises
+        ------
+        ConfigError
+            They are no settings of FedNCF.
+        """
+        own = FedNcfSettings.from_json(settings)
+        private = Private(**keep(dict(initial_private(own, keys).arrays())))
+        return cls(own, data.leave_one_out(seed), keys, private, seed)
+
+    def layout(self, purpose: Purpose) -> Layout:
+        """Return what a contribution of a purpose looks like."""
+        return layout_of(self.settings, purpose, self.holdout.n_items)
+
+    def contributions(
+        self,
+        plan: SumPlan,
+        model: Mapping[str, NDArray[np.float32]],
+        opened: NDArray[np.bool_] | None,
+        members: Mapping[int, Sequence[User]],
+    ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
+        """Yield the codes of each member's contribution, in any order."""
+        purpose = Purpose(plan.purpose)
+        each = self._each(purpose, plan, model, opened, members)
+        return gathered(self.layout(purpose), members, each)
+
+    def _each(
+        self,
+        purpose: Purpose,
+        plan: SumPlan,
+        model: Mapping[str, NDArray[np.float32]],
+        opened: NDArray[np.bool_] | None,
+        members: Mapping[int, Sequence[User]],
+    ) -> Iterator[tuple[int, _Add]]:
+        pairs = [(member, user) for member, users in members.items() for user in users]
+        if purpose is Purpose.SUPPORTS:
+            for member, user in pairs:
+                yield member, _Supports(self._histories[user.index])
+            return
+        index = np.array([user.index for _, user in pairs], np.intp)
+        measured = self._measure(purpose, model, index)
+        if purpose is Purpose.EVALUATE:
+            for (member, user), values in zip(pairs, measured, strict=True):
+                yield member, _Measured(values, self._rng(user.index, plan.round))
+            return
+        # Groups are about equally large; how large, hosts are not told.
+        weights = None if opened is None else balance(opened, np.ones(len(opened), np.int64))
+        for group in sorted({user.group for _, user in pairs}):
+            own = [n for n, (_, user) in enumerate(pairs) if user.group == group]
+            for update in local_step(
+                model,
+                self.private.take(index[own]),
+                [self._histories[n] for n in index[own]],
+                self.settings,
+                self.keys[index[own]],
+                seed=self.seed,
+                round_=plan.round,
+                global_round=plan.pass_number,
+                allowed=None if opened is None else opened[group],
+                balance=weights,
+            ):
+                place = own[update.index]
+                trained = pairs[place][1].index
+                # A step that diverged sends nothing, and must not be where the next one begins.
+                if np.isfinite(update.private.embedding).all():
+                    self.private.put([trained], update.private)
+                yield pairs[place][0], _Update(update, self.settings, measured[place])
+
+    def _measure(
+        self, purpose: Purpose, model: Mapping[str, NDArray[np.float32]], index: NDArray[np.intp]
+    ) -> NDArray[np.float64]:
+        """Return the metrics of some users, (n, m)."""
+        self.measured = found = self.measure(model, index, everything=purpose is Purpose.EVALUATE)
+        return np.stack([found[name][index] for name in metrics_of(purpose)], axis=1)
+
+    def measure(
+        self,
+        model: Mapping[str, NDArray[np.float32]],
+        index: NDArray[np.intp] | None = None,
+        *,
+        everything: bool = True,
+    ) -> dict[str, NDArray[np.float64]]:
+        """Return each user's metrics, float64 (users,) by name; they do not leave the host."""
+        settings, embedding = self.settings, self.private.embedding
+
+        def candidates(users: NDArray[np.intp], items: NDArray[np.int32]) -> NDArray[np.floating]:
+            return scores(model, embedding[users], settings, items)
+
+        def all_items(users: NDArray[np.intp]) -> NDArray[np.floating]:
+            return scores(model, embedding[users], settings)
+
+        return self.holdout.measure(candidates, all_items if everything else None, index)
+
+    def recommend(self, model: Mapping[str, NDArray[np.float32]], user: int) -> NDArray[np.float32]:
+        """Return a user's scores of all items, float32 (I,)."""
+        own: NDArray[np.float32] = scores(model, self.private.embedding[[user]], self.settings)[0]
+        return own
+
+    def _rng(self, user: int, round_: int) -> np.random.Generator:
+        key = (_ROUNDING, self.seed, round_)
+        return np.random.default_rng(np.random.SeedSequence(int(self.keys[user]), spawn_key=key))
+
+
+@dataclass(frozen=True)
+class _Supports:
+    items: NDArray[np.integer]
+
+    def __call__(self, contribution: Contribution) -> None:
+        # Whole numbers are not rounded: nothing is drawn.
+        ones = np.ones(len(self.items))
+        contribution.add("supports", ones, np.random.default_rng(0), rows=self.items)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    values: NDArray[np.float64]
+    rng: np.random.Generator
+
+    def __call__(self, contribution: Contribution) -> None:
+        add_measures(contribution, self.values, self.rng)
+
+
+@dataclass(frozen=True)
+class _Update:
+    update: UserUpdate
+    settings: FedNcfSettings
+    measured: NDArray[np.float64]
+
+    def __call__(self, contribution: Contribution) -> None:
+        contribute(self.update, contribution, self.settings)
+        add_measures(contribution, self.measured, self.update.rng)
+
+
+_Add = _Supports | _Measured | _Update

@@ -1,0 +1,128 @@
+"""FedNCF's side of the orchestration server: makes the model, applies the sums of rounds, opens items to groups.
+
+With ``touch = "once"`` each group first sums which items its users have.  Items with fewer than ``min_touch``
+supporters stay closed for that group: a row that one participant touches *is* that participant's row, whatever
+protects the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.rounds.sides import Arrays, Summed, named, unnamed
+from coterie.rounds.training import Purpose, means
+from coterie.secure_sum.contribution import Layout
+from coterie.systems.fedncf.mathematics import apply, expected_touches, initial, initial_server_state
+from coterie.systems.fedncf.purposes import layout_of, metrics_of
+from coterie.systems.fedncf.settings import FedNcfSettings
+from coterie.systems.shared.metric_segments import measured_in
+
+__all__ = ["FedNcfServer"]
+
+_MODEL, _SERVER = "model.", "server."
+
+
+class FedNcfServer:
+    """The side of the orchestration server.
+
+    Parameters
+    ----------
+    settings : FedNcfSettings
+    n_items : int
+    seed : int
+        Of the run.
+    groups : int
+        Groups of the population.
+    """
+
+    def __init__(self, settings: FedNcfSettings, n_items: int, seed: int, groups: int) -> None:
+        self.settings = settings
+        self.asks_supports = settings.asks_supports
+        self.metrics = metrics_of(Purpose.EVALUATE)
+        self._n_items = n_items
+        self._seed = seed
+        self._groups = groups
+
+    @classmethod
+    def of_plan(cls, settings: str, n_items: int, seed: int, groups: int) -> Self:
+        """Return the side for the settings of a plan, JSON.
+
+        Raises
+        ------
+        ConfigError
+            They are no settings of FedNCF.
+        """
+        return cls(FedNcfSettings.from_json(settings), n_items, seed, groups)
+
+    def initial(self) -> Arrays:
+        """Return version 0 of the model, the optimiser's state, and no supports."""
+        model = initial(self.settings, self._n_items, self._seed)
+        arrays = named(_MODEL, model) | named(_SERVER, initial_server_state(self.settings, model))
+        if self.asks_supports:
+            arrays["supports"] = np.zeros((self._groups, self._n_items), np.uint32)
+            arrays["group_users"] = np.zeros(self._groups, np.uint32)
+        return arrays
+
+    def layout(self, purpose: Purpose) -> Layout:
+        """Return what a contribution of a purpose looks like."""
+        return layout_of(self.settings, purpose, self._n_items)
+
+    def apply(self, arrays: Arrays, summed: Summed) -> Arrays:
+        """Return the arrays after a sum."""
+        if summed.purpose is Purpose.EVALUATE:
+            return arrays
+        if summed.purpose is Purpose.SUPPORTS:
+            supports, users = arrays["supports"].copy(), arrays["group_users"].copy()
+            supports[summed.part] = summed.sums["supports"].astype(np.uint32)
+            users[summed.part] = summed.users
+            return {**arrays, "supports": supports, "group_users": users}
+        model, state = apply(
+            self.model(arrays),
+            unnamed(_SERVER, arrays),
+            summed.sums,
+            self.settings,
+            users=summed.users,
+            global_round=summed.pass_number,
+            expected=self._expected(arrays, summed.shares),
+            population=summed.population,
+        )
+        return {**arrays, **named(_MODEL, model), **named(_SERVER, state)}
+
+    def model(self, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
+        """Return item embeddings and network."""
+        return unnamed(_MODEL, arrays)
+
+    def opened(self, arrays: Arrays) -> NDArray[np.bool_] | None:
+        """Return which items each group may train."""
+        if not self.asks_supports:
+            return None
+        opened: NDArray[np.bool_] = arrays["supports"] >= self.settings.min_touch
+        return opened
+
+    def measured(
+        self, purpose: Purpose, sums: Mapping[str, NDArray[np.float64]]
+    ) -> dict[str, tuple[float, float]]:
+        """Return sum and count over users of the metrics in a sum."""
+        return measured_in(sums, metrics_of(purpose))
+
+    def figures(self, totals: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, int]]:
+        """Return the means over users."""
+        return means(totals)
+
+    def _expected(self, arrays: Arrays, shares: NDArray[np.float64]) -> NDArray[np.float64] | None:
+        opened = self.opened(arrays)
+        if opened is None:
+            return None
+        total = np.zeros(self._n_items)
+        for group in np.flatnonzero(shares):
+            support = np.where(opened[group], arrays["supports"][group], 0).astype(np.float64)
+            users = int(arrays["group_users"][group])
+            if users and support.any():
+                mean = float(support.sum()) / users
+                touched = expected_touches(support, mean, self.settings, users=users)
+                total += shares[group] * touched
+        return total
