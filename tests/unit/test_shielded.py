@@ -18,6 +18,7 @@ from coterie.systems.drift.published_run import (
     Stopped,
     UsersJoined,
 )
+from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.drift.shielded_run import (
     LOSSES,
     Abandoned,
@@ -27,7 +28,6 @@ from coterie.systems.drift.shielded_run import (
     Phase,
     Purpose,
     Shielded,
-    ShieldedPlan,
     Visits,
     Windowed,
     add_measured,
@@ -37,8 +37,8 @@ from coterie.systems.drift.shielded_run import (
     next_sum,
     step,
     waiting_for,
-    window_layout,
 )
+from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
 
 def after(state, *events):
@@ -214,8 +214,8 @@ def test_whatever_happens_numbers_only_grow_and_the_store_gives_back_what_it_was
 
 
 def test_an_owners_vector_has_zeros_where_nothing_may_leave_and_sums_over_owners():
-    settings = ShieldedPlan(bound=8.0)
-    layout, rng = window_layout(settings, 5, 3), np.random.default_rng(0)
+    settings = DriftSettings(form="shielded", dim=3, window_bound=8.0)
+    layout, rng = settings.window_layout(5), np.random.default_rng(0)
     total, expected = np.zeros(layout.size, np.uint32), np.zeros((5, 3))
     for items in ([0, 3], [3], []):
         one, gradient = Contribution(layout), rng.normal(0, 1, (len(items), 3)).astype(np.float32)
@@ -249,8 +249,23 @@ def test_every_metric_that_is_measured_has_a_place():
 
 
 def test_settings_travel_as_json_and_others_are_refused():
-    settings = ShieldedPlan(k_min=7, window=3)
-    assert ShieldedPlan.from_json(settings.to_json()) == settings
-    for text in ('{"k_min":0}', '{"bits":30}', '{"window_s":0}', '{"other":1}', "[]", "nothing"):
-        with pytest.raises(ConfigError):
-            ShieldedPlan.from_json(text)
+    settings = DriftSettings(form="shielded", k_min=7, window=3, rate=0.25, ridge=0.5)
+    plan = RunPlan(form="shielded")
+    settings.fill(plan)
+    assert DriftSettings.from_plan(plan) == settings
+    for text, named in (
+        ('{"k_min":0}', "k_min"),
+        ('{"k_min":2.5}', "k_min"),
+        ('{"bits":30}', "window_bits"),
+        ('{"bound":NaN}', "window_bound"),
+        ('{"window":0}', "window"),
+        ('{"window_s":0}', "window_s"),
+        ('{"join_s":0}', "join_s"),
+        ('{"other":1}', "other"),
+        ('{"dim":3}', "dim"),
+        ("[]", "list"),
+        ("nothing", "Expecting value"),
+    ):
+        plan.settings = text
+        with pytest.raises(ConfigError, match=named):
+            DriftSettings.from_plan(plan)

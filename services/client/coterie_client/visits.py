@@ -23,7 +23,7 @@ from coterie.errors import PeerError
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
 from coterie.store import client as store
-from coterie.systems.drift.mathematics import DriftSettings
+from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.drift.shielded import initial_row
 from coterie.wire.refusal import LATER, ErrorReason, Refusal, reason_name
 from coterie.wire.v1 import data_owner_pb2 as wire

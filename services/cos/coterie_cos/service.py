@@ -32,7 +32,7 @@ from coterie.store.engine import Term, Writer, failure, file_failure, open_sqlit
 from coterie.store.postgres import Place, bounded, open_postgres
 from coterie.store.room import MARGIN, has_room
 from coterie.systems.description import Driver
-from coterie.systems.drift.shielded_run import ShieldedPlan
+from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.registry import combination, driver_of, in_rounds, server_side
 from coterie.telemetry.gauges import Measure
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -380,7 +380,7 @@ def _check_shielded(request: StartRunRequest) -> None:
     """
     _check(request, {"plan.rounds.step_timeout_ms": (request.plan.rounds.step_timeout_ms > 0, "at least 1")})
     try:
-        ShieldedPlan.from_json(request.plan.settings)
+        DriftSettings.from_plan(request.plan)
     except ConfigError as error:
         raise Refusal(
             ErrorReason.ERROR_REASON_INVALID_FIELD,
