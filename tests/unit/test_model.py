@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sqlalchemy as sa
-from coterie_cos.model import Frozen, Model
+from coterie_cos.drift.model import Frozen, Model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

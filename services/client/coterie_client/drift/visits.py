@@ -29,10 +29,10 @@ from coterie.wire.refusal import LATER, ErrorReason, Refusal, reason_name
 from coterie.wire.v1 import data_owner_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2 import CatalogueOwner
 from coterie.wire.visit import Reply, Visit
-from coterie_client.delivery import RECORDS_PER_BATCH
+from coterie_client.drift.delivery import RECORDS_PER_BATCH
+from coterie_client.drift.recipients import Recipient, Recipients, Session
 from coterie_client.history import Catalogued
 from coterie_client.host import Host, now_ms
-from coterie_client.recipients import Recipient, Recipients, Session
 
 __all__ = ["Visits", "resumed"]
 

@@ -34,7 +34,7 @@ from coterie.systems.drift.shielded_run import Purpose
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 from coterie.wire.visit import Reply, Visit
-from coterie_data_owner.owner import Owner
+from coterie_data_owner.drift.learning_owner import LearningOwner
 
 __all__ = ["Answer", "Arrival", "Holdings", "Model"]
 
@@ -113,7 +113,7 @@ class Holdings:
 
     Parameters
     ----------
-    owner : Owner
+    owner : LearningOwner
         Registered.
     plan : RunPlan
     writer : Writer
@@ -126,7 +126,7 @@ class Holdings:
 
     def __init__(
         self,
-        owner: Owner,
+        owner: LearningOwner,
         plan: RunPlan,
         writer: Writer,
         accounting: Accounting,

@@ -27,11 +27,11 @@ from coterie.systems.drift.settings import MIN_MASKED, DriftSettings
 from coterie.systems.drift.shielded_run import LOSSES, Purpose, add_measured, evaluation_layout
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
+from coterie_client.drift.visits import Visits
 from coterie_client.history import Catalogued
 from coterie_client.host import Host, Recommended, best_unseen, catalogued, now_ms
 from coterie_client.journals import Journals
 from coterie_client.learner import user_keys
-from coterie_client.visits import Visits
 
 __all__ = ["ShieldedDrift"]
 
