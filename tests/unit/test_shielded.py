@@ -1,6 +1,7 @@
 """A run of DRIFT's shielded form as a state machine, and what its sums look like."""
 
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from coterie.errors import ConfigError
 from coterie.evaluation.holdout import TEST, TRAIN, VALIDATION, Holdout, ranked_names
 from coterie.secure_sum.contribution import Contribution
+from coterie.systems.drift import shielded_run
 from coterie.systems.drift.published_run import (
     Catalogued,
     OwnerJoined,
@@ -24,6 +26,7 @@ from coterie.systems.drift.shielded_run import (
     Abandoned,
     Delivered,
     Evaluated,
+    Event,
     Opened,
     Phase,
     Purpose,
@@ -39,6 +42,7 @@ from coterie.systems.drift.shielded_run import (
     waiting_for,
 )
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
+from tests.transition_table import observed, printed, reached
 
 
 def after(state, *events):
@@ -269,3 +273,79 @@ def test_settings_travel_as_json_and_others_are_refused():
         plan.settings = text
         with pytest.raises(ConfigError, match=named):
             DriftSettings.from_plan(plan)
+
+
+# --- the printed table -------------------------------------------------------------------------------------------
+
+
+def moves(state, summed):
+    """Yield what may come in a state while a sum is open for a purpose, or none."""
+    yield OwnerJoined(0, "owner")
+    yield from (UsersJoined(host, 1) for host in ("first", "second"))
+    yield from (Delivered(host, state.epoch, state.catalogue) for host in state.hosts)
+    for party in ("owner", "first", "second"):
+        yield PartyLost(party)
+        yield PartySeen(party)
+    if summed is not None:
+        yield Windowed((0,)) if summed is Purpose.WINDOW else Evaluated()
+        yield Abandoned(summed, "too few")
+    elif state.phase is not Phase.GATHER:
+        yield Opened()
+
+
+def others(state):
+    """Yield what else may come, and leads to no other phase later."""
+    yield Catalogued(1)
+    yield Stopped("no more")
+    yield from (Visits(slot, 1, 0) for slot in state.owners)
+
+
+def decisive(state):
+    """Return a state with everything at rest that decides no phase, so that there are few of them."""
+    row = state.abandoned_in_a_row
+    gathering = state.phase is Phase.GATHER
+    return replace(
+        state,
+        round=0,
+        closed=0,
+        version=0,
+        captured=0,
+        abandoned=0,
+        evaluations=min(state.evaluations, 1),
+        # Three in a row end an epoch, ten the run: the third and the tenth are tried, those between are like the third.
+        abandoned_in_a_row=row if row in (0, 9) else 2,
+        owners={
+            slot: replace(owner, summed=0, present=owner.present or not gathering)
+            for slot, owner in state.owners.items()
+        },
+    )
+
+
+def test_the_printed_table_is_what_step_does_in_every_phase_with_every_event():
+    def onward(pair):
+        state, summed = pair
+        if state.phase.ended:
+            return
+        for event in moves(state, summed):
+            after = decisive(step(state, event))
+            if isinstance(event, Opened):
+                evaluates = state.phase is Phase.EVALUATE
+                yield after, Purpose.EVALUATE if evaluates else Purpose.WINDOW
+            else:
+                yield after, None if isinstance(event, Windowed | Evaluated | Abandoned) else summed
+        if state.abandoned_in_a_row == 2:
+            yield replace(state, abandoned_in_a_row=9), summed
+
+    def seen():
+        first = Shielded(epochs=2, expect_owners=1, expect_users=2, window=1)
+        for state, summed in reached((first, None), onward, repr):
+            for event in (*moves(state, summed), *others(state)):
+                name = type(event).__name__
+                yield name, state.phase, step(state, event).phase
+                for ended in (Phase.DONE, Phase.FAILED):
+                    yield name, ended, step(replace(state, phase=ended), event).phase
+
+    table = printed(shielded_run.__doc__)
+    assert {name for name, _ in table} == {one.__name__ for one in get_args(Event)}
+    assert {phase for _, phase in table} == {phase.value for phase in Phase}
+    assert {pair: phases for pair, phases in table.items() if phases} == observed(seen())

@@ -6,6 +6,26 @@ epoch is over when every host has let each of its users visit once; then what is
 at home, in a sum of their own.
 
 ``step`` takes a state and an event and returns the next state; `next_sum` says which sum a state asks for.
+
+``step`` leads from a phase to one of these; a dash marks what cannot come in a phase: a sum ends only after it was
+opened, and one that was opened in *visit* may end in *close*.
+
+===========  =============  =============  =======================  ===================  ====  ======
+event        gather         visit          close                    evaluate             done  failed
+===========  =============  =============  =======================  ===================  ====  ======
+OwnerJoined  gather, visit  visit          close                    evaluate             done  failed
+UsersJoined  gather, visit  visit, close   close                    evaluate             done  failed
+Catalogued   gather         visit          close                    evaluate             done  failed
+Visits       gather         visit          close                    evaluate             done  failed
+Delivered    gather         visit, close   close                    evaluate             done  failed
+PartyLost    gather         visit, close   close                    evaluate             done  failed
+PartySeen    gather, visit  visit, close   close                    evaluate             done  failed
+Opened       -              visit          close                    evaluate             done  failed
+Windowed     -              visit          close, evaluate          -                    done  failed
+Evaluated    -              -              -                        visit, done          done  failed
+Abandoned    -              visit, failed  close, evaluate, failed  visit, done, failed  done  failed
+Stopped      failed         failed         failed                   failed               done  failed
+===========  =============  =============  =======================  ===================  ====  ======
 """
 
 from __future__ import annotations
