@@ -5,11 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from coterie.privacy.attacks.exchanges import Exchange, SeenGradient
-from coterie.privacy.attacks.gradient_sign import GradientSign
-from coterie.privacy.attacks.requested_rows import RequestedRows
 from coterie.privacy.attacks.scoring import Truth, mean_auc
-from coterie.privacy.attacks.windows import read_windows, report
 from coterie.privacy.transcript import TranscriptWriter
 from coterie.rounds.conductor import model_to_bytes
 from coterie.secure_sum.contribution import Contribution
@@ -18,6 +14,10 @@ from coterie.systems.drift.mathematics import apply as step_by
 from coterie.systems.drift.mathematics import fetch, gradients, initial, wanted
 from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.drift.shielded import HeldRows, visit
+from coterie.systems.drift.study.exchanges import Exchange, SeenGradient
+from coterie.systems.drift.study.gradient_sign import GradientSign
+from coterie.systems.drift.study.requested_rows import RequestedRows
+from coterie.systems.drift.study.windows_attacks import read_windows, report
 from coterie.wire.chunks import split
 from coterie.wire.v1.common_pb2 import RoundRef, SlotRange
 from coterie.wire.v1.orchestrator_pb2 import FetchResponse, RunPlan, SubmitKind, SubmitRequest

@@ -36,6 +36,7 @@ SYSTEM = System(
     name="drift",
     title="DRIFT",
     paper="DRIFT, 2022",
+    page="docs/systems/drift.md",
     settings=DriftSettings,
     forms={"published": Driver.ASYNCHRONOUS, "shielded": Driver.WINDOWS},
     sums=("clear", "masked"),

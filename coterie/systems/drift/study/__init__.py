@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from coterie.config.run import RunSettings
-from coterie.privacy.attacks import drift as published
-from coterie.privacy.attacks import windows
 from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed
 from coterie.studies.study import Further, Recorded, Study
 from coterie.systems.drift.settings import DriftSettings
+from coterie.systems.drift.study import published_attacks as published
+from coterie.systems.drift.study import windows_attacks as windows
 from coterie.systems.drift.study.references import references
 from coterie.systems.drift.study.table import DRIFT
 
