@@ -22,7 +22,7 @@ from coterie.studies.run_data import Feed, load, make_feed
 from coterie.systems.drift.blocks import BlockBuilder, Stream
 from coterie.systems.drift.mathematics import apply, fetch, gradients, initial, wanted
 from coterie.systems.drift.sequential import run_in_process
-from coterie.systems.drift.settings import DriftOptions
+from coterie.systems.drift.settings import DriftSettings
 from coterie.wire.v1 import operator_pb2 as wire
 
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -113,8 +113,8 @@ def in_process(settings: RunSettings, feed: Feed) -> list[float]:
         streams(feed),
         len(data.users),
         len(data.items),
-        settings.table(DriftOptions).learning(),
-        epochs=settings.table(DriftOptions).epochs,
+        settings.table(DriftSettings),
+        epochs=settings.table(DriftSettings).epochs,
         seed=0,
         on_epoch=lambda *_: marks.append(time.process_time()),
     )
@@ -123,7 +123,7 @@ def in_process(settings: RunSettings, feed: Feed) -> list[float]:
 
 def block_by_block(settings: RunSettings, feed: Feed) -> float:
     """Return the CPU seconds of one pass in this process where each block's gradient is computed for itself."""
-    data, learning = feed.dataset, settings.table(DriftOptions).learning()
+    data, learning = feed.dataset, settings.table(DriftSettings)
     stored = []
     for stream in streams(feed):
         builder = BlockBuilder()

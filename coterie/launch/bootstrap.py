@@ -26,6 +26,7 @@ from coterie.studies.outcome import about
 from coterie.studies.protection import protection, require_cohorts
 from coterie.studies.run_data import load, make_feed
 from coterie.studies.study import study_of
+from coterie.systems.description import Driver
 
 __all__ = ["ENROL_PORT", "METRICS", "PORT", "ROSTER_SIGNS", "bootstrap", "held_order"]
 
@@ -205,7 +206,9 @@ def _lay_out(settings: RunSettings, layout: _Layout, run_id: str) -> Order:
         dataset=about(feed.dataset),
         split_sha256=feed.split.sha256(feed.dataset),
         reference=study_of(settings.system).references(settings, feed, seed) if settings.reference else {},
-        protection={} if settings.form == "published" else protection(settings, feed.users_of_hosts()),
+        protection={}
+        if settings.driver is Driver.ASYNCHRONOUS
+        else protection(settings, feed.users_of_hosts()),
         attributes=list(feed.attribute_names),
     )
     order.save(operator / _ORDER)

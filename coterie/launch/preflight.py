@@ -57,7 +57,7 @@ def check_run(settings: RunSettings) -> list[Finding]:
                 findings += _rounds(settings, feed)
             elif settings.driver is Driver.WINDOWS:
                 findings += [
-                    Finding("rounds", "warn", warning, "docs/systems/drift.md, The shielded form")
+                    Finding("rounds", "warn", warning, settings.description.page)
                     for warning in fragile(settings, feed.users_of_hosts())
                 ]
     return [*findings, _output(settings.output), _loopback(settings)]
@@ -129,7 +129,7 @@ def _rounds(settings: RunSettings, feed: Feed) -> Iterator[Finding]:
     known = protection(settings, hosts)
     yield passed("rounds", f"secure sum {known['sum']}, {known['parties']} as parties")
     for warning in known["warnings"]:
-        yield Finding("rounds", "warn", warning, "docs/systems/fedncf.md, Cohorts")
+        yield Finding("rounds", "warn", warning, settings.description.page)
 
 
 def _versions(settings: RunSettings) -> int:

@@ -120,7 +120,8 @@ class Party:
     ) -> None:
         self._channel = channel
         # Generated stubs are typed for gRPC's own channel; ours takes and returns the same messages.
-        self._stub: Any = channel.stub(OrchestratorStub)
+        self.stub: Any = channel.stub(OrchestratorStub)
+        """Calls of the COS that this class has no method for; each through `call`."""
         self._run_id = run_id
         self._fingerprint = fingerprint
         self._retry = retry
@@ -166,7 +167,7 @@ class Party:
                 expiry = int(time.time()) + _DELEGATION_S
                 messages = [self._participant(member, shown, expiry) for member in members]
                 signed_for = shown
-            response: wire.RegisterResponse = await self._stub.Register(requests())
+            response: wire.RegisterResponse = await self.stub.Register(requests())
             return response
 
         async def requests() -> AsyncIterator[wire.RegisterRequest]:
@@ -210,7 +211,7 @@ class Party:
         async def requests() -> AsyncIterator[wire.RegisterRequest]:
             yield wire.RegisterRequest(run_id=self._run_id, intent=wire.RegisterIntent.REGISTER_INTENT_LEAVE)
 
-        await self.call(lambda: self._stub.Register(requests()))
+        await self.call(lambda: self.stub.Register(requests()))
 
     def _participant(self, member: Member, shown: bytes, expiry: int) -> wire.Participant:
         delegation = SignedDelegation.sign(member.identity, shown, self._run_id, expiry)
@@ -296,7 +297,7 @@ class Party:
     async def _poll(self) -> wire.PollResponse:
         async def attempt() -> wire.PollResponse:
             self.asked_at = time.monotonic()
-            response: wire.PollResponse = await self._stub.Poll(self._request(), timeout=_POLL_HOLD_S + 10)
+            response: wire.PollResponse = await self.stub.Poll(self._request(), timeout=_POLL_HOLD_S + 10)
             return response
 
         self._polling = True
@@ -335,7 +336,7 @@ class Party:
 
         async def whole() -> tuple[int, bytes | None]:
             assembler, head = Assembler(_MAX_FETCH), None
-            async for response in self._stub.Fetch(request, timeout=120.0):
+            async for response in self.stub.Fetch(request, timeout=120.0):
                 if head is None:
                     head = response
                     if head.unchanged:
@@ -440,9 +441,9 @@ class Party:
             sent_at = time.monotonic()
             try:
                 if poll is None:
-                    response: wire.SubmitResponse = await self._stub.Submit(requests())
+                    response: wire.SubmitResponse = await self.stub.Submit(requests())
                 else:
-                    response = await self._stub.Submit(requests(), timeout=_SUBMIT_S + _POLL_HOLD_S)
+                    response = await self.stub.Submit(requests(), timeout=_SUBMIT_S + _POLL_HOLD_S)
                     if response.HasField("next"):
                         self._brought, self._carried = (response.next, sent_at), True
                 return response
@@ -454,17 +455,6 @@ class Party:
 
         self._carrying = poll is not None
         return list((await self.call(attempt)).refused)
-
-    async def exchange(self, request: wire.ExchangeRequest) -> wire.ExchangeResponse:
-        """DRIFT, published form: gradients in, rows out."""
-        response: wire.ExchangeResponse = await self.call(lambda: self._stub.Exchange(request))
-        return response
-
-    async def recommend(self, slot: int, k: int) -> wire.RecommendResponse:
-        """DRIFT, published form: the best items of one of the caller's users."""
-        request = wire.RecommendRequest(run_id=self._run_id, slot=slot, k=k)
-        response: wire.RecommendResponse = await self.call(lambda: self._stub.Recommend(request))
-        return response
 
     async def call(self, attempt: Callable[[], Awaitable[T]], retry: Retry | None = None) -> T:
         """Make a call with retries; a failure is raised as the refusal that the COS sent, or as a PeerError.

@@ -71,6 +71,8 @@ class System:
         Its name as the paper writes it.
     paper : str
         Authors, title and year.
+    page : str
+        Its page in the documentation, path or address; empty where there is none.
     settings : type of SystemSettings
         Its table in the file of a run.
     table : str
@@ -119,6 +121,7 @@ class System:
     declared: Callable[[str, str], Rows]
     shown: tuple[str, ...]
     study: str
+    page: str = ""
     table: str = ""
     objection: Callable[[str, str], str] = _no_objection
     gives: Callable[[str, str], str] | None = None

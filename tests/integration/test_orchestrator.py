@@ -514,9 +514,9 @@ async def test_a_party_that_left_is_not_lost_as_well(cos, operator, people, call
     await world.begin(party_s=1.0)
     rival = world.party("other-owner")
     await rival.register(members(world.people["other-owner"], ["ant"], name="ants"))
-    cursor = (await rival._stub.Poll(wire.PollRequest(run_id=world.run))).revision
+    cursor = (await rival.stub.Poll(wire.PollRequest(run_id=world.run))).revision
     held = asyncio.create_task(
-        rival._stub.Poll(wire.PollRequest(run_id=world.run, cursor=cursor, hold_ms=20_000))
+        rival.stub.Poll(wire.PollRequest(run_id=world.run, cursor=cursor, hold_ms=20_000))
     )
     await asyncio.sleep(0)
     await rival.leave()

@@ -13,8 +13,9 @@ from coterie.secure_sum.clear import ClearMember
 from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.plan import SumPlan, layout_hash
 from coterie.secure_sum.protocol import Step
-from coterie.systems.drift.mathematics import DriftSettings, initial_item_rows
-from coterie.systems.drift.shielded_run import ShieldedPlan, add_measured, evaluation_layout, window_layout
+from coterie.systems.drift.mathematics import initial_item_rows
+from coterie.systems.drift.settings import DriftSettings
+from coterie.systems.drift.shielded_run import add_measured, evaluation_layout
 from coterie.wire.refusal import reason_name
 from coterie.wire.v1 import operator_pb2 as operating
 from coterie.wire.v1 import orchestrator_pb2 as wire
@@ -26,7 +27,7 @@ DIM, RATE, WAIT_S = 4, 0.25, 30.0
 NUMBERS = itertools.count()
 OWNER = wire.ParticipantKind.PARTICIPANT_KIND_DATA_OWNER
 USER = wire.ParticipantKind.PARTICIPANT_KIND_USER
-SETTINGS = ShieldedPlan(window=10, window_s=3600.0, join_s=2.0)
+SETTINGS = DriftSettings(form="shielded", dim=DIM, window=10, window_s=3600.0, join_s=2.0)
 ITEMS = [f"item-{n}" for n in range(6)]
 
 
@@ -58,7 +59,7 @@ class Run:
         self.operating = self.calls.Operating(self.cos, operator)
         await self.operating.start(
             self.run, owners=2, users=2, form="shielded", secure_sum=self.secure_sum, epochs=1,
-            settings=SETTINGS.to_json(), rounds=rounds,
+            settings=SETTINGS.for_plan(), rounds=rounds,
         )  # fmt: skip
         self.parties = {
             name: self.calls.party_at(self.cos, who, self.run) for name, who in self.people.items()
@@ -121,7 +122,7 @@ class Run:
 
     async def window(self, name, number, value):
         """Hand over a gradient of the first row."""
-        contribution = Contribution(window_layout(SETTINGS, len(ITEMS), DIM))
+        contribution = Contribution(SETTINGS.window_layout(len(ITEMS)))
         gradient = np.full((1, DIM), value, np.float32)
         contribution.add("gradient", gradient, np.random.default_rng(0), rows=np.array([0]))
         contribution.count()
@@ -158,7 +159,7 @@ async def test_a_window_is_opened_after_enough_visits_and_steps_psi_by_the_sum_o
     version, payload, items = await run.model()
     assert (plan.purpose, len(plan.members), plan.users, plan.min_sum) == ("window", 2, 2, 1)
     assert plan.model_sha256 == hashlib.sha256(payload).digest()
-    assert plan.layout_sha256 == layout_hash(window_layout(SETTINGS, len(ITEMS), DIM))
+    assert plan.layout_sha256 == layout_hash(SETTINGS.window_layout(len(ITEMS)))
     np.testing.assert_array_equal(items, first_rows())
     assert await run.window("one", number, 0.5) == await run.window("two", number, 0.25) == []
     for name in ("one", "two"):

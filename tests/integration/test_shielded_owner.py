@@ -19,9 +19,9 @@ from coterie.crypto.sealed import (
 from coterie.net.enrolment import saved_bundles
 from coterie.parties.party import Member
 from coterie.systems.drift.blocks import Block
-from coterie.systems.drift.mathematics import DriftSettings, initial_item_rows
+from coterie.systems.drift.mathematics import initial_item_rows
+from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.drift.shielded import visit
-from coterie.systems.drift.shielded_run import ShieldedPlan
 from coterie.wire.refusal import reason_name
 from coterie.wire.v1 import data_owner_pb2 as wire
 from coterie.wire.v1.data_owner_pb2_grpc import DataOwnerStub
@@ -30,7 +30,7 @@ from coterie.wire.visit import Reply, Visit
 
 RUN, USERS, DIM = "visits", 30, 4
 ITEMS = [f"item-{n:02}" for n in range(12)]
-SETTINGS = DriftSettings(dim=DIM, rate=0.25, ridge=0.0)
+SETTINGS = DriftSettings(form="shielded", dim=DIM, rate=0.25, ridge=0.0)
 RECORDS = ([0, 1, 2, 3, 4], [False, True, False, True, True])
 """Two blocks: one complete, one that trails."""
 BLOCKS = [Block(0, (0,), (1,)), Block(0, (2,), (3, 4))]
@@ -50,7 +50,7 @@ def stand(shared_third_party, shared_cos, certificates, tmp_path_factory, calls)
         # More users than will ever come: the run stays in its first phase, and no window is opened.
         await calls.Operating(shared_cos, certificates["operator"]).start(
             RUN, owners=1, users=USERS + 1, form="shielded", epochs=3,
-            settings=ShieldedPlan().to_json(), rounds=RoundsPlan(step_timeout_ms=60_000),
+            settings=SETTINGS.for_plan(), rounds=RoundsPlan(step_timeout_ms=60_000),
         )  # fmt: skip
         host = await shared_third_party.enrol("client", "shielded-host", USERS)
         kind = ParticipantKind.PARTICIPANT_KIND_USER

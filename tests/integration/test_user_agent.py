@@ -446,7 +446,8 @@ async def test_scores_are_those_of_the_users_own_factors(stand, agent, calls, ce
         slot = slots[bundles[names.index(user)].participant_id]
         request.users.CopyFrom(to_wire(np.array([slot], np.uint32)))
         request.items.CopyFrom(to_wire(np.zeros(0, np.uint32)))
-        row = from_wire((await party.exchange(request)).user_rows, np.float32, (1, 4), field="rows")[0]
+        answered = await party.call(lambda request=request: party.stub.Exchange(request))
+        row = from_wire(answered.user_rows, np.float32, (1, 4), field="rows")[0]
         expected = [float(model[index[item]] @ row) for item in answer.items]
         assert list(answer.scores) == pytest.approx(expected, rel=1e-5)
 

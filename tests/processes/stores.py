@@ -15,7 +15,8 @@ from safetensors.numpy import load_file
 from coterie.crypto.sealed import decode_records
 from coterie.net.enrolment import saved_bundles
 from coterie.systems.drift.blocks import Block, BlockBuilder, Stream
-from coterie.systems.drift.mathematics import DriftSettings, fetch, gradients, initial, owner_order, wanted
+from coterie.systems.drift.mathematics import fetch, gradients, initial, owner_order, wanted
+from coterie.systems.drift.settings import DriftSettings
 from coterie.wire.v1.orchestrator_pb2 import Gradient
 
 if TYPE_CHECKING:
@@ -214,10 +215,7 @@ class Stores:
 
     def learning(self) -> DriftSettings:
         """Return the learning settings of the run's plan."""
-        plan = self._running.plan()
-        return DriftSettings(
-            dim=plan.dim, rate=plan.rate, ridge=plan.ridge, theta=plan.theta, item_bias=plan.item_bias
-        )
+        return DriftSettings.from_plan(self._running.plan())
 
     # --- what must hold whatever happened ----------------------------------------------------------------------
 

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from coterie.evaluation.holdout import TRAIN
-from coterie.privacy.attacks import drift as attacks
 from coterie.privacy.attacks.scoring import Truth
 from coterie.privacy.canaries import CanaryKit, pack_records
 from coterie.privacy.transcript import decode, read_transcript
 from coterie.privacy.visibility import Audit, observed
 from coterie.systems.drift.mathematics import initial
+from coterie.systems.drift.study import published_attacks as attacks
 from coterie.systems.visibility import matrix, rows_of
 from coterie.wire.tensor import from_wire
 from coterie.wire.v1.orchestrator_pb2 import MetricSums, SubmitKind

@@ -17,7 +17,8 @@ from coterie.data.keyed_order import key_hash
 from coterie.privacy.canaries import CanaryKit, pack_records
 from coterie.privacy.visibility import Audit, observed
 from coterie.store.engine import open_sqlite
-from coterie.systems.drift.mathematics import DriftSettings, initial_item_rows
+from coterie.systems.drift.mathematics import initial_item_rows
+from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.drift.shielded import initial_row
 from coterie.systems.visibility import rows_of
 from coterie.wire.v1.client_pb2 import DisclosureReceiptRequest, UserRecommendRequest

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from coterie.systems.drift import published_run
 from coterie.systems.drift.published_run import (
     Catalogued,
     Delivered,
@@ -31,6 +34,7 @@ from coterie.systems.drift.published_run import (
     step,
     waiting_for,
 )
+from tests.transition_table import observed, printed, reached
 
 EPOCHS = 3
 ORDER = [Phase.GATHER, Phase.TRAIN, Phase.EVALUATE, Phase.DONE]
@@ -443,3 +447,56 @@ def test_owners_may_work_in_any_order_and_the_epochs_pass_all_the_same(
     assert state.phase is Phase.DONE
     # Each owner goes over its blocks exactly once in each epoch.
     assert done == {slot: list(range(1, EPOCHS + 1)) for slot in order}
+
+
+# --- the printed table -------------------------------------------------------------------------------------------
+
+
+def moves(state):
+    """Yield what may come in a state and lead to another phase, now or later."""
+    yield OwnerJoined(0, "owner")
+    yield from (UsersJoined(host, 1) for host in ("first", "second"))
+    yield from (Measured(host, point.number) for host in state.hosts for point in state.points)
+    yield from (PassDone(slot, state.epoch) for slot in state.owners)
+    for party in ("owner", "first", "second"):
+        yield PartyLost(party)
+        yield PartySeen(party)
+
+
+def others(state):
+    """Yield what else may come."""
+    yield from (Delivered(host, 1) for host in state.hosts)
+    yield Catalogued(1)
+    yield PointOpened(state.epoch, 0)
+    yield Stopped("no more")
+
+
+def passed(state):
+    """Return a state after its complete pass, as the server makes it; None where the pass goes on."""
+    if state.phase is not Phase.TRAIN or not pass_complete(state):
+        return None
+    return next_epoch(step(state, PointOpened(state.epoch, 0)))
+
+
+def test_the_printed_table_is_what_step_does_in_every_phase_with_every_event():
+    def onward(state):
+        if state.phase.ended:
+            return []
+        after = passed(state)
+        return [step(state, event) for event in moves(state)] if after is None else [after]
+
+    def seen():
+        first = RunState(epochs=2, expect_owners=1, expect_users=2)
+        for state in reached(first, onward, repr):
+            for event in (*moves(state), *others(state)):
+                name = type(event).__name__
+                yield name, state.phase, step(state, event).phase
+                for ended in (Phase.DONE, Phase.FAILED):
+                    yield name, ended, step(replace(state, phase=ended), event).phase
+            if passed(state) is not None:
+                yield "(pass complete)", state.phase, passed(state).phase
+
+    table = printed(published_run.__doc__)
+    assert {name for name, _ in table} == {one.__name__ for one in get_args(Event)} | {"(pass complete)"}
+    assert {phase for _, phase in table} == {phase.value for phase in Phase}
+    assert {pair: phases for pair, phases in table.items() if phases} == observed(seen())

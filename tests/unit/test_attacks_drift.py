@@ -11,11 +11,11 @@ import numpy.typing as npt
 import pytest
 
 from coterie.errors import DataError
-from coterie.privacy.attacks.drift import report
-from coterie.privacy.attacks.exchanges import SeenGradient, read_exchanges
-from coterie.privacy.attacks.gradient_sign import solve
 from coterie.privacy.attacks.scoring import Truth, flag_accuracies, mean_auc
 from coterie.privacy.transcript import TranscriptWriter
+from coterie.systems.drift.study.exchanges import SeenGradient, read_exchanges
+from coterie.systems.drift.study.gradient_sign import solve
+from coterie.systems.drift.study.published_attacks import report
 from coterie.wire.tensor import to_wire
 from coterie.wire.v1.orchestrator_pb2 import (
     ExchangeRequest,

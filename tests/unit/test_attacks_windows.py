@@ -5,33 +5,32 @@ import hashlib
 import numpy as np
 import pytest
 
-from coterie.privacy.attacks.exchanges import Exchange, SeenGradient
-from coterie.privacy.attacks.gradient_sign import GradientSign
-from coterie.privacy.attacks.requested_rows import RequestedRows
 from coterie.privacy.attacks.scoring import Truth, mean_auc
-from coterie.privacy.attacks.windows import read_windows, report
 from coterie.privacy.transcript import TranscriptWriter
 from coterie.rounds.conductor import model_to_bytes
 from coterie.secure_sum.contribution import Contribution
 from coterie.systems.drift.blocks import BlockBuilder
-from coterie.systems.drift.mathematics import DriftSettings, fetch, gradients, initial, wanted
 from coterie.systems.drift.mathematics import apply as step_by
+from coterie.systems.drift.mathematics import fetch, gradients, initial, wanted
+from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.drift.shielded import HeldRows, visit
-from coterie.systems.drift.shielded_run import ShieldedPlan, window_layout
+from coterie.systems.drift.study.exchanges import Exchange, SeenGradient
+from coterie.systems.drift.study.gradient_sign import GradientSign
+from coterie.systems.drift.study.requested_rows import RequestedRows
+from coterie.systems.drift.study.windows_attacks import read_windows, report
 from coterie.wire.chunks import split
 from coterie.wire.v1.common_pb2 import RoundRef, SlotRange
 from coterie.wire.v1.orchestrator_pb2 import FetchResponse, RunPlan, SubmitKind, SubmitRequest
 from coterie.wire.v1.rounds_pb2 import SummedVector
 
 USERS, ITEMS, DIM = 60, 80, 8
-SETTINGS = DriftSettings(dim=DIM, rate=0.2, ridge=1e-3)
-WINDOWS = ShieldedPlan()
+SETTINGS = DriftSettings(form="shielded", dim=DIM, rate=0.2, ridge=1e-3)
 
 
 def plan(secure_sum="clear"):
     return RunPlan(
         run_id="run", system="drift", form="shielded", secure_sum=secure_sum, dim=DIM, rate=SETTINGS.rate,
-        settings=WINDOWS.to_json(),
+        settings=SETTINGS.for_plan(),
     )  # fmt: skip
 
 
@@ -62,7 +61,7 @@ def blocks_of(by_user):
 
 def submitted(number, gradient, released):
     """Return what an owner submits in a window."""
-    layout = window_layout(WINDOWS, ITEMS, DIM)
+    layout = SETTINGS.window_layout(ITEMS)
     contribution = Contribution(layout)
     contribution.add("gradient", gradient, np.random.default_rng(number), rows=released)
     contribution.count()

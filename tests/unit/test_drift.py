@@ -2,17 +2,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from coterie.errors import ConfigError, DataError
 from coterie.systems.drift.blocks import BlockBuilder, Stream
 from coterie.systems.drift.mathematics import (
     Block,
-    DriftSettings,
     Rows,
     Update,
     apply,
@@ -28,6 +29,8 @@ from coterie.systems.drift.mathematics import (
     wanted,
 )
 from coterie.systems.drift.sequential import run_in_process
+from coterie.systems.drift.settings import DriftSettings
+from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
 ITEM = st.integers(0, 11)
 BLOCK = st.builds(
@@ -40,6 +43,12 @@ BLOCKS = st.lists(BLOCK, min_size=1, max_size=7)
 RIDGE = st.sampled_from([0.0, 1e-3, 0.1])
 
 SOME_BLOCKS = [Block(3, (1, 4), (2, 7, 9)), Block(1, (4,), (1,)), Block(3, (2, 2, 5), (9, 0))]
+
+
+class Wide(DriftSettings):
+    """Factors far from zero."""
+
+    init_scale: ClassVar[float] = 0.5
 
 
 def rows_for(blocks: list[Block], dim: int = 4, seed: int = 0, *, item_bias: bool = False) -> Rows:
@@ -215,7 +224,7 @@ def test_scores_far_from_zero_do_not_overflow(sign: int) -> None:
 
 def test_a_step_raises_the_positives_over_the_negatives() -> None:
     block = Block(0, negatives=(0, 1), positives=(2, 3))
-    Upsilon, Psi = initial(1, 4, DriftSettings(init_scale=0.5), 1)
+    Upsilon, Psi = initial(1, 4, Wide(), 1)
     before = score(Upsilon, Psi)[0]
     step(Upsilon, Psi, [block], DriftSettings(rate=0.1, ridge=0))
     gained = score(Upsilon, Psi)[0] - before
@@ -223,7 +232,7 @@ def test_a_step_raises_the_positives_over_the_negatives() -> None:
 
 
 def test_a_step_lowers_the_loss() -> None:
-    Upsilon, Psi = initial(5, 12, DriftSettings(init_scale=0.5), 1)
+    Upsilon, Psi = initial(5, 12, Wide(), 1)
     rows = fetch(Upsilon, Psi, *wanted(SOME_BLOCKS))
     update = gradients(SOME_BLOCKS, rows, 1e-3)
     apply(Upsilon, Psi, update, 0.05)
@@ -272,7 +281,7 @@ def test_the_first_rows_do_not_depend_on_how_many_are_drawn() -> None:
 
 
 def test_initial_rows_have_the_scale_asked_for_and_differ_by_seed_and_table() -> None:
-    options = DriftSettings(dim=20, init_scale=0.5)
+    options = Wide(dim=20)
     Upsilon, Psi = initial(400, 400, options, 0)
     assert Upsilon.std() == pytest.approx(0.5, rel=0.05)
     assert Upsilon.dtype == Psi.dtype == np.float32
@@ -300,13 +309,65 @@ def test_an_item_bias_starts_at_zero_and_the_users_coordinate_stays_one() -> Non
         {"rate": 0.0},
         {"rate": math.nan},
         {"ridge": -1.0},
+        {"rate": math.inf},
+        {"ridge": math.inf},
         {"init_scale": 0.0},
-        {"init_scale": math.inf},
     ],
 )
-def test_settings_out_of_range_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match="expected"):
+def test_settings_out_of_range_are_refused_and_named(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
         DriftSettings(**wrong)
+
+
+def planned(settings: DriftSettings, **changes: object) -> RunPlan:
+    """Return a plan that carries settings, with fields changed afterwards."""
+    plan = RunPlan(form=settings.form)
+    settings.fill(plan)
+    for name, value in changes.items():
+        setattr(plan, name, value)
+    return plan
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        DriftSettings(),
+        DriftSettings(dim=5, rate=0.5, ridge=0.25, theta=3, item_bias=True, epochs=2, max_staleness=7),
+        DriftSettings(
+            form="shielded", k_min=7, window=3, window_s=2.5, join_s=1, window_bound=8, window_bits=20
+        ),
+    ],
+)
+def test_settings_that_a_plan_carries_are_those_that_were_written(settings: DriftSettings) -> None:
+    found = DriftSettings.from_plan(planned(settings))
+    # A plan has single precision.
+    single = {name: float(np.float32(getattr(settings, name))) for name in ("rate", "ridge")}
+    assert found == settings.model_copy(update=single)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"dim": 0}, "dim"),
+        ({"dim": 1, "item_bias": True}, "dim is 1; expected at least 2"),
+        ({"theta": 0}, "theta"),
+        ({"epochs": 0}, "epochs"),
+        ({"rate": 0.0}, "rate"),
+        ({"rate": math.nan}, "rate"),
+        ({"rate": math.inf}, "rate"),
+        ({"ridge": -1.0}, "ridge"),
+        ({"form": ""}, "form"),
+    ],
+)
+def test_a_plan_out_of_range_is_refused_and_the_setting_named(changes: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        DriftSettings.from_plan(planned(DriftSettings(), **changes))
+
+
+def test_a_plan_of_the_shielded_form_has_these_bytes() -> None:
+    assert DriftSettings(form="shielded").for_plan() == (
+        '{"bits":24,"bound":64.0,"join_s":10.0,"k_min":5,"window":128,"window_s":10.0}'
+    )
 
 
 def good_update() -> Update:
@@ -400,7 +461,7 @@ def test_owners_take_turns_and_trailing_blocks_come_last() -> None:
     # Owner 0 completes blocks (0,1), (2,3), (4,5) and leaves (6,7); owner 1 completes (8,9) and leaves (10,11).
     streams = [interactions(*alternating(0, 0, 8)), interactions(*alternating(1, 8, 4))]
     blocks = [Block(0 if k < 8 else 1, (k,), (k + 1,)) for k in range(0, 12, 2)]
-    options = DriftSettings(theta=2, rate=0.5, init_scale=0.5)
+    options = Wide(theta=2, rate=0.5)
     seen: list[float] = []
     Upsilon, Psi = run_in_process(
         streams, 2, 12, options, epochs=1, seed=4, on_epoch=lambda *done: seen.append(done[3])
@@ -417,7 +478,7 @@ def test_owners_take_turns_and_trailing_blocks_come_last() -> None:
 
 def test_a_later_pass_takes_every_stored_block_once_in_the_owners_order() -> None:
     stream, _, _ = planted(users=1, items=40, each=40)
-    options = DriftSettings(theta=3, rate=0.5, init_scale=0.5)
+    options = Wide(theta=3, rate=0.5)
     kept: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def keep(epoch: int, Upsilon: np.ndarray, Psi: np.ndarray, loss: float) -> None:

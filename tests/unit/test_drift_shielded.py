@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from coterie.systems.drift.blocks import Block, BlockBuilder, Stream
-from coterie.systems.drift.mathematics import DriftSettings, Rows, gradients, initial, wanted
+from coterie.systems.drift.mathematics import Rows, gradients, initial, wanted
+from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.drift.shielded import HeldRows, initial_row, run_shielded, visit
 
 SETTINGS = DriftSettings(dim=4, rate=0.3, ridge=1e-2)

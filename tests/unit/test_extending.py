@@ -16,8 +16,8 @@ from coterie.data import Dataset
 from coterie.secure_sum.registry import SUMS
 from coterie.studies.in_process import InProcess, train_plan
 from coterie.studies.run_data import Feed, load, make_feed
-from coterie.systems.drift.mathematics import DriftSettings
 from coterie.systems.drift.sequential import run_in_process
+from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.drift.study.references import in_time_order
 from coterie.systems.fcf.settings import FcfOptions
 from coterie.systems.registry import SYSTEMS, combination, combinations

@@ -14,13 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sqlalchemy as sa
-from coterie_cos.model import Frozen, Model, settings_of
+from coterie_cos.drift.model import Frozen, Model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.store import cos as store
 from coterie.store.engine import Term, Writer, open_sqlite
 from coterie.systems.drift.mathematics import initial
+from coterie.systems.drift.settings import DriftSettings
 from coterie.wire.refusal import Refusal
 from coterie.wire.tensor import to_wire
 from coterie.wire.v1.orchestrator_pb2 import Gradient, RunPlan
@@ -28,7 +29,15 @@ from coterie.wire.v1.orchestrator_pb2 import Gradient, RunPlan
 USERS, ITEMS, DIM = 5, 7, 3
 MAX_STALENESS = 2
 PLAN = RunPlan(
-    run_id="run", dim=DIM, rate=0.25, ridge=0.0, theta=2, seed=3, max_staleness=MAX_STALENESS, epochs=3
+    run_id="run",
+    form="published",
+    dim=DIM,
+    rate=0.25,
+    ridge=0.0,
+    theta=2,
+    seed=3,
+    max_staleness=MAX_STALENESS,
+    epochs=3,
 )
 
 
@@ -119,7 +128,7 @@ def server(empty_store: Path, tmp_path: Path) -> Iterator[Server]:
 
 def summed(applied: list[Gradient]) -> tuple[np.ndarray, np.ndarray]:
     """Return the factors after gradients, one after the other, from their definition."""
-    users, items = initial(USERS, ITEMS, settings_of(PLAN), PLAN.seed)
+    users, items = initial(USERS, ITEMS, DriftSettings.from_plan(PLAN), PLAN.seed)
     rate = np.float32(PLAN.rate)
     for message in applied:
         for factors, ids, values in (
@@ -256,7 +265,7 @@ async def test_rows_that_grow_keep_their_values_and_new_ones_are_those_of_a_larg
     await server.send(0, gradient(0, rows_version=0, epoch=1, first_block=0))
     users, items = server.model.users.copy(), server.model.items.copy()
     server.model.grow(USERS + 3, ITEMS + 2)
-    larger = initial(USERS + 3, ITEMS + 2, settings_of(PLAN), PLAN.seed)
+    larger = initial(USERS + 3, ITEMS + 2, DriftSettings.from_plan(PLAN), PLAN.seed)
     np.testing.assert_array_equal(server.model.users[:USERS], users)
     np.testing.assert_array_equal(server.model.items[:ITEMS], items)
     np.testing.assert_array_equal(server.model.users[USERS:], larger[0][USERS:])

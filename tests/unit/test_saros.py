@@ -1,11 +1,20 @@
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
 from coterie.systems.drift.blocks import Block, Stream
 from coterie.systems.drift.central import train, user_order
-from coterie.systems.drift.mathematics import DriftSettings, initial, score, step
+from coterie.systems.drift.mathematics import initial, score, step
+from coterie.systems.drift.settings import DriftSettings
+
+
+class Wide(DriftSettings):
+    """Factors far from zero."""
+
+    init_scale: ClassVar[float] = 0.5
 
 
 def planted(users: int = 30, items: int = 40, each: int = 30) -> tuple[Stream, np.ndarray]:
@@ -31,7 +40,7 @@ def test_one_block_makes_one_update_and_a_user_is_finished_before_the_next() -> 
     item = np.array([0, 4, 1, 5, 2, 3, 6], np.int32)
     positive = np.array([0, 0, 1, 1, 0, 1, 0], bool)
     blocks = {0: [Block(0, (0,), (1,)), Block(0, (2,), (3,))], 1: [Block(1, (4,), (5,))]}
-    options = DriftSettings(rate=0.5, init_scale=0.5, theta=8)
+    options = Wide(rate=0.5, theta=8)
     for seed in range(4):
         losses: list[float] = []
         trained = train(

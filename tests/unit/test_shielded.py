@@ -1,6 +1,7 @@
 """A run of DRIFT's shielded form as a state machine, and what its sums look like."""
 
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from coterie.errors import ConfigError
 from coterie.evaluation.holdout import TEST, TRAIN, VALIDATION, Holdout, ranked_names
 from coterie.secure_sum.contribution import Contribution
+from coterie.systems.drift import shielded_run
 from coterie.systems.drift.published_run import (
     Catalogued,
     OwnerJoined,
@@ -18,16 +20,17 @@ from coterie.systems.drift.published_run import (
     Stopped,
     UsersJoined,
 )
+from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.drift.shielded_run import (
     LOSSES,
     Abandoned,
     Delivered,
     Evaluated,
+    Event,
     Opened,
     Phase,
     Purpose,
     Shielded,
-    ShieldedPlan,
     Visits,
     Windowed,
     add_measured,
@@ -37,8 +40,9 @@ from coterie.systems.drift.shielded_run import (
     next_sum,
     step,
     waiting_for,
-    window_layout,
 )
+from coterie.wire.v1.orchestrator_pb2 import RunPlan
+from tests.transition_table import observed, printed, reached
 
 
 def after(state, *events):
@@ -214,8 +218,8 @@ def test_whatever_happens_numbers_only_grow_and_the_store_gives_back_what_it_was
 
 
 def test_an_owners_vector_has_zeros_where_nothing_may_leave_and_sums_over_owners():
-    settings = ShieldedPlan(bound=8.0)
-    layout, rng = window_layout(settings, 5, 3), np.random.default_rng(0)
+    settings = DriftSettings(form="shielded", dim=3, window_bound=8.0)
+    layout, rng = settings.window_layout(5), np.random.default_rng(0)
     total, expected = np.zeros(layout.size, np.uint32), np.zeros((5, 3))
     for items in ([0, 3], [3], []):
         one, gradient = Contribution(layout), rng.normal(0, 1, (len(items), 3)).astype(np.float32)
@@ -249,8 +253,99 @@ def test_every_metric_that_is_measured_has_a_place():
 
 
 def test_settings_travel_as_json_and_others_are_refused():
-    settings = ShieldedPlan(k_min=7, window=3)
-    assert ShieldedPlan.from_json(settings.to_json()) == settings
-    for text in ('{"k_min":0}', '{"bits":30}', '{"window_s":0}', '{"other":1}', "[]", "nothing"):
-        with pytest.raises(ConfigError):
-            ShieldedPlan.from_json(text)
+    settings = DriftSettings(form="shielded", k_min=7, window=3, rate=0.25, ridge=0.5)
+    plan = RunPlan(form="shielded")
+    settings.fill(plan)
+    assert DriftSettings.from_plan(plan) == settings
+    for text, named in (
+        ('{"k_min":0}', "k_min"),
+        ('{"k_min":2.5}', "k_min"),
+        ('{"bits":30}', "window_bits"),
+        ('{"bound":NaN}', "window_bound"),
+        ('{"window":0}', "window"),
+        ('{"window_s":0}', "window_s"),
+        ('{"join_s":0}', "join_s"),
+        ('{"other":1}', "other"),
+        ('{"dim":3}', "dim"),
+        ("[]", "list"),
+        ("nothing", "Expecting value"),
+    ):
+        plan.settings = text
+        with pytest.raises(ConfigError, match=named):
+            DriftSettings.from_plan(plan)
+
+
+# --- the printed table -------------------------------------------------------------------------------------------
+
+
+def moves(state, summed):
+    """Yield what may come in a state while a sum is open for a purpose, or none."""
+    yield OwnerJoined(0, "owner")
+    yield from (UsersJoined(host, 1) for host in ("first", "second"))
+    yield from (Delivered(host, state.epoch, state.catalogue) for host in state.hosts)
+    for party in ("owner", "first", "second"):
+        yield PartyLost(party)
+        yield PartySeen(party)
+    if summed is not None:
+        yield Windowed((0,)) if summed is Purpose.WINDOW else Evaluated()
+        yield Abandoned(summed, "too few")
+    elif state.phase is not Phase.GATHER:
+        yield Opened()
+
+
+def others(state):
+    """Yield what else may come, and leads to no other phase later."""
+    yield Catalogued(1)
+    yield Stopped("no more")
+    yield from (Visits(slot, 1, 0) for slot in state.owners)
+
+
+def decisive(state):
+    """Return a state with everything at rest that decides no phase, so that there are few of them."""
+    row = state.abandoned_in_a_row
+    gathering = state.phase is Phase.GATHER
+    return replace(
+        state,
+        round=0,
+        closed=0,
+        version=0,
+        captured=0,
+        abandoned=0,
+        evaluations=min(state.evaluations, 1),
+        # Three in a row end an epoch, ten the run: the third and the tenth are tried, those between are like the third.
+        abandoned_in_a_row=row if row in (0, 9) else 2,
+        owners={
+            slot: replace(owner, summed=0, present=owner.present or not gathering)
+            for slot, owner in state.owners.items()
+        },
+    )
+
+
+def test_the_printed_table_is_what_step_does_in_every_phase_with_every_event():
+    def onward(pair):
+        state, summed = pair
+        if state.phase.ended:
+            return
+        for event in moves(state, summed):
+            after = decisive(step(state, event))
+            if isinstance(event, Opened):
+                evaluates = state.phase is Phase.EVALUATE
+                yield after, Purpose.EVALUATE if evaluates else Purpose.WINDOW
+            else:
+                yield after, None if isinstance(event, Windowed | Evaluated | Abandoned) else summed
+        if state.abandoned_in_a_row == 2:
+            yield replace(state, abandoned_in_a_row=9), summed
+
+    def seen():
+        first = Shielded(epochs=2, expect_owners=1, expect_users=2, window=1)
+        for state, summed in reached((first, None), onward, repr):
+            for event in (*moves(state, summed), *others(state)):
+                name = type(event).__name__
+                yield name, state.phase, step(state, event).phase
+                for ended in (Phase.DONE, Phase.FAILED):
+                    yield name, ended, step(replace(state, phase=ended), event).phase
+
+    table = printed(shielded_run.__doc__)
+    assert {name for name, _ in table} == {one.__name__ for one in get_args(Event)}
+    assert {phase for _, phase in table} == {phase.value for phase in Phase}
+    assert {pair: phases for pair, phases in table.items() if phases} == observed(seen())

@@ -1,7 +1,7 @@
 """Where a user goes on after a data owner refused its visit for its numbers."""
 
 import pytest
-from coterie_client.visits import resumed
+from coterie_client.drift.visits import resumed
 
 from coterie.errors import PeerError
 from coterie.store.client import Visited

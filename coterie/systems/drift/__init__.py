@@ -5,7 +5,7 @@ from __future__ import annotations
 from coterie.secure_sum.registry import KEYED
 from coterie.systems.description import DataNeeds, Driver, System
 from coterie.systems.drift.declared import declared
-from coterie.systems.drift.settings import DriftOptions
+from coterie.systems.drift.settings import DriftSettings
 
 __all__ = ["SYSTEM"]
 
@@ -36,7 +36,8 @@ SYSTEM = System(
     name="drift",
     title="DRIFT",
     paper="DRIFT, 2022",
-    settings=DriftOptions,
+    page="docs/systems/drift.md",
+    settings=DriftSettings,
     forms={"published": Driver.ASYNCHRONOUS, "shielded": Driver.WINDOWS},
     sums=("clear", "masked"),
     objection=lambda form, secure_sum: _OBJECTIONS.get((form, secure_sum), ""),

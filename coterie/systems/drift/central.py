@@ -6,14 +6,13 @@ per block, and the users one after another.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 
 from coterie.systems.drift.blocks import Block, BlockBuilder, Stream
-from coterie.systems.drift.mathematics import DriftSettings, initial, step
+from coterie.systems.drift.mathematics import initial, step
 from coterie.systems.drift.sequential import EpochDone
+from coterie.systems.drift.settings import DriftSettings
 
 __all__ = ["train", "user_order"]
 
@@ -54,7 +53,7 @@ def train(
     Upsilon : ndarray of float32, shape (n_users, d)
     Psi : ndarray of float32, shape (n_items, d)
     """
-    settings = replace(settings, theta=1)
+    settings = settings.model_copy(update={"theta": 1})
     Upsilon, Psi = initial(n_users, n_items, settings, seed)
     by_user = _blocks_by_user(stream)
     for epoch in range(1, epochs + 1):

@@ -24,13 +24,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.errors import ConfigError, DataError
+from coterie.errors import DataError
 from coterie.systems.drift.blocks import Block, BlockBuilder
+from coterie.systems.drift.settings import DriftSettings
 
 __all__ = [
     "Block",
     "BlockBuilder",
-    "DriftSettings",
     "Rows",
     "Update",
     "apply",
@@ -48,52 +48,6 @@ __all__ = [
 
 _USER_ROWS, _ITEM_ROWS, _OWNER_ORDER = 0, 1, 2
 """First element of the key under which each use of the seed draws."""
-
-
-@dataclass(frozen=True)
-class DriftSettings:
-    r"""What every party of a run must agree on.
-
-    Parameters
-    ----------
-    dim : int
-        Latent dimensions ``d``, at least 1, or 2 with an item bias.
-    rate : float
-        Step size :math:`\alpha`, above 0.
-    ridge : float
-        :math:`\lambda`, at least 0.
-    init_scale : float
-        Standard deviation of the initial values, above 0: at zero no gradient would ever start.
-    item_bias : bool
-        Fix the last coordinate of every user to 1, which makes the last one of an item its bias.
-    theta : int
-        Saved blocks that trigger an update, the paper's Theta, at least 1.
-
-    Raises
-    ------
-    ConfigError
-        A value out of its range.
-    """
-
-    dim: int = 16
-    rate: float = 0.2
-    ridge: float = 1e-3
-    init_scale: float = 0.03
-    item_bias: bool = False
-    theta: int = 2
-
-    def __post_init__(self) -> None:
-        least = 2 if self.item_bias else 1
-        if self.dim < least:
-            raise ConfigError(f"dim is {self.dim}; expected at least {least}")
-        if self.theta < 1:
-            raise ConfigError(f"theta is {self.theta}; expected at least 1")
-        # Written so that NaN fails, too.
-        if not (0 < self.rate < np.inf and 0 < self.init_scale < np.inf and 0 <= self.ridge < np.inf):
-            raise ConfigError(
-                f"rate {self.rate}, init_scale {self.init_scale}, ridge {self.ridge}; "
-                "expected finite numbers, the first two above 0 and the ridge at least 0"
-            )
 
 
 @dataclass(frozen=True, eq=False)

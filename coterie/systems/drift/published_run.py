@@ -6,6 +6,25 @@ not hold anybody up either: each one is made on a frozen version while training 
 
 ``step`` takes a state and an event and returns the next state.  Tasks are a function of the state alone
 (``owner_task``, ``host_tasks``), so asking twice gives the same answer and a lost answer loses nothing.
+
+``step`` leads from a phase to one of these; a dash marks what cannot come in a phase.  A complete pass is no event: the
+server opens an evaluation and calls ``next_epoch`` as soon as ``pass_complete`` holds.
+
+===============  =============  =====================  ==============  ====  ======
+event            gather         train                  evaluate        done  failed
+===============  =============  =====================  ==============  ====  ======
+OwnerJoined      gather, train  train                  evaluate        done  failed
+UsersJoined      gather, train  train                  evaluate        done  failed
+Catalogued       gather         train                  evaluate        done  failed
+Delivered        gather         train                  evaluate        done  failed
+PassDone         gather         train                  evaluate        done  failed
+PointOpened      gather         train                  evaluate        done  failed
+Measured         -              train                  evaluate, done  done  failed
+PartyLost        gather         train                  evaluate, done  done  failed
+PartySeen        gather, train  train                  evaluate        done  failed
+Stopped          failed         failed                 failed          done  failed
+(pass complete)  -              train, evaluate, done  -               -     -
+===============  =============  =====================  ==============  ====  ======
 """
 
 from __future__ import annotations

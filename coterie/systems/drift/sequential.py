@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.systems.drift.blocks import Block, BlockBuilder, Stream
-from coterie.systems.drift.mathematics import DriftSettings, initial, owner_order, step
+from coterie.systems.drift.mathematics import initial, owner_order, step
+from coterie.systems.drift.settings import DriftSettings
 
 __all__ = ["EpochDone", "run_in_process"]
 

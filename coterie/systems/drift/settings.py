@@ -1,24 +1,47 @@
-"""Settings of DRIFT."""
+"""Settings of DRIFT: the table of a run's file, what a plan carries of it, and what the mathematics takes."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, ValidationError, model_validator
 
-from coterie.systems.drift.mathematics import DriftSettings
-from coterie.systems.drift.shielded_run import MIN_MASKED, ShieldedPlan, window_layout
+from coterie.errors import ConfigError
+from coterie.secure_sum.contribution import Layout, Segment
 from coterie.systems.run import Run
 from coterie.systems.settings import MaskedSum, SystemSettings
 from coterie.systems.shared.problems import FEWEST_BEHIND
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
-__all__ = ["DriftOptions"]
+__all__ = ["MIN_MASKED", "DriftSettings"]
+
+MIN_MASKED = 3
+"""Fewest owners, or hosts, in a masked sum: of two each would know the other's vector."""
+
+_IN_FIELDS = ("form", "dim", "rate", "ridge", "theta", "item_bias", "max_staleness", "epochs")
+"""Settings that are fields of a plan."""
+
+_IN_JSON = {
+    "k_min": "k_min",
+    "window": "window",
+    "window_s": "window_s",
+    "join_s": "join_s",
+    "window_bound": "bound",
+    "window_bits": "bits",
+}
+"""Settings that the plan of the shielded form carries as JSON, and their keys there."""
 
 
-class DriftOptions(SystemSettings):
-    """DRIFT."""
+class DriftSettings(SystemSettings):
+    """DRIFT.
+
+    The same object is the table of a file, is written into a plan and read from one, and goes to the mathematics.
+    """
+
+    init_scale: ClassVar[float] = 0.03
+    """Standard deviation of the initial values: at zero no gradient would ever start."""
 
     form: Literal["published", "shielded"] = Field(
         "published",
@@ -53,25 +76,48 @@ class DriftOptions(SystemSettings):
     )
     window_bits: int = Field(24, ge=8, le=28, description="shielded: bits of a transmitted value.")
 
-    def windows(self) -> ShieldedPlan:
-        """Return the settings of windows, as the plan of a run carries them."""
-        return ShieldedPlan(
-            k_min=self.k_min,
-            window=self.window,
-            window_s=self.window_s,
-            join_s=self.join_s,
-            bound=self.window_bound,
-            bits=self.window_bits,
-        )
+    @model_validator(mode="after")
+    def _a_user_has_more_than_its_constant(self) -> Self:
+        if self.item_bias and self.dim < 2:
+            raise ValueError(f"dim is {self.dim}; expected at least 2 with item_bias")
+        return self
 
-    def learning(self) -> DriftSettings:
-        """Return the settings of the mathematics."""
-        return DriftSettings(
-            dim=self.dim, rate=self.rate, ridge=self.ridge, theta=self.theta, item_bias=self.item_bias
-        )
+    @classmethod
+    def from_plan(cls, plan: RunPlan) -> Self:
+        """Return the settings that a plan carries; what belongs to another form has its default.
 
-    def fill(self, plan: RunPlan, run: Run, attributes: Sequence[str] = ()) -> None:
-        """Write the settings into the plan of a run."""
+        Raises
+        ------
+        ConfigError
+            When they are malformed, name something unknown, or a value is out of its range.
+        """
+        try:
+            found = {name: getattr(plan, name) for name in _IN_FIELDS}
+            if plan.form == "shielded":
+                found |= _of_windows(plan.settings)
+            return cls.model_validate(found, strict=True)
+        except ValueError as error:
+            raise ConfigError(
+                f"the settings of the plan are not those of DRIFT: {_words(error)}",
+                hint="the peers may be of another release",
+            ) from error
+
+    def for_plan(self, run: Run | None = None, attributes: Sequence[str] = ()) -> str:
+        """Return the settings of windows, JSON: equal settings are equal texts.  Empty in the published form."""
+        if self.form != "shielded":
+            return ""
+        plain = {key: getattr(self, name) for name, key in _IN_JSON.items()}
+        return json.dumps(plain, sort_keys=True, separators=(",", ":"))
+
+    def window_layout(self, n_items: int) -> Layout:
+        """Return what an owner's vector in a window looks like: a gradient of every item's row.
+
+        Rows that may not leave are zeros.
+        """
+        return Layout((Segment("gradient", (n_items, self.dim), self.window_bound, self.window_bits),))
+
+    def fill(self, plan: RunPlan, run: Run | None = None, attributes: Sequence[str] = ()) -> None:
+        """Write the settings into the plan of a run; the other parts of the run change nothing about them."""
         plan.dim = self.dim
         plan.rate = self.rate
         plan.ridge = self.ridge
@@ -79,8 +125,7 @@ class DriftOptions(SystemSettings):
         plan.item_bias = self.item_bias
         plan.max_staleness = self.max_staleness
         plan.epochs = self.epochs
-        if self.form == "shielded":
-            plan.settings = self.windows().to_json()
+        plan.settings = self.for_plan()
 
     @property
     def width(self) -> int:
@@ -90,7 +135,7 @@ class DriftOptions(SystemSettings):
     @property
     def room(self) -> int:
         """Largest number of owners over which a window's sum has room."""
-        return window_layout(self.windows(), 1, 1).capacity
+        return self.window_layout(1).capacity
 
     def form_in(self, run: Run) -> str:
         """Return the form of the system, as the plan names it."""
@@ -157,3 +202,25 @@ class DriftOptions(SystemSettings):
         if run.federation.owners:
             sums.append(MaskedSum(run.federation.owners, "data owners", "the next one has its rows"))
         return sums
+
+
+def _of_windows(text: str) -> dict[str, Any]:
+    """Return the settings of windows by name.
+
+    Raises
+    ------
+    ValueError
+        When the text is no JSON object, or has a key that there is not.
+    """
+    plain = json.loads(text)
+    if not isinstance(plain, dict):
+        raise ValueError(f"settings are {type(plain).__name__}; expected an object")
+    if unknown := sorted(plain.keys() - set(_IN_JSON.values())):
+        raise ValueError(f"unknown {', '.join(unknown)}; expected {', '.join(sorted(_IN_JSON.values()))}")
+    return {name: plain[key] for name, key in _IN_JSON.items() if key in plain}
+
+
+def _words(error: ValueError) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    return "; ".join(f"{'.'.join(map(str, one['loc'])) or 'all'}: {one['msg']}" for one in error.errors())

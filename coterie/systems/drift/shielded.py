@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.systems.drift.blocks import Block, BlockBuilder, Stream
-from coterie.systems.drift.mathematics import DriftSettings, Rows, gradients, initial, wanted
+from coterie.systems.drift.mathematics import Rows, gradients, initial, wanted
+from coterie.systems.drift.settings import DriftSettings
 
 __all__ = ["HeldRows", "Released", "Visited", "initial_row", "run_shielded", "visit"]
 

@@ -6,6 +6,26 @@ epoch is over when every host has let each of its users visit once; then what is
 at home, in a sum of their own.
 
 ``step`` takes a state and an event and returns the next state; `next_sum` says which sum a state asks for.
+
+``step`` leads from a phase to one of these; a dash marks what cannot come in a phase: a sum ends only after it was
+opened, and one that was opened in *visit* may end in *close*.
+
+===========  =============  =============  =======================  ===================  ====  ======
+event        gather         visit          close                    evaluate             done  failed
+===========  =============  =============  =======================  ===================  ====  ======
+OwnerJoined  gather, visit  visit          close                    evaluate             done  failed
+UsersJoined  gather, visit  visit, close   close                    evaluate             done  failed
+Catalogued   gather         visit          close                    evaluate             done  failed
+Visits       gather         visit          close                    evaluate             done  failed
+Delivered    gather         visit, close   close                    evaluate             done  failed
+PartyLost    gather         visit, close   close                    evaluate             done  failed
+PartySeen    gather, visit  visit, close   close                    evaluate             done  failed
+Opened       -              visit          close                    evaluate             done  failed
+Windowed     -              visit          close, evaluate          -                    done  failed
+Evaluated    -              -              -                        visit, done          done  failed
+Abandoned    -              visit, failed  close, evaluate, failed  visit, done, failed  done  failed
+Stopped      failed         failed         failed                   failed               done  failed
+===========  =============  =============  =======================  ===================  ====  ======
 """
 
 from __future__ import annotations
@@ -20,7 +40,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.errors import ConfigError
 from coterie.evaluation.holdout import ranked_names
 from coterie.secure_sum.contribution import Contribution, Layout, Segment
 from coterie.systems.drift.published_run import (
@@ -31,11 +50,9 @@ from coterie.systems.drift.published_run import (
     Stopped,
     UsersJoined,
 )
-from coterie.systems.shared.plan_settings import settings_from_json, settings_to_json
 
 __all__ = [
     "LOSSES",
-    "MIN_MASKED",
     "Abandoned",
     "Delivered",
     "Evaluated",
@@ -46,7 +63,6 @@ __all__ = [
     "Phase",
     "Purpose",
     "Shielded",
-    "ShieldedPlan",
     "Visits",
     "Windowed",
     "add_measured",
@@ -56,11 +72,7 @@ __all__ = [
     "next_sum",
     "step",
     "waiting_for",
-    "window_layout",
 ]
-
-MIN_MASKED = 3
-"""Fewest owners, or hosts, in a masked sum: of two each would know the other's vector."""
 
 LOSSES = ("train_loss", "test_loss")
 """Metrics that have no natural bound."""
@@ -72,56 +84,6 @@ _TRIES = 3
 """Windows at the end of an epoch that may be abandoned before the run goes on without them."""
 
 
-@dataclass(frozen=True)
-class ShieldedPlan:
-    """What the plan of a run says about windows, beside DRIFT's own settings.
-
-    Parameters
-    ----------
-    k_min : int
-        Fewest distinct users behind a row that leaves an owner.
-    window : int
-        Visits after which a window is opened.
-    window_s : float
-        Seconds after which one is opened that has seen fewer.
-    join_s : float
-        How long an owner may take for each step of a window, seconds; nobody waits longer.
-    bound, bits : float, int
-        Largest absolute value of an owner's vector, and bits of one code.
-    """
-
-    k_min: int = 5
-    window: int = 64
-    window_s: float = 10.0
-    join_s: float = 10.0
-    bound: float = 64.0
-    bits: int = 24
-
-    def __post_init__(self) -> None:
-        if self.k_min < 1 or self.window < 1:
-            raise ConfigError(f"k_min {self.k_min}, window {self.window}; expected at least 1")
-        # Written so that NaN fails, too.
-        if not (self.window_s > 0 and self.join_s > 0):
-            raise ConfigError(f"window_s {self.window_s}, join_s {self.join_s}; expected seconds above 0")
-        if not (0 < self.bound < np.inf and 8 <= self.bits <= 28):
-            raise ConfigError(f"bound {self.bound}, bits {self.bits}; expected above 0, and 8 to 28")
-
-    def to_json(self) -> str:
-        """Return the settings as the contract's ``RunPlan.settings``."""
-        return settings_to_json(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> ShieldedPlan:
-        """Return the settings of a plan.
-
-        Raises
-        ------
-        ConfigError
-            When they are malformed, name something unknown, or a value is out of its range.
-        """
-        return settings_from_json(text, "DRIFT's shielded form", lambda plain: cls(**plain))
-
-
 # --- what is summed ----------------------------------------------------------------------------------------------
 
 
@@ -130,11 +92,6 @@ class Purpose(enum.Enum):
 
     WINDOW = "window"
     EVALUATE = "evaluate"
-
-
-def window_layout(settings: ShieldedPlan, n_items: int, dim: int) -> Layout:
-    """Return what an owner's vector looks like: a gradient of every item's row, zeros where nothing may leave."""
-    return Layout((Segment("gradient", (n_items, dim), settings.bound, settings.bits),))
 
 
 def evaluation_layout() -> Layout:

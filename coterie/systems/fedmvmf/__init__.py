@@ -46,6 +46,7 @@ SYSTEM = System(
     name="fedmvmf",
     title="FedMVMF",
     paper="Mai and Pang, Privacy-preserving multi-view matrix factorization (PrivMVMF), 2023",
+    page="docs/systems/mvmf.md",
     settings=MvmfOptions,
     table="mvmf",
     forms=IN_ROUNDS,

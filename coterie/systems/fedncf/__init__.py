@@ -15,6 +15,7 @@ SYSTEM = System(
     title="FedNCF",
     paper="Perifanis and Efraimidis, Federated Neural Collaborative Filtering, 2022",
     settings=FedNcfSettings,
+    page="docs/systems/fedncf.md",
     forms=IN_ROUNDS,
     sums=("clear", "masked", "encrypted", "shared-key"),
     declared=declared_in_rounds,

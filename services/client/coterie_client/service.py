@@ -26,11 +26,11 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.client_pb2_grpc import add_UserAgentServicer_to_server
 from coterie_client.agent import Agent
-from coterie_client.drift import Drift
+from coterie_client.drift.published import PublishedDrift
+from coterie_client.drift.shielded import ShieldedDrift
 from coterie_client.history import Histories, read_histories
 from coterie_client.host import Host, Recommended, TakingPart
 from coterie_client.rounds import Rounds
-from coterie_client.shielded import ShieldedDrift
 
 if TYPE_CHECKING:
     from coterie.parties.key_holding import KeyHolding
@@ -188,7 +188,7 @@ def _way(host: Host) -> TakingPart:
         case Driver.WINDOWS:
             return ShieldedDrift(host)
         case _:
-            return Drift(host)
+            return PublishedDrift(host)
 
 
 def _told(settings: ClientSettings) -> tuple[dict[str, int], AttributeTable] | None:

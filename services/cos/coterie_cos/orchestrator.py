@@ -9,8 +9,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 from google.protobuf.message import Message
 
 from coterie.crypto.authority import PeerIdentity, logical_name
@@ -24,11 +22,9 @@ from coterie.store import cos as store
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.chunks import CHUNK_BYTES, Assembler, split
 from coterie.wire.refusal import ErrorReason, Refusal
-from coterie.wire.tensor import increasing_ids, to_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorServicer
-from coterie_cos.asynchronous import AsynchronousRun
-from coterie_cos.model import Model
+from coterie_cos.drift.exchange import AsynchronousCalls
 from coterie_cos.registry import Roll, ranges
 from coterie_cos.run import Run
 
@@ -36,7 +32,6 @@ __all__ = ["Orchestrator"]
 
 _MAX_PARTICIPANTS = 1000
 _MAX_ITEMS = 20_000
-_MAX_K = 10_000
 _HELD = (wire.FetchKind.FETCH_KIND_MODEL, wire.FetchKind.FETCH_KIND_OPEN_ITEMS)
 """What parties keep from round to round; the same for all of them."""
 
@@ -92,6 +87,7 @@ class Orchestrator(OrchestratorServicer):
         self._uploads = asyncio.Semaphore(max_uploads)
         self._max_payload = max_payload
         self._hashed: dict[int, tuple[bytes, bytes]] = {}
+        self._asynchronous = AsynchronousCalls(accounting)
 
     # --- Register ----------------------------------------------------------------------------------------------
 
@@ -391,129 +387,17 @@ class Orchestrator(OrchestratorServicer):
         with run.charged("Submit", party):
             await run.submitted(party, head, slots, payload)
 
-    # --- DRIFT, published form ---------------------------------------------------------------------------------
+    # --- calls of the asynchronous driver ----------------------------------------------------------------------
 
     async def Exchange(self, request: wire.ExchangeRequest, context: Any) -> wire.ExchangeResponse:  # noqa: N802
         """Apply the gradient of the last rows, if any, and hand out the next ones."""
-        known, party = await self._known(request.run_id)
-        run = self._published_drift(known)
-        run.registry.own_slot(party, request.owner, owner=True)
-        model = run.model
-        at = model.progress.get(request.owner, store.Progress())
-        users = increasing_ids(
-            request.users,
-            len(model.users),
-            field="users",
-            unknown=ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
-        )
-        items = increasing_ids(
-            request.items, len(model.items), field="items", unknown=ErrorReason.ERROR_REASON_UNKNOWN_ITEM
-        )
-        run.registry.check_items(request.owner, items, field="items")
-        gradient = request.gradient if request.HasField("gradient") else None
-        if (gradient is None) != (request.sequence == 0):
-            raise Refusal(
-                ErrorReason.ERROR_REASON_INVALID_FIELD,
-                "a gradient without a sequence number, or a number without a gradient",
-                field="sequence",
-                expected="0 without a gradient, the next number with one",
-            )
-        if gradient is not None:
-            with run.charged("Exchange", party):
-                await self._apply(run, request.owner, request.sequence, gradient, at)
-            if run.evaluation_due:
-                await completed(run.maybe_evaluate())
-        at = model.progress.get(request.owner, store.Progress())
-        return wire.ExchangeResponse(
-            version=model.version,
-            user_rows=to_wire(model.users[users]),
-            item_rows=to_wire(model.items[items]),
-            progress=_progress(at),
-        )
-
-    async def _apply(
-        self, run: AsynchronousRun, owner: int, sequence: int, gradient: wire.Gradient, at: store.Progress
-    ) -> None:
-        packed = gradient.SerializeToString(deterministic=True)
-        mark = hashlib.sha256(packed).digest()
-        if sequence == at.sequence:
-            if mark != at.digest:
-                raise Refusal(
-                    ErrorReason.ERROR_REASON_CONFLICT,
-                    f"exchange {sequence} was made before with another gradient",
-                    field="gradient",
-                    expected="the same bytes again",
-                )
-            # A retry: it may have come before the first answer was durable.
-            await run.term.run(lambda _: None)
-            return
-        if sequence != at.sequence + 1:
-            raise Refusal(
-                ErrorReason.ERROR_REASON_SEQUENCE_MISMATCH,
-                f"exchange {sequence} does not follow {at.sequence}",
-                field="sequence",
-                expected=str(at.sequence + 1),
-            )
-        if run.state.phase.ended:
-            raise Refusal(
-                ErrorReason.ERROR_REASON_WRONG_STATE,
-                "the run has ended: its model stays as it is",
-                field="run_id",
-                expected="a run that goes on",
-            )
-        if not 1 <= gradient.epoch <= run.state.epoch:
-            raise Refusal(
-                ErrorReason.ERROR_REASON_UNKNOWN_ROUND,
-                f"epoch {gradient.epoch} has not begun",
-                field="gradient.epoch",
-                expected=f"1 to {run.state.epoch}",
-            )
-        with self._accounting.activity("apply gradients", gradient.blocks):
-            decoded = run.model.check(owner, gradient)
-            items = np.frombuffer(gradient.items.data, "<u4")
-            run.registry.check_items(owner, items, field="gradient.items")
-        following = store.Progress(
-            sequence=sequence,
-            epoch=gradient.epoch,
-            blocks=gradient.first_block + gradient.blocks,
-            digest=mark,
-        )
-        await run.model.apply(owner, gradient, decoded, packed, following)
+        run, party = await self._known(request.run_id)
+        return await self._asynchronous.exchange(run, party, request)
 
     async def Recommend(self, request: wire.RecommendRequest, context: Any) -> wire.RecommendResponse:  # noqa: N802
         """Return the best items by the user's factors; what was seen is filtered at the client."""
-        known, party = await self._known(request.run_id)
-        run = self._published_drift(known)
-        run.registry.own_slot(party, request.slot, owner=False)
-        if not 1 <= request.k <= _MAX_K:
-            raise Refusal(
-                ErrorReason.ERROR_REASON_INVALID_FIELD,
-                f"k is {request.k}",
-                field="k",
-                expected=f"1 to {_MAX_K}",
-            )
-        best, scores = top_k(run.model, request.slot, request.k)
-        return wire.RecommendResponse(items=to_wire(best), scores=to_wire(scores), version=run.model.version)
-
-    @staticmethod
-    def _published_drift(run: Run) -> AsynchronousRun:
-        if not isinstance(run, AsynchronousRun):
-            raise Refusal(
-                ErrorReason.ERROR_REASON_WRONG_SYSTEM,
-                f"the run is {run.plan.system}, {run.plan.form}",
-                field="run_id",
-                expected="drift, published",
-            )
-        return run
-
-
-def top_k(model: Model, slot: int, k: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
-    """Return the k best items of a user, best first, with their scores."""
-    scores = model.items @ model.users[slot]
-    k = min(k, len(scores))
-    found = np.argpartition(-scores, k - 1)[:k]
-    found = found[np.argsort(-scores[found], kind="stable")]
-    return found.astype(np.uint32), scores[found]
+        run, party = await self._known(request.run_id)
+        return self._asynchronous.recommend(run, party, request)
 
 
 def _not_registered(party: str) -> Refusal:
@@ -523,7 +407,3 @@ def _not_registered(party: str) -> Refusal:
         field="run_id",
         expected="a registration first",
     )
-
-
-def _progress(at: store.Progress) -> wire.OwnerProgress:
-    return wire.OwnerProgress(sequence=at.sequence, epoch=at.epoch, blocks=at.blocks)

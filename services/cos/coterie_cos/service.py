@@ -14,9 +14,8 @@ import sqlalchemy as sa
 import structlog
 
 from coterie.config.services import CosSettings
-from coterie.crypto.authority import validate_name
 from coterie.crypto.beacon import BEACON_BYTES, Beacon
-from coterie.errors import CertificateError, ConfigError, CryptoError, PeerError, StoreError
+from coterie.errors import ConfigError, CryptoError, PeerError, StoreError
 from coterie.net.credentials import TlsFiles
 from coterie.net.directory import Directory
 from coterie.net.enrolment import enrol
@@ -32,7 +31,6 @@ from coterie.store.engine import Term, Writer, failure, file_failure, open_sqlit
 from coterie.store.postgres import Place, bounded, open_postgres
 from coterie.store.room import MARGIN, has_room
 from coterie.systems.description import Driver
-from coterie.systems.drift.shielded_run import ShieldedPlan
 from coterie.systems.registry import combination, driver_of, in_rounds, server_side
 from coterie.telemetry.gauges import Measure
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -41,14 +39,16 @@ from coterie.wire.v1.operator_pb2 import RunPhase, StartRunRequest
 from coterie.wire.v1.operator_pb2_grpc import add_OperatorServicer_to_server
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan
 from coterie.wire.v1.orchestrator_pb2_grpc import add_OrchestratorServicer_to_server
-from coterie_cos.asynchronous import AsynchronousRun
+from coterie_cos.drift.asynchronous import AsynchronousRun
+from coterie_cos.drift.plan_checks import check_plan
+from coterie_cos.drift.windows_run import ShieldedRun
 from coterie_cos.latency import Latency
 from coterie_cos.memory import return_freed_memory
 from coterie_cos.operator import Operator
 from coterie_cos.orchestrator import Orchestrator
+from coterie_cos.plan_ranges import check_ranges
 from coterie_cos.rounds_run import RoundsRun
 from coterie_cos.run import Run
-from coterie_cos.shielded_run import ShieldedRun
 from coterie_cos.summing import Surroundings
 
 __all__ = ["SERVICE"]
@@ -138,13 +138,15 @@ class CosProcess:
         def traffic() -> tuple[int, int]:
             return meter.bytes_in, meter.bytes_out
 
-        driver = driver_of(request.plan.system, request.plan.form)
-        if driver in (Driver.ROUNDS, Driver.WINDOWS):
-            kind = RoundsRun if driver is Driver.ROUNDS else ShieldedRun
-            accounting = self._runtime.accounting
-            around = Surroundings(folder, self._term, traffic, accounting, self._directory_key, revoked)
-            return kind(request, around)
-        return AsynchronousRun(request, folder, self._term, self._settings.snapshot_every, traffic)
+        accounting = self._runtime.accounting
+        around = Surroundings(folder, self._term, traffic, accounting, self._directory_key, revoked)
+        match driver_of(request.plan.system, request.plan.form):
+            case Driver.ROUNDS:
+                return RoundsRun(request, around)
+            case Driver.WINDOWS:
+                return ShieldedRun(request, around)
+            case _:
+                return AsynchronousRun(request, folder, self._term, self._settings.snapshot_every, traffic)
 
     async def _start(self, request: StartRunRequest) -> Run:
         return await completed(self._start_in_turn(request))
@@ -170,9 +172,7 @@ class CosProcess:
         if in_rounds(plan.system):
             _check_rounds(request)
         elif combination(plan.system, plan.secure_sum, plan.form).allowed:
-            _check_drift(request)
-            if driver_of(plan.system, plan.form) is Driver.WINDOWS:
-                _check_shielded(request)
+            check_plan(request)
         else:
             raise Refusal(
                 ErrorReason.ERROR_REASON_WRONG_SYSTEM,
@@ -348,48 +348,6 @@ def _with_beacon_of(held: RunPlan, plan: RunPlan) -> RunPlan:
     return asked
 
 
-def _check_drift(request: StartRunRequest) -> None:
-    """Check that a run of DRIFT can be made as asked.
-
-    Raises
-    ------
-    Refusal
-        INVALID_FIELD names the first field that is out of its range.
-    """
-    plan = request.plan
-    least_dim = 2 if plan.item_bias else 1
-    _check(
-        request,
-        {
-            "plan.dim": (least_dim <= plan.dim <= 1024, f"{least_dim} to 1024"),
-            "plan.rate": (0 < plan.rate < 1e3, "above 0 and below 1000"),
-            "plan.ridge": (0 <= plan.ridge < 1e3, "from 0 to below 1000"),
-            "plan.theta": (1 <= plan.theta <= 1024, "1 to 1024"),
-            "plan.epochs": (1 <= plan.epochs <= 10_000, "1 to 10000"),
-        },
-    )
-
-
-def _check_shielded(request: StartRunRequest) -> None:
-    """Check the windows of a run of DRIFT in its shielded form.
-
-    Raises
-    ------
-    Refusal
-        INVALID_FIELD.
-    """
-    _check(request, {"plan.rounds.step_timeout_ms": (request.plan.rounds.step_timeout_ms > 0, "at least 1")})
-    try:
-        ShieldedPlan.from_json(request.plan.settings)
-    except ConfigError as error:
-        raise Refusal(
-            ErrorReason.ERROR_REASON_INVALID_FIELD,
-            error.message,
-            field="plan.settings",
-            expected="settings of DRIFT's shielded form",
-        ) from error
-
-
 def _check_rounds(request: StartRunRequest) -> None:
     """Check that a run in rounds can be made as asked.
 
@@ -407,7 +365,7 @@ def _check_rounds(request: StartRunRequest) -> None:
             expected=f"one of {', '.join(SUMS)}",
         )
     form = "users" if rounds.party_per_user else "hosts"
-    _check(
+    check_ranges(
         request,
         {
             "plan.form": (plan.form == form, f"{form}, as party_per_user says"),
@@ -437,32 +395,6 @@ def _check_rounds(request: StartRunRequest) -> None:
             field="plan.settings",
             expected=f"settings of {plan.system}",
         ) from error
-
-
-def _check(request: StartRunRequest, ranges: dict[str, tuple[bool, str]]) -> None:
-    both = {
-        # It names a folder, too.
-        "plan.run_id": (_is_label(request.plan.run_id), "a DNS label: 1 to 63 of a-z, 0-9 and inner '-'"),
-        **ranges,
-        "phase_timeout_ms": (request.phase_timeout_ms > 0, "at least 1"),
-        "party_timeout_ms": (request.party_timeout_ms > 0, "at least 1"),
-    }
-    for field, (fits, expected) in both.items():
-        if not fits:
-            raise Refusal(
-                ErrorReason.ERROR_REASON_INVALID_FIELD,
-                f"{field} is out of range",
-                field=field,
-                expected=expected,
-            )
-
-
-def _is_label(name: str) -> bool:
-    try:
-        validate_name(name)
-    except CertificateError:
-        return False
-    return True
 
 
 class _Cos:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from coterie.config.run import RunSettings
-from coterie.privacy.attacks import drift as published
-from coterie.privacy.attacks import windows
 from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed
 from coterie.studies.study import Further, Recorded, Study
-from coterie.systems.drift.settings import DriftOptions
+from coterie.systems.drift.settings import DriftSettings
+from coterie.systems.drift.study import published_attacks as published
+from coterie.systems.drift.study import windows_attacks as windows
 from coterie.systems.drift.study.references import references
 from coterie.systems.drift.study.table import DRIFT
 
@@ -19,7 +19,7 @@ __all__ = ["STUDY"]
 
 
 def _references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Reference]:
-    return references(feed, settings.table(DriftOptions), seed)
+    return references(feed, settings.table(DriftSettings), seed)
 
 
 def _attack(recorded: Recorded) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def _attack(recorded: Recorded) -> dict[str, Any]:
 
 def _thetas(settings: RunSettings) -> Iterator[Further]:
     """Yield the same federation with each Theta of ``study.theta``: quality, calls and CPU time change."""
-    own = settings.table(DriftOptions)
+    own = settings.table(DriftSettings)
     for theta in settings.study.theta:
         other = settings.with_table(own.model_copy(update={"theta": theta}))
         yield Further("theta_study", f"theta-{theta}", {"theta": theta}, other)

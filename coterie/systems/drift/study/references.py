@@ -15,7 +15,7 @@ from coterie.studies.run_data import Feed
 from coterie.systems.drift import central as saros
 from coterie.systems.drift.blocks import Stream
 from coterie.systems.drift.mathematics import score
-from coterie.systems.drift.settings import DriftOptions
+from coterie.systems.drift.settings import DriftSettings
 
 __all__ = ["ROWS", "in_time_order", "references"]
 
@@ -34,7 +34,7 @@ ROWS = ("saros", "random", "popularity", "positive_share")
 
 
 def references(
-    feed: Feed, options: DriftOptions, seed: int, *, only: Collection[str] = ROWS
+    feed: Feed, options: DriftSettings, seed: int, *, only: Collection[str] = ROWS
 ) -> dict[str, Reference]:
     """Train SAROS and score the trivial rows.
 
@@ -47,7 +47,7 @@ def references(
     return {"saros": _saros(feed, options, seed), **rows} if "saros" in only else rows
 
 
-def _saros(feed: Feed, options: DriftOptions, seed: int) -> Reference:
+def _saros(feed: Feed, options: DriftSettings, seed: int) -> Reference:
     data, holdout = feed.dataset, feed.holdout()
     n_users, n_items = len(data.users), len(data.items)
     train = feed.split.part == TRAIN
@@ -58,7 +58,7 @@ def _saros(feed: Feed, options: DriftOptions, seed: int) -> Reference:
         history.append({"epoch": epoch, "train_loss": loss, "metrics": measured})
 
     stream = in_time_order(feed, train)
-    saros.train(stream, n_users, n_items, options.learning(), epochs=options.epochs, seed=seed, on_epoch=done)
+    saros.train(stream, n_users, n_items, options, epochs=options.epochs, seed=seed, on_epoch=done)
 
     return Reference(history[-1]["metrics"], history, "SAROS", "centralised, same blocks")
 

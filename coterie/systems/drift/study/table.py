@@ -18,7 +18,7 @@ from coterie.studies.tables.blocks import Entry, beside
 from coterie.studies.tables.cell import Cell
 from coterie.studies.tables.row import Choices, Options, Row, with_options
 from coterie.studies.tables.table import Block, Results, Table
-from coterie.systems.drift.settings import DriftOptions
+from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.drift.study.references import references
 
 __all__ = ["CHOOSE_BY", "DRIFT", "SHOWN", "after_first_epoch"]
@@ -62,7 +62,7 @@ def _trivial(name: str) -> Any:
 
 def _reference(name: str, settings: RunSettings, feed: Feed, seed: int) -> Reference:
     # The trivial rows need no training, so nothing is trained for them.
-    return references(feed, settings.table(DriftOptions), seed, only=(name,))[name]
+    return references(feed, settings.table(DriftSettings), seed, only=(name,))[name]
 
 
 def _trained(history: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> Trained:
@@ -133,5 +133,5 @@ DRIFT = Table(
     headline="ndcg@10",
     choose_by=CHOOSE_BY,
     enumerate_options=True,
-    suffix=lambda settings: "-bias" if settings.table(DriftOptions).item_bias else "",
+    suffix=lambda settings: "-bias" if settings.table(DriftSettings).item_bias else "",
 )

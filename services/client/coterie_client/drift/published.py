@@ -17,17 +17,17 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import from_wire, to_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef, Tensor
-from coterie_client.delivery import Delivery
+from coterie_client.drift.delivery import Delivery
 from coterie_client.history import Catalogued
 from coterie_client.host import Host, Recommended, catalogued
 
-__all__ = ["Drift"]
+__all__ = ["PublishedDrift"]
 
 _log = structlog.get_logger("coterie.client")
 
 
-class Drift:
-    """A host in a run of DRIFT.
+class PublishedDrift:
+    """A host in a run of DRIFT's published form.
 
     Parameters
     ----------
@@ -171,8 +171,8 @@ class Drift:
         seen = self._histories.seen(user, catalogue)
         # Asking for as many more as were seen leaves k whatever the COS returns; it learns how many, not which.
         slot, asked = self._party.slots[user - 1], k + len(seen)
-        response = await self._party.recommend(slot, asked)
         request = wire.RecommendRequest(run_id=self._party.plan.run_id, slot=slot, k=asked)
+        response: wire.RecommendResponse = await self._party.call(lambda: self._party.stub.Recommend(request))
         await self._host.note_sent("cos", "recommendation request", 1, request.ByteSize(), user)
         items = from_wire(response.items, np.uint32, (None,), field="items")
         scores = from_wire(response.scores, np.float32, (len(items),), field="scores")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from coterie.privacy.attacks.exchanges import SeenGradient
+from coterie.systems.drift.study.exchanges import SeenGradient
 
 __all__ = ["GradientSign", "solve"]
 

@@ -19,8 +19,8 @@ from coterie.rounds.conductor import model_from_bytes
 from coterie.store.engine import Writer
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
-from coterie_data_owner.holdings import Holdings, Model
-from coterie_data_owner.owner import Owner
+from coterie_data_owner.drift.holdings import Holdings, Model
+from coterie_data_owner.drift.learning_owner import LearningOwner
 
 __all__ = ["ShieldedOwners"]
 
@@ -32,7 +32,7 @@ class ShieldedOwners:
 
     Parameters
     ----------
-    owners : sequence of Owner
+    owners : sequence of LearningOwner
         Registered.
     party : Party
         To the COS.
@@ -45,7 +45,7 @@ class ShieldedOwners:
 
     def __init__(
         self,
-        owners: Sequence[Owner],
+        owners: Sequence[LearningOwner],
         party: Party,
         writer: Writer,
         runtime: Runtime,

@@ -23,16 +23,16 @@ from coterie.errors import PeerError
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
 from coterie.store import client as store
-from coterie.systems.drift.mathematics import DriftSettings
+from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.drift.shielded import initial_row
 from coterie.wire.refusal import LATER, ErrorReason, Refusal, reason_name
 from coterie.wire.v1 import data_owner_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2 import CatalogueOwner
 from coterie.wire.visit import Reply, Visit
-from coterie_client.delivery import RECORDS_PER_BATCH
+from coterie_client.drift.delivery import RECORDS_PER_BATCH
+from coterie_client.drift.recipients import Recipient, Recipients, Session
 from coterie_client.history import Catalogued
 from coterie_client.host import Host, now_ms
-from coterie_client.recipients import Recipient, Recipients, Session
 
 __all__ = ["Visits", "resumed"]
 

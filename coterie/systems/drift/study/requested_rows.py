@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from coterie.privacy.attacks.exchanges import Exchange
+from coterie.systems.drift.study.exchanges import Exchange
 
 __all__ = ["RequestedRows"]
 

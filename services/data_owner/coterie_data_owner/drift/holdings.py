@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import sqlalchemy as sa
@@ -28,13 +28,13 @@ from coterie.secure_sum.protocol import Declined, Step
 from coterie.store import data_owner as store
 from coterie.store.engine import Writer
 from coterie.systems.drift.blocks import Block, BlockBuilder
-from coterie.systems.drift.mathematics import DriftSettings
+from coterie.systems.drift.settings import MIN_MASKED, DriftSettings
 from coterie.systems.drift.shielded import HeldRows, Released, visit
-from coterie.systems.drift.shielded_run import MIN_MASKED, Purpose, ShieldedPlan, window_layout
+from coterie.systems.drift.shielded_run import Purpose
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 from coterie.wire.visit import Reply, Visit
-from coterie_data_owner.owner import Owner
+from coterie_data_owner.drift.learning_owner import LearningOwner
 
 __all__ = ["Answer", "Arrival", "Holdings", "Model"]
 
@@ -113,7 +113,7 @@ class Holdings:
 
     Parameters
     ----------
-    owner : Owner
+    owner : LearningOwner
         Registered.
     plan : RunPlan
     writer : Writer
@@ -126,7 +126,7 @@ class Holdings:
 
     def __init__(
         self,
-        owner: Owner,
+        owner: LearningOwner,
         plan: RunPlan,
         writer: Writer,
         accounting: Accounting,
@@ -137,10 +137,7 @@ class Holdings:
         self._plan = plan
         self._writer = writer
         self._accounting = accounting
-        self._settings = ShieldedPlan.from_json(plan.settings)
-        self._learning = DriftSettings(
-            dim=plan.dim, rate=plan.rate, ridge=plan.ridge, item_bias=plan.item_bias
-        )
+        self._settings = DriftSettings.from_plan(plan)
         self.owner_id = owner.id
         self.identity: Identity = owner.identity
         self.bundle: Bundle = owner.bundle
@@ -274,7 +271,7 @@ class Holdings:
         self._take_records(arrival.slot, one, arrival.records, arrival.length, said.complete)
         # Each block runs once in an epoch; of an epoch that is over only what is new.
         done = one.done if said.epoch == one.epoch else (0 if said.epoch > one.epoch else before)
-        made = visit(one.blocks[done:], said.row, self.model.items, self._learning)
+        made = visit(one.blocks[done:], said.row, self.model.items, self._settings)
         if len(made.items):
             self._held.grow(len(self.model.items))
             self._held.add(arrival.slot, made.items, made.gradient)
@@ -338,7 +335,7 @@ class Holdings:
 
     def stop(self) -> None:
         """Let nobody wait any longer: the run has ended."""
-        self._settings = replace(self._settings, window=2**62)
+        self._settings = self._settings.model_copy(update={"window": 2**62})
         self._room.set()
         _log.info("rows that no window had", owner=self._owner.name, rows=len(self._held))
 
@@ -375,7 +372,7 @@ class Holdings:
             self._window = window
 
     def _layout(self) -> Layout:
-        return window_layout(self._settings, len(self.model.items), self._plan.dim)
+        return self._settings.window_layout(len(self.model.items))
 
     async def accept(self, plan: SumPlan, member: int) -> None:
         """Check the plan of a window.

@@ -22,15 +22,16 @@ from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.plan import SumPlan, layout_hash
 from coterie.secure_sum.protocol import Declined, Step
 from coterie.store import client as store
-from coterie.systems.drift.mathematics import DriftSettings, score
-from coterie.systems.drift.shielded_run import LOSSES, MIN_MASKED, Purpose, add_measured, evaluation_layout
+from coterie.systems.drift.mathematics import score
+from coterie.systems.drift.settings import MIN_MASKED, DriftSettings
+from coterie.systems.drift.shielded_run import LOSSES, Purpose, add_measured, evaluation_layout
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
+from coterie_client.drift.visits import Visits
 from coterie_client.history import Catalogued
 from coterie_client.host import Host, Recommended, best_unseen, catalogued, now_ms
 from coterie_client.journals import Journals
 from coterie_client.learner import user_keys
-from coterie_client.visits import Visits
 
 __all__ = ["ShieldedDrift"]
 
@@ -63,8 +64,7 @@ class ShieldedDrift:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._party = host.party
-        plan = host.party.plan
-        settings = DriftSettings(dim=plan.dim, rate=plan.rate, ridge=plan.ridge, item_bias=plan.item_bias)
+        settings = DriftSettings.from_plan(host.party.plan)
         keys = user_keys(host.settings.state, host.histories.names, host.settings.seed)
         self._visits = Visits(host, settings, keys)
         self._seat = _Evaluation(self, host, keys)

@@ -8,10 +8,10 @@ from typing import TypedDict
 
 import numpy as np
 
-from coterie.privacy.attacks.exchanges import Exchange, read_exchanges
-from coterie.privacy.attacks.gradient_sign import GradientSign
-from coterie.privacy.attacks.requested_rows import RequestedRows
 from coterie.privacy.attacks.scoring import Truth, flag_accuracies, mean_auc, with_popularity
+from coterie.systems.drift.study.exchanges import Exchange, read_exchanges
+from coterie.systems.drift.study.gradient_sign import GradientSign
+from coterie.systems.drift.study.requested_rows import RequestedRows
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
 __all__ = ["AttackReport", "GradientSignReport", "RequestedRowsReport", "report"]

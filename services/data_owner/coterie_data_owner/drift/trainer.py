@@ -22,7 +22,7 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import from_wire, to_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
-from coterie_data_owner.owner import Owner
+from coterie_data_owner.drift.learning_owner import LearningOwner
 
 __all__ = ["RunEndedError", "Trainer"]
 
@@ -48,7 +48,7 @@ class Trainer:
 
     Parameters
     ----------
-    owner : Owner
+    owner : LearningOwner
         Whose blocks.
     party : Party
         To the COS.
@@ -62,7 +62,7 @@ class Trainer:
 
     def __init__(
         self,
-        owner: Owner,
+        owner: LearningOwner,
         party: Party,
         writer: Writer,
         accounting: Accounting,
@@ -189,7 +189,7 @@ class Trainer:
             if waiting is not None:
                 request.gradient.CopyFrom(waiting.message)
             try:
-                response = await self._party.exchange(request)
+                response = await self._called(request)
             except Refusal as refusal:
                 if refusal.reason == ErrorReason.ERROR_REASON_WRONG_STATE:
                     raise RunEndedError from refusal
@@ -200,6 +200,10 @@ class Trainer:
             self._waiting = None
             self._sequence = response.progress.sequence
             return response
+
+    async def _called(self, request: wire.ExchangeRequest) -> wire.ExchangeResponse:
+        response: wire.ExchangeResponse = await self._party.call(lambda: self._party.stub.Exchange(request))
+        return response
 
     async def _recompute(self, stale: _Computed) -> None:
         """Compute a refused gradient again, on fresh rows."""

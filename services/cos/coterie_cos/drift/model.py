@@ -23,25 +23,19 @@ from safetensors.numpy import load_file, save_file
 from coterie.errors import StoreError
 from coterie.store import cos as store
 from coterie.store.engine import Term, file_failure
-from coterie.systems.drift.mathematics import DriftSettings, initial_item_rows, initial_user_rows
+from coterie.systems.drift.mathematics import initial_item_rows, initial_user_rows
+from coterie.systems.drift.settings import DriftSettings
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import from_wire, increasing_ids
 from coterie.wire.v1.orchestrator_pb2 import Gradient, RunPlan
 
-__all__ = ["Frozen", "Model", "settings_of"]
+__all__ = ["Frozen", "Model"]
 
 _log = structlog.get_logger("coterie.cos")
 
 _KEPT_SNAPSHOTS = 3
 _NO_USER = ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT
 _NO_ITEM = ErrorReason.ERROR_REASON_UNKNOWN_ITEM
-
-
-def settings_of(plan: RunPlan) -> DriftSettings:
-    """Return the learning settings that a plan prescribes."""
-    return DriftSettings(
-        dim=plan.dim, rate=plan.rate, ridge=plan.ridge, theta=plan.theta, item_bias=plan.item_bias
-    )
 
 
 @dataclass(frozen=True)
@@ -78,7 +72,7 @@ class Model:
 
     def __init__(self, plan: RunPlan, folder: Path, term: Term, snapshot_every: int) -> None:
         self._plan = plan
-        self._settings = settings_of(plan)
+        self._settings = DriftSettings.from_plan(plan)
         self._folder = folder
         self._term = term
         self._every = snapshot_every

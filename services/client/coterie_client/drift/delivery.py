@@ -30,8 +30,8 @@ from coterie.wire.refusal import LATER, ErrorReason, Refusal, reason_name
 from coterie.wire.v1 import data_owner_pb2 as wire
 from coterie.wire.v1.data_owner_pb2_grpc import DataOwnerStub
 from coterie.wire.v1.orchestrator_pb2 import CatalogueOwner
+from coterie_client.drift.recipients import Recipient, Recipients
 from coterie_client.history import Catalogued, Histories, Outbox
-from coterie_client.recipients import Recipient, Recipients
 
 __all__ = ["Delivery"]
 

@@ -1,6 +1,6 @@
 r"""What the COS learns from the windows of a DRIFT run in the shielded form, read from its transcript.
 
-These are the attacks of the published form (`coterie.privacy.attacks.drift`) with what is left of their input.  No
+These are the attacks of the published form (`published_attacks`) with what is left of their input.  No
 message names users and items together, so instead of *requested rows* there is only which rows a window touches.  A
 row's gradient is still a combination of the rows :math:`v_u` of the users behind it, but the COS has no
 :math:`v_u` to solve with: instead of *direction and sign* it can look for rows of one vector that are parallel, which

@@ -20,7 +20,7 @@ from coterie.wire.tensor import from_wire, to_wire
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
-from coterie_cos.model import Frozen, Model
+from coterie_cos.drift.model import Frozen, Model
 from coterie_cos.registry import ranges
 from coterie_cos.remembered import Remembered
 from coterie_cos.run import Run, parse

@@ -30,12 +30,12 @@ from coterie.systems.drift.published_run import (
     Stopped,
     UsersJoined,
 )
-from coterie.systems.drift.shielded_run import Phase, Purpose, Shielded, ShieldedPlan
+from coterie.systems.drift.settings import MIN_MASKED, DriftSettings
+from coterie.systems.drift.shielded_run import Phase, Purpose, Shielded
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
-from coterie_cos.model import settings_of
 from coterie_cos.registry import ranges
 from coterie_cos.run import parse
 from coterie_cos.summing import SummingRun, Surroundings
@@ -66,7 +66,7 @@ class ShieldedRun(SummingRun[Shielded]):
 
     def __init__(self, request: operator.StartRunRequest, around: Surroundings) -> None:
         plan = request.plan
-        self._settings = ShieldedPlan.from_json(plan.settings)
+        self._settings = DriftSettings.from_plan(plan)
         state = Shielded(
             epochs=plan.epochs,
             expect_owners=request.expect_owners,
@@ -74,7 +74,6 @@ class ShieldedRun(SummingRun[Shielded]):
             window=self._settings.window,
         )
         super().__init__(request, around, state)
-        self._learning = settings_of(plan)
         self._items: NDArray[np.float32] = np.zeros((0, plan.dim), np.float32)
         self._model = b""
         self._purpose = Purpose.WINDOW
@@ -108,7 +107,7 @@ class ShieldedRun(SummingRun[Shielded]):
         """Make room for new items; rows that are there stay, new ones are drawn by the plan's seed."""
         n_items = len(self.registry.items)
         if n_items > len(self._items) or not self._model:
-            rows = initial_item_rows(n_items, self._learning, self.plan.seed)
+            rows = initial_item_rows(n_items, self._settings, self.plan.seed)
             rows[: len(self._items)] = self._items
             self._change(rows)
 
@@ -181,7 +180,7 @@ class ShieldedRun(SummingRun[Shielded]):
 
     def _layout(self) -> Layout:
         if self._purpose is Purpose.WINDOW:
-            return shielded.window_layout(self._settings, len(self._items), self.plan.dim)
+            return self._settings.window_layout(len(self._items))
         return shielded.evaluation_layout()
 
     def _opening(self) -> RoundState:
@@ -195,7 +194,7 @@ class ShieldedRun(SummingRun[Shielded]):
         window, masked = self._purpose is Purpose.WINDOW, self.plan.secure_sum == "masked"
         members = self._owners_present() if window else self._hosts_present()
         what = "data owners" if window else "client hosts"
-        least = shielded.MIN_MASKED if masked else 1
+        least = MIN_MASKED if masked else 1
         if len(members) < least:
             raise Failed(f"{len(members)} {what} could join; a {self.plan.secure_sum} sum needs {least}")
         users = sum(one.users for one in members)

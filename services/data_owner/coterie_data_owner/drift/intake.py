@@ -33,9 +33,9 @@ from coterie.wire.v1 import data_owner_pb2 as wire
 from coterie.wire.v1.data_owner_pb2_grpc import DataOwnerServicer
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 from coterie.wire.visit import Visit
-from coterie_data_owner.holdings import Arrival, Holdings
-from coterie_data_owner.owner import Owner
-from coterie_data_owner.users import Users
+from coterie_data_owner.drift.holdings import Arrival, Holdings
+from coterie_data_owner.drift.learning_owner import LearningOwner
+from coterie_data_owner.drift.users import Users
 
 __all__ = ["Intake"]
 
@@ -72,7 +72,7 @@ class Intake(DataOwnerServicer):
     def __init__(
         self,
         run_id: str,
-        owners: Mapping[bytes, Owner],
+        owners: Mapping[bytes, LearningOwner],
         users: Users,
         writer: Writer,
         accounting: Accounting,
@@ -126,7 +126,7 @@ class Intake(DataOwnerServicer):
             durable=taken.durable,
         )
 
-    def _owner(self, run_id: str, owner: bytes) -> Owner:
+    def _owner(self, run_id: str, owner: bytes) -> LearningOwner:
         if not self.ready.is_set():
             raise Refusal(
                 ErrorReason.ERROR_REASON_NOT_READY, "this owner has not joined the run yet", field="run_id"
@@ -144,7 +144,7 @@ class Intake(DataOwnerServicer):
     # --- DRIFT, shielded form: users visit with their rows -------------------------------------------------------
 
     async def _visited(
-        self, owner: Owner, batches: Sequence[wire.SealedBatch], *, epoch: int | None = None
+        self, owner: LearningOwner, batches: Sequence[wire.SealedBatch], *, epoch: int | None = None
     ) -> _Visits:
         """Take visits: with records, or in ``epoch`` without."""
         _check_number(batches)
@@ -157,7 +157,7 @@ class Intake(DataOwnerServicer):
 
     def _open_visits(
         self,
-        owner: Owner,
+        owner: LearningOwner,
         batches: Sequence[wire.SealedBatch],
         bundles: Mapping[bytes, Bundle],
         epoch: int | None,
@@ -173,7 +173,7 @@ class Intake(DataOwnerServicer):
 
     def _arrival(
         self,
-        owner: Owner,
+        owner: LearningOwner,
         batch: wire.SealedBatch,
         payload: bytes | ErrorReason.ValueType,
         epoch: int | None,
@@ -239,7 +239,7 @@ class Intake(DataOwnerServicer):
     # --- the published form --------------------------------------------------------------------------------------
 
     async def _take(
-        self, owner: Owner, batches: Sequence[wire.SealedBatch]
+        self, owner: LearningOwner, batches: Sequence[wire.SealedBatch]
     ) -> wire.SubmitInteractionsResponse:
         _check_number(batches)
         bundles = await self._users.bundles([batch.user for batch in batches])
@@ -247,7 +247,7 @@ class Intake(DataOwnerServicer):
         return await completed(self._store(owner, batches, payloads))
 
     def _open_all(
-        self, owner: Owner, batches: Sequence[wire.SealedBatch], bundles: Mapping[bytes, Bundle]
+        self, owner: LearningOwner, batches: Sequence[wire.SealedBatch], bundles: Mapping[bytes, Bundle]
     ) -> list[bytes | ErrorReason.ValueType]:
         self._agree(owner, batches, bundles)
         with self._accounting.activity("open", len(batches)):
@@ -258,7 +258,7 @@ class Intake(DataOwnerServicer):
             ]
 
     def _agree(
-        self, owner: Owner, batches: Sequence[wire.SealedBatch], bundles: Mapping[bytes, Bundle]
+        self, owner: LearningOwner, batches: Sequence[wire.SealedBatch], bundles: Mapping[bytes, Bundle]
     ) -> None:
         """Make the sessions that are missing, so that opening is all that remains."""
         missing: dict[tuple[bytes, bytes, bytes], tuple[Prekey, Bundle, bytes]] = {}
@@ -281,7 +281,9 @@ class Intake(DataOwnerServicer):
                     if owner.id in self.holdings:
                         self._replying[key] = SealingSession(agreement, Direction.TO_USER, self._process)
 
-    def _open(self, owner: Owner, batch: wire.SealedBatch, known: bool) -> bytes | ErrorReason.ValueType:
+    def _open(
+        self, owner: LearningOwner, batch: wire.SealedBatch, known: bool
+    ) -> bytes | ErrorReason.ValueType:
         if not known:
             revoked = self._users.is_revoked(batch.user)
             return (
@@ -306,7 +308,7 @@ class Intake(DataOwnerServicer):
 
     @staticmethod
     def _checked(
-        owner: Owner, batch: wire.SealedBatch, payload: bytes | ErrorReason.ValueType
+        owner: LearningOwner, batch: wire.SealedBatch, payload: bytes | ErrorReason.ValueType
     ) -> bytes | ErrorReason.ValueType:
         if not isinstance(payload, bytes):
             return payload
@@ -318,7 +320,7 @@ class Intake(DataOwnerServicer):
 
     async def _store(
         self,
-        owner: Owner,
+        owner: LearningOwner,
         batches: Sequence[wire.SealedBatch],
         payloads: Sequence[bytes | ErrorReason.ValueType],
     ) -> wire.SubmitInteractionsResponse:
@@ -327,7 +329,7 @@ class Intake(DataOwnerServicer):
 
     async def _judge_and_keep(
         self,
-        owner: Owner,
+        owner: LearningOwner,
         batches: Sequence[wire.SealedBatch],
         payloads: Sequence[bytes | ErrorReason.ValueType],
     ) -> wire.SubmitInteractionsResponse:
@@ -357,7 +359,7 @@ class Intake(DataOwnerServicer):
         response.durable.extend(owner.durable.get(user, 0) if user is not None else 0 for user in known)
         return response
 
-    async def _keep(self, owner: Owner, accepted: Sequence[store.Batch]) -> None:
+    async def _keep(self, owner: LearningOwner, accepted: Sequence[store.Batch]) -> None:
         """Make batches durable, and then blocks of them."""
         try:
             await self._writer.run(lambda connection: store.add_batches(connection, owner.id, accepted))

@@ -1,0 +1,1 @@
+"""DRIFT at a client host: sealed deliveries to owners, evaluation (published), visits with own rows (shielded)."""

@@ -1,0 +1,128 @@
+"""A data owner that learns: what users have sent it, the blocks made of that."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import numpy.typing as npt
+import sqlalchemy as sa
+
+from coterie.crypto.sealed import decode_records
+from coterie.errors import StoreError
+from coterie.store import data_owner as store
+from coterie.store.engine import Writer
+from coterie.systems.drift.blocks import Block, BlockBuilder
+from coterie_data_owner.drift.prekeys import Prekeys
+from coterie_data_owner.owner import Owner
+
+__all__ = ["LearningOwner"]
+
+_FULL_PAUSE_S = 1.0
+
+
+class LearningOwner(Owner):
+    """A data owner that takes users' records.
+
+    Parameters
+    ----------
+    owner : Owner
+        The same one, as every system has it.
+    prekeys : Prekeys
+        What clients seal for.
+    """
+
+    def __init__(self, owner: Owner, prekeys: Prekeys) -> None:
+        super().__init__(owner.name, owner.identity, owner.bundle, owner.items)
+        self.prekeys = prekeys
+        self.blocks: list[Block] = []
+        self.durable: dict[bytes, int] = {}
+        self.intake = asyncio.Lock()
+        self.changed = asyncio.Event()
+        self.turn = asyncio.Lock()
+        self.flushed = False
+        self._builder = BlockBuilder()
+        self._held: npt.NDArray[np.bool_] = np.zeros(0, bool)
+        self._slots: dict[bytes, int] = {}
+
+    @property
+    def dropped(self) -> int:
+        """Blocks dropped because no negative came first."""
+        return self._builder.dropped
+
+    def holds(self, indices: npt.NDArray[np.uint32], n_items: int) -> None:
+        """Learn which items of the catalogue are its own."""
+        self._held = np.zeros(n_items, bool)
+        self._held[indices] = True
+
+    def knows_items(self, items: npt.NDArray[np.uint32]) -> bool:
+        """Whether all these items are its own."""
+        return bool((items < len(self._held)).all() and self._held[items].all())
+
+    def knows_user(self, user: bytes) -> bool:
+        """Whether the user's slot is known."""
+        return user in self._slots
+
+    def slot_of(self, user: bytes) -> int | None:
+        """Return the slot of a user; None when it is not known."""
+        return self._slots.get(user)
+
+    def learn_slots(self, slots: dict[bytes, int]) -> None:
+        """Learn the slots of users from the roster."""
+        self._slots = slots
+
+    def rebuild(self, connection: sa.Connection) -> None:
+        """Build the blocks from the store: exactly those that were there before a restart.
+
+        Raises
+        ------
+        StoreError
+            When the store holds records of a user that the run does not know.
+        """
+        self._builder = BlockBuilder()
+        self.blocks, self.durable = [], {}
+        flushes = store.load_flushes(connection, self.id)
+        self.flushed = False
+        for number, batch in store.load_batches(connection, self.id):
+            while flushes and flushes[0] < number:
+                flushes.pop(0)
+                self.blocks += self._builder.flush()
+            if not self.knows_user(batch.user):
+                raise StoreError(
+                    f"the store of owner {self.name} holds records of a user who is not in this run",
+                    hint="give each run a state folder of its own",
+                )
+            self.add(batch)
+        for _ in flushes:
+            self.blocks += self._builder.flush()
+            self.flushed = True
+
+    def add(self, batch: store.Batch) -> None:
+        """Take a durable batch: its records complete blocks."""
+        items, positive = decode_records(batch.records, batch.length)
+        self.blocks += self._builder.extend(self._slots[batch.user], items, positive)
+        self.durable[batch.user] = batch.first + batch.length - 1
+        # What comes after a flush may leave blocks open again.
+        self.flushed = False
+
+    async def flush(self, writer: Writer) -> int:
+        """Close trailing blocks, durably; return how many."""
+        while True:
+            try:
+                async with self.intake:
+                    await writer.run(lambda connection: store.add_flush(connection, self.id))
+                    found = self._builder.flush()
+                    self.blocks += found
+                    self.flushed = True
+                break
+            except StoreError as error:
+                if not error.trouble:
+                    raise
+                # Not within the lock: users who deliver meanwhile are refused, and not kept waiting.
+                await asyncio.sleep(_FULL_PAUSE_S)
+        self.wake()
+        return len(found)
+
+    def wake(self) -> None:
+        """Tell the trainer that there may be work."""
+        self.changed.set()
