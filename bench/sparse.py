@@ -21,7 +21,8 @@ from coterie.secure_sum.encrypted import EncryptedMember, EncryptedServer, Keyri
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.secure_sum.protocol import Step
 from coterie.studies.run_data import load
-from coterie.systems.fedmf.mathematics import FedMfSettings, layout
+from coterie.systems.fedmf.mathematics import layout
+from coterie.systems.fedmf.settings import FedMfSettings
 
 _BITS = 3072
 

@@ -4,7 +4,6 @@
 one batch: so a test can ask another kernel of BLAS.
 """
 
-import dataclasses
 import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -18,15 +17,12 @@ from coterie.data.keyed_order import key_hash
 from coterie.evaluation.holdout import TEST
 from coterie.rounds.sides import HostSide, User
 from coterie.rounds.training import Purpose
-from coterie.systems.fcf.host import FcfPlan
-from coterie.systems.fcf.mathematics import FcfSettings
-from coterie.systems.fedmf.mathematics import FedMfSettings, printed
-from coterie.systems.fedmf.server import FedMfPlan
+from coterie.systems.fcf.settings import FcfSettings
+from coterie.systems.fedmf.settings import FedMfSettings
+from coterie.systems.fedmvmf.settings import PRESETS, FedMvmfPlan
 from coterie.systems.fedncf.networks import MODELS
 from coterie.systems.fedncf.settings import FedNcfSettings, published, tuned
 from coterie.systems.registry import host_side, server_side
-from coterie.systems.shared.factor_server import MvmfPlan
-from coterie.systems.shared.factors import PRESETS, MvmfSettings
 from coterie.systems.shared.host_data import HostData
 
 USERS, ITEMS = 24, 400
@@ -41,9 +37,9 @@ def _ncf(learning: FedNcfSettings, **changes: object) -> tuple[str, str]:
     return "fedncf", learning.model_copy(update={**changes, "min_touch": 1}).to_json()
 
 
-def _mvmf(learning: MvmfSettings, attributes: Sequence[str] = (), **changes: object) -> tuple[str, str]:
-    learning = dataclasses.replace(learning, **changes)
-    return "fedmvmf", MvmfPlan(learning, tuple(attributes), min_touch=1).to_json()
+def _mvmf(preset: str, attributes: Sequence[str] = (), **changes: object) -> tuple[str, str]:
+    plan = FedMvmfPlan(preset=preset, attribute_names=tuple(attributes), min_touch=1, **changes)
+    return "fedmvmf", plan.to_json()
 
 
 def _cases() -> dict[str, tuple[str, str]]:
@@ -57,17 +53,17 @@ def _cases() -> dict[str, tuple[str, str]]:
     more = {"scaffold": True, "proximal": 0.1, "aggregation": "fedavg", "batch_size": 40, "local_rate": 0.01}
     found["fedncf neumf scaffold"] = _ncf(tuned("neumf"), **more)
     for name, learning in {
-        "fedmf": FedMfSettings(),
-        "fedmf epochs": FedMfSettings(factors=17, local_epochs=5),
-        "fedmf printed": printed(),
+        "fedmf": FedMfSettings(min_touch=1),
+        "fedmf epochs": FedMfSettings(factors=17, local_epochs=5, min_touch=1),
+        "fedmf printed": FedMfSettings(steps="sum", min_touch=1),
     }.items():
-        found[name] = "fedmf", FedMfPlan(learning, min_touch=1).to_json()
+        found[name] = "fedmf", learning.to_json()
     told = _told().names
-    for name, preset in PRESETS.items():
-        found[f"fedmvmf {name}"] = _mvmf(preset, told)
-    found["fedmvmf rated only"] = _mvmf(PRESETS["paper"], weights="obs-only", factors=11)
-    found["fedmvmf sgd"] = _mvmf(PRESETS["paper"], told, update="sgd")
-    found["fcf"] = "fcf", FcfPlan(FcfSettings(), min_touch=1).to_json()
+    for name in PRESETS:
+        found[f"fedmvmf {name}"] = _mvmf(name, told)
+    found["fedmvmf rated only"] = _mvmf("paper", weights="obs-only", factors=11)
+    found["fedmvmf sgd"] = _mvmf("paper", told, update="sgd")
+    found["fcf"] = "fcf", FcfSettings(min_touch=1).to_json()
     return found
 
 

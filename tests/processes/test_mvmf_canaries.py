@@ -18,7 +18,8 @@ from coterie.privacy.transcript import decode, read_transcript
 from coterie.privacy.visibility import Audit, observed
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Contribution
-from coterie.systems.shared.factor_server import MvmfPlan
+from coterie.systems.fedmvmf.server import layouts
+from coterie.systems.fedmvmf.settings import FedMvmfPlan
 from coterie.systems.visibility import matrix, rows_of
 from coterie.wire.tensor import from_wire
 from coterie.wire.v1.orchestrator_pb2 import ItemFactors, SubmitKind, SubmitRequest
@@ -137,7 +138,8 @@ def plant_learned(held):
 
 def plant_contributions(held, clear):
     """What each host contributes in clear, and under masks what really left."""
-    plan, n_items = MvmfPlan.from_json(held.running.plan().settings), len(held.running.feed.dataset.items)
+    plan = FedMvmfPlan.from_json(held.running.plan().settings)
+    shape = layouts(plan, len(held.running.feed.dataset.items))
     assert held.purposes == clear.purposes
     for host in held.running.parties("client"):
         users = len(names_at(held.running.feed, host))
@@ -146,7 +148,7 @@ def plant_contributions(held, clear):
             codes = np.frombuffer(SummedVector.FromString(payload).codes, "<u4").astype(np.uint32)
             purpose = held.purposes[number]
             if purpose is Purpose.TRAIN:
-                nothing = Contribution(plan.layout(purpose, n_items), users=users).codes()
+                nothing = Contribution(shape.layout(purpose), users=users).codes()
                 assert held.kit.codes(OF_A_HOST[purpose], codes, nothing, {host})
             else:
                 held.kit.plant(OF_A_HOST[purpose], codes.astype("<u4").tobytes(), {host})

@@ -10,8 +10,8 @@ import pytest
 
 from coterie.errors import DataError
 from coterie.privacy.attacks.intersect import IntersectReport, intersect, report
+from coterie.systems.shared.factor_settings import FactorSettings
 from coterie.systems.shared.factor_steps import UserData, sample
-from coterie.systems.shared.factors import MvmfSettings
 
 USERS, ITEMS, ROUNDS = 80, 600, 5
 
@@ -30,7 +30,7 @@ def population() -> tuple[list[UserData], npt.NDArray[np.bool_], npt.NDArray[np.
     return users, rated, rated.sum(axis=0)
 
 
-def attacked(settings: MvmfSettings) -> list[IntersectReport]:
+def attacked(settings: FactorSettings) -> list[IntersectReport]:
     users, rated, popularity = population()
     rounds = []
     for round_ in range(ROUNDS):
@@ -45,7 +45,7 @@ def attacked(settings: MvmfSettings) -> list[IntersectReport]:
 
 
 def test_samples_drawn_anew_are_gone_after_three_rounds() -> None:
-    after = attacked(MvmfSettings(resample=True))
+    after = attacked(FactorSettings(resample=True))
     assert [each["recall"] for each in after] == [1.0] * ROUNDS
     assert after[0]["precision"] == pytest.approx(0.5)
     assert after[1]["precision"] > 0.9
@@ -56,25 +56,25 @@ def test_samples_drawn_anew_are_gone_after_three_rounds() -> None:
 
 
 def test_kept_samples_say_nothing_new_after_the_first_round_and_then_only_popularity_is_left() -> None:
-    after = attacked(MvmfSettings())
+    after = attacked(FactorSettings())
     assert all({**each, "rounds": 1} == after[0] for each in after)
     assert after[0]["precision"] < 0.5
     assert after[0]["auc_touched"] == pytest.approx(after[0]["popularity_auc_touched"])
 
 
 def test_that_an_item_was_touched_at_all_says_more_than_popularity_where_samples_are_kept() -> None:
-    after = attacked(MvmfSettings())
+    after = attacked(FactorSettings())
     assert after[0]["auc"] > after[0]["popularity_auc"] + 0.05
 
 
 def test_without_samples_one_round_shows_every_rated_item() -> None:
-    first = attacked(MvmfSettings(weights="obs-only"))[0]
+    first = attacked(FactorSettings(weights="obs-only"))[0]
     assert first["precision"] == first["recall"] == first["auc"] == 1.0
     assert first["auc_touched"] is None  # nothing else was touched
 
 
 def test_where_all_items_are_touched_only_popularity_is_left() -> None:
-    first = attacked(MvmfSettings(weights="incl-unc"))[0]
+    first = attacked(FactorSettings(weights="incl-unc"))[0]
     assert first["auc"] == first["popularity_auc"] == first["auc_touched"]
 
 

@@ -32,9 +32,16 @@ from coterie.privacy.attacks.reconstruction import (
 )
 from coterie.privacy.attacks.reconstruction_accuracy import Held, ReconstructionReport, best_guess, report
 from coterie.secure_sum.contribution import Contribution
-from coterie.systems.shared import factors as mvmf
+from coterie.systems.shared.factor_settings import FactorSettings
 from coterie.systems.shared.factor_steps import UserData, UserUpdate, contribute, local_step, sample
-from coterie.systems.shared.factors import MvmfSettings
+from coterie.systems.shared.factors import (
+    apply,
+    initial,
+    initial_factors,
+    initial_server_state,
+    layout,
+    unknowns_per_equation,
+)
 from coterie.wire.v1.rounds_pb2 import SummedVector
 
 Ids = npt.NDArray[np.int64]
@@ -44,14 +51,14 @@ class Federation:
     """FedMVMF with a party per user in clear, as far as the COS sees it."""
 
     def __init__(
-        self, users: Sequence[UserData], n_items: int, settings: MvmfSettings, *, n_attributes: int
+        self, users: Sequence[UserData], n_items: int, settings: FactorSettings, *, n_attributes: int
     ) -> None:
         self.users, self.settings, self.n_items = list(users), settings, n_items
         self.keys = np.arange(len(users)) + 1_000
-        self.layout = mvmf.layout(settings, n_items, n_attributes)
-        self.model = mvmf.initial(settings, n_items, n_attributes, 1)
-        self.state = mvmf.initial_server_state(settings, self.model)
-        self.kept = mvmf.initial_factors(settings, self.keys)
+        self.layout = layout(settings, n_items, n_attributes)
+        self.model = initial(settings, n_items, n_attributes, 1)
+        self.state = initial_server_state(settings, self.model)
+        self.kept = initial_factors(settings, self.keys)
         self.popularity = np.bincount(np.concatenate([each.items for each in users]), minlength=n_items)
         self.done = 0
         self.allowed: npt.NDArray[np.bool_] | None = None
@@ -95,9 +102,7 @@ class Federation:
         seen = {user: self.seen(one) for user, one in alone.items()}
         together = [self.seen(one) for one in sums]
         total = {name: sum(getattr(each, name) for each in together) for name in ("items", "attributes")}
-        self.model, self.state = mvmf.apply(
-            self.model, self.state, total, self.settings, users=len(self.users)
-        )
+        self.model, self.state = apply(self.model, self.state, total, self.settings, users=len(self.users))
         self.kept, self.done = kept, self.done + 1
         return seen, together
 
@@ -137,7 +142,9 @@ DATA, TOLD = generate(SPEC), generate_user_attributes(SPEC).values
 MARGINALS = Marginals.of(DATA.item, DATA.rating, TOLD, STARS, len(DATA.items))
 NOTHING = Marginals.unknown(STARS, len(DATA.items), TOLD.shape[1])
 WATCHED = range(8)
-SCENARIOS = [(update, weights) for update in mvmf.UPDATES for weights in mvmf.WEIGHTS]
+UPDATES = ("semi-als", "sgd")
+WEIGHTS = ("obs-only", "incl-unc", "sampled")
+SCENARIOS = [(update, weights) for update in UPDATES for weights in WEIGHTS]
 
 
 def users_of(data, attributes) -> list[UserData]:
@@ -150,7 +157,7 @@ def users_of(data, attributes) -> list[UserData]:
 @cache
 def federation(update: str, weights: str, rounds: int = 6, **options: Any) -> Federation:
     """Return a run after some rounds."""
-    chosen = MvmfSettings(ridge=3.0, update=update, weights=weights, **options)
+    chosen = FactorSettings(ridge=3.0, update=update, weights=weights, **options)
     one = Federation(users_of(DATA, TOLD), len(DATA.items), chosen, n_attributes=TOLD.shape[1])
     for _ in range(rounds):
         one.round()
@@ -187,7 +194,7 @@ def test_nothing_public_is_needed_for_it(weights: str) -> None:
     assert found["whole"] > 0.8
 
 
-@pytest.mark.parametrize("weights", mvmf.WEIGHTS)
+@pytest.mark.parametrize("weights", WEIGHTS)
 def test_two_epochs_of_sgd_give_a_user_away_as_well(weights: str) -> None:
     run, seen, _ = epochs("sgd", weights)
     found = attack(run, WATCHED, seen, MARGINALS)
@@ -243,7 +250,7 @@ SPARSE = SyntheticSpec(users=60, items=1_200, interactions=2_400, genres=5)
 @cache
 def sparse(weights: str) -> Federation:
     data, told = generate(SPARSE), generate_user_attributes(SPARSE).values
-    chosen = MvmfSettings(ridge=3.0, weights=weights)
+    chosen = FactorSettings(ridge=3.0, weights=weights)
     one = Federation(users_of(data, told), len(data.items), chosen, n_attributes=told.shape[1])
     for _ in range(6):
         one.round()
@@ -257,7 +264,7 @@ def in_sum(weights: str, n: int, floor: int = 0) -> tuple[float, ProfilesReport]
     counts = np.bincount(np.concatenate([each.items for each in run.users]), minlength=run.n_items)
     run.allowed = counts >= floor
     touched = n * run.n_items if weights == "incl-unc" else int(counts.sum())
-    ratio = mvmf.unknowns_per_equation(
+    ratio = unknowns_per_equation(
         touched, users=n, n_items=run.n_items, n_attributes=TOLD.shape[1], settings=run.settings
     )
     _, (total,) = run.round()
@@ -301,14 +308,14 @@ def test_items_closed_to_groups_with_few_raters_leave_no_profile(weights: str) -
 def changed(one: Federation, user: int, data: UserData, **options: Any) -> tuple[Federation, Seen]:
     """Return a run in which one user has other data, and what the COS sees of it."""
     run = copy(one)
-    run.settings = replace(run.settings, **options)
-    run.layout = mvmf.layout(run.settings, run.n_items, TOLD.shape[1])
+    run.settings = run.settings.model_copy(update=options)
+    run.layout = layout(run.settings, run.n_items, TOLD.shape[1])
     run.users = [*run.users]
     run.users[user] = data
     return run, run.round([user])[0][user]
 
 
-@pytest.mark.parametrize("weights", mvmf.WEIGHTS)
+@pytest.mark.parametrize("weights", WEIGHTS)
 def test_a_user_without_ratings_shows_its_attributes_and_no_rating(weights: str) -> None:
     data = UserData(np.empty(0, np.int64), np.empty(0), np.array([1, 0, 0, 0, 0, 1, 0, 1, 0.0]))
     run, seen = changed(federation("semi-als", weights), 0, data)
@@ -372,7 +379,7 @@ def test_clipped_values_cost_little() -> None:
 @settings(max_examples=20, deadline=None)
 def test_any_model_gives_a_user_away(seed: int, weights: str, rated: int, factors: int) -> None:
     rng = np.random.default_rng(seed)
-    chosen = MvmfSettings(factors=factors, ridge=2.0, weights=weights)
+    chosen = FactorSettings(factors=factors, ridge=2.0, weights=weights)
     model = {
         "items": rng.normal(0.6, 0.4, (40, factors)).astype(np.float32),
         "attributes": rng.normal(0.2, 0.4, (6, factors)).astype(np.float32),
@@ -418,10 +425,10 @@ def test_what_does_not_fit_is_refused() -> None:
 # As published
 
 
-def small(update: str, weights: str, seed: int) -> tuple[MvmfSettings, UserData, list[Seen]]:
+def small(update: str, weights: str, seed: int) -> tuple[FactorSettings, UserData, list[Seen]]:
     """Return a user of a small model, and what it sends, unrounded, in two epochs."""
     rng = np.random.default_rng(seed)
-    chosen = MvmfSettings(factors=2, ridge=1.0, weights=weights, update=update, private_rate=1e-2)
+    chosen = FactorSettings(factors=2, ridge=1.0, weights=weights, update=update, private_rate=1e-2)
     user = UserData(np.arange(7), rng.integers(1, 6, 7).astype(float), rng.integers(0, 2, 4).astype(float))
     kept, seen = np.array([[1.3, 0.9]], np.float32), []
     for epoch in range(2):
@@ -490,7 +497,7 @@ def test_the_published_attack_refuses_what_it_has_no_system_for() -> None:
     with pytest.raises(DataError, match="'lm'"):
         solve(seen[0], chosen, STARS, method="lm", rng=rng)
     with pytest.raises(DataError, match="'sampled'"):
-        solve(seen[0], replace(chosen, weights="sampled"), STARS, method="hybr", rng=rng)
+        solve(seen[0], chosen.model_copy(update={"weights": "sampled"}), STARS, method="hybr", rng=rng)
 
 
 # What is public
@@ -545,7 +552,7 @@ def figures(
         run = Federation(
             users,
             len(data.items),
-            MvmfSettings(update=update, weights=weights),
+            FactorSettings(update=update, weights=weights),
             n_attributes=told.shape[1],
         )
         for _ in range(rounds - 1):

@@ -22,8 +22,8 @@ from coterie.errors import ConfigError
 from coterie.launch.bootstrap import bootstrap, held_order
 from coterie.launch.order import Order
 from coterie.studies.run_data import load, make_feed
+from coterie.systems.fedmvmf.settings import FedMvmfPlan
 from coterie.systems.fedncf.settings import FedNcfSettings
-from coterie.systems.shared.factor_server import MvmfPlan
 from coterie.wire.v1.orchestrator_pb2 import RoundsPlan, RunPlan
 
 GIVEN: dict[str, Any] = {
@@ -150,7 +150,7 @@ def test_parties_of_fedmvmf_find_ratings_attributes_and_features_and_the_plan_na
     assert held is not None
     request = held.request()
     assert (request.expect_owners, request == order.request()) == (2, True)
-    assert MvmfPlan.from_json(request.plan.settings).attributes == feed.attribute_names
+    assert FedMvmfPlan.from_json(request.plan.settings).attribute_names == feed.attribute_names
     for host in ("host-0", "host-1"):
         wanted = config(tmp_path / host)
         names, _ = read_histories(tmp_path / host / wanted["histories"])

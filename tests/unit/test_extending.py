@@ -19,10 +19,9 @@ from coterie.studies.run_data import Feed, load, make_feed
 from coterie.systems.drift.sequential import run_in_process
 from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.drift.study.references import in_time_order
-from coterie.systems.fcf.settings import FcfOptions
+from coterie.systems.fcf.settings import FcfSettings
+from coterie.systems.fedmvmf.settings import FedMvmfPlan
 from coterie.systems.registry import SYSTEMS, combination, combinations
-from coterie.systems.shared.factor_server import MvmfPlan
-from coterie.systems.shared.factors import MvmfSettings
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan
 
 ROOT = Path(__file__).parents[2]
@@ -30,9 +29,9 @@ EXAMPLE = ROOT / "examples" / "extending" / "popular.py"
 PAGE = ROOT / "docs" / "extending.md"
 SETTINGS = {
     "fedncf": RunSettings(system="fedncf").fedncf.to_json(),
-    "fedmvmf": MvmfPlan(MvmfSettings()).to_json(),
-    "fedmf": RunSettings(system="fedmf").fedmf.plan().to_json(),
-    "fcf": FcfOptions(factors=8).plan().to_json(),
+    "fedmvmf": FedMvmfPlan().to_json(),
+    "fedmf": RunSettings(system="fedmf").fedmf.to_json(),
+    "fcf": FcfSettings(factors=8).to_json(),
     "popular": "",
 }
 """Settings of each rounds-based system for the rounds below."""

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from coterie.config.run import RunSettings
 from coterie.data import SyntheticSpec, generate, random
@@ -18,22 +19,20 @@ from coterie.rounds.sides import User
 from coterie.rounds.training import Purpose
 from coterie.studies.in_process import train_in_process
 from coterie.studies.run_data import load, make_feed
-from coterie.systems.fcf.host import FIGURES, MEASURES, FcfHost, FcfPlan, taken_up
-from coterie.systems.fcf.mathematics import FcfSettings
+from coterie.systems.fcf.host import FcfHost, taken_up
+from coterie.systems.fcf.settings import FIGURES, MEASURES, FcfSettings
 from coterie.systems.fcf.study.references import fcf_references
 from coterie.systems.registry import ratings_of, server_side
-from coterie.systems.shared import factors as mvmf
 from coterie.systems.shared.factor_steps import UserData, local_step
-from coterie.systems.shared.factors import gradients, initial_factors
+from coterie.systems.shared.factors import gradients, initial
 from coterie.systems.shared.host_data import HostData
-from coterie.systems.shared.optimisers import ServerOptimiser
 
 ITEMS, USERS, K = 30, 8, 3
 OPTIONS = FcfSettings(factors=K, confidence=7.0, ridge=1.3)
 SPEC = {"users": 60, "items": 80, "interactions": 1_500, "genres": 4}
 DATA = generate(SyntheticSpec(**SPEC))
 SPLIT = random(DATA, validation=0.1, seed=3)
-PLAN = FcfPlan(FcfSettings(factors=4), min_touch=1)
+PLAN = FcfSettings(factors=4, min_touch=1)
 
 
 def taken():
@@ -53,7 +52,7 @@ def contributed(y, q, options):
     model = {"items": q.astype(np.float32), "attributes": np.empty((0, K), np.float32)}
     users = [UserData(np.flatnonzero(row), np.ones(int(row.sum()))) for row in y]
     p, total = np.empty((USERS, K)), np.zeros((ITEMS, K))
-    for update in local_step(model, users, options.mvmf(), range(USERS), seed=1, round_=1):
+    for update in local_step(model, users, options.factor_settings(), range(USERS), seed=1, round_=1):
         p[update.index] = update.factor
         total[update.rows] += update.item_gradients
     return model, p, total
@@ -73,7 +72,7 @@ def test_a_user_solves_for_the_factor_with_which_the_printed_cost_is_least():
 def test_the_server_steps_along_the_derivative_of_the_printed_cost_divided_by_its_largest_weight():
     y, q = taken(), np.random.default_rng(1).normal(size=(ITEMS, K)).astype(np.float32).astype(np.float64)
     model, p, total = contributed(y, q, OPTIONS)
-    found = gradients(model, {"items": total}, None, OPTIONS.mvmf())["items"]
+    found = gradients(model, {"items": total}, None, OPTIONS.factor_settings())["items"]
     h = 1e-5
     for j in range(0, ITEMS, 7):
         for f in range(K):
@@ -91,39 +90,51 @@ def test_every_open_item_has_a_row_whether_it_was_taken_up_or_not():
     model = {"items": q.astype(np.float32), "attributes": np.empty((0, K), np.float32)}
     allowed = np.arange(ITEMS) % 3 > 0
     user = UserData(np.flatnonzero(y[0]), np.ones(int(y[0].sum())))
-    (update,) = local_step(model, [user], OPTIONS.mvmf(), [0], seed=1, round_=1, allowed=allowed)
+    (update,) = local_step(model, [user], OPTIONS.factor_settings(), [0], seed=1, round_=1, allowed=allowed)
     np.testing.assert_array_equal(update.rows, np.flatnonzero(allowed))
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "words"),
     [
-        ({"confidence": 0.0}, "confidence is 0"),
-        ({"confidence": math.nan}, "confidence is nan"),
-        ({"ridge": 0.0}, "ridge is 0"),
-        ({"ridge": math.inf}, "ridge is inf"),
-        ({"factors": 0}, "factors is 0"),
-        ({"item_bound": math.nan}, "item_bound is nan"),
-        ({"bits": 7}, "bits is 7"),
+        ({"confidence": 0.0}, "greater than 0"),
+        ({"confidence": math.nan}, "finite number"),
+        ({"ridge": 0.0}, "greater than 0"),
+        ({"ridge": math.inf}, "finite number"),
+        ({"factors": 0}, "greater than or equal to 1"),
+        ({"item_bound": math.nan}, "finite number"),
+        ({"bits": 7}, "greater than or equal to 8"),
+        ({"server_optimiser": "adam"}, "'fedsgd', 'fedadagrad', 'fedadam' or 'fedyogi'"),
     ],
     ids=str,
 )
-def test_settings_out_of_their_range_are_refused(change, message):
-    with pytest.raises(ConfigError, match=message):
+def test_settings_out_of_their_range_are_refused(change, words):
+    with pytest.raises(ValidationError) as caught:
+        FcfSettings(**change)
+    (found,) = caught.value.errors()
+    assert found["loc"] == tuple(change)
+    assert words in found["msg"]
+
+
+@pytest.mark.parametrize("change", [{"confidence": 1e-20}, {"confidence": 1e308, "ridge": 1e-20}], ids=str)
+def test_settings_whose_weights_floating_point_cannot_tell_apart_are_refused(change):
+    with pytest.raises(ValueError, match=r"confidence is 1e.*; expected 1 \+ confidence above 1"):
         FcfSettings(**change)
 
 
 def test_settings_come_back_from_the_plan_as_they_were():
-    plan = FcfPlan(FcfSettings(confidence=2.0, server=ServerOptimiser("fedsgd", rate=1e-3)), 5)
-    assert FcfPlan.from_json(plan.to_json()) == plan
+    plan = FcfSettings(confidence=2.0, server_optimiser="fedsgd", server_rate=1e-3, min_touch=5)
+    assert FcfSettings.from_json(plan.to_json()) == plan
     assert ratings_of("fcf", plan.to_json()) is None
 
 
-@pytest.mark.parametrize("change", [{"min_touch": 0}, {"more": 1}, {"learning": {"confidence": -1}}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"min_touch": 0}, {"more": 1}, {"learning": {}}, {"confidence": -1}, {"ridge": "5"}], ids=str
+)
 def test_settings_that_are_not_of_the_system_are_refused(change):
     text = json.dumps({**json.loads(PLAN.to_json()), **change})
     with pytest.raises(ConfigError):
-        FcfPlan.from_json(text)
+        FcfSettings.from_json(text)
 
 
 # --- In rounds ----------------------------------------------------------------------------------------------------
@@ -148,7 +159,7 @@ def trained(**given):
 
 def host(data):
     keys = key_hash(DATA.users, 0)
-    return FcfHost(PLAN, data, keys, {"factors": initial_factors(PLAN.learning.mvmf(), keys)}, 0)
+    return FcfHost(PLAN, data, keys, 0, lambda private: private)
 
 
 def held(rating=DATA.rating):
@@ -222,7 +233,7 @@ def test_items_that_too_few_of_a_group_have_taken_up_stay_as_they_were():
     arrays = made.trained.arrays
     opened = (arrays["supports"] >= 15).any(axis=0)
     assert 0 < opened.mean() < 1
-    first = mvmf.initial(run.fcf.plan().learning.mvmf(), 80, 0, 0)["items"]
+    first = initial(run.fcf.factor_settings(), 80, 0, 0)["items"]
     # The ridge draws all rows a little; only open ones are taught.
     still = np.abs(arrays["model.items"] - first).max(axis=1)
     assert arrays["popularity"][~opened].max() == 0

@@ -1,26 +1,23 @@
 """FedMF: its steps against derivatives and plain loops, many users at once, bad data."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from coterie.errors import ConfigError, DataError
 from coterie.secure_sum.contribution import Contribution, UnboundedValueError
 from coterie.systems.fedmf.central import train
 from coterie.systems.fedmf.local_step import contribute, local_step
 from coterie.systems.fedmf.mathematics import (
-    FedMfSettings,
     apply,
     initial,
     initial_factors,
     layout,
-    printed,
-    shared,
 )
-from coterie.systems.shared import factor_steps as mvmf_local
-from coterie.systems.shared import factors as mvmf
+from coterie.systems.fedmf.settings import FedMfSettings
+from coterie.systems.shared import factor_steps, factors
 from coterie.systems.shared.factor_steps import UserData
 
 ITEMS, K = 60, 3
@@ -114,10 +111,12 @@ def test_one_epoch_of_printed_steps_goes_against_the_derivative_of_what_is_minim
 
 
 def test_one_epoch_without_ridge_is_what_fedmvmf_contributes_times_twice_the_rate():
-    options = replace(WAYS["printed"], ridge=0.0)
-    factors = initial_factors(options, KEYS)
+    options = WAYS["printed"].model_copy(update={"ridge": 0.0})
+    first = initial_factors(options, KEYS)
     model = {**model_of(options), "attributes": np.empty((0, K), np.float32)}
-    others = mvmf_local.local_step(model, people(), shared(options), KEYS, seed=1, round_=3, factors=factors)
+    others = factor_steps.local_step(
+        model, people(), options.factor_settings(), KEYS, seed=1, round_=3, factors=first
+    )
     for update, other in zip(stepped(options), sorted(others, key=lambda one: one.index), strict=True):
         np.testing.assert_array_equal(update.rows, other.rows)
         np.testing.assert_allclose(
@@ -219,7 +218,7 @@ def test_each_round_rounds_anew_and_repeats_itself():
 def test_the_model_and_first_factors_are_those_of_fedmvmf():
     options = WAYS["mean"]
     np.testing.assert_array_equal(
-        initial(options, ITEMS, 1)["items"], mvmf.initial(shared(options), ITEMS, 0, 1)["items"]
+        initial(options, ITEMS, 1)["items"], factors.initial(options.factor_settings(), ITEMS, 0, 1)["items"]
     )
     predicted = initial(options, ITEMS, 1)["items"] @ initial_factors(options, KEYS).T
     assert np.abs(predicted - 2.75).max() < 0.5
@@ -229,7 +228,7 @@ def test_the_model_and_first_factors_are_those_of_fedmvmf():
 
 
 def test_steps_that_diverge_send_nothing():
-    options = replace(printed(FedMfSettings(factors=K)), rate=1e3, private_rate=1e3, local_epochs=60)
+    options = FedMfSettings(factors=K, steps="sum", rate=1e3, private_rate=1e3, local_epochs=60)
     update = stepped(options)[1]
     assert not np.isfinite(update.change).all()
     with pytest.raises(UnboundedValueError):
@@ -237,27 +236,35 @@ def test_steps_that_diverge_send_nothing():
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "words"),
     [
-        ({"local_epochs": 0}, "local_epochs is 0"),
-        ({"local_epochs": 1.5}, "local_epochs is 1.5"),
-        ({"local_epochs": True}, "local_epochs is True"),
-        ({"steps": "median"}, "expected one of mean, sum"),
-        ({"rate": math.nan}, "rate is nan"),
-        ({"private_rate": 0.0}, "private_rate is 0"),
-        ({"ridge": -1.0}, "ridge is -1"),
-        ({"ridge": math.nan}, "ridge is nan"),
-        ({"change_bound": math.inf}, "change_bound is inf"),
-        ({"factors": 0}, "factors is 0"),
-        ({"lowest": 0.0}, "lowest is 0"),
-        ({"lowest": 5.5}, "lowest is 5.5, highest 5"),
-        ({"bits": 32}, "bits is 32"),
+        ({"local_epochs": 0}, "greater than or equal to 1"),
+        ({"local_epochs": 1.5}, "valid integer"),
+        ({"steps": "median"}, "'mean' or 'sum'"),
+        ({"rate": math.nan}, "finite number"),
+        ({"private_rate": 0.0}, "greater than 0"),
+        ({"ridge": -1.0}, "greater than or equal to 0"),
+        ({"ridge": math.nan}, "finite number"),
+        ({"change_bound": math.inf}, "finite number"),
+        ({"factors": 0}, "greater than or equal to 1"),
+        ({"lowest": 0.0}, "greater than 0"),
+        ({"bits": 32}, "less than or equal to 31"),
+        ({"min_touch": 0}, "greater than or equal to 1"),
+        ({"momentum": 0.5}, "not permitted"),
     ],
     ids=str,
 )
-def test_settings_out_of_their_range_are_refused(change, message):
-    with pytest.raises(ConfigError, match=message):
+def test_settings_out_of_their_range_are_refused(change, words):
+    with pytest.raises(ValidationError) as caught:
         FedMfSettings(**change)
+    (found,) = caught.value.errors()
+    assert found["loc"] == tuple(change)
+    assert words in found["msg"]
+
+
+def test_a_range_of_ratings_that_ends_before_it_begins_is_refused():
+    with pytest.raises(ValueError, match=r"lowest is 5.5, highest 5"):
+        FedMfSettings(lowest=5.5)
 
 
 def user(items, ratings):

@@ -14,12 +14,8 @@ from coterie.errors import DataError
 from coterie.studies.protection import protection
 from coterie.studies.run_data import load, make_feed
 from coterie.studies.run_plan import run_plan
-from coterie.systems.fcf.host import FcfPlan
-from coterie.systems.fcf.mathematics import FcfSettings
-from coterie.systems.fcf.settings import FcfOptions
-from coterie.systems.fedmf.mathematics import FedMfSettings, printed
-from coterie.systems.fedmf.server import FedMfPlan
-from coterie.systems.fedmf.settings import FedMfOptions
+from coterie.systems.fcf.settings import FcfSettings
+from coterie.systems.fedmf.settings import FedMfSettings
 from coterie.systems.registry import fewest_users
 from coterie.systems.visibility import matrix
 
@@ -30,11 +26,14 @@ def run(**given: Any) -> RunSettings:
     return RunSettings.model_validate({"system": "fedmf", **given})
 
 
-def test_usual_settings_are_those_of_the_mathematics() -> None:
-    assert FedMfOptions().plan() == FedMfPlan(FedMfSettings())
-    assert FcfOptions().plan() == FcfPlan(FcfSettings())
-    assert FedMfOptions(steps="sum").plan().learning == printed()
-    assert FedMfOptions(steps="sum", rate=1e-3).plan().learning == dataclasses.replace(printed(), rate=1e-3)
+def test_steps_that_add_up_bring_along_rates_and_a_bound_that_suit_them() -> None:
+    printed = FedMfSettings(steps="sum")
+    assert (printed.rate, printed.private_rate, printed.change_bound) == (1e-4, 1e-4, 0.02)
+    given = FedMfSettings(steps="sum", rate=1e-3)
+    assert (given.rate, given.private_rate, given.change_bound) == (1e-3, 1e-4, 0.02)
+    usual = FedMfSettings(steps="mean")
+    assert (usual.rate, usual.private_rate, usual.change_bound) == (0.05, 0.05, 4.0)
+    assert usual == FedMfSettings()
 
 
 @pytest.mark.parametrize("system", ["fedmf", "fcf"])
@@ -47,17 +46,17 @@ def test_a_run_divides_at_random_has_everybody_in_each_round_and_chooses_by_its_
     assert made.own.width == {"fedmf": 10, "fcf": 20}[system]
     assert made.own.room == 65537
     plan = run_plan(made, run_id="a-run", seed=3)
-    assert (plan.system, plan.settings) == (system, getattr(made, system).plan().to_json())
+    assert (plan.system, plan.settings) == (system, getattr(made, system).to_json())
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         ({"fedmf": {"local_epochs": 0}}, "local_epochs"),
-        ({"fedmf": {"rate": math.nan}}, "rate"),
-        ({"fedmf": {"ridge": math.inf}}, "ridge is inf"),
+        ({"fedmf": {"rate": math.nan}}, "fedmf.rate\n  Input should be a finite number"),
+        ({"fedmf": {"ridge": math.inf}}, "fedmf.ridge\n  Input should be a finite number"),
         ({"fedmf": {"lowest": 4.0, "highest": 3.0}}, "lowest is 4.0, highest 3.0"),
-        ({"fcf": {"confidence": math.inf}}, "confidence is inf"),
+        ({"fcf": {"confidence": math.inf}}, "fcf.confidence\n  Input should be a finite number"),
         ({"split": {"kind": "cold-users"}}, "split.kind 'cold-users': fedmf is measured by held-out items"),
         ({"split": {"kind": "leave-last-out"}}, "expected 'random' or 'temporal'"),
         ({"system": "fcf", "split": {"kind": "cold-items"}}, "'random' or 'temporal' or 'leave-last-out'"),
@@ -132,8 +131,8 @@ def test_who_may_see_what_is_declared_as_for_fedncf(system: str, form: str, sum_
 
 
 def test_no_sum_over_fewer_users_than_twice_the_factors_is_decrypted() -> None:
-    assert fewest_users("fedmf", FedMfOptions(factors=7).plan().to_json()) == 14
-    assert fewest_users("fcf", FcfOptions(factors=9).plan().to_json()) == 18
+    assert fewest_users("fedmf", FedMfSettings(factors=7).to_json()) == 14
+    assert fewest_users("fcf", FcfSettings(factors=9).to_json()) == 18
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,8 +21,8 @@ from coterie.studies.in_process import train_in_process, train_plan
 from coterie.studies.run_data import load, make_feed
 from coterie.studies.run_plan import run_plan
 from coterie.systems.fedmf.host import FedMfHost
-from coterie.systems.fedmf.mathematics import FedMfSettings, initial_factors, printed
-from coterie.systems.fedmf.server import FIGURES, MEASURES, FedMfPlan, FedMfServer
+from coterie.systems.fedmf.server import FedMfServer
+from coterie.systems.fedmf.settings import FIGURES, MEASURES, FedMfSettings
 from coterie.systems.fedmf.study.references import fedmf_references, mean_scores
 from coterie.systems.registry import ratings_of
 from coterie.systems.shared.host_data import HostData
@@ -30,7 +31,7 @@ from coterie.systems.shared.metric_segments import names_of
 SPEC = {"users": 60, "items": 80, "interactions": 1_500, "genres": 4}
 DATA = generate(SyntheticSpec(**SPEC))
 SPLIT = random(DATA, validation=0.1, seed=3)
-PLAN = FedMfPlan(FedMfSettings(factors=4), min_touch=1)
+PLAN = FedMfSettings(factors=4, min_touch=1)
 
 
 def settings(hosts=2, passes=10, evaluate_every=5, **more):
@@ -57,8 +58,7 @@ def held(part=SPLIT.part, rating=DATA.rating):
 
 def host(plan=PLAN, data=None):
     keys = key_hash(DATA.users, 0)
-    private = {"factors": initial_factors(plan.learning, keys)}
-    return FedMfHost(plan, held() if data is None else data, keys, private, 0)
+    return FedMfHost(plan, held() if data is None else data, keys, 0, lambda private: private)
 
 
 def model_of(plan=PLAN, groups=1):
@@ -76,9 +76,24 @@ def sums(side, purpose, model, opened=None, users=range(60)):
 
 
 def test_settings_come_back_from_the_plan_as_they_were():
-    for learning in (FedMfSettings(), printed(), FedMfSettings(local_epochs=20, ridge=0.0)):
-        plan = FedMfPlan(learning, 5)
-        assert FedMfPlan.from_json(plan.to_json()) == plan
+    for given in (
+        {},
+        {"steps": "sum"},
+        {"local_epochs": 20, "ridge": 0.0},
+        {"local_epochs": 20.0, "ridge": 0},
+    ):
+        plan = FedMfSettings(**given, min_touch=5)
+        assert FedMfSettings.from_json(plan.to_json()) == plan
+
+
+def test_equal_settings_are_equal_texts_however_they_were_written():
+    assert (
+        FedMfSettings(local_epochs=3.0, ridge=0).to_json()
+        == FedMfSettings(local_epochs=3, ridge=0.0).to_json()
+    )
+
+
+def test_the_range_of_ratings_is_read_from_the_plan():
     assert ratings_of("fedmf", PLAN.to_json()) == (0.5, 5.0)
 
 
@@ -87,16 +102,22 @@ def test_settings_come_back_from_the_plan_as_they_were():
     [
         {"min_touch": 0},
         {"more": 1},
-        {"learning": {"local_epochs": 0}},
-        {"learning": {"rate": None}},
         {"learning": 3},
+        {"local_epochs": 0},
+        {"local_epochs": True},
+        {"local_epochs": 1.5},
+        {"rate": None},
+        {"rate": math.nan},
+        {"ridge": math.inf},
+        {"steps": "median"},
+        {"lowest": 4.0, "highest": 3.0},
     ],
     ids=str,
 )
 def test_settings_that_are_not_of_the_system_are_refused(change):
     text = json.dumps({**json.loads(PLAN.to_json()), **change})
     with pytest.raises(ConfigError):
-        FedMfPlan.from_json(text)
+        FedMfSettings.from_json(text)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +156,7 @@ def test_figures_in_a_sum_are_those_of_all_users_at_one_place():
     last = made.known["history"][-1]
     run = settings()
     feed = make_feed(run, load(run), 0)
-    server = FedMfServer(run.fedmf.plan(), len(DATA.items), 0, 1)
+    server = FedMfServer(run.fedmf, len(DATA.items), 0, 1)
     model, factors = server.model(made.trained.arrays), np.empty((60, 10), np.float32)
     for number, side in enumerate(made.hosts):
         factors[np.unique(feed.dataset.user[feed.host[feed.dataset.user] == number])] = side.private[
@@ -216,13 +237,13 @@ def test_groups_train_only_items_that_enough_of_their_own_users_have_rated():
     found = sums(host(), Purpose.TRAIN, model_of(), opened)
     assert not found["items"][~opened[0]].any()
     assert found["items"][opened[0]].any(axis=1).mean() > 0.9
-    first = FedMfServer(settings().fedmf.plan(), 80, 0, 3).initial()["model.items"]
+    first = FedMfServer(settings().fedmf, 80, 0, 3).initial()["model.items"]
     moved = (arrays["model.items"] != first).any(axis=1)
     np.testing.assert_array_equal(moved, opened.any(axis=0))
 
 
 def test_the_server_divides_by_the_raters_that_a_cohort_has_or_is_expected_to_have():
-    server = FedMfServer(dataclasses.replace(PLAN, min_touch=2), 3, 0, 2)
+    server = FedMfServer(PLAN.model_copy(update={"min_touch": 2}), 3, 0, 2)
     arrays = server.initial()
     for group, supports in enumerate(([4, 1, 2], [2, 3, 0])):
         summed = Summed(

@@ -1,28 +1,27 @@
 """FedMVMF: settings, the gradient of the cost, the item server's step, cold start, the server's step."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from coterie.errors import ConfigError, DataError
 from coterie.secure_sum.contribution import Segment
+from coterie.systems.fedmvmf.mathematics import initial_features, item_server_step
+from coterie.systems.fedmvmf.settings import FedMvmfSettings
+from coterie.systems.shared.factor_settings import FactorSettings
 from coterie.systems.shared.factor_steps import UserData, local_step, sample
 from coterie.systems.shared.factors import (
-    PRESETS,
-    MvmfSettings,
     apply,
     fewest_users,
     from_attributes,
     gradients,
     initial,
     initial_factors,
-    initial_features,
     initial_server_state,
-    item_server_step,
     layout,
     scores,
     unknowns_per_equation,
@@ -34,7 +33,7 @@ WEIGHTS = ("obs-only", "incl-unc", "sampled")
 
 
 def make(**options):
-    return MvmfSettings(**{"factors": 3, "side": 0.7, "ridge": 1.3, **options})
+    return FactorSettings(**{"factors": 3, "side": 0.7, "ridge": 1.3, **options})
 
 
 def world(seed=0):
@@ -318,35 +317,51 @@ def test_below_so_many_users_a_sum_has_fewer_than_two_unknowns_for_each_value(fa
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "words"),
     [
-        ({"factors": 0}, "factors is 0"),
-        ({"weights": "dense"}, "weights is 'dense'; expected one of obs-only, incl-unc, sampled"),
-        ({"update": "als"}, "update is 'als'"),
-        ({"uncertainty": 1.0}, "uncertainty is 1.0"),
-        ({"uncertainty": math.nan}, "uncertainty is nan"),
-        ({"samples": 0.0}, "samples is 0.0"),
-        ({"side": -1.0}, "side is -1.0"),
-        ({"ridge": 0.0}, "ridge is 0.0"),
-        ({"ridge": math.inf}, "ridge is inf"),
-        ({"private_rate": math.nan}, "private_rate is nan"),
-        ({"feature_rate": -1e-4}, "feature_rate is -0.0001"),
-        ({"lowest": 0.0}, "lowest is 0.0"),
-        ({"lowest": 4.0, "highest": 3.0}, "lowest is 4.0, highest 3.0"),
-        ({"bits": 7}, "bits is 7"),
-        ({"item_bound": 0.0}, "item_bound is 0.0"),
-        ({"attribute_bound": math.inf}, "attribute_bound is inf"),
+        ({"factors": 0}, "greater than or equal to 1"),
+        ({"weights": "dense"}, "'obs-only', 'incl-unc' or 'sampled'"),
+        ({"update": "als"}, "'semi-als' or 'sgd'"),
+        ({"uncertainty": 1.0}, "less than 1"),
+        ({"uncertainty": math.nan}, "finite number"),
+        ({"samples": 0.0}, "greater than 0"),
+        ({"side": -1.0}, "greater than or equal to 0"),
+        ({"ridge": 0.0}, "greater than 0"),
+        ({"ridge": math.inf}, "finite number"),
+        ({"private_rate": math.nan}, "finite number"),
+        ({"feature_rate": -1e-4}, "greater than 0"),
+        ({"lowest": 0.0}, "greater than 0"),
+        ({"highest": math.inf}, "finite number"),
+        ({"bits": 7}, "greater than or equal to 8"),
+        ({"bits": 32}, "less than or equal to 31"),
+        ({"item_bound": 0.0}, "greater than 0"),
+        ({"attribute_bound": math.inf}, "finite number"),
+        ({"server_optimiser": "sgd"}, "'fedsgd', 'fedadagrad', 'fedadam' or 'fedyogi'"),
+        ({"server_rate": math.nan}, "finite number"),
+        ({"server_beta1": 1.0}, "less than 1"),
+        ({"min_touch": 0}, "greater than or equal to 1"),
+        ({"momentum": 0.5}, "not permitted"),
     ],
+    ids=str,
 )
-def test_settings_out_of_range_are_refused_with_their_name_and_value(options, message):
-    with pytest.raises(ConfigError, match=message):
+def test_settings_out_of_range_are_refused_with_their_name(options, words):
+    with pytest.raises(ValidationError) as caught:
         make(**options)
+    (found,) = caught.value.errors()
+    assert found["loc"] == tuple(options)
+    assert words in found["msg"]
+
+
+def test_a_range_of_ratings_that_ends_before_it_begins_is_refused():
+    with pytest.raises(ValueError, match=r"lowest is 4.0, highest 3.0; expected the lowest rating"):
+        make(lowest=4.0, highest=3.0)
 
 
 def test_the_defaults_are_the_papers_table_2():
-    paper = PRESETS["paper"]
+    paper = FedMvmfSettings(preset="paper")
     assert (paper.factors, paper.uncertainty, paper.side, paper.ridge, paper.samples) == (6, 0.1, 1, 10, 1)
     assert paper.server == ServerOptimiser("fedadam", 0.05, 0.5, 0.99, 1e-8)
-    assert replace(paper) == MvmfSettings()
-    assert (PRESETS["top-n"].factors, PRESETS["top-n"].weights, PRESETS["top-n"].ridge) == (20, "incl-unc", 3)
-    assert PRESETS["both"].samples == 3
+    assert paper == FedMvmfSettings()
+    others = [FedMvmfSettings(preset="top-n"), FedMvmfSettings(preset="both")]
+    assert (others[0].factors, others[0].weights, others[0].ridge) == (20, "incl-unc", 3)
+    assert others[1].samples == 3

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from coterie.errors import DataError
 from coterie.secure_sum.contribution import Contribution, UnboundedValueError
+from coterie.systems.shared.factor_settings import FactorSettings
 from coterie.systems.shared.factor_steps import UserData, contribute, local_step, sample, user_factors
-from coterie.systems.shared.factors import MvmfSettings, initial, initial_factors, layout
+from coterie.systems.shared.factors import initial, initial_factors, layout
 
 ITEMS, ATTRIBUTES = 60, 4
 KEYS = [101, 7, 33, 4_000_000_000_000, 12, 5]
@@ -26,7 +27,7 @@ WAYS = {
 
 
 def make(**options):
-    return MvmfSettings(**{"factors": 3, "ridge": 1.3, "side": 0.7, **options})
+    return FactorSettings(**{"factors": 3, "ridge": 1.3, "side": 0.7, **options})
 
 
 def people(sizes=SIZES, seed=0):

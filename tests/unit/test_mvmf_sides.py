@@ -19,18 +19,20 @@ from coterie.rounds.sides import Summed, User
 from coterie.rounds.training import Purpose
 from coterie.studies.in_process import train_plan
 from coterie.studies.run_data import Feed
-from coterie.systems.fedmvmf.owner import MvmfOwner
-from coterie.systems.shared.factor_host import MvmfHost
-from coterie.systems.shared.factor_server import FIGURES, MEASURES, MvmfPlan, MvmfServer
-from coterie.systems.shared.factors import PRESETS, MvmfSettings, from_attributes, initial_factors
+from coterie.systems.fedmvmf.host import FedMvmfHost
+from coterie.systems.fedmvmf.owner import FedMvmfOwner
+from coterie.systems.fedmvmf.server import FedMvmfServer
+from coterie.systems.fedmvmf.settings import PRESETS, FedMvmfPlan
+from coterie.systems.shared.factors import from_attributes
 from coterie.systems.shared.host_data import HostData
 from coterie.systems.shared.metric_segments import names_of
+from coterie.systems.shared.rated_measures import FIGURES, MEASURES
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan
 
 SPEC = SyntheticSpec(users=60, items=80, interactions=1_500, genres=4)
 DATA, TOLD = generate(SPEC), generate_user_attributes(SPEC)
 FEATURES = item_attributes(DATA)
-PLAN = MvmfPlan(MvmfSettings(factors=4, ridge=3.0), TOLD.names, min_touch=1)
+PLAN = FedMvmfPlan(factors=4, ridge=3.0, attribute_names=TOLD.names, min_touch=1)
 
 
 def feed_of(split, hosts=2, **changes):
@@ -82,13 +84,12 @@ def held(part=EXISTING.part, attributes=TOLD, rating=DATA.rating):
 
 def host(plan=PLAN, data=None):
     keys = key_hash(DATA.users, 0)
-    private = {"factors": initial_factors(plan.learning, keys)}
-    return MvmfHost(plan, held() if data is None else data, keys, private, 0)
+    return FedMvmfHost(plan, held() if data is None else data, keys, 0, lambda private: private)
 
 
 def model_of(plan=PLAN, groups=1):
     """Return a server, its arrays with every item open, and the model of version 0."""
-    server = MvmfServer(plan, len(DATA.items), 0, groups)
+    server = FedMvmfServer(plan, len(DATA.items), 0, groups)
     arrays = server.initial()
     arrays["popularity"] = np.bincount(DATA.item, minlength=len(DATA.items)).astype(np.float32)
     return server, arrays, server.model(arrays)
@@ -103,18 +104,36 @@ def codes(side, purpose, model, opened=None, users=range(60), per_user=False, ro
 
 
 def test_settings_come_back_from_the_plan_as_they_were():
-    for learning in PRESETS.values():
-        plan = MvmfPlan(learning, ("age: 1", "age: 2"), 5, new_items=True)
-        assert MvmfPlan.from_json(plan.to_json()) == plan
+    for preset in PRESETS.values():
+        plan = FedMvmfPlan(**preset, attribute_names=("age: 1", "age: 2"), min_touch=5, new_items=True)
+        assert FedMvmfPlan.from_json(plan.to_json()) == plan
+
+
+def test_what_stays_with_whoever_starts_the_run_is_no_part_of_the_plan():
+    plan = FedMvmfPlan(preset="both", attributes=False, features="none", genome="a-folder", item_servers=3)
+    assert plan.to_json() == FedMvmfPlan(**PRESETS["both"]).to_json()
+    assert not FedMvmfPlan.local & set(json.loads(plan.to_json()))
 
 
 @pytest.mark.parametrize(
-    "change", [{"min_touch": 0}, {"more": 1}, {"learning": {"factors": 4}}, {"attributes": 3}], ids=str
+    "change",
+    [
+        {"min_touch": 0},
+        {"more": 1},
+        {"learning": {"factors": 4}},
+        {"factors": "4"},
+        {"weights": "dense"},
+        {"lowest": 4.0, "highest": 3.0},
+        {"attribute_names": 3},
+        {"attribute_names": [3]},
+        {"new_items": 1},
+    ],
+    ids=str,
 )
 def test_settings_that_are_not_of_the_system_are_refused(change):
     text = json.dumps({**json.loads(PLAN.to_json()), **change})
     with pytest.raises(ConfigError):
-        MvmfPlan.from_json(text)
+        FedMvmfPlan.from_json(text)
 
 
 def test_it_orders_ratings_better_than_means_do_and_every_figure_is_there():
@@ -131,7 +150,7 @@ def test_it_orders_ratings_better_than_means_do_and_every_figure_is_there():
 def test_figures_in_a_sum_are_those_of_all_users_at_one_place():
     made = trained(feed_of(EXISTING), passes=5)
     last = made.known["history"][-1]
-    server = MvmfServer(PLAN, len(DATA.items), 0, 1)
+    server = FedMvmfServer(PLAN, len(DATA.items), 0, 1)
     model = server.model(made.trained.arrays)
     measured = host().measure(model, np.arange(60))
     expected = figures(measured)
@@ -160,20 +179,20 @@ def test_numbers_depend_neither_on_the_sum_nor_on_how_users_are_spread(secure_su
     "learning",
     [
         *PRESETS.values(),
-        MvmfSettings(update="sgd", private_rate=1e-3),
-        MvmfSettings(resample=True),
-        MvmfSettings(weights="obs-only"),
+        {"update": "sgd", "private_rate": 1e-3},
+        {"resample": True},
+        {"weights": "obs-only"},
     ],
     ids=["paper", "top-n", "both", "sgd", "resample", "obs-only"],
 )
 def test_every_way_of_learning_comes_to_order_ratings_better(learning):
-    plan = dataclasses.replace(PLAN, learning=learning)
+    plan = FedMvmfPlan(**learning, attribute_names=TOLD.names, min_touch=1)
     history = trained(feed_of(EXISTING), plan, passes=20, evaluate_every=20).known["history"]
     assert history[-1]["metrics"]["ndcg_rated@10"] > history[0]["metrics"]["ndcg_rated@10"] + 0.01
 
 
 def test_groups_train_only_items_that_enough_of_their_own_users_have_rated():
-    plan = dataclasses.replace(PLAN, min_touch=3)
+    plan = PLAN.model_copy(update={"min_touch": 3})
     made = trained(
         feed_of(EXISTING), plan, cohorts=CohortKind.COHORT_KIND_GROUPS, group=20, passes=2, evaluate_every=2
     )
@@ -196,7 +215,7 @@ def test_users_without_ratings_contribute_nothing_and_are_served_by_their_attrib
     sums = codes(side, Purpose.TRAIN, model, users=cold.tolist())
     assert not sums["items"].any()
     assert not sums["attributes"].any()
-    expected = from_attributes(TOLD.values[cold], model["attributes"], PLAN.learning)
+    expected = from_attributes(TOLD.values[cold], model["attributes"], PLAN)
     np.testing.assert_array_equal(side.factors(model, cold), expected)
     assert codes(side, Purpose.TRAIN, model)["items"].any()
 
@@ -206,7 +225,9 @@ def test_new_users_are_told_more_by_attributes_than_without():
     nothing = AttributeTable((), np.empty((60, 0), np.float32))
     found = [
         trained(
-            feed_of(split, attributes=told), dataclasses.replace(PLAN, attributes=told.names), passes=40
+            feed_of(split, attributes=told),
+            PLAN.model_copy(update={"attribute_names": told.names}),
+            passes=40,
         ).known["chosen"]["metrics"]["precision@10"]
         for told in (TOLD, nothing)
     ]
@@ -215,13 +236,13 @@ def test_new_users_are_told_more_by_attributes_than_without():
 
 def test_new_items_have_the_rows_that_their_features_predict_and_are_ranked_among_themselves():
     split = cold_items(DATA, test=0.2, validation=0.1, seed=1)
-    plan = dataclasses.replace(PLAN, new_items=True)
+    plan = PLAN.model_copy(update={"new_items": True})
     with_features, without = (
         trained(feed_of(split, features=features), plan, passes=30) for features in (FEATURES, None)
     )
     metrics = [one.known["history"][-1]["metrics"]["recall@10"] for one in (with_features, without)]
     assert metrics[0] > metrics[1]
-    server = MvmfServer(plan, len(DATA.items), 0, 1)
+    server = FedMvmfServer(plan, len(DATA.items), 0, 1)
     arrays = with_features.trained.arrays
     new = np.unique(DATA.item[split.part != TRAIN])
     np.testing.assert_array_equal(server.model(arrays)["items"][new], arrays["predicted"][new])
@@ -235,13 +256,13 @@ def test_an_owner_tells_of_its_own_items_and_of_new_ones_only_what_features_pred
     own = np.arange(10, 50)
     told = FEATURES.values[own].copy()
     told[2] = np.nan  # item 12, which is new
-    owner = MvmfOwner(PLAN, own, AttributeTable(FEATURES.names, told), 0)
+    owner = FedMvmfOwner(PLAN, own, AttributeTable(FEATURES.names, told), 0)
     answer = owner.answer(model)
     np.testing.assert_array_equal(answer["items"], [n for n in own if n % 4])
     np.testing.assert_array_equal(answer["new_items"], [n for n in own if n % 4 == 0 and n != 12])
     np.testing.assert_array_equal(
         answer["rows"],
-        from_attributes(FEATURES.values[answer["new_items"]], owner.private["factors"], PLAN.learning),
+        from_attributes(FEATURES.values[answer["new_items"]], owner.private["factors"], PLAN),
     )
 
 
@@ -249,7 +270,7 @@ def test_answers_of_several_owners_are_added_and_an_absent_one_changes_only_its_
     server, arrays, model = model_of()
     halves = [np.arange(40), np.arange(40, 80)]
     answers = [
-        MvmfOwner(PLAN, own, AttributeTable(FEATURES.names, FEATURES.values[own]), 0).answer(model)
+        FedMvmfOwner(PLAN, own, AttributeTable(FEATURES.names, FEATURES.values[own]), 0).answer(model)
         for own in halves
     ]
     sums = {"items": np.zeros((80, 4)), "attributes": np.zeros((len(TOLD.names), 4))}
@@ -297,7 +318,7 @@ def test_interactions_without_a_rating_neither_teach_nor_count():
 
 def test_the_sums_of_squares_are_over_all_ratings_together():
     side, (_, _, model) = host(), model_of()
-    totals = MvmfServer(PLAN, 80, 0, 1).measured(Purpose.EVALUATE, codes(side, Purpose.EVALUATE, model))
+    totals = FedMvmfServer(PLAN, 80, 0, 1).measured(Purpose.EVALUATE, codes(side, Purpose.EVALUATE, model))
     assert tuple(totals) == names_of(MEASURES)
     factors = side.factors(model, np.arange(60))
     test = EXISTING.part == TEST
@@ -319,12 +340,12 @@ def test_drawn_items_stay_the_same_from_round_to_round_unless_asked_otherwise():
 
     once = touched(PLAN)
     assert once[0] == once[1]
-    again = touched(dataclasses.replace(PLAN, learning=dataclasses.replace(PLAN.learning, resample=True)))
+    again = touched(PLAN.model_copy(update={"resample": True}))
     assert again[0] != again[1]
 
 
 def test_what_was_closed_to_all_groups_at_first_stays_so_when_they_are_drawn_anew():
-    server = MvmfServer(dataclasses.replace(PLAN, min_touch=3), 3, 0, 2)
+    server = FedMvmfServer(PLAN.model_copy(update={"min_touch": 3}), 3, 0, 2)
     arrays = server.initial()
 
     def asked(arrays, group, supports, pass_number):

@@ -1,6 +1,5 @@
 """FedMVMF over rounds, in memory: it learns, rounding costs nothing, attributes serve new users and new items."""
 
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -10,16 +9,15 @@ from coterie.data import SyntheticSpec, cold_items, cold_users, generate, genera
 from coterie.data.attributes import item_attributes
 from coterie.evaluation import Rated, damped_mean, figures
 from coterie.secure_sum.contribution import Contribution
+from coterie.systems.fedmvmf.mathematics import initial_features, item_server_step
+from coterie.systems.shared.factor_settings import FactorSettings
 from coterie.systems.shared.factor_steps import UserData, contribute, local_step, sample, user_factors
 from coterie.systems.shared.factors import (
-    MvmfSettings,
     apply,
     from_attributes,
     initial,
     initial_factors,
-    initial_features,
     initial_server_state,
-    item_server_step,
     layout,
     scores,
 )
@@ -27,7 +25,7 @@ from coterie.systems.shared.factors import (
 SPEC = SyntheticSpec(users=200, items=300, interactions=8_000, genres=5)
 DATA, TOLD = generate(SPEC), generate_user_attributes(SPEC)
 FEATURES = item_attributes(DATA)
-SMALL = MvmfSettings(factors=4, ridge=3.0)
+SMALL = FactorSettings(factors=4, ridge=3.0)
 
 
 class Host:
@@ -121,7 +119,7 @@ SEVERAL = range(6)
 
 @cache
 def trained(rounded=True, **options):
-    host = Host(replace(SMALL, **options), EXISTING.train)
+    host = Host(SMALL.model_copy(update=options), EXISTING.train)
     return host, host.run(25, rounded=rounded)
 
 

@@ -9,9 +9,8 @@ from coterie_client.history import Histories
 
 from coterie.errors import ConfigError
 from coterie.store.engine import Writer, open_sqlite
+from coterie.systems.fedmvmf.settings import FedMvmfPlan
 from coterie.systems.registry import ratings_of
-from coterie.systems.shared.factor_server import MvmfPlan
-from coterie.systems.shared.factors import MvmfSettings
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import client_pb2 as wire
 
@@ -69,8 +68,8 @@ async def test_another_rating_is_refused_and_nothing_is_kept(histories, allowed,
 
 
 def test_the_range_is_that_of_the_plan_of_systems_that_predict_ratings():
-    assert ratings_of("fedmvmf", MvmfPlan(MvmfSettings(lowest=1.0, highest=10.0)).to_json()) == (1.0, 10.0)
+    assert ratings_of("fedmvmf", FedMvmfPlan(lowest=1.0, highest=10.0).to_json()) == (1.0, 10.0)
     assert ratings_of("fedncf", "{}") is None
     assert ratings_of("", "") is None
-    with pytest.raises(ConfigError, match="not those of FedMVMF"):
-        ratings_of("fedmvmf", "{}")
+    with pytest.raises(ConfigError, match="not of FedMvmfPlan"):
+        ratings_of("fedmvmf", '{"learning":{}}')

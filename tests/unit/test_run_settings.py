@@ -12,11 +12,9 @@ from pydantic import ValidationError
 from coterie.config.load import load
 from coterie.config.run import RunSettings
 from coterie.errors import ConfigError
-from coterie.systems.fedmvmf.settings import MvmfOptions
+from coterie.systems.fedmvmf.settings import PRESETS, FedMvmfPlan, FedMvmfSettings
 from coterie.systems.fedncf.networks import MODELS
 from coterie.systems.fedncf.settings import FedNcfSettings, tuned
-from coterie.systems.shared.factor_server import MvmfPlan
-from coterie.systems.shared.factors import PRESETS
 
 
 def settings(**given: Any) -> RunSettings:
@@ -173,19 +171,19 @@ def test_fedncf_may_make_more_passes_than_others_unless_the_file_says_otherwise(
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_what_is_not_given_is_what_the_preset_has(preset: str) -> None:
-    assert MvmfOptions.model_validate({"preset": preset}).settings() == PRESETS[preset]
-    given = MvmfOptions.model_validate({"preset": preset, "factors": 7})
-    assert given.settings() == dataclasses.replace(PRESETS[preset], factors=7)
-    assert MvmfOptions().settings() == PRESETS["paper"]
+    made = FedMvmfSettings.model_validate({"preset": preset})
+    assert made == FedMvmfSettings().model_copy(update={**PRESETS[preset], "preset": preset})
+    given = FedMvmfSettings.model_validate({"preset": preset, "factors": 7})
+    assert given == made.model_copy(update={"factors": 7})
 
 
 def carried(settings, attributes=()):
-    return MvmfPlan.from_json(settings.own.for_plan(settings, attributes))
+    return FedMvmfPlan.from_json(settings.own.for_plan(settings, attributes))
 
 
 def test_the_plan_of_fedmvmf_names_attributes_and_whether_new_items_alone_are_ranked() -> None:
     plan = carried(mvmf(mvmf={"min_touch": 5}), ["age: 1"])
-    assert (plan.attributes, plan.min_touch, plan.new_items) == (("age: 1",), 5, False)
+    assert (plan.attribute_names, plan.min_touch, plan.new_items) == (("age: 1",), 5, False)
     assert carried(mvmf(split={"kind": "cold-items"})).new_items
 
 

@@ -11,11 +11,12 @@ from coterie.rounds.member_round import _MOST_REVEALS
 from coterie.rounds.pace import pause_s
 from coterie.rounds.training import _MOST_ABANDONED, Purpose
 from coterie.secure_sum.graph import graph_fields
+from coterie.systems.fedmvmf.server import layouts
+from coterie.systems.fedmvmf.settings import FedMvmfPlan
 from coterie.systems.fedncf.mathematics import layout
 from coterie.systems.fedncf.settings import Aggregation, FedNcfSettings, Touch
-from coterie.systems.shared.factor_server import MEASURES, MvmfPlan
-from coterie.systems.shared.factors import MvmfSettings
 from coterie.systems.shared.metric_segments import names_of
+from coterie.systems.shared.rated_measures import MEASURES
 
 ROOT = Path(__file__).parents[2]
 BOOK = ROOT / "docs" / "spec"
@@ -123,11 +124,11 @@ def test_the_book_has_the_segments_of_every_layout_of_fedncf() -> None:
 
 def test_the_book_has_the_segments_of_every_layout_of_fedmvmf() -> None:
     listed = [(row[0].strip("`"), row[2], row[4]) for row in rows("contributions.md", "part")]
-    plan = MvmfPlan(MvmfSettings(factors=7), ("age",))
+    made = layouts(FedMvmfPlan(factors=7, attribute_names=("age",)), 3)
     axes = {3: "I", 7: "K", 1: "l"}
     expected = []
     for purpose in (Purpose.SUPPORTS, Purpose.TRAIN, Purpose.EVALUATE):
-        for one in plan.layout(purpose, 3).segments:
+        for one in made.layout(purpose).segments:
             named = purpose is not Purpose.EVALUATE
             shape = ", ".join(axes[n] if named else str(n) for n in one.shape)
             bits = "`bits`" if purpose is Purpose.TRAIN else f"{one.bits}{'' if one.clip else ', whole'}"

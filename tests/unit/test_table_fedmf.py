@@ -12,7 +12,7 @@ from coterie.studies import tables
 from coterie.studies.run_data import load, make_feed
 from coterie.studies.run_plan import rounds_plan
 from coterie.studies.tables.row import with_options
-from coterie.systems.fedmf.mathematics import printed
+from coterie.systems.fedmf.settings import FedMfSettings
 from coterie.systems.fedmf.study import table as fedmf
 from coterie.systems.fedmf.study.table import EPOCHS, FEDMF, PARTICIPATION, ROUNDS, STEPS
 
@@ -77,7 +77,7 @@ def test_settings_of_rows_are_those_of_the_steps_and_differ_in_what_is_studied()
         for epochs in EPOCHS:
             assert rows[f"{begin}-e{epochs}"] == {**rows[begin], "fedmf.local_epochs": epochs}
     given = {name: value for name, value in rows["printed"].items() if name.startswith("fedmf.")}
-    assert with_options(SETTINGS, given).fedmf.plan().learning == printed()
+    assert with_options(SETTINGS, given).fedmf == FedMfSettings(steps="sum")
 
 
 def test_lines_show_the_ends_of_curves_and_rows_beside(made):

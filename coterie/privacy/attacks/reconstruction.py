@@ -80,7 +80,7 @@ _VALUES = 1 << 22
 
 
 class Rules(Protocol):
-    """What everybody knows of a run; `coterie.systems.shared.factors.MvmfSettings` has it."""
+    """What everybody knows of a run; `coterie.systems.shared.factor_settings.FactorSettings` has it."""
 
     @property
     def weights(self) -> str:

@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
-from coterie.rounds.sides import HostSide, Keep, ServerSide
 from coterie.systems.description import IN_ROUNDS, System
-from coterie.systems.fcf.host import CHOOSE_BY, FcfHost, FcfPlan
-from coterie.systems.fcf.settings import FcfOptions
-from coterie.systems.shared import factors
+from coterie.systems.fcf.host import FcfHost, server
+from coterie.systems.fcf.settings import CHOOSE_BY, FcfSettings
 from coterie.systems.shared.declared_rounds import declared_in_rounds
-from coterie.systems.shared.factor_server import MvmfServer
-from coterie.systems.shared.host_data import HostData
+from coterie.systems.shared.factors import fewest_users
+from coterie.systems.shared.from_plan import from_plan
 
 __all__ = ["SYSTEM"]
-
-
-def _server(settings: str, n_items: int, seed: int, groups: int) -> ServerSide:
-    return MvmfServer(FcfPlan.from_json(settings).mvmf(), n_items, seed, groups)
-
-
-def _host(settings: str, data: HostData, keys: NDArray[np.uint64], seed: int, keep: Keep) -> HostSide:
-    plan = FcfPlan.from_json(settings)
-    private = keep({"factors": factors.initial_factors(plan.learning.mvmf(), keys)})
-    return FcfHost(plan, data, keys, private, seed)
-
-
-def _fewest(settings: str) -> int:
-    return factors.fewest_users(FcfPlan.from_json(settings).learning.mvmf())
-
 
 SYSTEM = System(
     name="fcf",
     title="FCF",
     paper="Ammad-ud-din et al., Federated Collaborative Filtering, 2019",
     page="docs/systems/fedmf.md",
-    settings=FcfOptions,
+    settings=FcfSettings,
     forms=IN_ROUNDS,
     sums=("clear", "masked", "encrypted", "shared-key"),
     declared=declared_in_rounds,
@@ -46,8 +26,8 @@ SYSTEM = System(
         # As in the paper everybody is in each round; a sum over so many shows little of any group.
         "rounds": {"cohorts": "all", "group": 1000, "choose_by": CHOOSE_BY},
     },
-    server=_server,
-    host=_host,
-    fewest=_fewest,
+    server=from_plan(FcfSettings, server),
+    host=from_plan(FcfSettings, FcfHost),
+    fewest=lambda text: fewest_users(FcfSettings.from_json(text).factor_settings()),
     study="coterie.systems.fcf.study",
 )

@@ -1,75 +1,93 @@
-"""Settings of FCF."""
+"""Settings of FCF, and the figures by which its versions are chosen."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
-from typing import Literal
-
 from pydantic import Field, model_validator
 
-from coterie.errors import ConfigError
-from coterie.systems.fcf.host import FIGURES, FcfPlan
-from coterie.systems.fcf.mathematics import FcfSettings
+from coterie.systems.fcf.mathematics import TAKEN_UP
 from coterie.systems.run import Run
 from coterie.systems.settings import SystemSettings
-from coterie.systems.shared.factors import layout
-from coterie.systems.shared.optimisers import ServerOptimiser
+from coterie.systems.shared.factor_settings import (
+    Bits,
+    Factors,
+    FactorSettings,
+    MinTouch,
+    ServerBeta1,
+    ServerBeta2,
+    ServerOptimiserName,
+    ServerRate,
+    ServerTau,
+    room_for,
+)
 from coterie.systems.shared.problems import few_behind, rounds_problems
+from coterie.systems.shared.rated_measures import choosable
 
-__all__ = ["FcfOptions"]
+__all__ = ["CHOOSE_BY", "FIGURES", "MEASURES", "FcfSettings"]
 
-_FCF = tuple(one.name for one in dataclasses.fields(FcfSettings) if one.name != "server")
-"""Settings that are named here as there."""
+_RANKED = ("ndcg@10", "precision@10", "recall@10")
 
-_MIN_TOUCH = "Fewest users of a group that must have rated an item for it to be trained."
+MEASURES = tuple(prefix + name for prefix in ("", "validation_") for name in _RANKED)
+"""What a user's measurement has: over all unseen items, of which every held-out one counts as liked."""
+
+FIGURES = tuple(prefix + name for prefix in ("", "validation_") for name in (*_RANKED, "f1@10"))
+"""What an evaluation comes to."""
+
+CHOOSE_BY = "validation_ndcg@10"
+"""By what the version that counts is chosen unless a run says otherwise."""
 
 
-class FcfOptions(SystemSettings):
-    """FCF: what users take up, from what they took up, users' factors solved for, in rounds."""
+class FcfSettings(SystemSettings):
+    r"""FCF: what users take up, from what they took up, users' factors solved for, in rounds.
 
-    factors: int = Field(20, ge=1, le=1024, description="Latent factors K.")
+    ``factors`` is the length of :math:`p_u` and :math:`q_j`, ``confidence`` :math:`a` and ``ridge`` :math:`\lambda`.
+    The server's optimiser moves :math:`Q` along the gradient of :math:`J / (1 + a)`; a user's gradient of a row is
+    clipped at ``item_bound``.
+    """
+
+    factors: Factors = 20
     confidence: float = Field(
         4.0, gt=0, description="a: an item that was taken up weighs 1 + a, any other one 1."
     )
     ridge: float = Field(5.0, gt=0, description="Ridge coefficient lambda.")
-    server_optimiser: Literal["fedsgd", "fedadagrad", "fedadam", "fedyogi"] = Field(
+    server_optimiser: ServerOptimiserName = Field(
         "fedadam", description="What moves the factors of items; the paper's is fedadam."
     )
-    server_rate: float = Field(0.05, gt=0, description="Its step size.")
-    server_beta1: float = Field(0.5, ge=0, lt=1, description="Decay of its first moment.")
-    server_beta2: float = Field(0.99, ge=0, lt=1, description="Decay of its second moment.")
-    server_tau: float = Field(1e-8, gt=0, description="Added to the root of its second moment.")
-    bits: int = Field(16, ge=8, le=31, description="Bits of a transmitted value.")
+    server_rate: ServerRate = 0.05
+    server_beta1: ServerBeta1 = 0.5
+    server_beta2: ServerBeta2 = 0.99
+    server_tau: ServerTau = 1e-8
+    bits: Bits = 16
     item_bound: float = Field(4.0, gt=0, description="Largest transmitted value of an item's gradient.")
-    min_touch: int = Field(3, ge=1, description=_MIN_TOUCH)
-
-    def plan(self) -> FcfPlan:
-        """Return the settings as the plan of a run carries them.
-
-        Raises
-        ------
-        ConfigError
-            Settings that do not go together.
-        """
-        server = ServerOptimiser(
-            self.server_optimiser, self.server_rate, self.server_beta1, self.server_beta2, self.server_tau
-        )
-        return FcfPlan(
-            FcfSettings(server=server, **{name: getattr(self, name) for name in _FCF}), self.min_touch
-        )
+    min_touch: MinTouch = 3
 
     @model_validator(mode="after")
-    def _together(self) -> FcfOptions:
-        try:
-            self.plan()
-        except ConfigError as error:
-            raise ValueError(error.message) from error
+    def _told_apart(self) -> FcfSettings:
+        if not (1 / (1 + self.confidence) < 1 and self.ridge / (1 + self.confidence) > 0):
+            raise ValueError(
+                f"confidence is {self.confidence}, ridge {self.ridge}; expected 1 + confidence above 1, and ridge "
+                "divided by it above 0, in floating point"
+            )
         return self
 
-    def for_plan(self, run: Run, attributes: Sequence[str] = ()) -> str:
-        """Return the settings as `RunPlan.settings` carries them, JSON."""
-        return self.plan().to_json()
+    def factor_settings(self) -> FactorSettings:
+        """Return the settings of factors that are the same, with every rating `TAKEN_UP`."""
+        return FactorSettings(
+            factors=self.factors,
+            weights="incl-unc",
+            uncertainty=1 / (1 + self.confidence),
+            side=0.0,
+            ridge=self.ridge / (1 + self.confidence),
+            server_optimiser=self.server_optimiser,
+            server_rate=self.server_rate,
+            server_beta1=self.server_beta1,
+            server_beta2=self.server_beta2,
+            server_tau=self.server_tau,
+            lowest=TAKEN_UP,
+            highest=TAKEN_UP,
+            bits=self.bits,
+            item_bound=self.item_bound,
+            min_touch=self.min_touch,
+        )
 
     @property
     def width(self) -> int:
@@ -79,7 +97,7 @@ class FcfOptions(SystemSettings):
     @property
     def room(self) -> int:
         """Largest number of users over which a sum of training has room."""
-        return layout(self.plan().learning.mvmf(), 1, 0).capacity
+        return room_for(self.bits)
 
     def problems(self, run: Run) -> list[str]:
         """Return what of a run does not go together with these settings, a sentence each."""
@@ -92,7 +110,7 @@ class FcfOptions(SystemSettings):
             )
         return found + rounds_problems(
             run,
-            chosen_by=[name for name in FIGURES if name.startswith("validation_")],
+            chosen_by=choosable(FIGURES),
             wide=f"{run.description.table}.bits {self.bits}",
         )
 

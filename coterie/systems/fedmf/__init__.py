@@ -2,47 +2,22 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
-from coterie.rounds.sides import HostSide, Keep, ServerSide
 from coterie.systems.description import IN_ROUNDS, DataNeeds, System
-from coterie.systems.fedmf import mathematics
 from coterie.systems.fedmf.host import FedMfHost
-from coterie.systems.fedmf.server import CHOOSE_BY, FedMfPlan, FedMfServer
-from coterie.systems.fedmf.settings import FedMfOptions
-from coterie.systems.shared import factors
+from coterie.systems.fedmf.server import FedMfServer
+from coterie.systems.fedmf.settings import CHOOSE_BY, FedMfSettings
 from coterie.systems.shared.declared_rounds import declared_with_sparse
-from coterie.systems.shared.host_data import HostData
+from coterie.systems.shared.factors import fewest_users
+from coterie.systems.shared.from_plan import from_plan
 
 __all__ = ["SYSTEM"]
-
-
-def _server(settings: str, n_items: int, seed: int, groups: int) -> ServerSide:
-    return FedMfServer(FedMfPlan.from_json(settings), n_items, seed, groups)
-
-
-def _host(settings: str, data: HostData, keys: NDArray[np.uint64], seed: int, keep: Keep) -> HostSide:
-    plan = FedMfPlan.from_json(settings)
-    private = keep({"factors": mathematics.initial_factors(plan.learning, keys)})
-    return FedMfHost(plan, data, keys, private, seed)
-
-
-def _ratings(settings: str) -> tuple[float, float]:
-    learning = FedMfPlan.from_json(settings).learning
-    return learning.lowest, learning.highest
-
-
-def _fewest(settings: str) -> int:
-    return factors.fewest_users(mathematics.shared(FedMfPlan.from_json(settings).learning))
-
 
 SYSTEM = System(
     name="fedmf",
     title="FedMF",
     paper="Chai et al., Secure Federated Matrix Factorization, 2020",
     page="docs/systems/fedmf.md",
-    settings=FedMfOptions,
+    settings=FedMfSettings,
     forms=IN_ROUNDS,
     sums=("clear", "masked", "encrypted", "shared-key"),
     declared=declared_with_sparse,
@@ -53,9 +28,9 @@ SYSTEM = System(
         "rounds": {"cohorts": "all", "group": 1000, "choose_by": CHOOSE_BY},
     },
     needs=DataNeeds(ratings=True),
-    server=_server,
-    host=_host,
-    ratings=_ratings,
-    fewest=_fewest,
+    server=from_plan(FedMfSettings, FedMfServer),
+    host=from_plan(FedMfSettings, FedMfHost),
+    ratings=lambda text: FedMfSettings.from_json(text).rating_range,
+    fewest=lambda text: fewest_users(FedMfSettings.from_json(text).factor_settings()),
     study="coterie.systems.fedmf.study",
 )

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.systems.fedmf.mathematics import FedMfSettings, initial, initial_factors
+from coterie.systems.fedmf.mathematics import initial, initial_factors
+from coterie.systems.fedmf.settings import FedMfSettings
 
 __all__ = ["CentralFactors", "train"]
 

@@ -9,12 +9,13 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.rounds.sides import Arrays, User
+from coterie.rounds.sides import Keep, User
 from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.plan import SumPlan
 from coterie.systems.fedmf.local_step import FedMfUpdate, contribute, local_step
-from coterie.systems.fedmf.mathematics import scores
-from coterie.systems.fedmf.server import FedMfPlan
+from coterie.systems.fedmf.mathematics import initial_factors, scores
+from coterie.systems.fedmf.server import layouts
+from coterie.systems.fedmf.settings import FedMfSettings
 from coterie.systems.shared.factor_steps import UserData
 from coterie.systems.shared.host_data import HostData
 from coterie.systems.shared.rated_host import Added, RatedHost, add_nothing, training_ratings
@@ -28,15 +29,20 @@ class FedMfHost(RatedHost):
 
     Parameters
     ----------
-    plan : FedMfPlan
+    settings : FedMfSettings
     data : HostData
         Interactions without a rating teach nothing and are measured by nothing.
     keys : ndarray of uint64, shape (users,)
         Each user's own number, which nobody else knows.
-    private : dict of str to ndarray
-        ``factors``: what each user kept, float32 (users, K); changed in place.
     seed : int
         Of the run.
+    keep : callable
+        Takes up what each user kept, ``factors``, float32 (users, K).
+
+    Attributes
+    ----------
+    private : dict of str to ndarray
+        What each user keeps; changed in place.
 
     Raises
     ------
@@ -45,13 +51,13 @@ class FedMfHost(RatedHost):
     """
 
     def __init__(
-        self, plan: FedMfPlan, data: HostData, keys: NDArray[np.uint64], private: Arrays, seed: int
+        self, settings: FedMfSettings, data: HostData, keys: NDArray[np.uint64], seed: int, keep: Keep
     ) -> None:
-        learning = plan.learning
-        rated = training_ratings(data, learning.lowest, learning.highest, "fedmf")
-        super().__init__(plan, data, keys, seed, [UserData(items, ratings) for items, ratings in rated])
-        self.plan = plan
-        self.private = private
+        rated = training_ratings(data, settings.lowest, settings.highest, "fedmf")
+        users = [UserData(items, ratings) for items, ratings in rated]
+        super().__init__(layouts(settings, len(data.items)), data, keys, seed, users)
+        self.settings = settings
+        self.private = keep({"factors": initial_factors(settings, keys)})
         self._rated = dataclasses.replace(data.rated(), training=True)
 
     def _trained(
@@ -68,7 +74,7 @@ class FedMfHost(RatedHost):
             for update in local_step(
                 model,
                 [self._users[user] for user in index.tolist()],
-                self.plan.learning,
+                self.settings,
                 self.keys[index],
                 factors=self.private["factors"][index],
                 seed=self.seed,

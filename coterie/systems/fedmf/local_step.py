@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.secure_sum.contribution import Contribution
-from coterie.systems.fedmf.mathematics import FedMfSettings, shared
+from coterie.systems.fedmf.settings import FedMfSettings
 from coterie.systems.shared.factor_steps import UserData, check_user
 from coterie.systems.shared.stacks import padded, stacks
 
@@ -123,7 +123,7 @@ def local_step(
             f"({len(users)}, {settings.factors})"
         )
     items = model["items"].astype(np.float64)
-    fitting = shared(settings)
+    fitting = settings.factor_settings()
     for position, user in enumerate(users):
         check_user(user, position, fitting, len(items), 0)
     opened = np.ones(len(items), np.bool_) if allowed is None else allowed

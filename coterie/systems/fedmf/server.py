@@ -1,76 +1,28 @@
-"""FedMF in rounds: its plan, and the side of the server.
+"""FedMF in rounds: the side of the server.
 
-Rounds of SUPPORTS and of EVALUATE are as in FedMVMF; an evaluation measures the fit of the training part, too.  With
-mean steps the server divides by the raters that it expects in the cohort, from what groups said once: counts that
+Rounds of SUPPORTS and of EVALUATE are those of `RatedServer`; an evaluation measures the fit of the training part, too.
+With mean steps the server divides by the raters that it expects in the cohort, from what groups said once: counts that
 travelled in each round would give users' items away (``docs/systems/fedncf.md``).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
 import numpy as np
 from numpy.typing import NDArray
 
 from coterie.rounds.sides import Arrays, Summed, named, unnamed
-from coterie.secure_sum.contribution import Layout
-from coterie.systems.fedmf.mathematics import FedMfSettings, apply, initial, layout
-from coterie.systems.shared import factor_server as mvmf
-from coterie.systems.shared.metric_segments import LARGEST, Measure
-from coterie.systems.shared.rated_server import RatedPlan, RatedServer
+from coterie.systems.fedmf.mathematics import apply, initial, layout
+from coterie.systems.fedmf.settings import MEASURES, FedMfSettings
+from coterie.systems.shared.rated_server import Layouts, RatedServer
 
-__all__ = ["CHOOSE_BY", "FIGURES", "MEASURES", "FedMfPlan", "FedMfServer"]
-
-MEASURES: tuple[str | Measure, ...] = (
-    *mvmf.MEASURES,
-    Measure("train_squared_error", LARGEST),
-    Measure("train_ratings", LARGEST),
-)
-"""What a user's measurement has (`coterie.evaluation.rated`)."""
-
-FIGURES = (*mvmf.FIGURES, "train_rmse")
-"""What an evaluation comes to."""
-
-CHOOSE_BY = "validation_rmse"
-"""By what the version that counts is chosen unless a run says otherwise: the lowest."""
+__all__ = ["FedMfServer", "layouts"]
 
 _MODEL = "model."
 
 
-@dataclass(frozen=True)
-class FedMfPlan(RatedPlan):
-    """What the plan of a run says about FedMF.
-
-    Parameters
-    ----------
-    learning : FedMfSettings
-    min_touch : int
-        Fewest users of a group that must have rated an item for the group to train it.
-
-    Raises
-    ------
-    ConfigError
-        A value out of its range.
-    """
-
-    system: ClassVar[str] = "FedMF"
-
-    learning: FedMfSettings
-    min_touch: int = 3
-
-    @classmethod
-    def _of(cls, plain: dict[str, Any]) -> FedMfPlan:
-        return cls(FedMfSettings(**plain.pop("learning")), **plain)
-
-    @property
-    def measures(self) -> tuple[str | Measure, ...]:
-        """What a user's measurement has."""
-        return MEASURES
-
-    def of_training(self, n_items: int) -> Layout:
-        """Return what a contribution to a round of training looks like."""
-        return layout(self.learning, n_items)
+def layouts(settings: FedMfSettings, n_items: int) -> Layouts:
+    """Return what contributions look like."""
+    return Layouts(n_items, layout(settings, n_items), MEASURES)
 
 
 class FedMfServer(RatedServer):
@@ -78,7 +30,7 @@ class FedMfServer(RatedServer):
 
     Parameters
     ----------
-    plan : FedMfPlan
+    settings : FedMfSettings
     n_items : int
     seed : int
         Of the run.
@@ -86,19 +38,19 @@ class FedMfServer(RatedServer):
         Groups of the population.
     """
 
-    def __init__(self, plan: FedMfPlan, n_items: int, seed: int, groups: int) -> None:
-        super().__init__(plan, n_items, seed, groups)
-        self.plan = plan
+    def __init__(self, settings: FedMfSettings, n_items: int, seed: int, groups: int) -> None:
+        super().__init__(layouts(settings, n_items), settings.min_touch, seed, groups)
+        self.settings = settings
 
     def initial(self) -> Arrays:
         """Return version 0 of the model, and no supports."""
-        model = initial(self.plan.learning, self._n_items, self._seed)
+        model = initial(self.settings, self._n_items, self._seed)
         return {**named(_MODEL, model), **self.no_supports()}
 
     def trained(self, arrays: Arrays, summed: Summed) -> Arrays:
         """Return the arrays after a sum of training."""
         raters = self._expected(arrays, summed.shares)
-        model = apply(unnamed(_MODEL, arrays), summed.sums, self.plan.learning, raters=raters)
+        model = apply(unnamed(_MODEL, arrays), summed.sums, self.settings, raters=raters)
         return {**arrays, **named(_MODEL, model)}
 
     def _expected(self, arrays: Arrays, shares: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,18 +1,27 @@
-"""Settings of FedMF."""
+"""Settings of FedMF, and the figures by which its versions are chosen."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from coterie.errors import ConfigError
-from coterie.systems.fedmf.mathematics import FedMfSettings, layout, printed
-from coterie.systems.fedmf.server import FIGURES, FedMfPlan
 from coterie.systems.run import Run
 from coterie.systems.settings import SystemSettings
+from coterie.systems.shared import rated_measures
+from coterie.systems.shared.factor_settings import (
+    Bits,
+    Factors,
+    FactorSettings,
+    Highest,
+    Lowest,
+    MinTouch,
+    check_range,
+    room_for,
+)
+from coterie.systems.shared.metric_segments import LARGEST, Measure
 from coterie.systems.shared.problems import (
     NO_GROUPS,
     few_behind,
@@ -20,19 +29,37 @@ from coterie.systems.shared.problems import (
     rounds_problems,
     sparse_problems,
 )
+from coterie.systems.shared.rated_measures import choosable
 
-__all__ = ["FedMfOptions"]
+__all__ = ["CHOOSE_BY", "FIGURES", "MEASURES", "FedMfSettings"]
 
-_FEDMF = tuple(one.name for one in dataclasses.fields(FedMfSettings))
-"""Settings that are named here as there."""
+MEASURES: tuple[str | Measure, ...] = (
+    *rated_measures.MEASURES,
+    Measure("train_squared_error", LARGEST),
+    Measure("train_ratings", LARGEST),
+)
+"""What a user's measurement has (`coterie.evaluation.rated`): the fit of the training part, too."""
 
-_MIN_TOUCH = "Fewest users of a group that must have rated an item for it to be trained."
+FIGURES = (*rated_measures.FIGURES, "train_rmse")
+"""What an evaluation comes to."""
+
+CHOOSE_BY = "validation_rmse"
+"""By what the version that counts is chosen unless a run says otherwise: the lowest."""
+
+_PRINTED: Mapping[str, float] = MappingProxyType({"rate": 1e-4, "private_rate": 1e-4, "change_bound": 0.02})
+"""What suits the printed steps, which add up."""
 
 
-class FedMfOptions(SystemSettings):
-    """FedMF: ratings predicted from ratings alone, by gradient steps of each user, in rounds."""
+class FedMfSettings(SystemSettings):
+    r"""FedMF: ratings predicted from ratings alone, by gradient steps of each user, in rounds.
 
-    factors: int = Field(10, ge=1, le=1024, description="Latent factors K.")
+    ``factors`` is the length of :math:`p_u` and :math:`q_j`, ``rate`` :math:`\eta` of :math:`q_j` and
+    ``private_rate`` that of :math:`p_u`: the printed algorithm has one for both.  ``ridge`` is :math:`\lambda`.  With
+    mean steps a user moves by the mean over its own ratings, an item by that over its raters in the cohort, so that one
+    step size fits those with few and those with many.  A user's change of a row is clipped at ``change_bound``.
+    """
+
+    factors: Factors = 10
     local_epochs: int = Field(1, ge=1, le=1000, description="Gradient steps of a user in a round, E.")
     steps: Literal["mean", "sum"] = Field(
         "mean",
@@ -48,25 +75,15 @@ class FedMfOptions(SystemSettings):
     ridge: float = Field(
         0.02, ge=0, description="Ridge coefficient lambda, of a user's factor and its copies of rows."
     )
-    lowest: float = Field(0.5, gt=0, description="Lowest rating that there is; one below is refused.")
-    highest: float = Field(5.0, gt=0, description="Highest rating that there is; one above is refused.")
-    bits: int = Field(16, ge=8, le=31, description="Bits of a transmitted value.")
+    lowest: Lowest = 0.5
+    highest: Highest = 5.0
+    bits: Bits = 16
     change_bound: float = Field(
         4.0,
         gt=0,
         description="Largest transmitted change of a value of an item; 0.02 with steps = sum unless given.",
     )
-    min_touch: int = Field(3, ge=1, description=_MIN_TOUCH)
-
-    def plan(self) -> FedMfPlan:
-        """Return the settings as the plan of a run carries them.
-
-        Raises
-        ------
-        ConfigError
-            Settings that do not go together.
-        """
-        return FedMfPlan(FedMfSettings(**{name: getattr(self, name) for name in _FEDMF}), self.min_touch)
+    min_touch: MinTouch = 3
 
     @model_validator(mode="before")
     @classmethod
@@ -74,21 +91,26 @@ class FedMfOptions(SystemSettings):
         """Take rates and bound that are not given from those that suit the steps."""
         if not isinstance(given, Mapping) or given.get("steps") != "sum":
             return given
-        found = printed()
-        usual = {name: getattr(found, name) for name in ("rate", "private_rate", "change_bound")}
-        return {**usual, **given}
+        return {**_PRINTED, **given}
 
     @model_validator(mode="after")
-    def _together(self) -> FedMfOptions:
-        try:
-            self.plan()
-        except ConfigError as error:
-            raise ValueError(error.message) from error
+    def _range(self) -> FedMfSettings:
+        check_range(self.lowest, self.highest)
         return self
 
-    def for_plan(self, run: Run, attributes: Sequence[str] = ()) -> str:
-        """Return the settings as `RunPlan.settings` carries them, JSON."""
-        return self.plan().to_json()
+    def factor_settings(self) -> FactorSettings:
+        """Return settings of factors with the same first factors, layout and checks of ratings."""
+        return FactorSettings(
+            factors=self.factors,
+            weights="obs-only",
+            side=0.0,
+            update="sgd",
+            lowest=self.lowest,
+            highest=self.highest,
+            bits=self.bits,
+            item_bound=self.change_bound,
+            min_touch=self.min_touch,
+        )
 
     @property
     def variant(self) -> str:
@@ -103,10 +125,10 @@ class FedMfOptions(SystemSettings):
     @property
     def room(self) -> int:
         """Largest number of users over which a sum of training has room."""
-        return layout(self.plan().learning, 1).capacity
+        return room_for(self.bits)
 
     @property
-    def rating_range(self) -> tuple[float, float] | None:
+    def rating_range(self) -> tuple[float, float]:
         """Lowest and highest rating that the system learns from."""
         return self.lowest, self.highest
 
@@ -121,7 +143,7 @@ class FedMfOptions(SystemSettings):
             )
         return found + rounds_problems(
             run,
-            chosen_by=[name for name in FIGURES if name.startswith("validation_")],
+            chosen_by=choosable(FIGURES),
             wide=f"{run.description.table}.bits {self.bits}",
         )
 

@@ -2,52 +2,24 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
-from coterie.data.attributes import AttributeTable
-from coterie.rounds.sides import HostSide, Keep, OwnerSide, ServerSide
 from coterie.systems.description import IN_ROUNDS, DataNeeds, System
 from coterie.systems.fedmvmf.declared import declared
-from coterie.systems.fedmvmf.owner import MvmfOwner
-from coterie.systems.fedmvmf.settings import MvmfOptions
-from coterie.systems.shared import factors
-from coterie.systems.shared.factor_host import MvmfHost
-from coterie.systems.shared.factor_server import CHOOSE_BY, MvmfPlan, MvmfServer
-from coterie.systems.shared.host_data import HostData
+from coterie.systems.fedmvmf.host import FedMvmfHost
+from coterie.systems.fedmvmf.owner import FedMvmfOwner
+from coterie.systems.fedmvmf.server import FedMvmfServer
+from coterie.systems.fedmvmf.settings import FedMvmfPlan, FedMvmfSettings
+from coterie.systems.shared.factors import fewest_users
+from coterie.systems.shared.from_plan import from_plan
+from coterie.systems.shared.rated_measures import CHOOSE_BY
 
 __all__ = ["SYSTEM"]
-
-
-def _server(settings: str, n_items: int, seed: int, groups: int) -> ServerSide:
-    return MvmfServer(MvmfPlan.from_json(settings), n_items, seed, groups)
-
-
-def _host(settings: str, data: HostData, keys: NDArray[np.uint64], seed: int, keep: Keep) -> HostSide:
-    plan = MvmfPlan.from_json(settings)
-    private = keep({"factors": factors.initial_factors(plan.learning, keys)})
-    return MvmfHost(plan, data, keys, private, seed)
-
-
-def _owner(settings: str, items: NDArray[np.integer], features: AttributeTable, seed: int) -> OwnerSide:
-    return MvmfOwner(MvmfPlan.from_json(settings), items, features, seed)
-
-
-def _ratings(settings: str) -> tuple[float, float]:
-    learning = MvmfPlan.from_json(settings).learning
-    return learning.lowest, learning.highest
-
-
-def _fewest(settings: str) -> int:
-    return factors.fewest_users(MvmfPlan.from_json(settings).learning)
-
 
 SYSTEM = System(
     name="fedmvmf",
     title="FedMVMF",
     paper="Mai and Pang, Privacy-preserving multi-view matrix factorization (PrivMVMF), 2023",
     page="docs/systems/mvmf.md",
-    settings=MvmfOptions,
+    settings=FedMvmfSettings,
     table="mvmf",
     forms=IN_ROUNDS,
     sums=("clear", "masked", "encrypted"),
@@ -59,10 +31,10 @@ SYSTEM = System(
         "rounds": {"cohorts": "all", "group": 1000, "choose_by": CHOOSE_BY},
     },
     needs=DataNeeds(ratings=True),
-    server=_server,
-    host=_host,
-    owner=_owner,
-    ratings=_ratings,
-    fewest=_fewest,
+    server=from_plan(FedMvmfPlan, FedMvmfServer),
+    host=from_plan(FedMvmfPlan, FedMvmfHost),
+    owner=from_plan(FedMvmfPlan, FedMvmfOwner),
+    ratings=lambda text: FedMvmfPlan.from_json(text).rating_range,
+    fewest=lambda text: fewest_users(FedMvmfPlan.from_json(text)),
     study="coterie.systems.fedmvmf.study",
 )

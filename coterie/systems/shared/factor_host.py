@@ -1,20 +1,18 @@
-"""FedMVMF's side of a host: what its users contribute, how they are measured and recommended to."""
+"""The host's side of FedMVMF and FCF: what users contribute, how they are measured and recommended to."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.data.attributes import AttributeTable
-from coterie.errors import DataError
-from coterie.rounds.sides import Arrays, User
+from coterie.evaluation.rated import Rated
+from coterie.rounds.sides import Keep, User
 from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.plan import SumPlan
-from coterie.systems.shared.factor_server import MvmfPlan, open_anywhere
+from coterie.systems.shared.factor_settings import FactorSettings
 from coterie.systems.shared.factor_steps import (
     UserData,
     UserUpdate,
@@ -23,48 +21,57 @@ from coterie.systems.shared.factor_steps import (
     sample,
     user_factors,
 )
-from coterie.systems.shared.factors import from_attributes, scores
+from coterie.systems.shared.factors import from_attributes, initial_factors, scores
 from coterie.systems.shared.host_data import HostData
-from coterie.systems.shared.rated_host import Added, RatedHost, add_nothing, training_ratings
+from coterie.systems.shared.rated_host import Added, RatedHost, add_nothing
+from coterie.systems.shared.rated_server import Layouts, open_anywhere
 
-__all__ = ["MvmfHost"]
+__all__ = ["FactorHost"]
 
 _DRAWINGS = 256
 """Lists of open items for which drawn items are remembered: more than a run has groups on one host."""
 
 
-class MvmfHost(RatedHost):
+class FactorHost(RatedHost):
     """The side of a host.
 
     Parameters
     ----------
-    plan : MvmfPlan
+    settings : FactorSettings
+    layouts : Layouts
+        Of the same settings as at the server.
     data : HostData
         Interactions without a rating teach nothing and are measured by nothing.
     keys : ndarray of uint64, shape (users,)
         Each user's own number, which nobody else knows.
-    private : dict of str to ndarray
-        ``factors``: what each user kept, float32 (users, K); changed in place.  Only SGD looks at it.
     seed : int
         Of the run.
+    keep : callable
+        Takes up what each user kept, ``factors``, float32 (users, K).  Only SGD looks at it.
+    users : sequence of UserData
+        What each user learns from.
 
     Attributes
     ----------
+    private : dict of str to ndarray
+        What each user keeps; changed in place.
     measured : dict of str to ndarray of float64, shape (users,)
         Metrics as they were last measured for a contribution.
-
-    Raises
-    ------
-    DataError
-        A rating out of the plan's range, or attributes that are not those of the plan.
     """
 
     def __init__(
-        self, plan: MvmfPlan, data: HostData, keys: NDArray[np.uint64], private: Arrays, seed: int
+        self,
+        settings: FactorSettings,
+        layouts: Layouts,
+        data: HostData,
+        keys: NDArray[np.uint64],
+        seed: int,
+        keep: Keep,
+        users: Sequence[UserData],
     ) -> None:
-        super().__init__(plan, data, keys, seed, _users(plan, data))
-        self.plan = plan
-        self.private = private
+        super().__init__(layouts, data, keys, seed, users)
+        self.settings = settings
+        self.private = keep({"factors": initial_factors(settings, keys)})
         self._rated = data.rated()
         self._drawn: dict[bytes, dict[int, UserData]] = {}
 
@@ -75,7 +82,7 @@ class MvmfHost(RatedHost):
         opened: NDArray[np.bool_] | None,
         pairs: Sequence[tuple[int, User]],
     ) -> Iterator[Added]:
-        learning, whole = self.plan.learning, self._whole(model)
+        settings, whole = self.settings, self._whole(model)
         for group, own, others in self._of_groups(pairs):
             for member in others:
                 # Who joins later is not learned from.
@@ -85,7 +92,7 @@ class MvmfHost(RatedHost):
             for update in local_step(
                 whole,
                 self._sampled(index, model, allowed, plan.round),
-                learning,
+                settings,
                 self.keys[index],
                 seed=self.seed,
                 round_=plan.round,
@@ -100,7 +107,7 @@ class MvmfHost(RatedHost):
 
     def _whole(self, model: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
         """Return the factors of a model; without attributes there is an empty table of them."""
-        none = np.empty((0, self.plan.learning.factors), np.float32)
+        none = np.empty((0, self.settings.factors), np.float32)
         return {"items": model["items"], "attributes": model.get("attributes", none)}
 
     def _sampled(
@@ -111,9 +118,9 @@ class MvmfHost(RatedHost):
         round_: int,
     ) -> list[UserData]:
         """Return users' data with the unrated items that have a weight; drawn once, unless the plan says otherwise."""
-        learning = self.plan.learning
+        settings = self.settings
         held: dict[int, UserData] = {}
-        if learning.weights == "sampled" and not learning.resample:
+        if settings.weights == "sampled" and not settings.resample:
             drawn_by = allowed.tobytes() + model["popularity"].tobytes()
             if drawn_by not in self._drawn and len(self._drawn) > _DRAWINGS:
                 self._drawn.clear()
@@ -122,7 +129,7 @@ class MvmfHost(RatedHost):
         found = sample(
             [self._users[user] for user in fresh],
             self.keys[fresh],
-            learning,
+            settings,
             len(self._data.items),
             seed=self.seed,
             popularity=model["popularity"],
@@ -145,50 +152,33 @@ class MvmfHost(RatedHost):
         round_ : int
             By which unrated items are drawn, where they are drawn anew in each round.
         """
-        factors = np.zeros((len(self.keys), self.plan.learning.factors), np.float32)
+        factors = np.zeros((len(self.keys), self.settings.factors), np.float32)
         factors[index] = self.factors(model, index, round_=round_)
-        rated = self._rated
-        if self.plan.new_items:
-            rated = dataclasses.replace(rated, among=~open_anywhere(model))
-        return rated.measure(lambda users: scores(model, factors[users]), index)
+        return self._held_out(model).measure(lambda users: scores(model, factors[users]), index)
+
+    def _held_out(self, model: Mapping[str, NDArray[np.float32]]) -> Rated:
+        """Return what users are measured by at a version of the model."""
+        return self._rated
 
     def factors(
         self, model: Mapping[str, NDArray[np.float32]], index: NDArray[np.intp], *, round_: int = 0
     ) -> NDArray[np.float32]:
         """Return factors of some users at a version, float32 (n, K): of one without ratings by its attributes."""
-        learning, whole = self.plan.learning, self._whole(model)
-        found = np.zeros((len(index), learning.factors), np.float32)
+        settings, whole = self.settings, self._whole(model)
+        found = np.zeros((len(index), settings.factors), np.float32)
         rates = self._rates[index]
         own, others = index[rates], index[~rates]
         if len(others):
             told = np.stack([self._users[user].attributes for user in others.tolist()])
-            found[~rates] = from_attributes(told, whole["attributes"], learning, row_by_row=True)
-        if learning.update == "sgd":
+            found[~rates] = from_attributes(told, whole["attributes"], settings, row_by_row=True)
+        if settings.update == "sgd":
             found[rates] = self.private["factors"][own]
         elif len(own):
             # Whatever its group: a user is measured, and served, by all items that are open to anybody.
             allowed = open_anywhere(model)
             users = self._sampled(own, model, allowed, round_)
-            found[rates] = user_factors(whole, users, learning, allowed=allowed)
+            found[rates] = user_factors(whole, users, settings, allowed=allowed)
         return found
-
-
-def _users(plan: MvmfPlan, data: HostData) -> list[UserData]:
-    """Return what each user learns from: its rated items of the training part, ascending, and its attributes."""
-    n_users = len(data.users)
-    table = data.attributes
-    if table is None:
-        table = AttributeTable(plan.attributes, np.full((n_users, len(plan.attributes)), np.nan, np.float32))
-    if table.names != plan.attributes:
-        raise DataError(
-            f"this host's attributes are {', '.join(table.names) or 'none'}; the run's are "
-            f"{', '.join(plan.attributes) or 'none'}",
-            hint="the columns of the attributes file must be those of the run, in the same order",
-        )
-    rated = training_ratings(data, plan.learning.lowest, plan.learning.highest, "mvmf")
-    return [
-        UserData(items, ratings, table.values[position]) for position, (items, ratings) in enumerate(rated)
-    ]
 
 
 def _add_update(update: UserUpdate, contribution: Contribution) -> None:

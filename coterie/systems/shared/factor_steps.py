@@ -1,4 +1,4 @@
-r"""What clients of FedMVMF do in a round: many users of a host are solved for as one batched tensor program.
+r"""What clients of FedMVMF and FCF do in a round: many users of a host are solved for as one batched tensor program.
 
 Users whose items are padded to the same number go through the program together; how far they are padded depends on
 the user alone, so a user's update has the same bits whoever is beside it on the same kind of machine.
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from coterie.errors import DataError
 from coterie.secure_sum.contribution import Contribution
-from coterie.systems.shared.factors import MvmfSettings
+from coterie.systems.shared.factor_settings import FactorSettings
 from coterie.systems.shared.stacks import padded, stacks
 
 __all__ = ["UserData", "UserUpdate", "check_user", "contribute", "local_step", "sample", "user_factors"]
@@ -172,7 +172,7 @@ def contribute(update: UserUpdate, contribution: Contribution) -> None:
 def sample(
     users: Sequence[UserData],
     keys: Sequence[int] | NDArray[np.integer],
-    settings: MvmfSettings,
+    settings: FactorSettings,
     n_items: int,
     *,
     seed: int,
@@ -192,7 +192,7 @@ def sample(
     users : sequence of UserData
     keys : sequence of int
         Each user's own number, at least 0, which nobody else knows.
-    settings : MvmfSettings
+    settings : FactorSettings
         With weights other than ``sampled`` nothing is drawn.
     n_items : int
     seed : int
@@ -244,7 +244,7 @@ def sample(
     return found
 
 
-def _together(rated: int, n_open: int, settings: MvmfSettings) -> int:
+def _together(rated: int, n_open: int, settings: FactorSettings) -> int:
     """Return how many items of a user have a weight, rated and sampled."""
     if not rated:
         return 0
@@ -256,7 +256,7 @@ def _together(rated: int, n_open: int, settings: MvmfSettings) -> int:
 def local_step(
     model: Mapping[str, NDArray[np.float32]],
     users: Sequence[UserData],
-    settings: MvmfSettings,
+    settings: FactorSettings,
     keys: Sequence[int] | NDArray[np.integer],
     *,
     seed: int,
@@ -271,7 +271,7 @@ def local_step(
     model : mapping
         The version that they fetched.
     users : sequence of UserData
-    settings : MvmfSettings
+    settings : FactorSettings
     keys : sequence of int
         Each user's own number, at least 0, which nobody else knows.
     seed, round_ : int
@@ -312,7 +312,7 @@ def local_step(
 def user_factors(
     model: Mapping[str, NDArray[np.float32]],
     users: Sequence[UserData],
-    settings: MvmfSettings,
+    settings: FactorSettings,
     *,
     allowed: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.float32]:
@@ -342,7 +342,7 @@ def user_factors(
 
 
 def check_user(
-    user: UserData, position: int, settings: MvmfSettings, n_items: int, n_attributes: int
+    user: UserData, position: int, settings: FactorSettings, n_items: int, n_attributes: int
 ) -> None:
     """Check that a user's data fits the model.
 
@@ -351,7 +351,7 @@ def check_user(
     user : UserData
     position : int
         Which of the users, for the error.
-    settings : MvmfSettings
+    settings : FactorSettings
     n_items, n_attributes : int
         Of the model.
 
@@ -407,7 +407,7 @@ class _Program:
     def __init__(
         self,
         model: Mapping[str, NDArray[np.float32]],
-        settings: MvmfSettings,
+        settings: FactorSettings,
         allowed: NDArray[np.bool_] | None,
     ) -> None:
         self.settings = settings

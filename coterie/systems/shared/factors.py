@@ -1,7 +1,7 @@
-r"""FedMVMF: federated multi-view matrix factorisation of explicit ratings (Mai and Pang, PrivMVMF; Flanagan et al.).
+r"""Mathematics of federated multi-view matrix factorisation: FedMVMF uses all of it, FCF and FedMF a part.
 
-Ratings, user attributes and item attributes (*features*) share factors: :math:`R \approx P Q^T`,
-:math:`X \approx P U^T`, :math:`Y \approx Q V^T`.  Everything here is part of minimising
+Ratings, user attributes and item attributes (*features*) share factors (Mai and Pang, PrivMVMF; Flanagan et al.):
+:math:`R \approx P Q^T`, :math:`X \approx P U^T`, :math:`Y \approx Q V^T`.  Everything here is part of minimising
 
 .. math::
 
@@ -12,8 +12,8 @@ Ratings, user attributes and item attributes (*features*) share factors: :math:`
 A client keeps its ratings, attributes and :math:`p_i`; the orchestration server has :math:`Q` and :math:`U`; the item
 server has :math:`Y` and :math:`V`.  In a round clients contribute :math:`f(i, j) = c_{ij} (r_{ij} - p_i q_j) p_i` and
 :math:`f(i, d) = (x_{id} - p_i u_d) p_i` (`coterie.systems.shared.factor_steps`), the item server sends
-:math:`\sum_d f(j, d)` (`item_server_step`), and the server steps along the gradient of :math:`J` (`apply`).  Numbers in
-parentheses are the paper's equations; ``docs/systems/mvmf.md`` says where they are corrected.
+:math:`\sum_d f(j, d)` (`coterie.systems.fedmvmf.mathematics`), and the server steps along the gradient of :math:`J`
+(`apply`).  Numbers in parentheses are the paper's equations; ``docs/systems/mvmf.md`` says where they are corrected.
 
 A *missing* attribute is NaN and has no term in :math:`J`: it neither pulls towards zero nor away from it.
 """
@@ -22,151 +22,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coterie.errors import ConfigError, DataError
 from coterie.secure_sum.contribution import Layout, Segment
-from coterie.systems.shared.optimisers import Arrays, ServerOptimiser, initial_state, step
+from coterie.systems.shared.factor_settings import FactorSettings
+from coterie.systems.shared.optimisers import Arrays, initial_state, step
 
 __all__ = [
-    "PRESETS",
-    "UPDATES",
-    "WEIGHTS",
-    "MvmfSettings",
     "apply",
+    "drawn",
     "fewest_users",
     "from_attributes",
     "gradients",
     "initial",
     "initial_factors",
-    "initial_features",
     "initial_server_state",
-    "item_server_step",
+    "known_values",
     "layout",
     "scores",
     "unknowns_per_equation",
 ]
 
-WEIGHTS = ("obs-only", "incl-unc", "sampled")
-UPDATES = ("semi-als", "sgd")
-
-_ITEMS, _ATTRIBUTES, _FEATURES, _FACTORS = 0, 1, 2, 3
-"""First element of the key under which each use of a seed draws; `coterie.systems.shared.factor_steps` has 4 and 5."""
+_ITEMS, _ATTRIBUTES, _FACTORS = 0, 1, 3
+"""First element of the key under which each use of a seed draws; `coterie.systems.fedmvmf.mathematics` has 2,
+`coterie.systems.shared.factor_steps` 4 and 5."""
 
 _SPREAD = 0.03
 """Standard deviation of the factors that a run begins with."""
 
 
-@dataclass(frozen=True)
-class MvmfSettings:
-    r"""What every party of a run must agree on.  The defaults are the paper's (table 2), sampling apart.
-
-    Parameters
-    ----------
-    factors : int
-        :math:`K`, at least 1.
-    weights : {"obs-only", "incl-unc", "sampled"}
-        :math:`c_{ij}` of an unrated item: 0; ``uncertainty``; or ``uncertainty`` if it is among the user's sampled ones
-        (36).  Of a rated item it is 1.
-    uncertainty : float
-        :math:`\alpha`, above 0 and below 1.
-    samples : float
-        :math:`\rho`: unrated items per rated one that are sampled at least, above 0.
-    resample : bool
-        Draw unrated items anew in each round, uniformly and exactly :math:`\rho` per rated one, as the paper does: who
-        sees two rounds then knows the rated ones, as they are the intersection.
-    side : float
-        :math:`\lambda_1`, at least 0.
-    ridge : float
-        :math:`\lambda_2`, above 0.
-    update : {"semi-als", "sgd"}
-        Whether :math:`p_i` and :math:`V` are solved for, or take a step along their gradient.
-    private_rate, feature_rate : float
-        With SGD: :math:`\gamma` of :math:`p_i` (9) and of :math:`V` (12), above 0.  Gradients are sums over the items
-        of a user and over all items, so stable rates are small.
-    server : ServerOptimiser
-        What moves :math:`Q` and :math:`U`.
-    lowest, highest : float
-        Range of ratings; ``lowest`` is above 0, which stands for no rating.
-    bits : int
-        Bits of a code of a real value, 8 to 31.
-    item_bound, attribute_bound : float
-        Largest value of :math:`f(i, j)` and of :math:`f(i, d)` that is sent; beyond it is clipped.
-
-    Raises
-    ------
-    ConfigError
-        A value out of its range.
-    """
-
-    factors: int = 6
-    weights: str = "sampled"
-    uncertainty: float = 0.1
-    samples: float = 1.0
-    resample: bool = False
-    side: float = 1.0
-    ridge: float = 10.0
-    update: str = "semi-als"
-    private_rate: float = 1e-4
-    feature_rate: float = 1e-5
-    server: ServerOptimiser = field(
-        default_factory=lambda: ServerOptimiser("fedadam", rate=0.05, beta1=0.5, beta2=0.99, tau=1e-8)
-    )
-    lowest: float = 0.5
-    highest: float = 5.0
-    bits: int = 16
-    item_bound: float = 16.0
-    attribute_bound: float = 8.0
-
-    def __post_init__(self) -> None:
-        for name, value, known in (("weights", self.weights, WEIGHTS), ("update", self.update, UPDATES)):
-            if value not in known:
-                raise ConfigError(f"{name} is {value!r}; expected one of {', '.join(known)}")
-        if self.factors < 1:
-            raise ConfigError(f"factors is {self.factors}; expected at least 1")
-        # Written so that NaN fails, too.
-        above_zero = (
-            "samples",
-            "ridge",
-            "private_rate",
-            "feature_rate",
-            "lowest",
-            "item_bound",
-            "attribute_bound",
-        )
-        for name in above_zero:
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected a finite number above 0")
-        if not 0 <= self.side < math.inf:
-            raise ConfigError(f"side is {self.side}; expected a finite number of at least 0")
-        if not 0 < self.uncertainty < 1:
-            raise ConfigError(f"uncertainty is {self.uncertainty}; expected above 0 and below 1")
-        if not self.lowest <= self.highest < math.inf:
-            raise ConfigError(
-                f"lowest is {self.lowest}, highest {self.highest}; expected the lowest rating, then the highest"
-            )
-        if not 8 <= self.bits <= 31:
-            raise ConfigError(f"bits is {self.bits}; expected 8 to 31")
-
-
-PRESETS: Mapping[str, MvmfSettings] = {
-    "paper": MvmfSettings(),
-    "top-n": MvmfSettings(factors=20, weights="incl-unc", ridge=3.0, item_bound=32.0),
-    "both": MvmfSettings(factors=20, samples=3.0, ridge=5.0, item_bound=32.0),
-}
-"""Named settings: the paper's, best at ordering what a user rates; weights on all items, best at finding liked items
-among all unseen ones; and one between the two."""
-
-
-def initial(settings: MvmfSettings, n_items: int, n_attributes: int, seed: int) -> Arrays:
+def initial(settings: FactorSettings, n_items: int, n_attributes: int, seed: int) -> Arrays:
     """Return version 0 of the shared model.
 
     Parameters
     ----------
-    settings : MvmfSettings
+    settings : FactorSettings
     n_items, n_attributes : int
         Items, and attributes of a user (0 where none are known).
     seed : int
@@ -184,49 +77,49 @@ def initial(settings: MvmfSettings, n_items: int, n_attributes: int, seed: int) 
     all ratings have in common is most of them; to find a direction for it takes Adam some 50 rounds.
     """
     return {
-        "items": _drawn(settings, n_items, seed, _ITEMS) + _common(settings),
-        "attributes": _drawn(settings, n_attributes, seed, _ATTRIBUTES),
+        "items": drawn(settings, n_items, seed, _ITEMS) + _common(settings),
+        "attributes": drawn(settings, n_attributes, seed, _ATTRIBUTES),
     }
 
 
-def initial_features(settings: MvmfSettings, n_features: int, seed: int) -> NDArray[np.float32]:
-    """Return :math:`V` before the first round, float32 (n_features, K); only SGD looks at it."""
-    return _drawn(settings, n_features, seed, _FEATURES)
-
-
-def initial_factors(settings: MvmfSettings, keys: Sequence[int] | NDArray[np.integer]) -> NDArray[np.float32]:
+def initial_factors(
+    settings: FactorSettings, keys: Sequence[int] | NDArray[np.integer]
+) -> NDArray[np.float32]:
     """Return :math:`p_i` of users before their first round, float32 (users, K); only SGD looks at them.
 
     Parameters
     ----------
-    settings : MvmfSettings
+    settings : FactorSettings
     keys : sequence of int
         A number of each user, at least 0, that only it knows.
     """
     found = np.empty((len(keys), settings.factors), np.float32)
     for slot, key in enumerate(keys):
-        found[slot] = _drawn(settings, 1, int(key), _FACTORS)[0]
+        found[slot] = drawn(settings, 1, int(key), _FACTORS)[0]
     return found + _common(settings)
 
 
-def _common(settings: MvmfSettings) -> NDArray[np.float32]:
+def _common(settings: FactorSettings) -> NDArray[np.float32]:
     """Return what is added to all rows of items, and of users who step: their product is the middle rating."""
     row = np.zeros(settings.factors, np.float32)
     row[0] = math.sqrt((settings.lowest + settings.highest) / 2)
     return row
 
 
-def _drawn(settings: MvmfSettings, rows: int, seed: int, use: int) -> NDArray[np.float32]:
+def drawn(settings: FactorSettings, rows: int, seed: int, use: int) -> NDArray[np.float32]:
+    """Return small random factors, float32 (rows, K); ``use`` tells what is drawn by the seed, as `_ITEMS` does."""
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(use,)))
     return rng.normal(0.0, _SPREAD, (rows, settings.factors)).astype(np.float32)
 
 
-def layout(settings: MvmfSettings, n_items: int, n_attributes: int, extra: Sequence[Segment] = ()) -> Layout:
+def layout(
+    settings: FactorSettings, n_items: int, n_attributes: int, extra: Sequence[Segment] = ()
+) -> Layout:
     """Return the segments of a contribution.
 
     Parameters
     ----------
-    settings : MvmfSettings
+    settings : FactorSettings
     n_items, n_attributes : int
     extra : sequence of Segment
         Segments that follow, such as sums of metrics.
@@ -244,61 +137,10 @@ def layout(settings: MvmfSettings, n_items: int, n_attributes: int, extra: Seque
     return Layout((*segments, *extra))
 
 
-def item_server_step(
-    items: NDArray[np.floating],
-    features: NDArray[np.floating],
-    factors: NDArray[np.floating],
-    settings: MvmfSettings,
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    r"""Do the item server's part of a round.
-
-    SemiALS solves for :math:`v_d` (11) and forms the pull with it.  SGD forms the pull with the :math:`v_d` given and
-    moves that along its gradient, :math:`-2 \lambda_1 \sum_j (y_{jd} - q_j v_d) q_j + 2 \lambda_2 v_d` ((13) lacks the
-    :math:`\lambda_1`).
-
-    Parameters
-    ----------
-    items : ndarray, shape (n_items, K)
-        :math:`Q` of this round.
-    features : ndarray, shape (n_items, n_features)
-        :math:`Y`; NaN where a feature is missing.
-    factors : ndarray, shape (n_features, K)
-        :math:`V` as the last round left it.
-    settings : MvmfSettings
-
-    Returns
-    -------
-    factors : ndarray of float32, shape (n_features, K)
-        :math:`V` to keep.
-    pull : ndarray of float32, shape (n_items, K)
-        :math:`\sum_d f(j, d)` with :math:`f(j, d) = (y_{jd} - q_j v_d) v_d`; what goes to the orchestration server.
-        Zero for an item without features.
-
-    Raises
-    ------
-    DataError
-        Arrays that do not fit each other, or an infinite feature.
-    """
-    if features.ndim != 2 or len(features) != len(items) or features.shape[1] != len(factors):
-        raise DataError(
-            f"features of shape {features.shape} for {len(items)} items and {len(factors)} rows of factors; "
-            "expected one row for each item and one column for each row of factors"
-        )
-    q, known, y = _known(items, features)
-    v: NDArray[np.float64] = np.asarray(factors, np.float64)
-    if settings.update == "semi-als":
-        v = from_attributes(features.T, items, settings).astype(np.float64)
-    missed = np.where(known, y - q @ v.T, 0.0)
-    pull = missed @ v
-    if settings.update == "sgd":
-        v = v - settings.feature_rate * (-2 * settings.side * (missed.T @ q) + 2 * settings.ridge * v)
-    return v.astype(np.float32), pull.astype(np.float32)
-
-
 def from_attributes(
     values: NDArray[np.floating],
     table: NDArray[np.floating],
-    settings: MvmfSettings,
+    settings: FactorSettings,
     *,
     row_by_row: bool = False,
 ) -> NDArray[np.float32]:
@@ -313,7 +155,7 @@ def from_attributes(
         Attributes of each; NaN where missing.
     table : ndarray, shape (l, K)
         :math:`U` for users, :math:`V` for items.
-    settings : MvmfSettings
+    settings : FactorSettings
     row_by_row : bool
         Multiply each row by itself, so that its result has the same bits whatever the other rows are; slower where
         ``table`` is long.
@@ -332,7 +174,7 @@ def from_attributes(
         raise DataError(
             f"attributes of shape {values.shape} for {len(table)} rows of factors; expected one column for each row"
         )
-    u, known, x = _known(table, values)
+    u, known, x = known_values(table, values)
     k = u.shape[1]
     outer = (u[:, :, None] * u[:, None, :]).reshape(len(u), k * k)
     counted = known.astype(np.float64)
@@ -345,7 +187,7 @@ def from_attributes(
     return np.linalg.solve(normal, settings.side * right[:, :, None])[:, :, 0].astype(np.float32)
 
 
-def _known(
+def known_values(
     table: NDArray[np.floating], values: NDArray[np.floating]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.float64]]:
     """Return factors as float64, which attributes are known, and attributes with zero for the others."""
@@ -360,7 +202,7 @@ def gradients(
     model: Mapping[str, NDArray[np.float32]],
     sums: Mapping[str, NDArray[np.floating]],
     pull: NDArray[np.floating] | None,
-    settings: MvmfSettings,
+    settings: FactorSettings,
     *,
     share: float = 1.0,
 ) -> dict[str, NDArray[np.float64]]:
@@ -376,8 +218,8 @@ def gradients(
     sums : mapping
         ``items`` (n_items, K) and, where users have attributes, ``attributes`` (n_attributes, K).
     pull : ndarray, shape (n_items, K), or None
-        Of `item_server_step`; None without an item server.
-    settings : MvmfSettings
+        What an item server sent, :math:`\sum_d f(j, d)`; None without an item server.
+    settings : FactorSettings
     share : float
         Which share of the users the sums cover: theirs stand for all.
 
@@ -396,7 +238,7 @@ def gradients(
     return {"items": by_items, "attributes": by_attributes}
 
 
-def initial_server_state(settings: MvmfSettings, model: Mapping[str, NDArray[np.float32]]) -> Arrays:
+def initial_server_state(settings: FactorSettings, model: Mapping[str, NDArray[np.float32]]) -> Arrays:
     """Return the state of the server optimiser before the first round."""
     return initial_state(settings.server, model)
 
@@ -405,7 +247,7 @@ def apply(
     model: Mapping[str, NDArray[np.float32]],
     state: Mapping[str, NDArray[np.float32]],
     sums: Mapping[str, NDArray[np.floating]],
-    settings: MvmfSettings,
+    settings: FactorSettings,
     *,
     users: int,
     population: int | None = None,
@@ -421,7 +263,7 @@ def apply(
         Of `initial_server_state`, or what the last round left.
     sums : mapping
         `Layout.decode` of a layout that begins with `layout`.
-    settings : MvmfSettings
+    settings : FactorSettings
     users : int
         How many users the sums cover, at least 1.
     population : int, optional
@@ -478,7 +320,7 @@ def scores(
     return found
 
 
-def fewest_users(settings: MvmfSettings) -> int:
+def fewest_users(settings: FactorSettings) -> int:
     r"""Return the users below which a sum has fewer than two unknowns for each of its values, whatever they rated.
 
     A user has at most :math:`m + l_x` private values and a sum has :math:`(m + l_x) K`: below :math:`2 K` users
@@ -488,7 +330,7 @@ def fewest_users(settings: MvmfSettings) -> int:
 
 
 def unknowns_per_equation(
-    touched: int, *, users: int, n_items: int, n_attributes: int, settings: MvmfSettings
+    touched: int, *, users: int, n_items: int, n_attributes: int, settings: FactorSettings
 ) -> float:
     r"""Return how many private values there are for each value of a sum, as the paper counts them below (41).
 
@@ -500,6 +342,6 @@ def unknowns_per_equation(
         :math:`\sum_i |O'_i|`: items that have a weight for a user, summed over the users of the sum.
     users, n_items, n_attributes : int
         :math:`n`, :math:`m`, :math:`l_x`.
-    settings : MvmfSettings
+    settings : FactorSettings
     """
     return (touched + users * n_attributes) / ((n_items + n_attributes) * settings.factors)

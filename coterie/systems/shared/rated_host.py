@@ -22,7 +22,7 @@ from coterie.systems.shared.factors import scores
 from coterie.systems.shared.host_data import HostData
 from coterie.systems.shared.members_of_host import gathered
 from coterie.systems.shared.metric_segments import add_measures, names_of
-from coterie.systems.shared.rated_server import RatedPlan
+from coterie.systems.shared.rated_server import Layouts
 
 __all__ = ["Added", "RatedHost", "add_nothing", "training_ratings"]
 
@@ -38,7 +38,8 @@ class RatedHost(ABC):
 
     Parameters
     ----------
-    plan : RatedPlan
+    layouts : Layouts
+        Of the same settings as at the server.
     data : HostData
     keys : ndarray of uint64, shape (users,)
         Each user's own number, which nobody else knows.
@@ -55,7 +56,7 @@ class RatedHost(ABC):
 
     def __init__(
         self,
-        plan: RatedPlan,
+        layouts: Layouts,
         data: HostData,
         keys: NDArray[np.uint64],
         seed: int,
@@ -64,14 +65,14 @@ class RatedHost(ABC):
         self.keys = keys
         self.seed = seed
         self.measured: Mapping[str, NDArray[np.float64]] = {}
-        self._rated_plan = plan
+        self._layouts = layouts
         self._data = data
         self._users = users
         self._rates = np.array([len(user.items) > 0 for user in users], np.bool_)
 
     def layout(self, purpose: Purpose) -> Layout:
         """Return what a contribution of a purpose looks like."""
-        return self._rated_plan.layout(purpose, len(self._data.items))
+        return self._layouts.layout(purpose)
 
     def contributions(
         self,
@@ -102,7 +103,7 @@ class RatedHost(ABC):
         index = np.array([user.index for _, user in pairs], np.intp)
         self.measured = found = self.measure(model, index, round_=plan.round)
         absent = np.full(len(self.keys), np.nan)
-        names = names_of(self._rated_plan.measures)
+        names = names_of(self._layouts.measures)
         table = np.stack([found.get(name, absent)[index] for name in names], axis=1)
         for (member, user), values in zip(pairs, table, strict=True):
             key = (_ROUNDING, self.seed, plan.round)

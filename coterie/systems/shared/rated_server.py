@@ -8,84 +8,46 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.errors import ConfigError
 from coterie.evaluation.rated import figures_of
 from coterie.rounds.sides import Arrays, Summed
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Layout, Segment
 from coterie.systems.shared.metric_segments import Measure, measure_segments, measured_in, names_of
-from coterie.systems.shared.plan_settings import settings_from_json, settings_to_json
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-__all__ = ["RatedPlan", "RatedServer", "open_anywhere"]
+__all__ = ["Layouts", "RatedServer", "open_anywhere"]
 
 
-class RatedPlan(ABC):
-    """What the plan of such a system says; its parameters are those of the plans that derive from it.
+@dataclass(frozen=True)
+class Layouts:
+    """What contributions look like, for both sides of a system and for the attacks on their transcripts.
 
-    Raises
-    ------
-    ConfigError
-        ``min_touch`` is below 1.
+    Attributes
+    ----------
+    n_items : int
+    training : Layout
+        Of a contribution to a round of training.
+    measures : sequence of str or Measure
+        What a user's measurement has.
     """
 
-    system: ClassVar[str]
-    """Name of the system, for errors."""
+    n_items: int
+    training: Layout
+    measures: Sequence[str | Measure]
 
-    def __post_init__(self) -> None:
-        if self.min_touch < 1:
-            raise ConfigError(f"min_touch is {self.min_touch}; expected at least 1")
-
-    @property
-    @abstractmethod
-    def min_touch(self) -> int:
-        """Fewest users of a group that must have rated an item for the group to train it."""
-
-    @property
-    @abstractmethod
-    def measures(self) -> Sequence[str | Measure]:
-        """What a user's measurement has."""
-
-    @abstractmethod
-    def of_training(self, n_items: int) -> Layout:
-        """Return what a contribution to a round of training looks like."""
-
-    @classmethod
-    @abstractmethod
-    def _of(cls, plain: dict[str, Any]) -> Self:
-        """Return the settings that JSON held."""
-
-    def to_json(self) -> str:
-        """Return the settings as the contract's ``RunPlan.settings``."""
-        return settings_to_json(cast("DataclassInstance", self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Return the settings of a plan.
-
-        Raises
-        ------
-        ConfigError
-            When they are malformed, name something unknown, or a value is out of its range.
-        """
-        return settings_from_json(text, cls.system, cls._of)
-
-    def layout(self, purpose: Purpose, n_items: int) -> Layout:
+    def layout(self, purpose: Purpose) -> Layout:
         """Return what a contribution of a purpose looks like."""
         match purpose:
             case Purpose.SUPPORTS:
-                return Layout((Segment.whole("supports", (n_items,), 1),))
+                return Layout((Segment.whole("supports", (self.n_items,), 1),))
             case Purpose.EVALUATE:
                 return Layout(measure_segments(self.measures))
             case Purpose.TRAIN:
-                return self.of_training(n_items)
+                return self.training
 
 
 class RatedServer(ABC):
@@ -93,8 +55,10 @@ class RatedServer(ABC):
 
     Parameters
     ----------
-    plan : RatedPlan
-    n_items : int
+    layouts : Layouts
+        Of the same settings as at hosts.
+    min_touch : int
+        Fewest users of a group that must have rated an item for the group to train it.
     seed : int
         Of the run.
     groups : int
@@ -103,10 +67,11 @@ class RatedServer(ABC):
 
     asks_supports = True
 
-    def __init__(self, plan: RatedPlan, n_items: int, seed: int, groups: int) -> None:
-        self._rated_plan = plan
-        self.metrics = names_of(plan.measures)
-        self._n_items = n_items
+    def __init__(self, layouts: Layouts, min_touch: int, seed: int, groups: int) -> None:
+        self.metrics = names_of(layouts.measures)
+        self._layouts = layouts
+        self._min_touch = min_touch
+        self._n_items = layouts.n_items
         self._seed = seed
         self._groups = groups
 
@@ -119,7 +84,7 @@ class RatedServer(ABC):
 
     def layout(self, purpose: Purpose) -> Layout:
         """Return what a contribution of a purpose looks like."""
-        return self._rated_plan.layout(purpose, self._n_items)
+        return self._layouts.layout(purpose)
 
     def apply(self, arrays: Arrays, summed: Summed) -> Arrays:
         """Return the arrays after a sum."""
@@ -150,7 +115,7 @@ class RatedServer(ABC):
         popularity = arrays["popularity"]
         # What users draw by stays the same during a run, also when groups are drawn anew.
         if summed.pass_number == 0:
-            popularity = popularity + np.where(own >= self._rated_plan.min_touch, own, 0).astype(np.float32)
+            popularity = popularity + np.where(own >= self._min_touch, own, 0).astype(np.float32)
         return {**arrays, "supports": supports, "popularity": popularity}
 
     def opened(self, arrays: Arrays) -> NDArray[np.bool_]:
@@ -158,16 +123,14 @@ class RatedServer(ABC):
 
         What was closed to all groups at first stays closed when they are drawn anew: it is a new item for the run.
         """
-        opened: NDArray[np.bool_] = (arrays["supports"] >= self._rated_plan.min_touch) & (
-            arrays["popularity"] > 0
-        )
+        opened: NDArray[np.bool_] = (arrays["supports"] >= self._min_touch) & (arrays["popularity"] > 0)
         return opened
 
     def measured(
         self, purpose: Purpose, sums: Mapping[str, NDArray[np.float64]]
     ) -> dict[str, tuple[float, float]]:
         """Return sum and count over users of the metrics in a sum."""
-        return measured_in(sums, self._rated_plan.measures)
+        return measured_in(sums, self._layouts.measures)
 
     def figures(self, totals: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, int]]:
         """Return means over users, F1 of the mean precision and recall, and RMSE over all ratings together."""

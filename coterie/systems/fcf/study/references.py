@@ -11,8 +11,8 @@ from coterie.evaluation.baselines import als, popularity, random_scores
 from coterie.evaluation.rated import Rated, figures
 from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed
-from coterie.systems.fcf import host as fcf
 from coterie.systems.fcf.mathematics import TAKEN_UP
+from coterie.systems.fcf.settings import FIGURES
 from coterie.systems.shared.study.references import only
 
 __all__ = ["fcf_references"]
@@ -40,6 +40,6 @@ def fcf_references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Re
         p, q = als(data.user[own], data.item[own], users, items, seed=seed)
         tables["als"] = (p @ q.T).astype(np.float32)
     return {
-        name: Reference(only(figures(rated.measure(table.__getitem__)), fcf.FIGURES), [])
+        name: Reference(only(figures(rated.measure(table.__getitem__)), FIGURES), [])
         for name, table in tables.items()
     }

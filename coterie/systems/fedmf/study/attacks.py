@@ -14,8 +14,8 @@ import numpy as np
 
 from coterie.privacy.attacks.reconstruction import Seen
 from coterie.studies.study import Recorded
-from coterie.systems.fedmf.mathematics import FedMfSettings, shared
-from coterie.systems.fedmf.server import FedMfPlan
+from coterie.systems.fedmf.server import layouts
+from coterie.systems.fedmf.settings import FedMfSettings
 from coterie.systems.shared.study.attacks import report
 
 __all__ = ["attack"]
@@ -23,15 +23,19 @@ __all__ = ["attack"]
 
 def attack(recorded: Recorded) -> dict[str, dict[str, Any]]:
     """Attack the server's transcript of a run of FedMF (`coterie.systems.shared.study.attacks.report`)."""
-    settings = FedMfPlan.from_json(recorded.plan.settings)
-    learning = settings.learning
-    return report(recorded, settings, shared(learning), partial(_gradients, stepping=learning))
+    settings = FedMfSettings.from_json(recorded.plan.settings)
+    return report(
+        recorded,
+        layouts(settings, recorded.truth.n_items),
+        settings.factor_settings(),
+        partial(_gradients, settings=settings),
+    )
 
 
-def _gradients(seen: Seen, stepping: FedMfSettings) -> Seen:
+def _gradients(seen: Seen, settings: FedMfSettings) -> Seen:
     """Return FedMF's changes of rows as FedMVMF's gradients; of several local epochs what all of them come to."""
-    rate = stepping.rate * stepping.local_epochs
-    ridge = np.where(seen.touched[:, None], 2 * stepping.ridge * seen.item_factors, 0.0)
+    rate = settings.rate * settings.local_epochs
+    ridge = np.where(seen.touched[:, None], 2 * settings.ridge * seen.item_factors, 0.0)
     return dataclasses.replace(
         seen,
         items=(seen.items / rate + ridge) / 2,

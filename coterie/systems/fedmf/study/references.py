@@ -15,10 +15,9 @@ from coterie.evaluation.rated import Rated, figures
 from coterie.evaluation.selection import best_of
 from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed
-from coterie.systems.fedmf import server as fedmf
 from coterie.systems.fedmf.central import CentralFactors, train
-from coterie.systems.fedmf.settings import FedMfOptions
-from coterie.systems.shared.study.references import mvmf_references, only
+from coterie.systems.fedmf.settings import FIGURES, FedMfSettings
+from coterie.systems.shared.study.references import only, rating_references
 
 __all__ = ["central_history", "fedmf_means", "fedmf_references", "mean_scores"]
 
@@ -46,7 +45,7 @@ def fedmf_references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, 
             "the same steps with all ratings in one place",
         ),
         "means": Reference(fedmf_means(feed)["means"], []),
-        **mvmf_references(settings, feed, seed),
+        **rating_references(settings, feed, seed),
     }
 
 
@@ -62,17 +61,18 @@ def central_history(settings: RunSettings, feed: Feed, seed: int) -> list[tuple[
     """
     data, own, rounds = feed.dataset, feed.split.train, settings.rounds
     item, items = data.item[own], len(data.items)
+    learning = settings.table(FedMfSettings)
     rated = dataclasses.replace(feed.rated(), training=True)
     versions = train(
         data.user[own],
         item,
         data.rating[own].astype(np.float64),
-        settings.table(FedMfOptions).plan().learning,
+        learning,
         key_hash(data.users, seed),
         items,
         rounds=rounds.passes,
         seed=seed,
-        trained=np.bincount(item, minlength=items) >= settings.table(FedMfOptions).min_touch,
+        trained=np.bincount(item, minlength=items) >= learning.min_touch,
     )
     return [
         (step, _figures_of(rated, factors))
@@ -83,7 +83,7 @@ def central_history(settings: RunSettings, feed: Feed, seed: int) -> list[tuple[
 
 def _figures_of(rated: Rated, factors: CentralFactors) -> dict[str, float]:
     p, q = factors.users.astype(np.float32), factors.items.astype(np.float32)
-    return only(figures(rated.measure(lambda users: p[users] @ q.T)), fedmf.FIGURES)
+    return only(figures(rated.measure(lambda users: p[users] @ q.T)), FIGURES)
 
 
 def fedmf_means(feed: Feed) -> dict[str, dict[str, float]]:
@@ -101,9 +101,7 @@ def fedmf_means(feed: Feed) -> dict[str, dict[str, float]]:
         "item-mean": np.broadcast_to(by_item, (len(data.users), len(data.items))),
     }
     rated = dataclasses.replace(feed.rated(), training=True)
-    return {
-        name: only(figures(rated.measure(table.__getitem__)), fedmf.FIGURES) for name, table in tables.items()
-    }
+    return {name: only(figures(rated.measure(table.__getitem__)), FIGURES) for name, table in tables.items()}
 
 
 def mean_scores(feed: Feed) -> NDArray[np.float32]:

@@ -22,8 +22,7 @@ from coterie.studies.run_data import Feed
 from coterie.studies.tables.blocks import ABSENT, shown
 from coterie.studies.tables.row import Options, Row, with_options
 from coterie.studies.tables.table import Block, Results, Section, Table
-from coterie.systems.fedmf.mathematics import FedMfSettings, printed
-from coterie.systems.fedmf.server import CHOOSE_BY
+from coterie.systems.fedmf.settings import CHOOSE_BY, FedMfSettings
 from coterie.systems.fedmf.study.references import central_history, fedmf_means
 
 __all__ = ["EPOCHS", "FEDMF", "PARTICIPATION", "ROUNDS", "STEPS"]
@@ -50,7 +49,7 @@ def _steps(settings: FedMfSettings) -> Options:
 
 STEPS: Mapping[str, tuple[str, Options]] = {
     "fedmf": ("mean steps", _steps(FedMfSettings())),
-    "printed": ("printed steps", _steps(printed())),
+    "printed": ("printed steps", _steps(FedMfSettings(steps="sum"))),
 }
 """By what the names of rows begin with: label, and settings."""
 

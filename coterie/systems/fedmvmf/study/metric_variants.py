@@ -37,10 +37,11 @@ from coterie.studies.run_data import Feed
 from coterie.studies.tables.blocks import ABSENT, shown
 from coterie.studies.tables.row import Engine, Options, Row, configured
 from coterie.studies.tables.table import Block, Results, Section, Table
+from coterie.systems.fedmvmf.host import FedMvmfHost
+from coterie.systems.fedmvmf.server import FedMvmfServer
 from coterie.systems.fedmvmf.study.table import PAPER, PRIVMVMF, SCENARIOS, trained_of
-from coterie.systems.shared.factor_host import MvmfHost
-from coterie.systems.shared.factor_server import CHOOSE_BY, MvmfServer
 from coterie.systems.shared.factors import scores
+from coterie.systems.shared.rated_measures import CHOOSE_BY
 
 __all__ = ["MODEL", "NEAR", "NEW_USERS", "PRIVMVMF_READINGS", "off_by", "predicted_by"]
 
@@ -107,12 +108,12 @@ def predicted_by(made: InProcess, feed: Feed, hosts: int, seed: int) -> ScoreAll
         if not len(users):
             continue
         side = remaining.pop(0)
-        if not isinstance(side, MvmfHost):
+        if not isinstance(side, FedMvmfHost):
             raise TypeError(f"a host of the run is a {type(side).__name__}; expected one of FedMVMF")
         if model is None:
-            model = MvmfServer(side.plan, len(data.items), seed, 0).model(made.trained.best)
+            model = FedMvmfServer(side.plan, len(data.items), seed, 0).model(made.trained.best)
         if factors is None:
-            factors = np.zeros((len(data.users), side.plan.learning.factors), np.float32)
+            factors = np.zeros((len(data.users), side.plan.factors), np.float32)
         factors[users] = side.factors(model, np.arange(len(users)))
     if model is None or factors is None:
         raise TypeError("the run has no host; expected one of FedMVMF")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from coterie.config.run import RunSettings
 from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed
-from coterie.systems.fedmvmf.settings import MvmfOptions
-from coterie.systems.shared.study.references import mvmf_references
+from coterie.systems.fedmvmf.settings import FedMvmfSettings
+from coterie.systems.shared.study.references import rating_references
 
 __all__ = ["references"]
 
 
 def references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Reference]:
     """Measure what knows no user; where whole items are held out, on those that nobody may train."""
-    return mvmf_references(settings, feed, seed, min_touch=settings.table(MvmfOptions).min_touch)
+    return rating_references(settings, feed, seed, min_touch=settings.table(FedMvmfSettings).min_touch)

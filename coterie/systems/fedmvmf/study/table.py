@@ -6,7 +6,6 @@ that counts is the one that is best on the validation part; a rating of 4 or mor
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,9 +17,9 @@ from coterie.studies.run_data import Feed
 from coterie.studies.tables.blocks import Entry, beside
 from coterie.studies.tables.row import Options, Row, configured, with_options
 from coterie.studies.tables.table import Section, Table
+from coterie.systems.fedmvmf.settings import PRESETS
 from coterie.systems.fedmvmf.study.references import references
-from coterie.systems.shared.factor_server import CHOOSE_BY
-from coterie.systems.shared.factors import PRESETS
+from coterie.systems.shared.rated_measures import CHOOSE_BY
 
 __all__ = ["PAPER", "PRIVMVMF", "SCENARIOS", "trained_of"]
 
@@ -65,8 +64,7 @@ def _named(name: str, scenario: str) -> str:
 
 def _settings(preset: str) -> Options:
     """Return what a preset has beside the paper's, by name."""
-    paper, other = (dataclasses.asdict(PRESETS[name]) for name in ("paper", preset))
-    return {f"mvmf.{name}": value for name, value in other.items() if value != paper[name]}
+    return {f"mvmf.{name}": value for name, value in PRESETS[preset].items()}
 
 
 _VARIANTS: Mapping[str, tuple[str, Options]] = {

@@ -29,8 +29,8 @@ from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import ImpossibleSumError
 from coterie.studies.replay import Received, Replay
 from coterie.studies.study import Recorded
-from coterie.systems.shared.factors import MvmfSettings
-from coterie.systems.shared.rated_server import RatedPlan
+from coterie.systems.shared.factor_settings import FactorSettings
+from coterie.systems.shared.rated_server import Layouts
 
 __all__ = ["RatedTruth", "report"]
 
@@ -90,8 +90,8 @@ class RatedTruth:
 
 def report(
     recorded: Recorded,
-    settings: RatedPlan,
-    learning: MvmfSettings,
+    layouts: Layouts,
+    settings: FactorSettings,
     turned: Callable[[Seen], Seen] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Attack the server's transcript of a run of a system of factors.
@@ -99,9 +99,9 @@ def report(
     Parameters
     ----------
     recorded : Recorded
-    settings : RatedPlan
-        The plan's settings.
-    learning : MvmfSettings
+    layouts : Layouts
+        Of the contributions.
+    settings : FactorSettings
         What everybody knows of the run, in FedMVMF's terms.
     turned : callable, optional
         Makes a contribution one of FedMVMF, of systems whose users take steps of their own.
@@ -122,7 +122,7 @@ def report(
     alone: dict[int, list[Seen]] = defaultdict(list)
     sums: dict[tuple[int, ...], Seen] = {}
     watched = set(_spread(np.unique(pairs.users), _USERS))
-    for one in replay.received(lambda purpose: settings.layout(purpose, pairs.n_items)):
+    for one in replay.received(layouts.layout):
         if not one.slots or max(one.slots) >= pairs.n_users:
             continue
         single = len(one.slots) == 1
@@ -151,24 +151,24 @@ def report(
     taken: dict[int, Reconstruction] = {}
     for users, seen in sums.items():
         # By the last of the sums that cover a user.
-        taken.update(dict.fromkeys(users, reconstruct(seen, learning, marginals)))
+        taken.update(dict.fromkeys(users, reconstruct(seen, settings, marginals)))
     for user, rounds in alone.items():
         # With SGD a factor steps from one contribution to the next; with SemiALS each stands by itself.  FedMF's own
         # steps are others.
-        if learning.update == "sgd" and len(rounds) > 1 and turned is None:
-            taken[user] = reconstruct(rounds[-2], learning, marginals, second=rounds[-1])
+        if settings.update == "sgd" and len(rounds) > 1 and turned is None:
+            taken[user] = reconstruct(rounds[-2], settings, marginals, second=rounds[-1])
         else:
-            taken[user] = reconstruct(rounds[-1], learning, marginals)
+            taken[user] = reconstruct(rounds[-1], settings, marginals)
     sizes = [*map(len, sums), *([1] * len(alone))]
     found = {"reconstruction": _reconstruction(taken, truth, marginals, sizes)}
     if alone:
         found["intersection"] = _intersection(
             {user: _touched(rounds) for user, rounds in alone.items()}, truth
         )
-    if sent := _sent(replay, settings, watched, pairs.n_items):
+    if sent := _sent(replay, layouts, watched):
         found["places"] = _intersection(sent, truth)
     if sums:
-        found["profiles"] = _profiles(sums, truth, learning, marginals)
+        found["profiles"] = _profiles(sums, truth, settings, marginals)
     found["disaggregate"] = dict(disaggregate.report(views, pairs))
     found["differencing"] = dict(differencing.report(views, pairs))
     return found
@@ -221,11 +221,9 @@ def _touched(rounds: Sequence[Seen]) -> list[NDArray[np.bool_]]:
     return [one.touched for one in rounds]
 
 
-def _sent(
-    replay: Replay, settings: RatedPlan, watched: Collection[int], n_items: int
-) -> dict[int, list[NDArray[np.bool_]]]:
+def _sent(replay: Replay, layouts: Layouts, watched: Collection[int]) -> dict[int, list[NDArray[np.bool_]]]:
     """Return near which items users have something by what they sent, bool (n_items,) for each of the last rounds."""
-    layout = settings.layout(Purpose.TRAIN, n_items)
+    layout, n_items = layouts.training, layouts.n_items
     first, width = layout.places["items"].start, layout["items"].size // n_items
     begins = first + width * np.arange(n_items)
     found: dict[int, list[NDArray[np.bool_]]] = defaultdict(list)
@@ -247,12 +245,12 @@ def _intersection(touched: Mapping[int, Sequence[NDArray[np.bool_]]], truth: Rat
 
 
 def _profiles(
-    sums: Mapping[tuple[int, ...], Seen], truth: RatedTruth, learning: MvmfSettings, marginals: Marginals
+    sums: Mapping[tuple[int, ...], Seen], truth: RatedTruth, settings: FactorSettings, marginals: Marginals
 ) -> dict[str, Any]:
     """Report what each sum falls into, in the mean over sums."""
     found = []
     for users, seen in sums.items():
-        named = profiles.profiles(seen, learning, marginals, users=len(users))
+        named = profiles.profiles(seen, settings, marginals, users=len(users))
         found.append(profiles.report(named, np.stack([truth.held(user).ratings for user in users])))
 
     def mean(values: Sequence[float | None]) -> float | None:

@@ -1,4 +1,4 @@
-"""The rows beside FedMVMF: same data, same split, same metrics."""
+"""The rows beside systems that predict ratings: same data, same split, same metrics."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from coterie.evaluation.baselines import damped_mean, popularity, random_scores
 from coterie.evaluation.rated import figures
 from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed
-from coterie.systems.shared.factor_server import FIGURES
+from coterie.systems.shared.rated_measures import FIGURES
 
-__all__ = ["mvmf_references", "only"]
+__all__ = ["only", "rating_references"]
 
 
-def mvmf_references(
+def rating_references(
     settings: RunSettings, feed: Feed, seed: int, *, min_touch: int | None = None
 ) -> dict[str, Reference]:
     """Measure what knows no user.

@@ -1,0 +1,31 @@
+"""`from_plan` makes sides from the text of a plan; the descriptions of systems use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar
+
+from coterie.systems.settings import SystemSettings
+
+__all__ = ["from_plan"]
+
+S = TypeVar("S", bound=SystemSettings)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def from_plan(settings: type[S], make: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[str, P], T]:
+    """Return a function that reads settings from a plan's text and passes them to ``make``.
+
+    Parameters
+    ----------
+    settings : type of SystemSettings
+        Reads the text, and raises ConfigError where it is not of this class.
+    make : callable
+        Takes settings first, then whatever else it is given.
+    """
+
+    def made(text: str, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return make(settings.from_json(text), *args, **kwargs)
+
+    return made
