@@ -15,6 +15,7 @@ from typing import Any
 
 from coterie.config.run import RoundsSettings
 from coterie.studies.tables.blocks import ABSENT
+from coterie.studies.tables.compact import row_lines
 
 __all__ = ["kept", "main", "of_runs", "page", "read_kept", "readme_table", "with_table"]
 
@@ -271,10 +272,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given.folder.mkdir(parents=True, exist_ok=True)
     for path in given.tables:
         made = kept(json.loads(path.read_text("utf-8")))
-        (given.folder / path.name).write_text(json.dumps(made, indent=1) + "\n", "utf-8")
+        (given.folder / path.name).write_text(row_lines(made), "utf-8")
     for name, *paths in given.runs:
         made = of_runs([json.loads(Path(path).read_text("utf-8")) for path in paths])
-        (given.folder / f"{name}.json").write_text(json.dumps(made, indent=1) + "\n", "utf-8")
+        (given.folder / f"{name}.json").write_text(row_lines(made), "utf-8")
     tables = read_kept(given.folder)
     given.write.write_text(page(tables), "utf-8")
     given.readme.write_text(with_table(given.readme.read_text("utf-8"), readme_table(tables)), "utf-8")
