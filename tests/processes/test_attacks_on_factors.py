@@ -35,7 +35,7 @@ def attacked(small, tmp_path):
         output = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
         settings = small(**{**BASE, **given, "secure_sum": secure_sum, "output": output})
         report, _ = asyncio.run(experiment.run(settings, "test", lambda seed, event: None))
-        return report["attacks"]
+        return report.attacks
 
     return run
 

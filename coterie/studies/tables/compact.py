@@ -28,7 +28,7 @@ def row_lines(made: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-def _value(value: object) -> str:
+def _value(value: Any) -> str:
     records = isinstance(value, Sequence) and not isinstance(value, str)
     if not records or not any(isinstance(one, Mapping) for one in value):
         return _line(value)
