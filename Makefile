@@ -7,7 +7,7 @@
 #   make lint                    style, types, import rules, stubs current
 #   make format                  put style right where that can be done by itself
 #   make proto                   stubs and proto/fields.lock from the contract
-#   make docs                    write docs/configuration.md again from the models
+#   make docs                    write docs/configuration.md and the tables of docs/report.md again from the models
 #   make bench                   ratios within one run:                   make bench ARGS="--only sealed --json FILE"
 #   make peers                   what some benchmarks compare with, in .venv-peers
 #   make prove                   what `make test` does with a few hundred cases, with all of them: soak, fuzz, simulations (slow)
@@ -87,6 +87,7 @@ proto: setup
 
 docs: setup
 	$(BIN)/python -m coterie.config.key_reference --write docs/configuration.md
+	$(BIN)/python -m coterie.telemetry.report --write docs/report.md
 
 bench: setup
 	$(BIN)/python -m bench $(ARGS)

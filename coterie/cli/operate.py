@@ -54,4 +54,4 @@ def operate(
         report = asyncio.run(carry_out(settings, order, show))
     output.say(*tables(report))
     output.say(f"report: {settings.output / 'report.html'}")
-    output.finish({"folder": settings.output, "report": report})
+    output.finish({"folder": settings.output, "report": report.content()})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,7 @@ from coterie.cli.options import DataOption, JsonOption, SetOption, with_data
 from coterie.cli.output import Output
 
 if TYPE_CHECKING:
+    from coterie.telemetry.report import Report
     from coterie.wire.v1.operator_pb2 import WatchRunResponse
 
 __all__ = ["run"]
@@ -64,9 +65,9 @@ def run(
     _print(output, report, folder)
 
 
-def _print(output: Output, report: dict[str, Any], folder: Path) -> None:
+def _print(output: Output, report: Report, folder: Path) -> None:
     from coterie.telemetry.report_text import tables
 
     output.say(*tables(report))
     output.say(f"report: {folder / 'report.html'}")
-    output.finish({"folder": folder, "report": report})
+    output.finish({"folder": folder, "report": report.content()})

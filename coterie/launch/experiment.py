@@ -7,6 +7,7 @@ import contextlib
 import datetime
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,15 +27,16 @@ from coterie.privacy.attacks.scoring import Truth
 from coterie.store import cos as cos_store
 from coterie.store.client import load_users
 from coterie.studies.in_process import train_in_process
-from coterie.studies.outcome import Outcome, about, from_cos, network, together, write
+from coterie.studies.outcome import SeedOutcome, about, from_cos, network, together, write
 from coterie.studies.protection import fragile, protection, require_cohorts
 from coterie.studies.run_data import Feed, load, make_feed
 from coterie.studies.study import Further, Recorded, study_of
 from coterie.systems.description import Driver
 from coterie.systems.visibility import matrix
+from coterie.telemetry.report import Course, CpuAccount, FurtherRun, Report
 from coterie.wire.v1 import operator_pb2 as wire
 
-__all__ = ["Outcome", "new_run_id", "run", "unrecorded"]
+__all__ = ["new_run_id", "run", "unrecorded"]
 
 Watcher = Callable[[int, wire.WatchRunResponse], None]
 """Called with the seed and each event."""
@@ -52,7 +54,7 @@ async def run(
     *,
     in_process: bool = False,
     warn: Callable[[str], None] | None = None,
-) -> tuple[Outcome, Path]:
+) -> tuple[Report, Path]:
     """Run a federation for each seed and report.
 
     Parameters
@@ -68,7 +70,7 @@ async def run(
 
     Returns
     -------
-    report : dict
+    report : Report
         What ``report.json`` holds.
     folder : Path
         Where everything of the run is.
@@ -93,7 +95,7 @@ async def run(
     folder = (settings.output / run_id).absolute()
     dataset = await asyncio.to_thread(load, settings)
     save_settings(settings, folder)
-    singles: list[Outcome] = []
+    singles: list[SeedOutcome] = []
     for seed in settings.seeds:
         feed = make_feed(settings, dataset, seed)
         single = folder / f"seed-{seed}" if len(settings.seeds) > 1 else folder
@@ -104,12 +106,16 @@ async def run(
                 warn(warning)
         singles.append(await one(settings, feed, single, run_id, seed, watcher))
     report = together(settings, about(dataset), run_id, singles)
+    further: dict[str, list[FurtherRun]] = defaultdict(list)
     for one_more in study_of(settings.system).further(settings):
         feed = make_feed(settings, dataset, settings.seeds[0])
         made = await _further(one_more, feed, folder / one_more.folder, run_id, watcher)
-        report.setdefault(one_more.section, []).append(made)
-    report["started"] = started.isoformat(timespec="seconds")
-    report["duration_s"] = round(time.perf_counter() - begun, 1)
+        further[one_more.section].append(made)
+    report = report.having(
+        **further,
+        started=started.isoformat(timespec="seconds"),
+        duration_s=round(time.perf_counter() - begun, 1),
+    )
     write(report, folder)
     return report, folder
 
@@ -121,7 +127,7 @@ def unrecorded(settings: RunSettings) -> FederationSettings:
 
 async def _one(
     settings: RunSettings, feed: Feed, folder: Path, run_id: str, seed: int, watcher: Watcher
-) -> Outcome:
+) -> SeedOutcome:
     async with Federation(settings, feed, folder, run_id=run_id, seed=seed) as federation:
         await federation.start()
         async with contextlib.aclosing(federation.watch()) as events:
@@ -134,54 +140,47 @@ async def _one(
             f"the run ended before its time: {known['reason']}", hint=f"logs of all processes: {folder}"
         )
     accounts = federation.accounts()
-    outcome: Outcome = {
-        "seed": seed,
-        "split_sha256": feed.split.sha256(feed.dataset),
-        **from_cos(known),
-        "start_seconds": round(start_seconds, 2),
-        "traffic": merge(account["called"] for account in accounts.values()),
-        "network": network(from_cos(known), accounts),
-        "cpu_seconds": {party: account["cpu_seconds"] for party, account in accounts.items()},
-        "counts": {party: account["counts"] for party, account in accounts.items()},
-        "peak_rss_mb": {party: account["peak_rss_mb"] for party, account in accounts.items()},
-    }
+    course = from_cos(known)
     recorded = {
         party: list(child.state.glob("transcript*.bin")) for party, child in federation.children.items()
     }
-    outcome["visibility"] = await asyncio.to_thread(_visibility, settings, recorded)
+    course = course.having(
+        start_seconds=round(start_seconds, 2),
+        traffic=merge(account["called"] for account in accounts.values()),
+        network=network(course, accounts),
+        cpu_seconds={party: account["cpu_seconds"] for party, account in accounts.items()},
+        counts={party: account["counts"] for party, account in accounts.items()},
+        peak_rss_mb={party: account["peak_rss_mb"] for party, account in accounts.items()},
+        visibility=await asyncio.to_thread(_visibility, settings, recorded),
+    )
     if settings.federation.attacks:
-        outcome["attacks"] = await asyncio.to_thread(_attack, settings, federation, feed, recorded["cos/cos"])
-    return await _completed(settings, feed, seed, outcome)
+        attacks = await asyncio.to_thread(_attack, settings, federation, feed, recorded["cos/cos"])
+        course = course.having(attacks=attacks)
+    return await _completed(settings, feed, seed, course)
 
 
 async def _in_process(
     settings: RunSettings, feed: Feed, folder: Path, run_id: str, seed: int, watcher: Watcher
-) -> Outcome:
+) -> SeedOutcome:
     begun = time.process_time()
 
     def see(event: wire.WatchRunResponse) -> None:
         watcher(seed, event)
 
     trained = await asyncio.to_thread(train_in_process, settings, feed, run_id=run_id, seed=seed, see=see)
-    outcome: Outcome = {
-        "seed": seed,
-        "split_sha256": feed.split.sha256(feed.dataset),
-        "in_process": True,
-        **from_cos(trained.known),
-        "cpu_seconds": {"in process": {"total": round(time.process_time() - begun, 3), "start": 0.0}},
-    }
-    return await _completed(settings, feed, seed, outcome)
+    spent = CpuAccount(total=round(time.process_time() - begun, 3), start=0.0)
+    course = from_cos(trained.known).having(in_process=True, cpu_seconds={"in process": spent})
+    return await _completed(settings, feed, seed, course)
 
 
-async def _completed(settings: RunSettings, feed: Feed, seed: int, outcome: Outcome) -> Outcome:
+async def _completed(settings: RunSettings, feed: Feed, seed: int, course: Course) -> SeedOutcome:
     """Add what the sums protect and the rows beside."""
     if settings.driver is not Driver.ASYNCHRONOUS:
-        outcome["protection"] = protection(settings, feed.users_of_hosts())
+        course = course.having(protection=protection(settings, feed.users_of_hosts()))
+    reference = None
     if settings.reference:
-        outcome["reference"] = await asyncio.to_thread(
-            study_of(settings.system).references, settings, feed, seed
-        )
-    return outcome
+        reference = await asyncio.to_thread(study_of(settings.system).references, settings, feed, seed)
+    return SeedOutcome(seed, feed.split.sha256(feed.dataset), course, reference)
 
 
 def _visibility(settings: RunSettings, recorded: Mapping[str, Sequence[Path]]) -> dict[str, dict[str, str]]:
@@ -202,19 +201,19 @@ def _visibility(settings: RunSettings, recorded: Mapping[str, Sequence[Path]]) -
     }
 
 
-async def _further(asked: Further, feed: Feed, folder: Path, run_id: str, watcher: Watcher) -> dict[str, Any]:
+async def _further(asked: Further, feed: Feed, folder: Path, run_id: str, watcher: Watcher) -> FurtherRun:
     """Run another federation beside the run, and return its entry in the report."""
     settings = asked.settings.model_copy(
         update={"reference": False, "federation": unrecorded(asked.settings)}
     )
-    outcome = await _one(settings, feed, folder, run_id, settings.seeds[0], watcher)
-    cpu = outcome["cpu_seconds"].values()
-    return {
+    course = (await _one(settings, feed, folder, run_id, settings.seeds[0], watcher)).course
+    cpu = course.cpu_seconds.values()
+    return FurtherRun(
         **asked.facts,
-        "metrics": outcome["history"][-1]["metrics"],
-        "rpcs": sum(rpc["calls"] for rpc in outcome["traffic"].values()),
-        "cpu_seconds": round(sum(one["total"] - one["start"] for one in cpu), 3),
-    }
+        metrics=course.history[-1].metrics,
+        rpcs=sum(rpc.calls or 0 for rpc in course.traffic.values()),
+        cpu_seconds=round(sum((one.total or 0.0) - (one.start or 0.0) for one in cpu), 3),
+    )
 
 
 # --- attacks ---------------------------------------------------------------------------------------------------

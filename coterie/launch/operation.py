@@ -11,7 +11,8 @@ from coterie.config.operate import OperateSettings
 from coterie.errors import PreflightError, RunError
 from coterie.launch.operator import Operator
 from coterie.launch.order import Order
-from coterie.studies.outcome import Outcome, from_cos, together, write
+from coterie.studies.outcome import SeedOutcome, from_cos, together, write
+from coterie.telemetry.report import Report
 from coterie.wire.v1 import operator_pb2 as wire
 
 __all__ = ["operate"]
@@ -20,7 +21,7 @@ Watcher = Callable[[wire.WatchRunResponse], None]
 """Called with each event."""
 
 
-async def operate(settings: OperateSettings, order: Order, watcher: Watcher) -> Outcome:
+async def operate(settings: OperateSettings, order: Order, watcher: Watcher) -> Report:
     """Carry out an order and write its report.
 
     An operator that was stopped carries the same order out again: the run goes on meanwhile, and is watched from
@@ -37,7 +38,7 @@ async def operate(settings: OperateSettings, order: Order, watcher: Watcher) -> 
 
     Returns
     -------
-    dict
+    Report
         What ``report.json`` holds.  Traffic and CPU time are not in it: every party keeps its own account.
 
     Raises
@@ -66,13 +67,12 @@ async def operate(settings: OperateSettings, order: Order, watcher: Watcher) -> 
         raise RunError(
             f"the run ended before its time: {known['reason']}", hint="the logs of the services say more"
         )
-    outcome: Outcome = {"seed": order.seed, "split_sha256": order.split_sha256, **from_cos(known)}
+    course = from_cos(known)
     if order.protection:
-        outcome["protection"] = order.protection
-    if order.reference:
-        outcome["reference"] = order.reference
-    report = together(order.settings, order.dataset, order.run_id, [outcome])
-    report["started"] = started.isoformat(timespec="seconds")
-    report["duration_s"] = round(time.perf_counter() - begun, 1)
+        course = course.having(protection=order.protection)
+    outcome = SeedOutcome(order.seed, order.split_sha256, course, order.reference or None)
+    report = together(order.settings, order.dataset, order.run_id, [outcome]).having(
+        started=started.isoformat(timespec="seconds"), duration_s=round(time.perf_counter() - begun, 1)
+    )
     write(report, settings.output)
     return report

@@ -1,4 +1,4 @@
-"""What is left of a run: the content of ``report.json``, from what the COS knows and what was measured beside it."""
+"""Makes the report of a run, from what the COS knows and what was measured beside it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import platform
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,21 @@ import numpy as np
 from coterie.config.run import RunSettings
 from coterie.data import Dataset
 from coterie.studies.reference import Reference
+from coterie.telemetry.report import (
+    Average,
+    Course,
+    Evaluation,
+    Event,
+    Network,
+    NetworkShare,
+    ReferenceRow,
+    Report,
+    RoundRecord,
+    SeedRecord,
+    TimelinePoint,
+)
 
-__all__ = ["Outcome", "about", "from_cos", "network", "surroundings", "together", "write"]
-
-Outcome = dict[str, Any]
-"""A report, JSON-ready (docs/report.md)."""
+__all__ = ["SeedOutcome", "about", "from_cos", "network", "surroundings", "together", "write"]
 
 _PACKAGES = ("coterie", "grpcio", "protobuf", "numpy", "cryptography", "SQLAlchemy")
 
@@ -51,67 +62,59 @@ def surroundings() -> dict[str, Any]:
 # --- what the COS knows, as the report shows it ----------------------------------------------------------------
 
 
-def from_cos(known: Mapping[str, Any]) -> Outcome:
-    """Return the part of a single run's outcome that the COS knows.
+def from_cos(known: Mapping[str, Any]) -> Course:
+    """Return what the COS knows of a federation's course.
 
     Parameters
     ----------
     known : mapping
         The answer to ``GetReport``.
     """
-    found = {
-        "history": _history(known),
-        "owners_timeline": _timeline(known),
-        "events": _events(known),
-        "updates": known["version"],
-    }
+    found = Course(
+        history=_history(known),
+        owners_timeline=_timeline(known),
+        events=_events(known),
+        updates=known["version"],
+    )
     if "rounds" not in known:
-        return {**found, "staleness": known["staleness"]}
+        return found.having(staleness=known["staleness"])
     start = _start(known)
     rounds = [
-        {"time_s": round((one["time_ms"] - start) / 1e3, 3), **_without(one, "time_ms")}
+        RoundRecord.model_validate({"time_s": _seconds(one, start), **_without(one, "time_ms")})
         for one in known["rounds"]
     ]
-    return {
-        **found,
-        "rounds": rounds,
-        "abandoned": known["abandoned"],
-        "groups": known["groups"],
-        "closed_share": known.get("closed_share"),
-        "chosen": known["chosen"],
+    return found.having(
+        rounds=rounds,
+        abandoned=known["abandoned"],
+        groups=known["groups"],
+        closed_share=known.get("closed_share"),
+        chosen=known["chosen"],
         **{key: known[key] for key in ("visits", "held_rows") if key in known},
-    }
+    )
 
 
-def network(found: Mapping[str, Any], accounts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def network(found: Course, accounts: Mapping[str, Mapping[str, Any]]) -> Network:
     """Return how much of a round, or without rounds of training, a party's calls spent on the network.
 
     Parameters
     ----------
-    found : mapping
+    found : Course
         What the COS knows, by `from_cos`.
     accounts : mapping
         What each process counted, by its party.
-
-    Returns
-    -------
-    dict
-        ``seconds`` of all rounds and ``of`` how many, and ``by_party`` of those who take part: ``seconds`` of its calls
-        without what the called services spent on them, and their ``share``.  Calls may overlap each other and work,
-        so the largest share bounds what a network without delay would save.
     """
-    rounds = found.get("rounds")
-    if rounds is not None:
-        seconds = sum(sum(one["seconds"].values()) for one in rounds)
+    in_rounds = "rounds" in found.model_fields_set
+    if in_rounds:
+        seconds = sum(spent or 0.0 for one in found.rounds for spent in one.seconds.values())
     else:
-        seconds = max((one["time_s"] for one in found["history"]), default=0.0)
+        seconds = max((one.time_s or 0.0 for one in found.history), default=0.0)
     by_party = {}
     for party, account in accounts.items():
         if party.partition("/")[0] in ("client", "data-owner", "decrypting-client"):
             spent = sum(entry["network_ms"] for entry in account["called"].values()) / 1e3
             share = round(spent / seconds, 4) if seconds else None
-            by_party[party] = {"seconds": round(spent, 3), "share": share}
-    return {"seconds": round(seconds, 3), "of": None if rounds is None else len(rounds), "by_party": by_party}
+            by_party[party] = NetworkShare(seconds=round(spent, 3), share=share)
+    return Network(seconds=round(seconds, 3), of=len(found.rounds) if in_rounds else None, by_party=by_party)
 
 
 def _without(record: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -123,35 +126,37 @@ def _start(known: Mapping[str, Any]) -> int:
     return min((one["time_ms"] for one in (*known["phases"], *known["parties"])), default=0)
 
 
-def _history(known: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _seconds(record: Mapping[str, Any], start: int) -> float:
+    """Return when something was recorded, in seconds since the start."""
+    return round((int(record["time_ms"]) - start) / 1e3, 3)
+
+
+def _history(known: Mapping[str, Any]) -> list[Evaluation]:
     start = _start(known)
     entries = []
     for one in known["history"]:
         metrics = dict(one["metrics"])
         entries.append(
-            {
-                "epoch": one["epoch"],
-                "version": one["version"],
-                "time_s": round((one["time_ms"] - start) / 1e3, 3),
-                "train_loss": metrics.pop("train_loss", None),
-                "owners": one.get("owners"),
-                "withheld": one.get("withheld"),
-                "users": max((n for name, n in one["users"].items() if name != "train_loss"), default=0),
-                "metrics": metrics,
-            }
+            Evaluation(
+                epoch=one["epoch"],
+                version=one["version"],
+                time_s=_seconds(one, start),
+                train_loss=metrics.pop("train_loss", None),
+                owners=one.get("owners"),
+                withheld=one.get("withheld"),
+                users=max((n for name, n in one["users"].items() if name != "train_loss"), default=0),
+                metrics=metrics,
+            )
         )
     return entries
 
 
-def _timeline(known: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _timeline(known: Mapping[str, Any]) -> list[TimelinePoint]:
     start = _start(known)
     return [
-        {
-            "time_s": round((one["time_ms"] - start) / 1e3, 3),
-            "version": one["version"],
-            "owners": one["owners"],
-            "hosts": one["hosts"],
-        }
+        TimelinePoint(
+            time_s=_seconds(one, start), version=one["version"], owners=one["owners"], hosts=one["hosts"]
+        )
         for one in known["phases"]
     ]
 
@@ -170,22 +175,48 @@ _PHASES = {
 }
 
 
-def _events(known: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _events(known: Mapping[str, Any]) -> list[Event]:
     texts = [(one["time_ms"], f"{one['party']} {one['change']}") for one in known["parties"]]
     texts += [
         (one["time_ms"], _PHASES.get(one["phase"], one["phase"]).format(one["epoch"]))
         for one in known["phases"]
     ]
     start = _start(known)
-    return [{"time_s": round((at - start) / 1e3, 3), "text": text} for at, text in sorted(texts)]
+    return [Event(time_s=round((at - start) / 1e3, 3), text=text) for at, text in sorted(texts)]
 
 
 # --- all seeds together ----------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class SeedOutcome:
+    """The outcome of one seed of a run.
+
+    Attributes
+    ----------
+    seed : int
+    split_sha256 : str
+        Digest of the seed's split.
+    course : Course
+        What its federation did, cost and revealed.
+    reference : mapping of str to Reference, optional
+        Rows beside it, by name; None where the run wants none.
+    """
+
+    seed: int
+    split_sha256: str
+    course: Course
+    reference: Mapping[str, Reference] | None = None
+
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        """The metrics that count: at the version that validation items chose, else at the last evaluation."""
+        return (self.course.chosen or self.course.history[-1]).metrics
+
+
 def together(
-    settings: RunSettings, dataset: Mapping[str, Any], run_id: str, singles: Sequence[Outcome]
-) -> Outcome:
+    settings: RunSettings, dataset: Mapping[str, Any], run_id: str, singles: Sequence[SeedOutcome]
+) -> Report:
     """Return the report of a run from the outcomes of its seeds.
 
     Parameters
@@ -196,104 +227,68 @@ def together(
         The data set, as `about` describes it.
     run_id : str
         Id of the run.
-    singles : sequence of dict
-        One outcome for each seed, with ``seed`` and ``split_sha256``; ``reference`` holds rows by name.
+    singles : sequence of SeedOutcome
+        One outcome for each seed.
     """
     first = singles[0]
-    report: Outcome = {
-        "run_id": run_id,
-        "system": settings.system,
-        "label": settings.own.label(settings),
-        "form": settings.form,
-        "secure_sum": settings.secure_sum,
-        "dataset": {**dataset, "split_sha256": first["split_sha256"]},
-        "seeds": list(settings.seeds),
-        "settings": settings.model_dump(mode="json", exclude={"output"}),
-        "metrics": _mean_std([_result(single) for single in singles]),
-        "reference": {},
+    return Report(
+        run_id=run_id,
+        system=settings.system,
+        label=settings.own.label(settings),
+        form=settings.form,
+        secure_sum=settings.secure_sum,
+        dataset={**dataset, "split_sha256": first.split_sha256},
+        seeds=settings.seeds,
+        settings=settings.model_dump(mode="json", exclude={"output"}),
+        metrics=_mean_std([single.metrics for single in singles]),
+        reference=_reference([single.reference for single in singles]),
         **surroundings(),
-    }
-    if all("reference" in single for single in singles):
-        report["reference"] = {
-            name: {
-                "metrics": _mean_std([single["reference"][name].metrics for single in singles]),
-                "history": _reference_history([single["reference"][name] for single in singles]),
-                **_words(first["reference"][name]),
-            }
-            for name in first["reference"]
-        }
-    for key in (
-        "history",
-        "chosen",
-        "rounds",
-        "abandoned",
-        "groups",
-        "closed_share",
-        "visits",
-        "held_rows",
-        "protection",
-        "in_process",
-        "staleness",
-        "owners_timeline",
-        "events",
-        "updates",
-        "start_seconds",
-        "traffic",
-        "network",
-        "cpu_seconds",
-        "counts",
-        "peak_rss_mb",
-        "visibility",
-        "attacks",
-    ):
         # What is not averaged is the first seed's; the others stand in their own folders.
-        if key in first:
-            report[key] = first[key]
-    if len(singles) > 1:
-        report["per_seed"] = [
-            {
-                key: single[key]
-                for key in ("seed", "split_sha256", "history", "chosen", "updates", "cpu_seconds")
-                if key in single
-            }
-            for single in singles
-        ]
-    return report
+        **first.course.given(),
+        **({"per_seed": [_record(single) for single in singles]} if len(singles) > 1 else {}),
+    )
 
 
-def _result(single: Outcome) -> dict[str, float]:
-    """Return the metrics that count: at the version that validation items chose, else at the last evaluation."""
-    chosen = single.get("chosen") or single["history"][-1]
-    metrics: dict[str, float] = chosen["metrics"]
-    return metrics
+def _reference(rows: Sequence[Mapping[str, Reference] | None]) -> dict[str, ReferenceRow]:
+    """Return the rows beside the run over all seeds; none unless every seed has them."""
+    known = [one for one in rows if one is not None]
+    if len(known) < len(rows):
+        return {}
+    return {
+        name: ReferenceRow(
+            metrics=_mean_std([one[name].metrics for one in known]), history=row.history, **_words(row)
+        )
+        for name, row in known[0].items()
+    }
 
 
-def _mean_std(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float | None]]:
+def _record(single: SeedOutcome) -> SeedRecord:
+    kept = SeedRecord.model_fields.keys() & single.course.model_fields_set
+    course = {name: part for name, part in single.course.given().items() if name in kept}
+    return SeedRecord(seed=single.seed, split_sha256=single.split_sha256, **course)
+
+
+def _mean_std(rows: Sequence[Mapping[str, float | None]]) -> dict[str, Average]:
     values: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         for name, value in row.items():
-            values[name].append(value)
+            values[name].append(np.nan if value is None else value)
     return {
-        name: {
-            "mean": float(np.mean(found)),
-            "std": float(np.std(found, ddof=1)) if len(found) > 1 else None,
-        }
+        name: Average(
+            mean=float(np.mean(found)), std=float(np.std(found, ddof=1)) if len(found) > 1 else None
+        )
         for name, found in values.items()
     }
 
 
-def _words(row: Reference) -> dict[str, str]:
+def _words(row: Reference) -> dict[str, Any]:
     """Return what the row says of itself; nothing of the rows that the report has words for."""
     return {key: text for key, text in (("label", row.label), ("note", row.note)) if text}
 
 
-def _reference_history(rows: Sequence[Reference]) -> list[dict[str, Any]]:
-    return rows[0].history
-
-
-def write(report: Outcome, folder: Path) -> None:
+def write(report: Report, folder: Path) -> None:
     """Write ``report.json`` and ``report.html`` into a folder."""
-    (folder / "report.json").write_text(json.dumps(report, indent=1, default=float))
+    (folder / "report.json").write_text(json.dumps(report.content(), indent=1))
     from coterie.telemetry import report_html
 
     report_html.write(report, folder / "report.html")

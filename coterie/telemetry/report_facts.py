@@ -1,28 +1,26 @@
-"""What a report says, worked out once for the page and for the terminal.
+"""Works out the facts of a report once, for the page and for the terminal.
 
-A report is the content of ``report.json``.  Every part of it is optional: what is absent, empty or null reads
-as nothing here, and what is not a finite number as None.
+Every part of a report is optional: absent parts are empty here, and numbers that are not known are None.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from coterie.telemetry.accounting import SECURITY
-from coterie.telemetry.quantities import finite, measure
+from coterie.telemetry.quantities import measure
+from coterie.telemetry.report import Average, Evaluation, ReferenceRow, Report
 
 __all__ = [
     "Costs",
     "Metric",
-    "Report",
     "Row",
     "Score",
     "costs",
-    "entries",
     "epoch_positions",
     "flatten",
     "headline",
@@ -32,12 +30,8 @@ __all__ = [
     "row_label",
     "rows",
     "run_label",
-    "section",
     "taught",
 ]
-
-Report = Mapping[str, Any]
-"""The content of a ``report.json``."""
 
 _ROWS = {
     "als": ("ALS", "alternating least squares with all data in one place"),
@@ -180,23 +174,9 @@ class Costs:
         return {name: seconds / total for name, seconds in self.protections.items()} if total else {}
 
 
-def section(report: Report, name: str) -> dict[str, Any]:
-    """Return a section that is a table of names, empty where it is absent."""
-    found = report.get(name)
-    return {str(key): value for key, value in found.items()} if isinstance(found, Mapping) else {}
-
-
-def entries(report: Report, name: str) -> list[Report]:
-    """Return a section that is a list of records, empty where it is absent."""
-    found = report.get(name)
-    if isinstance(found, str) or not isinstance(found, Sequence):
-        return []
-    return [entry for entry in found if isinstance(entry, Mapping)]
-
-
 def run_label(report: Report, otherwise: str = "this run") -> str:
     """Return the name of what was run: the system's, as its paper writes it, or that of the model that it trained."""
-    return str(report.get("label") or report.get("system") or otherwise)
+    return report.label or report.system or otherwise
 
 
 def row_label(report: Report, name: str) -> str:
@@ -207,16 +187,16 @@ def row_label(report: Report, name: str) -> str:
 def _of_row(report: Report, name: str) -> tuple[str, str]:
     """Return name and note of a row beside the run."""
     label, note = _ROWS.get(name, (name, ""))
-    own = section(section(report, "reference"), name)
-    return str(own.get("label") or label), str(own.get("note") or note)
+    own = report.reference.get(name, ReferenceRow())
+    return own.label or label, own.note or note
 
 
-def taught(report: Report) -> tuple[str, list[Report]]:
+def taught(report: Report) -> tuple[str, Sequence[Evaluation]]:
     """Return the reference that learned, and its evaluations; no evaluation where there is none."""
     for name, reference in _references(report):
-        if history := entries(reference, "history"):
-            return name, history
-    return next((name for name, _ in _references(report)), ""), []
+        if reference.history:
+            return name, reference.history
+    return next((name for name, _ in _references(report)), ""), ()
 
 
 def metric(key: str, *, sampled: bool = False, new_items: bool = False) -> Metric:
@@ -255,11 +235,12 @@ def metric(key: str, *, sampled: bool = False, new_items: bool = False) -> Metri
 
 def metrics(report: Report) -> list[Metric]:
     """Return the metrics of the run and its references: by population, then losses, validation last."""
-    keys = list(section(report, "metrics"))
+    keys = list(report.metrics)
     for _, reference in _references(report):
-        keys += [key for key in section(reference, "metrics") if key not in keys]
+        keys += [key for key in reference.metrics if key not in keys]
     sampled = any(f"{_EVERYTHING}@" in key for key in keys)
-    new_items = section(section(report, "settings"), "split").get("kind") == "cold-items"
+    split = report.settings.get("split")
+    new_items = isinstance(split, Mapping) and split.get("kind") == "cold-items"
     found = [metric(key, sampled=sampled, new_items=new_items) for key in keys]
 
     def order(one: Metric) -> tuple[bool, bool, int, int]:
@@ -305,50 +286,50 @@ def rows(report: Report, columns: Sequence[Metric]) -> list[Row]:
     The best score of each metric is marked where at least two systems have one; equal at the digits shown
     counts as equal.
     """
-    named = [("", report), *_references(report)]
-    tables = {name: section(entry, "metrics") for name, entry in named}
+    tables = {"": report.metrics, **{name: row.metrics for name, row in _references(report)}}
     best = {column.key: _best(column, list(tables.values())) for column in columns}
 
-    def score(column: Metric, values: Mapping[str, Any]) -> Score:
-        mean, std = _mean_std(values.get(column.key))
-        return Score(mean, std, best=mean is not None and measure(mean) == best[column.key])
+    def score(column: Metric, values: Mapping[str, Average]) -> Score:
+        known = values.get(column.key, Average())
+        best_here = known.mean is not None and measure(known.mean) == best[column.key]
+        return Score(known.mean, known.std, best=best_here)
 
     found = []
     for name, values in tables.items():
         scores = tuple(score(column, values) for column in columns)
         if all(one.mean is None for one in scores):
             continue
-        label, note = _of_row(report, name) if name else (run_label(report), str(report.get("form") or ""))
+        label, note = _of_row(report, name) if name else (run_label(report), report.form)
         found.append(Row(name, label, note, scores, is_run=not name))
     return found
 
 
 def costs(report: Report) -> Costs:
     """Return totals of traffic and CPU time."""
-    traffic = [row for row in section(report, "traffic").values() if isinstance(row, Mapping)]
-    services = [row for row in section(report, "cpu_seconds").values() if isinstance(row, Mapping)]
-
-    def total(table: list[Mapping[str, Any]], key: str) -> float | None:
-        values = [value for value in (finite(row.get(key)) for row in table) if value is not None]
-        return sum(values) if values else None
-
+    traffic, services = report.traffic.values(), report.cpu_seconds.values()
     protections = dict.fromkeys(SECURITY.values(), 0.0)
     for row in services:
         for activity, protection in SECURITY.items():
-            protections[protection] += finite(section(row, "activities").get(activity)) or 0.0
-    calls, errors = total(traffic, "calls"), total(traffic, "errors")
+            protections[protection] += row.activities.get(activity) or 0.0
+    calls, errors = _sum(row.calls for row in traffic), _sum(row.errors for row in traffic)
     return Costs(
         calls=None if calls is None else round(calls),
         errors=None if errors is None else round(errors),
-        bytes_out=total(traffic, "bytes_out"),
-        bytes_in=total(traffic, "bytes_in"),
-        cpu_seconds=total(services, "total"),
-        security_seconds=total(services, "security"),
+        bytes_out=_sum(row.bytes_out for row in traffic),
+        bytes_in=_sum(row.bytes_in for row in traffic),
+        cpu_seconds=_sum(row.total for row in services),
+        security_seconds=_sum(row.security for row in services),
         protections={name: seconds for name, seconds in protections.items() if seconds},
     )
 
 
-def epoch_positions(history: Sequence[Report]) -> list[tuple[float, Report]]:
+def _sum(values: Iterable[float | None]) -> float | None:
+    """Return the sum of the known values, None where none is known."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def epoch_positions(history: Sequence[Evaluation]) -> list[tuple[float, Evaluation]]:
     """Place evaluations on an axis of epochs.
 
     The last evaluation of epoch e stands at e.  Earlier ones of the same epoch stand between e - 1 and e, at
@@ -356,15 +337,15 @@ def epoch_positions(history: Sequence[Report]) -> list[tuple[float, Report]]:
 
     Returns
     -------
-    list of (float, entry)
+    list of (float, Evaluation)
         In order of epoch and version; entries without an epoch are left out.
     """
 
-    def order(entry: Report) -> tuple[float, float]:
-        return finite(entry.get("epoch")) or 0.0, finite(entry.get("version")) or 0.0
+    def order(entry: Evaluation) -> tuple[float, float]:
+        return entry.epoch or 0.0, entry.version or 0.0
 
-    known = sorted((entry for entry in history if finite(entry.get("epoch")) is not None), key=order)
-    placed: list[tuple[float, Report]] = []
+    known = sorted((entry for entry in history if entry.epoch is not None), key=order)
+    placed: list[tuple[float, Evaluation]] = []
     begun = 0.0
     for epoch, group in groupby(known, key=lambda entry: order(entry)[0]):
         members = list(group)
@@ -402,20 +383,14 @@ def _written(value: object) -> str:
     return str(value)
 
 
-def _references(report: Report) -> list[tuple[str, Report]]:
-    found = section(report, "reference")
+def _references(report: Report) -> list[tuple[str, ReferenceRow]]:
+    found = report.reference
     order = [*(name for name in found if name not in _ROWS), *(name for name in _ROWS if name in found)]
-    return [(name, found[name]) for name in order if isinstance(found[name], Mapping)]
+    return [(name, found[name]) for name in order]
 
 
-def _mean_std(value: object) -> tuple[float | None, float | None]:
-    if isinstance(value, Mapping):
-        return finite(value.get("mean")), finite(value.get("std"))
-    return finite(value), None
-
-
-def _best(column: Metric, tables: Sequence[Mapping[str, Any]]) -> str | None:
-    means = [mean for mean, _ in (_mean_std(values.get(column.key)) for values in tables) if mean is not None]
+def _best(column: Metric, tables: Sequence[Mapping[str, Average]]) -> str | None:
+    means = [mean for values in tables if (mean := values.get(column.key, Average()).mean) is not None]
     if len(means) < 2:
         return None
     return measure(min(means) if column.lower_is_better else max(means))

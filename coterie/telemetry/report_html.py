@@ -1,13 +1,12 @@
 """The report of a run as one HTML page that needs nothing but itself: no script, no file, no network.
 
-The page is made from ``report.json`` alone, so it can be made again from a stored report.  Everything in it
+The page is made from the report alone, so it can be made again from a stored one (`Report.read`).  Everything in it
 is escaped; a section that the report does not have is not on the page.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from datetime import datetime
 from importlib import resources
 from pathlib import Path
@@ -26,10 +25,9 @@ from coterie.telemetry.quantities import (
     significant,
     volume,
 )
+from coterie.telemetry.report import Figures, Report
 from coterie.telemetry.report_facts import (
-    Report,
     costs,
-    entries,
     flatten,
     headline,
     leading_metric,
@@ -37,7 +35,6 @@ from coterie.telemetry.report_facts import (
     row_label,
     rows,
     run_label,
-    section,
     taught,
 )
 from coterie.telemetry.report_parts import Fact, Table
@@ -54,8 +51,8 @@ def render(report: Report) -> str:
 
     Parameters
     ----------
-    report : mapping
-        The content of ``report.json``.  Every part is optional; null and NaN read as not measured.
+    report : Report
+        Every part is optional.
 
     Returns
     -------
@@ -116,34 +113,30 @@ def write(report: Report, path: Path) -> None:
 
 def _title(report: Report) -> str:
     system = run_label(report, "Federated run")
-    form = f", {report['form']} form," if report.get("form") and not entries(report, "rounds") else ""
-    dataset = section(report, "dataset").get("name")
+    form = f", {report.form} form," if report.form and not report.rounds else ""
+    dataset = report.dataset.name
     return f"{system}{form} on {dataset}" if dataset else f"{system}{form}".rstrip(",")
 
 
 def _seeds(report: Report) -> list[str]:
-    seeds = report.get("seeds")
-    return [str(seed) for seed in seeds] if isinstance(seeds, list | tuple) else []
+    return [str(seed) for seed in report.seeds]
 
 
 def _heading_facts(report: Report) -> list[Fact]:
-    dataset, seeds = section(report, "dataset"), _seeds(report)
-    found = [Fact("Run", str(report["run_id"]))] if report.get("run_id") else []
-    if report.get("started"):
-        found.append(Fact("Started", _moment(str(report["started"]))))
-    sizes = [
-        f"{count(dataset[name])} {name}"
-        for name in ("users", "items", "interactions")
-        if finite(dataset.get(name)) is not None
-    ]
+    dataset, seeds = report.dataset, _seeds(report)
+    found = [Fact("Run", report.run_id)] if report.run_id else []
+    if report.started:
+        found.append(Fact("Started", _moment(report.started)))
+    known = {"users": dataset.users, "items": dataset.items, "interactions": dataset.interactions}
+    sizes = [f"{count(size)} {name}" for name, size in known.items() if size is not None]
     if sizes:
         found.append(Fact("Data", ", ".join(sizes)))
-    if report.get("secure_sum"):
-        found.append(Fact("Secure sum", str(report["secure_sum"])))
+    if report.secure_sum:
+        found.append(Fact("Secure sum", report.secure_sum))
     if seeds:
         found.append(Fact("Seed" if len(seeds) == 1 else "Seeds", ", ".join(seeds)))
-    if dataset.get("split_sha256"):
-        found.append(Fact("Split, SHA-256", str(dataset["split_sha256"])))
+    if dataset.split_sha256:
+        found.append(Fact("Split, SHA-256", dataset.split_sha256))
     return found
 
 
@@ -174,10 +167,10 @@ def _tiles(report: Report) -> list[Fact]:
         calls = f"in {count(total.calls)} calls" if total.calls else ""
         found.append(Fact("Messages", volume(total.bytes_total), calls))
     if total.cpu_seconds is not None:
-        services = len(section(report, "cpu_seconds"))
+        services = len(report.cpu_seconds)
         found.append(Fact("CPU time", duration(total.cpu_seconds), f"over {services} services"))
-    if finite(report.get("duration_s")) is not None:
-        found.append(Fact("Duration", duration(report["duration_s"]), "from start to report"))
+    if report.duration_s is not None:
+        found.append(Fact("Duration", duration(report.duration_s), "from start to report"))
     return found
 
 
@@ -202,9 +195,8 @@ def _every_metric(report: Report) -> Table | None:
 
 def _result_note(report: Report) -> str:
     sentences = []
-    users = [finite(entry.get("users")) for entry in entries(report, "history")[-1:]]
-    if users and users[0]:
-        sentences.append(f"Means over {count(users[0])} users.")
+    if report.history and (users := report.history[-1].users):
+        sentences.append(f"Means over {count(users)} users.")
     if share := _random_over_test_items(report):
         sentences.append(
             f"Over test items only what a user later interacted with is ranked: a random order already reaches {share} "
@@ -214,13 +206,12 @@ def _result_note(report: Report) -> str:
 
 
 def _random_over_test_items(report: Report) -> str | None:
-    random = section(section(report, "reference"), "random")
+    random = report.reference.get("random")
     for column in metrics(report):
         if column.population == "test items" and column.label.startswith("NDCG"):
-            scored = section(random, "metrics").get(column.key)
-            mean = finite(scored.get("mean")) if isinstance(scored, Mapping) else finite(scored)
-            if mean is not None:
-                return measure(mean)
+            scored = random.metrics.get(column.key) if random else None
+            if scored and scored.mean is not None:
+                return measure(scored.mean)
     return None
 
 
@@ -229,14 +220,14 @@ def _random_over_test_items(report: Report) -> str | None:
 
 def _visibility(report: Report) -> dict[str, Any] | None:
     """Return kinds of data by party: words, and the class that colours them."""
-    parties = {name: section({"of": row}, "of") for name, row in section(report, "visibility").items()}
+    parties = report.visibility
     kinds = list(dict.fromkeys(kind for row in parties.values() for kind in row))
     if not kinds:
         return None
     classes = {"seen": "seen", "not seen": "unseen"}
 
     def cell(party: str, kind: str) -> tuple[str, str]:
-        word = str(parties[party].get(kind) or "not stated")
+        word = parties[party].get(kind) or "not stated"
         return word, classes.get(word, "unstated")
 
     return {
@@ -249,13 +240,13 @@ def _visibility(report: Report) -> dict[str, Any] | None:
 
 
 def _attacks(report: Report) -> Table | None:
-    attacks = _attack_rows(report)
+    attacks = report.attacks
     if not attacks:
         return None
     # With popularity between equals, an attack that saw nothing is as good as popularity, not as chance.
     helped = any(finite(row.get("auc_with_popularity")) is not None for row in attacks.values())
 
-    def line(name: str, row: Report) -> list[str]:
+    def line(name: str, row: Figures) -> list[str]:
         alone, joined = finite(row.get("auc")), finite(row.get("auc_with_popularity"))
         popularity = finite(row.get("popularity_auc"))
         best = max((one for one in (alone, joined) if one is not None), default=None)
@@ -292,7 +283,7 @@ def _attacks(report: Report) -> Table | None:
 
 def _attack_figures(report: Report) -> Table | None:
     """Return whatever else was measured, one figure a row."""
-    attacks = _attack_rows(report)
+    attacks = report.attacks
     shown = {"auc", "auc_with_popularity", "popularity_auc"}
     keys = [key for key in dict.fromkeys(key for row in attacks.values() for key in row) if key not in shown]
     if not keys:
@@ -302,16 +293,12 @@ def _attack_figures(report: Report) -> Table | None:
         ["Figure", *(name.replace("_", " ") for name in attacks)],
         [
             [
-                str(key).replace("_", " "),
+                key.replace("_", " "),
                 *(_plain(row[key]) if key in row else "" for row in attacks.values()),
             ]
             for key in keys
         ],
     )
-
-
-def _attack_rows(report: Report) -> dict[str, Report]:
-    return {name: row for name, row in section(report, "attacks").items() if isinstance(row, Mapping)}
 
 
 def _auc(value: float | None) -> str:
@@ -330,10 +317,10 @@ def _plain(value: object) -> str:
 
 def _about(report: Report) -> list[Table]:
     return [
-        Table(caption, columns, [list(pair) for pair in flatten(section(report, name))], numeric=False)
-        for name, caption, columns in (
-            ("settings", "Settings", ["Setting", "Value"]),
-            ("versions", "Versions", ["Package", "Version"]),
-            ("machine", "Machine", ["Property", "Value"]),
+        Table(caption, columns, [list(pair) for pair in flatten(known)], numeric=False)
+        for known, caption, columns in (
+            (report.settings, "Settings", ["Setting", "Value"]),
+            (report.versions, "Versions", ["Package", "Version"]),
+            (report.machine, "Machine", ["Property", "Value"]),
         )
     ]

@@ -1,17 +1,14 @@
-"""What a report says of a run in rounds: who was in them, what became of them, where their time went.
-
-Worked out once for the page and for the terminal.
-"""
+"""Adds up the rounds of a report, for the page and for the terminal: members, outcomes, time."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coterie.telemetry import plots
-from coterie.telemetry.quantities import count, duration, finite, percent, volume
-from coterie.telemetry.report_facts import Report, entries, section
+from coterie.telemetry.quantities import count, duration, percent, volume
+from coterie.telemetry.report import Report, RoundRecord
 from coterie.telemetry.report_parts import Fact, Section, Table
 
 __all__ = ["Rounds", "protection_lines", "rounds_lines", "rounds_of", "rounds_section"]
@@ -70,38 +67,37 @@ class Rounds:
 
 def rounds_of(report: Report) -> Rounds | None:
     """Return the rounds of a report, added up; None where it has none."""
-    rounds = entries(report, "rounds")
+    rounds = report.rounds
     if not rounds:
         return None
     seconds: dict[str, float] = defaultdict(float)
     for one in rounds:
-        for name, spent in section(one, "seconds").items():
-            seconds[name] += finite(spent) or 0.0
-    training = [one for one in rounds if one.get("purpose") == "train" and not one.get("reason")]
-    users = finite(section(report, "dataset").get("users"))
-    sent = _total(rounds, "bytes_in")
+        for name, spent in one.seconds.items():
+            seconds[name] += spent or 0.0
+    training = [one for one in rounds if one.purpose == "train" and not one.reason]
+    sent = _total(one.bytes_in for one in rounds)
     return Rounds(
-        by_purpose=Counter(str(one.get("purpose")) for one in rounds),
+        by_purpose=Counter(one.purpose for one in rounds),
         seconds=dict(sorted(seconds.items(), key=lambda one: -one[1])),
-        abandoned=Counter(str(one["reason"]) for one in rounds if one.get("reason")),
-        silent=Counter(", ".join(_texts(one["silent_owners"])) for one in rounds if one.get("silent_owners")),
-        members=_count(rounds, "members"),
-        dropped=_count(rounds, "dropped"),
-        refused=_count(rounds, "refused"),
-        liars=_count(rounds, "liars"),
-        dropped_places=_count(rounds, "dropped_places"),
-        per_member=_share(_total(training, "bytes_in"), _count(training, "members")),
-        per_user=_share(sent, users),
+        abandoned=Counter(one.reason for one in rounds if one.reason),
+        silent=Counter(", ".join(one.silent_owners) for one in rounds if one.silent_owners),
+        members=_count(one.members for one in rounds),
+        dropped=_count(one.dropped for one in rounds),
+        refused=_count(one.refused for one in rounds),
+        liars=_count(one.liars for one in rounds),
+        dropped_places=_count(one.dropped_places for one in rounds),
+        per_member=_share(_total(one.bytes_in for one in training), _count(one.members for one in training)),
+        per_user=_share(sent, report.dataset.users),
     )
 
 
-def _total(rounds: Sequence[Report], key: str) -> float | None:
-    values = [value for value in (finite(one.get(key)) for one in rounds) if value is not None]
-    return sum(values) if values else None
+def _total(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
-def _count(rounds: Sequence[Report], key: str) -> int:
-    return round(_total(rounds, key) or 0)
+def _count(values: Iterable[float | None]) -> int:
+    return round(_total(values) or 0)
 
 
 def _share(total: float | None, among: float | None) -> float | None:
@@ -113,13 +109,17 @@ def _share(total: float | None, among: float | None) -> float | None:
 
 def protection_lines(report: Report) -> list[tuple[str, str]]:
     """Return what the sums protected, name and text a line."""
-    known = section(report, "protection")
-    if not known:
+    known = report.protection
+    if not known.given():
         return []
-    found = [("Secure sum", f"{known.get('sum')}. {known.get('says')}")]
-    if devices := _devices(known):
-        found.append(("  devices", devices))
-    return found + [("  note", str(text)) for text in _texts(known.get("warnings"))]
+    found = [("Secure sum", f"{known.sum}. {known.says}")]
+    if devices := known.devices.given():
+        text = (
+            f"{count(devices.get('count'))}; curious tolerated: {count(devices.get('curious'))}; "
+            f"lost tolerated: {count(devices.get('lost'))}"
+        )
+        found.append(("  devices", text))
+    return found + [("  note", text) for text in known.warnings]
 
 
 def rounds_lines(report: Report) -> list[tuple[str, str]]:
@@ -128,12 +128,11 @@ def rounds_lines(report: Report) -> list[tuple[str, str]]:
     if rounds is None:
         return []
     found = []
-    chosen = section(report, "chosen")
-    if chosen:
+    if chosen := report.chosen:
         found.append(
             (
                 "Version that counts",
-                f"{count(chosen.get('version'))}, after {count(chosen.get('epoch'))} passes, by validation items",
+                f"{count(chosen.version)}, after {count(chosen.epoch)} passes, by validation items",
             )
         )
     made = ", ".join(f"{count(n)} {name}" for name, n in rounds.by_purpose.items())
@@ -142,14 +141,14 @@ def rounds_lines(report: Report) -> list[tuple[str, str]]:
         found.append(("  abandoned", f"{count(n)}: {reason}"))
     for names, n in rounds.silent.items():
         found.append(("  without item features", f"{count(n)}: {names} said nothing in time"))
-    if (closed := finite(report.get("closed_share"))) is not None:
+    if (closed := report.closed_share) is not None:
         text = f"{percent(closed)} of what users have: items that too few of their group have"
         found.append(("Held back", text + (_SMALL_GROUPS if closed > _SPARSE else "")))
-    if "visits" in report:
+    if report.visits is not None:
         found.append(
             (
                 "Visits",
-                f"{count(report['visits'])} of users to owners; {count(report.get('held_rows'))} rows never left their "
+                f"{count(report.visits)} of users to owners; {count(report.held_rows)} rows never left their "
                 "owner: too few users behind them",
             )
         )
@@ -174,20 +173,6 @@ def _became(rounds: Rounds) -> str:
     return ", ".join(said)
 
 
-def _devices(known: Report) -> str:
-    devices = section(known, "devices")
-    if not devices:
-        return ""
-    return (
-        f"{count(devices.get('count'))}; curious tolerated: {count(devices.get('curious'))}; "
-        f"lost tolerated: {count(devices.get('lost'))}"
-    )
-
-
-def _texts(value: object) -> list[str]:
-    return [str(one) for one in value] if isinstance(value, Sequence) and not isinstance(value, str) else []
-
-
 # --- on the page -------------------------------------------------------------------------------------------------
 
 
@@ -197,8 +182,8 @@ def rounds_section(report: Report) -> Section:
     rounds = rounds_of(report)
     if rounds is None:
         return found
-    known = section(report, "protection")
-    found.lead = str(known.get("says") or "")
+    known = report.protection
+    found.lead = known.says
     found.facts = [
         Fact("Rounds", count(sum(rounds.by_purpose.values()))),
         Fact("Abandoned", count(sum(rounds.abandoned.values()))),
@@ -213,11 +198,11 @@ def rounds_section(report: Report) -> Section:
         found.facts.append(Fact("A member sent", volume(rounds.per_member), "in a round of training"))
     if rounds.per_user is not None:
         found.facts.append(Fact("Contributions", volume(rounds.per_user), "for each user, in the whole run"))
-    if devices := section(known, "devices"):
+    if known.devices.given():
         found.facts += [
-            Fact("Devices in a cohort", count(devices.get("count"))),
-            Fact("Curious ones tolerated", count(devices.get("curious"))),
-            Fact("Lost ones tolerated", count(devices.get("lost"))),
+            Fact("Devices in a cohort", count(known.devices.count)),
+            Fact("Curious ones tolerated", count(known.devices.curious)),
+            Fact("Lost ones tolerated", count(known.devices.lost)),
         ]
     if len(rounds.seconds) > 1:
         names = list(rounds.seconds)
@@ -232,9 +217,11 @@ def rounds_section(report: Report) -> Section:
                 write=duration,
             )
         )
-    if warnings := _texts(known.get("warnings")):
+    if known.warnings:
         found.tables.append(
-            Table("What to know of this setting", ["Note"], [[text] for text in warnings], numeric=False)
+            Table(
+                "What to know of this setting", ["Note"], [[text] for text in known.warnings], numeric=False
+            )
         )
     if rounds.abandoned:
         found.tables.append(
@@ -252,11 +239,11 @@ def rounds_section(report: Report) -> Section:
                 [[names, count(n)] for names, n in rounds.silent.items()],
             )
         )
-    found.folded.append(_every_round(entries(report, "rounds")))
+    found.folded.append(_every_round(report.rounds))
     return found
 
 
-def _every_round(rounds: Sequence[Report]) -> Table:
+def _every_round(rounds: Sequence[RoundRecord]) -> Table:
     shown = rounds[-_SHOWN:]
     return Table(
         "Every round" if len(shown) == len(rounds) else f"The last {len(shown)} of {len(rounds)} rounds",
@@ -274,18 +261,16 @@ def _every_round(rounds: Sequence[Report]) -> Table:
         ],
         [
             [
-                count(one.get("round")),
-                _PURPOSES.get(str(one.get("purpose")), str(one.get("purpose"))),
-                count(one.get("pass")),
-                count(one.get("users")),
-                count(one.get("summed")),
-                count(one.get("members")),
-                count(one.get("dropped")),
-                volume(one.get("bytes_in")),
-                duration(sum(finite(spent) or 0.0 for spent in section(one, "seconds").values())),
-                f"abandoned: {one['reason']}"
-                if one.get("reason")
-                else f"version {count(one.get('version'))}",
+                count(one.round),
+                _PURPOSES.get(one.purpose, one.purpose),
+                count(one.pass_),
+                count(one.users),
+                count(one.summed),
+                count(one.members),
+                count(one.dropped),
+                volume(one.bytes_in),
+                duration(sum(spent or 0.0 for spent in one.seconds.values())),
+                f"abandoned: {one.reason}" if one.reason else f"version {count(one.version)}",
             ]
             for one in shown
         ],

@@ -10,21 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from coterie.telemetry import plots
 from coterie.telemetry.accounting import SECURITY
-from coterie.telemetry.quantities import (
-    ABSENT,
-    count,
-    duration,
-    finite,
-    measure,
-    percent,
-    significant,
-    volume,
-)
+from coterie.telemetry.quantities import ABSENT, count, duration, measure, percent, significant, volume
+from coterie.telemetry.report import CpuAccount, Evaluation, Report
 from coterie.telemetry.report_facts import (
     Metric,
-    Report,
     costs,
-    entries,
     epoch_positions,
     headline,
     leading_metric,
@@ -33,7 +23,6 @@ from coterie.telemetry.report_facts import (
     row_label,
     rows,
     run_label,
-    section,
     taught,
 )
 from coterie.telemetry.report_parts import Fact, Section, Table
@@ -56,10 +45,10 @@ def sections(report: Report) -> list[Section]:
 
 def _learning(report: Report) -> Section:
     found = Section("learning", "Learning", "How it learned")
-    run = epoch_positions(entries(report, "history"))
+    run = epoch_positions(report.history)
     if not run:
         return found
-    in_rounds = bool(entries(report, "rounds"))
+    in_rounds = bool(report.rounds)
     name, central = taught(report)
     reference = epoch_positions(central)
     label, reference_label = run_label(report), row_label(report, name)
@@ -67,9 +56,8 @@ def _learning(report: Report) -> Section:
     found.lead = "One point for each evaluation; " + (
         "a pass visits every user once." if in_rounds else "an epoch is one pass over the blocks."
     )
-    seeds = report.get("seeds")
-    if isinstance(seeds, list | tuple) and len(seeds) > 1:
-        found.lead += f" The curves, and all that follows, are of the first seed, {seeds[0]}."
+    if len(report.seeds) > 1:
+        found.lead += f" The curves, and all that follows, are of the first seed, {report.seeds[0]}."
 
     first = headline(report)
     for number, column in enumerate(metrics(report)):
@@ -118,13 +106,11 @@ def _learning(report: Report) -> Section:
     return found
 
 
-def _value(entry: Report, key: str) -> float | None:
-    if key == "train_loss":
-        return finite(entry.get(key))
-    return finite(section(entry, "metrics").get(key))
+def _value(entry: Evaluation, key: str) -> float | None:
+    return entry.train_loss if key == "train_loss" else entry.metrics.get(key)
 
 
-def _series(placed: Sequence[tuple[float, Report]], key: str) -> tuple[list[float], list[float]]:
+def _series(placed: Sequence[tuple[float, Evaluation]], key: str) -> tuple[list[float], list[float]]:
     points = [(x, y) for x, y in ((x, _value(entry, key)) for x, entry in placed) if y is not None]
     return [x for x, _ in points], [y for _, y in points]
 
@@ -135,9 +121,7 @@ def _levels(report: Report, column: Metric) -> list[plots.Line]:
     flat = [
         row
         for row in rows(report, [column])
-        if not row.is_run
-        and row.scores[0].mean is not None
-        and not entries(section(section(report, "reference"), row.name), "history")
+        if not row.is_run and row.scores[0].mean is not None and not report.reference[row.name].history
     ]
     return [
         plots.Line(row.label, [], [row.scores[0].mean or 0.0], colour="muted", style=styles[n % 3])
@@ -150,8 +134,7 @@ def _ends(lines: Sequence[plots.Line], *, verb: str = "ends at") -> str:
 
 
 def _timed(report: Report, leading: Metric, label: str) -> list[plots.Plot]:
-    history = entries(report, "history")
-    timed = [(t, y) for t, y in ((finite(one.get("time_s")), _value(one, leading.key)) for one in history)]
+    timed = [(one.time_s, _value(one, leading.key)) for one in report.history]
     points = sorted((t, y) for t, y in timed if t is not None and y is not None)
     if not points:
         return []
@@ -189,14 +172,17 @@ def _timed(report: Report, leading: Metric, label: str) -> list[plots.Plot]:
 
 def _alive(report: Report) -> list[plots.Line]:
     """Return owners and hosts alive over time, each only where it changes."""
-    timeline = entries(report, "owners_timeline") or entries(report, "history")
+    timeline = [
+        (one.time_s, one.version, {"owners": one.owners, "hosts": one.hosts})
+        for one in report.owners_timeline
+    ] or [(one.time_s, one.version, {"owners": one.owners}) for one in report.history]
     # Everybody joins before the first update; that is no change during the run.
-    before = [n for n, one in enumerate(timeline) if finite(one.get("version")) == 0]
+    before = [n for n, one in enumerate(timeline) if one[1] == 0]
     timeline = timeline[before[-1] if before else 0 :]
     found: list[plots.Line] = []
     colours: tuple[tuple[str, plots.Role, plots.Style], ...] = (("owners", "s3", "-"), ("hosts", "s4", "--"))
     for key, colour, style in colours:
-        known = [(finite(one.get("time_s")), finite(one.get(key))) for one in timeline]
+        known = [(t, present.get(key)) for t, _, present in timeline]
         points = sorted((t, n) for t, n in known if t is not None and n is not None)
         steps = [point for n, point in enumerate(points) if n == 0 or point[1] != points[n - 1][1]]
         if len(steps) > 1:
@@ -206,26 +192,24 @@ def _alive(report: Report) -> list[plots.Line]:
     return found
 
 
-def _history(run: Sequence[tuple[float, Report]], unit: str, known: Mapping[str, Metric]) -> Table:
-    keys = list(dict.fromkeys(key for _, entry in run for key in section(entry, "metrics")))
+def _history(run: Sequence[tuple[float, Evaluation]], unit: str, known: Mapping[str, Metric]) -> Table:
+    keys = list(dict.fromkeys(key for _, entry in run for key in entry.metrics))
     every = math.ceil(len(run) / _HISTORY_ROWS)
     shown = [one for n, one in enumerate(reversed(run)) if n % every == 0][::-1]
     # Not every system has owners who train, or a loss.
-    more = {
-        name: (title, write)
-        for name, title, write in (("owners", "Owners", count), ("train_loss", "Train loss", measure))
-        if any(finite(entry.get(name)) is not None for _, entry in run)
-    }
-    heads = [title for title, _ in more.values()]
+    owners = any(entry.owners is not None for _, entry in run)
+    losses = any(entry.train_loss is not None for _, entry in run)
+    heads = [*(["Owners"] if owners else []), *(["Train loss"] if losses else [])]
     return Table(
         "Every evaluation" if every == 1 else f"One evaluation in {every}, and the last",
         [unit, "Time", "Version", *heads, *((known.get(key) or metric(key)).full_label for key in keys)],
         [
             [
                 f"{x:.2f}".rstrip("0").rstrip("."),
-                duration(entry.get("time_s")),
-                count(entry.get("version")),
-                *(write(entry.get(name)) for name, (_, write) in more.items()),
+                duration(entry.time_s),
+                count(entry.version),
+                *([count(entry.owners)] if owners else []),
+                *([measure(entry.train_loss)] if losses else []),
                 *(measure(_value(entry, key)) for key in keys),
             ]
             for x, entry in shown
@@ -238,18 +222,11 @@ def _history(run: Sequence[tuple[float, Report]], unit: str, known: Mapping[str,
 
 def _traffic(report: Report) -> Section:
     found = Section("traffic", "Traffic", "What crossed the network")
-    records = {
-        name: row
-        for name, row in section(report, "traffic").items()
-        if isinstance(row, Mapping) and finite(row.get("calls")) != 0  # never called
-    }
+    records = {name: row for name, row in report.traffic.items() if row.calls != 0}  # never called
     if not records:
         return found
     found.lead = "Message bytes as counted at the calling side; the framing of HTTP/2 and TLS comes on top."
-    sizes = {
-        name: (finite(row.get("bytes_out")) or 0.0, finite(row.get("bytes_in")) or 0.0)
-        for name, row in records.items()
-    }
+    sizes = {name: (row.bytes_out or 0.0, row.bytes_in or 0.0) for name, row in records.items()}
     order = sorted(sizes, key=lambda name: -sum(sizes[name]))
     shown = {name: sizes[name] for name in order[:_BARS] if sum(sizes[name])}
     if rest := [sizes[name] for name in order[_BARS:]]:
@@ -282,7 +259,7 @@ def _traffic(report: Report) -> Section:
             ),
         ]
         found.facts += _network(report)
-        interactions = finite(section(report, "dataset").get("interactions"))
+        interactions = report.dataset.interactions
         if interactions and total.bytes_total is not None:
             each = volume(total.bytes_total / interactions)
             found.facts.append(Fact("For each interaction in the data set", each))
@@ -303,16 +280,16 @@ def _traffic(report: Report) -> Section:
             [
                 [
                     name,
-                    count(records[name].get("calls")),
-                    count(records[name].get("errors")),
-                    volume(records[name].get("bytes_out")),
-                    volume(records[name].get("bytes_in")),
-                    *(
-                        significant(records[name].get(key))
-                        for key in ("p50_ms", "p99_ms", "server_p50_ms", "network_p50_ms")
-                    ),
+                    count(row.calls),
+                    count(row.errors),
+                    volume(row.bytes_out),
+                    volume(row.bytes_in),
+                    significant(row.p50_ms),
+                    significant(row.p99_ms),
+                    significant(row.server_p50_ms),
+                    significant(row.network_p50_ms),
                 ]
-                for name in order
+                for name, row in ((name, records[name]) for name in order)
             ],
             note="p50 and p99: half and 99% of the calls took no longer, times in milliseconds. The last two "
             "columns give the median of the server's own time and of the rest: network, queues and encoding.",
@@ -323,24 +300,19 @@ def _traffic(report: Report) -> Section:
 
 def _network(report: Report) -> list[Fact]:
     """Say what share of a round the network took, of the party where it took most."""
-    network = section(report, "network")
-    shares = {
-        party: share
-        for party, one in section(network, "by_party").items()
-        if isinstance(one, Mapping) and (share := finite(one.get("share"))) is not None
-    }
+    network = report.network
+    shares = {party: one.share for party, one in network.by_party.items() if one.share is not None}
     if not shares:
         return []
     most = max(shares, key=lambda party: shares[party])
-    what = "Network's share of training" if network.get("of") is None else "Network's share of a round"
+    what = "Network's share of training" if network.of is None else "Network's share of a round"
     return [Fact(what, percent(shares[most]), f"of {most}; at the others less. Calls overlap with work")]
 
 
 def _work(report: Report) -> Section:
     found = Section("work", "CPU and memory", "Where the work went")
-    services = {name: row for name, row in section(report, "cpu_seconds").items() if isinstance(row, Mapping)}
-    memory = {name: finite(value) for name, value in section(report, "peak_rss_mb").items()}
-    peaks = {name: value for name, value in memory.items() if value is not None}
+    services = report.cpu_seconds
+    peaks = {name: value for name, value in report.peak_rss_mb.items() if value is not None}
     total = costs(report)
     activities = _activities(services.values())
     if services:
@@ -383,7 +355,7 @@ def _work(report: Report) -> Section:
                 [
                     [
                         name,
-                        *(_cpu_cells(services.get(name, {})) if services else []),
+                        *(_cpu_cells(services.get(name, CpuAccount())) if services else []),
                         *([_mebibytes(peaks.get(name))] if peaks else []),
                     ]
                     for name in names
@@ -409,29 +381,29 @@ def _work(report: Report) -> Section:
     return found
 
 
-def _activities(services: Iterable[Report]) -> dict[str, float]:
+def _activities(services: Iterable[CpuAccount]) -> dict[str, float]:
     """Return seconds by activity over all services, the longest first."""
     found: dict[str, float] = {}
     for row in services:
-        for name, value in section(row, "activities").items():
-            found[name] = found.get(name, 0.0) + (finite(value) or 0.0)
+        for name, value in row.activities.items():
+            found[name] = found.get(name, 0.0) + (value or 0.0)
     return dict(sorted(found.items(), key=lambda one: -one[1]))
 
 
-def _cpu_plot(services: Mapping[str, Report], activities: Mapping[str, float]) -> plots.Plot:
+def _cpu_plot(services: Mapping[str, CpuAccount], activities: Mapping[str, float]) -> plots.Plot:
     """Stack security, the five longest other activities, process start and what no activity claims."""
     colours: tuple[plots.Role, ...] = ("s1", "s3", "s2", "s4", "s5")
     named = [name for name in activities if name not in SECURITY and activities[name] > 0][: len(colours)]
-    security = [finite(row.get("security")) or 0.0 for row in services.values()]
-    start = [finite(row.get("start")) or 0.0 for row in services.values()]
+    security = [row.security or 0.0 for row in services.values()]
+    start = [row.start or 0.0 for row in services.values()]
     parts = [plots.Bars("security", security, "alert")]
     for name, colour in zip(named, colours, strict=False):
-        values = [finite(section(row, "activities").get(name)) or 0.0 for row in services.values()]
+        values = [row.activities.get(name) or 0.0 for row in services.values()]
         parts.append(plots.Bars(name, values, colour))
     if any(start):
         parts.append(plots.Bars("process start", start, "s6"))
     claimed = [sum(part.values[n] for part in parts) for n in range(len(services))]
-    totals = [finite(row.get("total")) or 0.0 for row in services.values()]
+    totals = [row.total or 0.0 for row in services.values()]
     rest = [max(0.0, total - known) for total, known in zip(totals, claimed, strict=True)]
     parts.append(plots.Bars("everything else", rest, "rule"))
     longest = max(zip(totals, services, strict=True))
@@ -445,14 +417,12 @@ def _cpu_plot(services: Mapping[str, Report], activities: Mapping[str, float]) -
     )
 
 
-def _cpu_cells(row: Report) -> list[str]:
-    total, security = finite(row.get("total")), finite(row.get("security"))
-    share = security / total if total and security is not None else None
-    return [duration(total), duration(security), percent(share)]
+def _cpu_cells(row: CpuAccount) -> list[str]:
+    share = row.security / row.total if row.total and row.security is not None else None
+    return [duration(row.total), duration(row.security), percent(share)]
 
 
-def _mebibytes(value: object) -> str:
-    number = finite(value)
+def _mebibytes(number: float | None) -> str:
     if number is None:
         return ABSENT
     return f"{significant(number / 1024)} GiB" if number >= 1000 else f"{significant(number)} MiB"
@@ -460,13 +430,13 @@ def _mebibytes(value: object) -> str:
 
 def _staleness(report: Report) -> Section:
     found = Section("staleness", "Staleness", "How old the gradients were")
-    record = section(report, "staleness")
+    record = report.staleness
     ages = {
         age: amount
-        for age, amount in ((_whole(age), finite(n)) for age, n in section(record, "histogram").items())
+        for age, amount in ((_whole(age), n) for age, n in record.histogram.items())
         if age is not None and amount
     }
-    limit, refused = finite(record.get("max_staleness")), finite(record.get("refused"))
+    limit, refused = record.max_staleness, record.refused
     if not ages and refused is None:
         return found
     found.lead = (
@@ -534,20 +504,19 @@ def _quantile(ages: Mapping[int, float], share: float) -> int:
 
 def _theta(report: Report) -> Section:
     found = Section("theta", "Theta", "How much the threshold Theta matters")
-    study = [one for one in entries(report, "theta_study") if finite(one.get("theta")) is not None]
-    study.sort(key=lambda one: finite(one.get("theta")) or 0.0)
+    study = sorted(
+        ((one.theta, one) for one in report.theta_study if one.theta is not None), key=lambda one: one[0]
+    )
     if not study:
         return found
     found.lead = "Theta is the number of saved blocks at which an owner asks for an update."
-    keys = list(dict.fromkeys(key for one in study for key in section(one, "metrics")))
+    keys = list(dict.fromkeys(key for _, one in study for key in one.metrics))
     known = [metric(key) for key in keys]
     leading = next((one for one in known if one.key.startswith("ndcg@")), known[0] if known else None)
 
     def series(title: str, values: Sequence[float | None], name: str) -> None:
         points = [
-            (finite(one.get("theta")) or 0.0, value)
-            for one, value in zip(study, values, strict=True)
-            if value is not None
+            (theta, value) for (theta, _), value in zip(study, values, strict=True) if value is not None
         ]
         if len(points) > 1:
             line = plots.Line(title, [x for x, _ in points], [y for _, y in points], "s1", marker=True)
@@ -565,20 +534,20 @@ def _theta(report: Report) -> Section:
             )
 
     if leading is not None:
-        series(leading.label, [_value(one, leading.key) for one in study], "quality")
-    series("RPCs", [finite(one.get("rpcs")) for one in study], "rpcs")
+        series(leading.label, [one.metrics.get(leading.key) for _, one in study], "quality")
+    series("RPCs", [one.rpcs for _, one in study], "rpcs")
     found.tables = [
         Table(
             "One run for each Theta",
             ["Theta", *(one.full_label for one in known), "RPCs", "CPU time"],
             [
                 [
-                    f"{finite(one.get('theta')):g}",
-                    *(measure(_value(one, key)) for key in keys),
-                    count(one.get("rpcs")),
-                    duration(one.get("cpu_seconds")),
+                    f"{theta:g}",
+                    *(measure(one.metrics.get(key)) for key in keys),
+                    count(one.rpcs),
+                    duration(one.cpu_seconds),
                 ]
-                for one in study
+                for theta, one in study
             ],
         )
     ]
@@ -587,12 +556,12 @@ def _theta(report: Report) -> Section:
 
 def _events(report: Report) -> Section:
     found = Section("events", "Events", "What happened during the run")
-    events = [one for one in entries(report, "events") if one.get("text")]
+    events = [one for one in report.events if one.text]
     if events:
         table = Table(
             "Events, by time since the start",
             ["Time", "Event"],
-            [[duration(one.get("time_s")), str(one["text"])] for one in events],
+            [[duration(one.time_s), one.text] for one in events],
             numeric=False,
         )
         (found.tables if len(events) <= 20 else found.folded).append(table)

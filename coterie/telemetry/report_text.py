@@ -10,18 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie.telemetry.quantities import count, duration, finite, measure, percent, volume
-from coterie.telemetry.report_facts import (
-    Metric,
-    Report,
-    Row,
-    Score,
-    costs,
-    entries,
-    headline,
-    rows,
-    run_label,
-    section,
-)
+from coterie.telemetry.report import Report
+from coterie.telemetry.report_facts import Metric, Row, Score, costs, headline, rows, run_label
 from coterie.telemetry.report_rounds import protection_lines, rounds_lines
 
 __all__ = ["tables"]
@@ -32,8 +22,8 @@ def tables(report: Report) -> list[RenderableType]:
 
     Parameters
     ----------
-    report : mapping
-        The content of ``report.json``; every part of it is optional.
+    report : Report
+        Every part is optional.
 
     Returns
     -------
@@ -69,10 +59,9 @@ def _results(report: Report, columns: Sequence[Metric], lines: Sequence[Row]) ->
         table.add_column(heading, justify="right")
     for row in lines:
         table.add_row(Text(row.label, style="bold" if row.is_run else ""), *map(_cell, row.scores))
-    seeds = report.get("seeds")
     notes = []
-    if isinstance(seeds, Sequence) and not isinstance(seeds, str) and len(seeds) > 1:
-        notes.append(f"Mean ± standard deviation over {len(seeds)} seeds.")
+    if len(report.seeds) > 1:
+        notes.append(f"Mean ± standard deviation over {len(report.seeds)} seeds.")
     if len(lines) > 1:
         notes.append("Best in bold.")
     table.caption = Text(" ".join(notes))
@@ -88,7 +77,7 @@ def _cell(score: Score) -> Text:
 
 
 def _title(report: Report) -> str:
-    name = section(report, "dataset").get("name")
+    name = report.dataset.name
     system = run_label(report, "Results")
     return f"{system} on {name}" if name else system
 
@@ -102,28 +91,26 @@ def _facts(report: Report) -> list[tuple[str, str]]:
             ("Messages", f"{sent}, {count(total.errors)} refused or repeated" if total.errors else sent)
         )
     if total.cpu_seconds is not None:
-        services = len(section(report, "cpu_seconds"))
+        services = len(report.cpu_seconds)
         found.append(("CPU time", f"{duration(total.cpu_seconds)} over {count(services)} services"))
     if total.security_share is not None:
         found.append(("Security", f"{percent(total.security_share)} of the CPU time"))
         if shares := total.protection_shares:
             parts = ", ".join(f"{name} {percent(share)}" for name, share in shares.items())
             found.append(("  of it", parts))
-    refused = finite(section(report, "staleness").get("refused"))
-    if refused:
+    if refused := report.staleness.refused:
         found.append(("Stale gradients", f"{count(refused)} refused"))
     found += _attack_facts(report)
-    if entries(report, "events"):
-        found.append(("Events", count(len(entries(report, "events")))))
-    if finite(report.get("duration_s")) is not None:
-        found.append(("Duration", duration(report["duration_s"])))
+    if report.events:
+        found.append(("Events", count(len(report.events))))
+    if report.duration_s is not None:
+        found.append(("Duration", duration(report.duration_s)))
     return found
 
 
 def _attack_facts(report: Report) -> list[tuple[str, str]]:
     found = []
-    for name, row in section(report, "attacks").items():
-        known = section({"of": row}, "of")
+    for name, known in report.attacks.items():
         words = []
         auc = finite(known.get("auc_with_popularity", known.get("auc")))
         if auc is not None:

@@ -45,7 +45,7 @@ def attacked(small, tmp_path_factory):
             output = tmp_path_factory.mktemp("attacked")
             settings = small(**{**BASE, **given, "secure_sum": secure_sum, "output": output})
             report, _ = asyncio.run(experiment.run(settings, "test", lambda seed, event: None))
-            made[key] = report["attacks"]
+            made[key] = report.attacks
         return made[key]
 
     return run

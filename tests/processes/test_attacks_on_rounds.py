@@ -24,7 +24,7 @@ def attacked(small, tmp_path):
             **changes,
         )
         report, _ = asyncio.run(experiment.run(settings, "test", lambda seed, event: None))
-        return report["attacks"]
+        return report.attacks
 
     return run
 

@@ -77,6 +77,8 @@ class Cpu(Strict):
 class Row(Strict):
     metrics: dict[str, MeanStd] = Field(min_length=1)
     history: list[dict[str, object]]
+    label: str = Field(default="absent", min_length=1)
+    note: str = Field(default="absent", min_length=1)
 
 
 class Report(BaseModel):
@@ -86,6 +88,7 @@ class Report(BaseModel):
 
     run_id: str = Field(pattern=r"^command-\d{8}-\d{6}-[0-9a-f]{4}$")
     system: Literal["drift"]
+    label: Literal["DRIFT"]
     form: Literal["published"]
     secure_sum: Literal["clear"]
     dataset: DataSet

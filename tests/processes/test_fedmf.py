@@ -88,7 +88,7 @@ def test_a_run_has_a_report_and_a_user_is_recommended_what_its_own_factor_scores
     )
     report, folder = asyncio.run(experiment.run(settings, "test", lambda seed, event: None))
     named = {"fedmf": {"mf", "means", "item_mean", "popularity", "random"}, "fcf": {"popularity", "random"}}
-    assert named[system] <= set(report["reference"])
+    assert named[system] <= set(report.reference)
     json.loads((folder / "report.json").read_text())
     page = (folder / "report.html").read_text()
     assert {"fedmf": "FedMF", "fcf": "FCF"}[system] in page
@@ -98,9 +98,9 @@ def test_a_run_has_a_report_and_a_user_is_recommended_what_its_own_factor_scores
     data = feed.dataset
     user = data.users[3]
     found = asyncio.run(local_run.recommend(LocalRun.at(folder), user, 5))
-    assert found.version == report["chosen"]["version"]
+    assert found.version == report.chosen.version
     # What users keep is that of the version that counts.
-    passes = report["chosen"]["epoch"]
+    passes = report.chosen.epoch
     assert passes > 0
     rounds = settings.rounds.model_copy(update={"passes": passes, "evaluate_every": passes})
     again = settings.model_copy(update={"rounds": rounds})

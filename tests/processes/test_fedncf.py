@@ -229,18 +229,18 @@ def test_the_server_that_is_killed_and_started_again_comes_to_the_same_numbers(s
 def test_a_whole_experiment_leaves_a_report_of_its_rounds(small, tmp_path):
     settings = small(**FEDNCF, output=tmp_path, reference=True)
     report, folder = asyncio.run(experiment.run(settings, "test", lambda seed, event: None))
-    assert report["metrics"]["hit_ratio@10"]["mean"] == report["chosen"]["metrics"]["hit_ratio@10"]
-    assert {"ncf", "popularity", "random"} <= report["reference"].keys()
-    assert report["protection"]["sum"] == "clear"
-    assert report["visibility"]["cos/cos"]
-    assert "Submit" in report["traffic"]
+    assert report.metrics["hit_ratio@10"].mean == report.chosen.metrics["hit_ratio@10"]
+    assert {"ncf", "popularity", "random"} <= report.reference.keys()
+    assert report.protection.sum == "clear"
+    assert report.visibility["cos/cos"]
+    assert "Submit" in report.traffic
     assert (folder / "report.html").is_file()
 
     # Afterwards a user's host recommends by the version that counts, and says what has left it.
     feed = make_feed(settings, load(settings), 0)
     user = feed.dataset.users[0]
     found = asyncio.run(local_run.recommend(LocalRun.at(folder), user, 5))
-    assert found.version == report["chosen"]["version"]
+    assert found.version == report.chosen.version
     own = feed.dataset.item[feed.dataset.user == 0]
     assert not {one.item for one in found.suggestions} & {feed.dataset.items[item] for item in own}
     assert len(found.suggestions) == 5

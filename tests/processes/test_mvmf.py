@@ -221,8 +221,8 @@ def test_a_user_who_has_rated_nothing_is_recommended_what_its_attributes_say(sma
         reference=True,
     )
     report, folder = asyncio.run(experiment.run(settings, "test", lambda seed, event: None))
-    assert set(report["reference"]) == {"item_mean", "popularity", "random"}
-    assert report["visibility"]["data-owner/catalogue"]["item_features"] == "may see"
+    assert set(report.reference) == {"item_mean", "popularity", "random"}
+    assert report.visibility["data-owner/catalogue"]["item_features"] == "may see"
     json.loads((folder / "report.json").read_text())
     assert "FedMVMF" in (folder / "report.html").read_text()
 
@@ -231,8 +231,8 @@ def test_a_user_who_has_rated_nothing_is_recommended_what_its_attributes_say(sma
     cold = np.setdiff1d(np.arange(60), data.user[feed.split.part == TRAIN])
     user = data.users[int(cold[0])]
     found = asyncio.run(local_run.recommend(LocalRun.at(folder), user, 5))
-    assert found.version == report["chosen"]["version"]
-    passes = report["chosen"]["epoch"]
+    assert found.version == report.chosen.version
+    passes = report.chosen.epoch
     rounds = settings.rounds.model_copy(update={"passes": passes, "evaluate_every": passes})
     again = settings.model_copy(update={"rounds": rounds})
     alone = train_in_process(again, feed, run_id="test", seed=0, see=lambda event: None)

@@ -10,6 +10,7 @@ from coterie.studies.in_process import train_in_process
 from coterie.studies.run_data import load as load_dataset
 from coterie.studies.run_data import make_feed
 from coterie.telemetry.quantities import percent
+from coterie.telemetry.report import Report
 from coterie.telemetry.report_rounds import rounds_lines
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -39,17 +40,17 @@ def test_it_is_the_share_of_the_training_items_that_too_few_of_a_group_have(exam
     share = run.known["closed_share"]
     assert share == pytest.approx(supports[few].sum() / supports.sum())
     assert 0 < share < 1
-    said = dict(rounds_lines({"rounds": run.known["rounds"], "closed_share": share}))["Held back"]
+    said = dict(rounds_lines(Report(rounds=run.known["rounds"], closed_share=share)))["Held back"]
     assert said.startswith(f"{percent(share)} of what users have")
 
 
 def test_nothing_is_closed_where_touches_are_counted_and_nothing_is_said():
     run, _ = trained("fedncf", **{"fedncf.touch": "exact"})
     assert run.known["closed_share"] is None
-    assert "Held back" not in dict(rounds_lines({"rounds": run.known["rounds"], "closed_share": None}))
+    assert "Held back" not in dict(rounds_lines(Report(rounds=run.known["rounds"], closed_share=None)))
 
 
 @pytest.mark.parametrize(("share", "told"), [(0.05, False), (0.86, True)])
 def test_where_groups_are_too_small_for_the_data_the_report_says_what_helps(share, told):
-    said = dict(rounds_lines({"rounds": [{"purpose": "train"}], "closed_share": share}))["Held back"]
+    said = dict(rounds_lines(Report(rounds=[{"purpose": "train"}], closed_share=share)))["Held back"]
     assert ("rounds.group" in said) is told

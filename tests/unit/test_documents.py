@@ -20,8 +20,10 @@ from coterie.config.run import RunSettings
 from coterie.net.authorisation import ALLOWED
 from coterie.net.status import status_code
 from coterie.privacy import visibility
-from coterie.studies.outcome import together
+from coterie.studies.outcome import SeedOutcome, together
 from coterie.systems.visibility import matrix
+from coterie.telemetry.report import Course
+from coterie.telemetry.report_reference import with_tables
 from coterie.wire.refusal import ErrorReason, reason_name
 from coterie.wire.v1.orchestrator_pb2 import FetchKind, RoundStep, SubmitKind, TaskKind
 
@@ -375,21 +377,13 @@ def test_the_protocol_lists_every_rpc_with_who_may_call_it() -> None:
 
 
 def test_the_page_on_the_report_describes_every_key() -> None:
-    single = {"seed": 0, "split_sha256": "", "history": [{"metrics": {}}], "updates": 0, "cpu_seconds": {}}
-    for key in ("staleness", "owners_timeline", "events", "start_seconds", "traffic", "network", "counts"):
-        single[key] = {}
-    single |= {"peak_rss_mb": {}, "visibility": {}, "attacks": {}, "reference": {}}
-    single |= {
-        "chosen": None,
-        "rounds": [],
-        "abandoned": 0,
-        "groups": 1,
-        "closed_share": 0.1,
-        "visits": 0,
-        "held_rows": 0,
-        "protection": {},
-        "in_process": True,
-    }
-    made = set(together(RunSettings(seeds=(0, 1)), {}, "run", [single, single]))
     described = {key for row in rows("docs/report.md", "key") for key in re.findall(r"`(\w+)`", row[0])}
+    course = Course(**{key: getattr(Course(), key) for key in Course.model_fields} | {"history": [{}]})
+    single = SeedOutcome(0, "", course, {})
+    made = set(together(RunSettings(seeds=(0, 1)), {}, "run", [single, single]).content())
     assert described == made | {"theta_study", "started", "duration_s"}
+
+
+def test_the_tables_of_keys_on_the_page_on_the_report_are_current() -> None:
+    page = text(Path("docs/report.md"))
+    assert with_tables(page) == page, "run: make docs"

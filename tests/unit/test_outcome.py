@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from coterie.config.run import RunSettings
-from coterie.studies.outcome import Outcome, from_cos, network, together, write
+from coterie.studies.outcome import SeedOutcome, from_cos, network, together, write
 from coterie.studies.reference import Reference
+from coterie.telemetry.report import Course, Report
 
 KEYS = {
     "run_id", "system", "form", "secure_sum", "dataset", "seeds", "metrics", "reference", "traffic",
@@ -47,49 +48,48 @@ def known(ndcg: float = 0.25) -> dict[str, Any]:
     }
 
 
-def single(seed: int, ndcg: float) -> Outcome:
+def single(seed: int, ndcg: float) -> SeedOutcome:
     """Return the outcome of one seed."""
-    return {
-        "seed": seed,
-        "split_sha256": f"split of {seed}",
-        **from_cos(known(ndcg)),
-        "traffic": {"Exchange": {"calls": 80}},
-        "cpu_seconds": {"cos/cos": {"total": 1.0}},
-        "peak_rss_mb": {"cos/cos": 100.0},
-        "visibility": {"cos/cos": {"interaction": "not seen"}},
-        "reference": {"saros": Reference({"ndcg@10": ndcg / 2}, [{"epoch": 1}])},
-    }
+    course = from_cos(known(ndcg)).having(
+        traffic={"Exchange": {"calls": 80}},
+        cpu_seconds={"cos/cos": {"total": 1.0}},
+        peak_rss_mb={"cos/cos": 100.0},
+        visibility={"cos/cos": {"interaction": "not seen"}},
+    )
+    rows = {"saros": Reference({"ndcg@10": ndcg / 2}, [{"epoch": 1}])}
+    return SeedOutcome(seed, f"split of {seed}", course, rows)
 
 
-def report(*singles: Outcome) -> Outcome:
-    seeds = tuple(one["seed"] for one in singles)
+def report(*singles: SeedOutcome) -> Report:
+    seeds = tuple(one.seed for one in singles)
     dataset = {"name": "set", "users": 30, "items": 5, "interactions": 90}
     return together(RunSettings(seeds=seeds), dataset, "run-1", singles)
 
 
 def test_events_count_from_the_first_thing_that_happened() -> None:
-    events = from_cos(known())["events"]
-    assert [one["time_s"] for one in events] == [0.0, 0.1, 0.2, 0.9, 1.5]
-    assert events[0]["text"] == "data-owner/a joined"
-    assert events[3]["text"] == "epoch 2: owners pass over their blocks"
+    events = from_cos(known()).events
+    assert [one.time_s for one in events] == [0.0, 0.1, 0.2, 0.9, 1.5]
+    assert events[0].text == "data-owner/a joined"
+    assert events[3].text == "epoch 2: owners pass over their blocks"
 
 
 def test_the_history_keeps_the_training_loss_apart_and_counts_the_users_who_were_measured() -> None:
-    history = from_cos(known())["history"]
-    assert [one["metrics"] for one in history] == [{"ndcg@10": 0.1}, {"ndcg@10": 0.25}]
-    assert [one["train_loss"] for one in history] == [0.5, 0.5]
-    assert {one["users"] for one in history} == {30}
-    assert history[-1]["time_s"] == 1.45
+    history = from_cos(known()).history
+    assert [one.metrics for one in history] == [{"ndcg@10": 0.1}, {"ndcg@10": 0.25}]
+    assert [one.train_loss for one in history] == [0.5, 0.5]
+    assert {one.users for one in history} == {30}
+    assert history[-1].time_s == 1.45
 
 
 def test_an_account_without_any_event_has_none() -> None:
     empty = {**known(), "parties": [], "phases": [], "history": []}
-    assert from_cos(empty)["events"] == from_cos(empty)["owners_timeline"] == []
+    assert from_cos(empty).events == from_cos(empty).owners_timeline == ()
+    assert from_cos(empty).content()["events"] == []
 
 
 def test_several_seeds_have_mean_and_standard_deviation_and_one_has_no_spread() -> None:
-    assert report(single(0, 0.2))["metrics"]["ndcg@10"] == {"mean": 0.2, "std": None}
-    both = report(single(0, 0.2), single(1, 0.4))
+    assert report(single(0, 0.2)).content()["metrics"]["ndcg@10"] == {"mean": 0.2, "std": None}
+    both = report(single(0, 0.2), single(1, 0.4)).content()
     assert both["metrics"]["ndcg@10"] == {"mean": pytest.approx(0.3), "std": pytest.approx(0.1414, abs=1e-4)}
     assert both["reference"]["saros"]["metrics"]["ndcg@10"]["mean"] == pytest.approx(0.15)
     assert [one["seed"] for one in both["per_seed"]] == [0, 1]
@@ -97,10 +97,12 @@ def test_several_seeds_have_mean_and_standard_deviation_and_one_has_no_spread() 
 
 def test_a_report_has_the_documented_keys_and_names_the_split(tmp_path: Path) -> None:
     made = report(single(3, 0.2))
-    assert made.keys() >= KEYS
-    assert made["dataset"]["split_sha256"] == "split of 3"
+    assert made.content().keys() >= KEYS
+    assert made.dataset.split_sha256 == "split of 3"
     write(made, tmp_path)
-    assert json.loads((tmp_path / "report.json").read_text())["metrics"] == made["metrics"]
+    stored = json.loads((tmp_path / "report.json").read_text())
+    assert stored["metrics"] == made.content()["metrics"]
+    assert Report.model_validate(stored) == made
     assert "DRIFT" in (tmp_path / "report.html").read_text()
 
 
@@ -110,7 +112,7 @@ def test_the_networks_share_is_of_the_rounds_and_where_there_are_none_of_trainin
 
     accounts = {"cos/cos": account(9e9), "client/host-0": account(500.0, 250.0), "data-owner/a": account()}
     rounds = [{"seconds": {"train": 1.0, "apply": 0.5}}, {"seconds": {"train": 1.5}}]
-    assert network({"rounds": rounds, "history": []}, accounts) == {
+    assert network(Course(rounds=rounds, history=()), accounts).content() == {
         "seconds": 3.0,
         "of": 2,
         "by_party": {
@@ -118,6 +120,6 @@ def test_the_networks_share_is_of_the_rounds_and_where_there_are_none_of_trainin
             "data-owner/a": {"seconds": 0.0, "share": 0.0},
         },
     }
-    asynchronous = network({"history": [{"time_s": 1.0}, {"time_s": 1.5}]}, accounts)
-    assert (asynchronous["of"], asynchronous["by_party"]["client/host-0"]["share"]) == (None, 0.5)
-    assert network({"history": []}, accounts)["by_party"]["client/host-0"]["share"] is None
+    asynchronous = network(Course(history=[{"time_s": 1.0}, {"time_s": 1.5}]), accounts)
+    assert (asynchronous.of, asynchronous.by_party["client/host-0"].share) == (None, 0.5)
+    assert network(Course(history=()), accounts).by_party["client/host-0"].share is None

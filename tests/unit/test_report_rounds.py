@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from coterie.telemetry.report import Report
 from coterie.telemetry.report_facts import headline, leading_metric, rows, run_label
 from coterie.telemetry.report_html import render
 from coterie.telemetry.report_rounds import protection_lines, rounds_lines, rounds_of, rounds_section
@@ -29,8 +30,8 @@ def one(number: int, purpose: str = "train", **given: Any) -> dict[str, Any]:
     }
 
 
-def report(**given: Any) -> dict[str, Any]:
-    return {
+def report(**given: Any) -> Report:
+    made = {
         "system": "fedncf",
         "label": "FedNeuMF",
         "form": "hosts",
@@ -63,6 +64,7 @@ def report(**given: Any) -> dict[str, Any]:
         },
         **given,
     }
+    return Report.model_validate(made)
 
 
 def test_rounds_are_added_up() -> None:
@@ -78,9 +80,9 @@ def test_rounds_are_added_up() -> None:
 
 
 def test_a_run_without_rounds_says_nothing_of_them() -> None:
-    assert rounds_of({"system": "drift"}) is None
-    assert rounds_lines({}) == protection_lines({}) == []
-    assert not rounds_section({})
+    assert rounds_of(Report(system="drift")) is None
+    assert rounds_lines(Report()) == protection_lines(Report()) == []
+    assert not rounds_section(Report())
 
 
 def test_a_run_in_one_process_sent_nothing() -> None:
@@ -123,11 +125,13 @@ def test_with_one_held_out_item_bare_keys_are_among_sampled_items() -> None:
 
 
 def test_without_a_ranking_of_its_own_for_all_items_bare_keys_are_that_ranking() -> None:
-    drift = {
-        "system": "drift",
-        "label": "DRIFT",
-        "metrics": {"ndcg@10": {"mean": 0.1}, "map@10": {"mean": 0.2}},
-    }
+    drift = Report.model_validate(
+        {
+            "system": "drift",
+            "label": "DRIFT",
+            "metrics": {"ndcg@10": {"mean": 0.1}, "map@10": {"mean": 0.2}},
+        }
+    )
     assert {column.population for column in headline(drift)} == {"all unseen items"}
     assert run_label(drift) == "DRIFT"
 

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from coterie.telemetry.quantities import ABSENT
+from coterie.telemetry.report import Report
 from coterie.telemetry.report_text import tables
 
 SAMPLE: Callable[[], dict[str, Any]] = runpy.run_path(str(Path(__file__).parents[1] / "sample_report.py"))[
@@ -21,7 +22,7 @@ def printed(report: Mapping[str, Any], *, width: int = 80, styled: bool = False)
     console = Console(
         file=io.StringIO(), width=width, force_terminal=styled, color_system="standard" if styled else None
     )
-    for renderable in tables(report):
+    for renderable in tables(Report.read(report)):
         console.print(renderable)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -82,7 +83,7 @@ def test_brackets_in_a_name_are_no_markup() -> None:
 
 
 def test_an_empty_report_prints_nothing() -> None:
-    assert tables({}) == []
+    assert tables(Report()) == []
 
 
 @pytest.mark.parametrize("name", sorted(SAMPLE()))

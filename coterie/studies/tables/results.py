@@ -15,6 +15,8 @@ from typing import Any
 
 from coterie.config.run import RoundsSettings
 from coterie.studies.tables.blocks import ABSENT
+from coterie.studies.tables.compact import row_lines
+from coterie.telemetry.report import Chosen, Report
 
 __all__ = ["kept", "main", "of_runs", "page", "read_kept", "readme_table", "with_table"]
 
@@ -62,13 +64,13 @@ def kept(made: Mapping[str, Any]) -> dict[str, Any]:
     return {**others, "rows": rows, "settings": settings, "machine": machine}
 
 
-def of_runs(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def of_runs(reports: Sequence[Report]) -> dict[str, Any]:
     """Return runs over services, side by side, in the form of a table.
 
     Parameters
     ----------
-    reports : sequence of mapping
-        ``report.json`` of runs of one system on one data set with one split.
+    reports : sequence of Report
+        Reports of runs in rounds of one system on one data set with one split.
 
     Raises
     ------
@@ -76,48 +78,49 @@ def of_runs(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         The runs are of different data.
     """
     first = reports[0]
-    if any(report["dataset"] != first["dataset"] for report in reports):
+    if any(report.dataset != first.dataset for report in reports):
         raise ValueError("these runs are of different data; expected the same data set and split")
-    metrics = list(first["chosen"]["metrics"])
+    chosen = [report.chosen or Chosen() for report in reports]
+    metrics = list(chosen[0].metrics)
     lines = [
         (
-            report["settings"]["name"],
-            report["secure_sum"],
-            str(report["settings"]["federation"]["hosts"]),
-            str(report["chosen"]["epoch"]),
-            *(f"{report['chosen']['metrics'][metric]:.6f}" for metric in metrics),
+            report.settings["name"],
+            report.secure_sum,
+            str(report.settings["federation"]["hosts"]),
+            str(one.epoch),
+            *(f"{one.metrics[metric]:.6f}" for metric in metrics),
         )
-        for report in reports
+        for report, one in zip(reports, chosen, strict=True)
     ]
     made = {
-        "title": f"{first['settings'][first['system']].get('model', first['system'])} over services",
-        "dataset": first["dataset"],
-        "seeds": first["seeds"],
+        "title": f"{first.settings[first.system].get('model', first.system)} over services",
+        "dataset": first.dataset.content(),
+        "seeds": list(first.seeds),
         "headline": metrics[0],
-        "chosen_by": first["settings"]["rounds"]["choose_by"],
+        "chosen_by": first.settings["rounds"]["choose_by"],
         "rows": [
             {
-                "row": report["settings"]["name"],
-                "seed": report["seeds"][0],
-                "metrics": report["chosen"]["metrics"],
-                "history": [{"step": one["epoch"], "metrics": one["metrics"]} for one in report["history"]],
-                "facts": {"secure_sum": report["secure_sum"], "rounds": len(report["rounds"])},
+                "row": report.settings["name"],
+                "seed": report.seeds[0],
+                "metrics": one.metrics,
+                "history": [{"step": point.epoch, "metrics": point.metrics} for point in report.history],
+                "facts": {"secure_sum": report.secure_sum, "rounds": len(report.rounds)},
             }
-            for report in reports
+            for report, one in zip(reports, chosen, strict=True)
         ],
         "summary": [],
         "differences": [],
         "blocks": [
             {
-                "title": f"Version that counts, {first['dataset']['name']}, seed {first['seeds'][0]}",
+                "title": f"Version that counts, {first.dataset.name}, seed {first.seeds[0]}",
                 "columns": ("run", "secure sum", "hosts", "passes", *metrics),
                 "rows": lines,
                 "notes": ("Each run is a federation of processes on one machine, under mutual TLS.",),
             }
         ],
-        "settings": {**first["settings"], "output": None},
-        "versions": first["versions"],
-        "machine": first["machine"],
+        "settings": {**first.settings, "output": None},
+        "versions": first.versions,
+        "machine": first.machine,
     }
     return kept(made)
 
@@ -271,10 +274,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given.folder.mkdir(parents=True, exist_ok=True)
     for path in given.tables:
         made = kept(json.loads(path.read_text("utf-8")))
-        (given.folder / path.name).write_text(json.dumps(made, indent=1) + "\n", "utf-8")
+        (given.folder / path.name).write_text(row_lines(made), "utf-8")
     for name, *paths in given.runs:
-        made = of_runs([json.loads(Path(path).read_text("utf-8")) for path in paths])
-        (given.folder / f"{name}.json").write_text(json.dumps(made, indent=1) + "\n", "utf-8")
+        made = of_runs([Report.read(json.loads(Path(path).read_text("utf-8"))) for path in paths])
+        (given.folder / f"{name}.json").write_text(row_lines(made), "utf-8")
     tables = read_kept(given.folder)
     given.write.write_text(page(tables), "utf-8")
     given.readme.write_text(with_table(given.readme.read_text("utf-8"), readme_table(tables)), "utf-8")

@@ -18,6 +18,7 @@ from coterie.evaluation.selection import lower_is_better
 from coterie.studies.outcome import about, surroundings
 from coterie.studies.run_data import Feed, load, make_feed
 from coterie.studies.tables.cell import Also, Cell, train_cell
+from coterie.studies.tables.compact import row_lines
 from coterie.studies.tables.row import Options, Row, enumerated, with_options
 from coterie.studies.tables.tuning import Trials
 
@@ -325,7 +326,7 @@ def evaluate(
     }
     path = out / f"{folder.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(made, indent=1, default=float))
+    path.write_text(row_lines(made))
     return made, path
 
 

@@ -45,7 +45,9 @@ def _drift(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Tr
     )
     run_id = experiment.new_run_id(settings.name)
     report, folder = asyncio.run(experiment.run(one, run_id, lambda _seed, _event: None))
-    return _trained(report["history"], {"run": folder.name, "secure_sum": settings.secure_sum})
+    return _trained(
+        [one.content() for one in report.history], {"run": folder.name, "secure_sum": settings.secure_sum}
+    )
 
 
 def _saros(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trained:

@@ -1,0 +1,39 @@
+"""Writes tables of figures as JSON with one line for each row, for files that are kept beside the code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["row_lines"]
+
+
+def row_lines(made: Mapping[str, Any]) -> str:
+    """Return a table as JSON: a line for each key, and for each entry of a list of records.
+
+    A change of one row then is a change of one line.
+
+    Parameters
+    ----------
+    made : mapping
+        What ``coterie evaluate`` found.  Numbers that JSON does not know become floats.
+
+    Returns
+    -------
+    str
+        Ends with a newline.
+    """
+    parts = [f"{_line(str(key))}:{_value(value)}" for key, value in made.items()]
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _value(value: Any) -> str:
+    records = isinstance(value, Sequence) and not isinstance(value, str)
+    if not records or not any(isinstance(one, Mapping) for one in value):
+        return _line(value)
+    return "[\n" + ",\n".join(_line(one) for one in value) + "\n]"
+
+
+def _line(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), default=float)
