@@ -20,7 +20,7 @@ from coterie.rounds.sides import HostSide, Keep, OwnerSide, ServerSide
 from coterie.systems.settings import SystemSettings
 from coterie.systems.shared.host_data import HostData
 
-__all__ = ["DataNeeds", "Driver", "System"]
+__all__ = ["IN_ROUNDS", "DataNeeds", "Driver", "System"]
 
 
 class Driver(Enum):
