@@ -74,7 +74,7 @@ class System:
     settings : type of SystemSettings
         Its table in the file of a run.
     table : str
-        Name of that table; the system's own unless given.
+        Name of that table; the system's own unless given, with underscores for hyphens.
     forms : mapping of str to Driver
         Its forms, as a plan names them, and what drives each.
     sums : tuple of str
@@ -133,7 +133,7 @@ class System:
 
     def __post_init__(self) -> None:
         if not self.table:
-            object.__setattr__(self, "table", self.name)
+            object.__setattr__(self, "table", self.name.replace("-", "_"))
 
     @property
     def in_rounds(self) -> bool:
