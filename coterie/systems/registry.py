@@ -196,7 +196,11 @@ def _check(name: str, system: object, loaded: Mapping[str, System], distribution
     _check_declared(system)
     if not system.shown:
         raise ConfigError("it shows no metric (System.shown); expected at least one")
-    if find_spec(system.study) is None:
+    try:
+        studied = find_spec(system.study) is not None
+    except ImportError:
+        studied = False
+    if not studied:
         raise ConfigError(f"it has no module {system.study} (System.study)")
 
 
