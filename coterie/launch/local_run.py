@@ -33,10 +33,10 @@ from coterie.net.meter import Meter
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
 from coterie.process.runtime import in_use
+from coterie.rounds.training import Phase
 from coterie.store import cos as cos_store
 from coterie.store.client import load_users
 from coterie.studies.run_data import load
-from coterie.systems.drift.published_run import Phase
 from coterie.wire.v1 import client_pb2 as wire
 from coterie.wire.v1.client_pb2_grpc import UserAgentStub
 

@@ -108,6 +108,8 @@ class System:
     study : str
         Module with ``STUDY``, a `coterie.studies.study.Study`: loaded where a table, a reference or an attack is asked
         for.
+    page : str
+        Page that describes it: a path of the repository for ours, an address for others.
     """
 
     name: str
@@ -130,6 +132,7 @@ class System:
     ratings: Callable[[str], tuple[float, float]] | None = None
     fewest: Callable[[str], int] | None = None
     seeded_users: bool = False
+    page: str = ""
 
     def __post_init__(self) -> None:
         if not self.table:

@@ -46,4 +46,5 @@ SYSTEM = System(
     needs=DataNeeds(likes=True, owners_by_genre=True),
     seeded_users=True,
     study="coterie.systems.drift.study",
+    page="docs/systems/drift.md",
 )

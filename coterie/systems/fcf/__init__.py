@@ -49,4 +49,5 @@ SYSTEM = System(
     host=_host,
     fewest=_fewest,
     study="coterie.systems.fcf.study",
+    page="docs/systems/fedmf.md",
 )

@@ -57,4 +57,5 @@ SYSTEM = System(
     ratings=_ratings,
     fewest=_fewest,
     study="coterie.systems.fedmf.study",
+    page="docs/systems/fedmf.md",
 )

@@ -64,4 +64,5 @@ SYSTEM = System(
     ratings=_ratings,
     fewest=_fewest,
     study="coterie.systems.fedmvmf.study",
+    page="docs/systems/mvmf.md",
 )

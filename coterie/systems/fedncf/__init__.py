@@ -40,4 +40,5 @@ SYSTEM = System(
     server=_server,
     host=_host,
     study="coterie.systems.fedncf.study",
+    page="docs/systems/fedncf.md",
 )
