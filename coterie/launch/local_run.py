@@ -33,7 +33,6 @@ from coterie.net.meter import Meter
 from coterie.net.retry import Retry
 from coterie.net.status import from_rpc_error
 from coterie.process.runtime import in_use
-from coterie.rounds.training import Phase
 from coterie.store import cos as cos_store
 from coterie.store.client import load_users
 from coterie.studies.run_data import load
@@ -47,6 +46,9 @@ _HOST = "127.0.0.1"
 _PROBE_S = 10.0
 _READY_S = 60.0
 _ANSWER_S = 30.0
+
+_GATHER, _DONE = "gather", "done"
+"""First and last phase of a run, whatever drives it, as the COS keeps them."""
 _PAUSE_S = 0.1
 
 T = TypeVar("T")
@@ -309,9 +311,9 @@ async def _asked(run: LocalRun, host: str) -> AsyncIterator[Channel]:
             hint="try again in a moment; its log says more when it has stopped",
         )
     phase = run.phase()
-    if phase != Phase.DONE.value:
+    if phase != _DONE:
         raise RunError(
-            f"run {run.run_id} is neither running nor finished: it stopped in phase {phase or Phase.GATHER.value}",
+            f"run {run.run_id} is neither running nor finished: it stopped in phase {phase or _GATHER}",
             hint="--run names another run",
         )
     async with _started_again(children) as address, _connected(tls, children["client"], address) as channel:

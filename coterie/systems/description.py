@@ -71,6 +71,8 @@ class System:
         Its name as the paper writes it.
     paper : str
         Authors, title and year.
+    page : str
+        Its page in the documentation, path or address; empty where there is none.
     settings : type of SystemSettings
         Its table in the file of a run.
     table : str
@@ -108,8 +110,6 @@ class System:
     study : str
         Module with ``STUDY``, a `coterie.studies.study.Study`: loaded where a table, a reference or an attack is asked
         for.
-    page : str
-        Page that describes it: a path of the repository for ours, an address for others.
     """
 
     name: str
@@ -121,6 +121,7 @@ class System:
     declared: Callable[[str, str], Rows]
     shown: tuple[str, ...]
     study: str
+    page: str = ""
     table: str = ""
     objection: Callable[[str, str], str] = _no_objection
     gives: Callable[[str, str], str] | None = None
@@ -132,7 +133,6 @@ class System:
     ratings: Callable[[str], tuple[float, float]] | None = None
     fewest: Callable[[str], int] | None = None
     seeded_users: bool = False
-    page: str = ""
 
     def __post_init__(self) -> None:
         if not self.table:

@@ -93,15 +93,13 @@ def test_no_room_knows_the_mathematics_of_another_through_what_is_shared(room: s
     ),
 )
 def test_a_module_of_mathematics_only_computes(module: str) -> None:
-    # What it imports of Coterie is looked through as well, but for the packages of the rooms on the way.
-    reached = {module, *graph().find_upstream_modules(module)} - {"coterie.systems"}
-    impure = {
-        one
-        for one in graph().find_modules_directly_imported_by(module)
-        | (reached if "systems" in module else set())
-        if one in IMPURE or one.startswith(tuple(f"{name}." for name in IMPURE))
-    }
+    reached = graph().find_upstream_modules(module)
+    impure = {one for one in reached if one in IMPURE or one.startswith(tuple(f"{name}." for name in IMPURE))}
     assert impure == set()
+
+
+def test_what_is_reached_through_other_modules_is_noticed() -> None:
+    assert {"grpc", "asyncio", "sqlalchemy"} <= graph().find_upstream_modules("coterie_cos.service")
 
 
 @pytest.mark.parametrize("service", SERVICES)

@@ -36,6 +36,7 @@ SYSTEM = System(
     name="drift",
     title="DRIFT",
     paper="DRIFT, 2022",
+    page="docs/systems/drift.md",
     settings=DriftOptions,
     forms={"published": Driver.ASYNCHRONOUS, "shielded": Driver.WINDOWS},
     sums=("clear", "masked"),
@@ -46,5 +47,4 @@ SYSTEM = System(
     needs=DataNeeds(likes=True, owners_by_genre=True),
     seeded_users=True,
     study="coterie.systems.drift.study",
-    page="docs/systems/drift.md",
 )

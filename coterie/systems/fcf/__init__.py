@@ -35,6 +35,7 @@ SYSTEM = System(
     name="fcf",
     title="FCF",
     paper="Ammad-ud-din et al., Federated Collaborative Filtering, 2019",
+    page="docs/systems/fedmf.md",
     settings=FcfOptions,
     forms=IN_ROUNDS,
     sums=("clear", "masked", "encrypted", "shared-key"),
@@ -49,5 +50,4 @@ SYSTEM = System(
     host=_host,
     fewest=_fewest,
     study="coterie.systems.fcf.study",
-    page="docs/systems/fedmf.md",
 )

@@ -41,6 +41,7 @@ SYSTEM = System(
     name="fedmf",
     title="FedMF",
     paper="Chai et al., Secure Federated Matrix Factorization, 2020",
+    page="docs/systems/fedmf.md",
     settings=FedMfOptions,
     forms=IN_ROUNDS,
     sums=("clear", "masked", "encrypted", "shared-key"),
@@ -57,5 +58,4 @@ SYSTEM = System(
     ratings=_ratings,
     fewest=_fewest,
     study="coterie.systems.fedmf.study",
-    page="docs/systems/fedmf.md",
 )

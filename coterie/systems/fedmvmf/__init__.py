@@ -46,6 +46,7 @@ SYSTEM = System(
     name="fedmvmf",
     title="FedMVMF",
     paper="Mai and Pang, Privacy-preserving multi-view matrix factorization (PrivMVMF), 2023",
+    page="docs/systems/mvmf.md",
     settings=MvmfOptions,
     table="mvmf",
     forms=IN_ROUNDS,
@@ -64,5 +65,4 @@ SYSTEM = System(
     ratings=_ratings,
     fewest=_fewest,
     study="coterie.systems.fedmvmf.study",
-    page="docs/systems/mvmf.md",
 )

@@ -30,6 +30,7 @@ SYSTEM = System(
     name="fedncf",
     title="FedNCF",
     paper="Perifanis and Efraimidis, Federated Neural Collaborative Filtering, 2022",
+    page="docs/systems/fedncf.md",
     settings=FedNcfOptions,
     forms=IN_ROUNDS,
     sums=("clear", "masked", "encrypted", "shared-key"),
@@ -40,5 +41,4 @@ SYSTEM = System(
     server=_server,
     host=_host,
     study="coterie.systems.fedncf.study",
-    page="docs/systems/fedncf.md",
 )
