@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, create_model, model_validator
+from pydantic import Field, create_model, field_validator, model_validator
 
-from coterie.systems.registry import DEFAULT, combination, systems
+from coterie.systems.registry import DEFAULT, combination, failure_of, systems
 from coterie.systems.run import (
     ChurnSettings,
     DataSettings,
@@ -42,15 +42,26 @@ class _Checked(Run):
         """Take from the system what the file says nothing of: split, cohorts, passes, what chooses a version."""
         if not isinstance(given, Mapping):
             return given
-        system = systems().get(str(given.get("system", DEFAULT)))
+        name = str(given.get("system", DEFAULT))
+        system = systems().get(name)
         if system is None:
-            return given
+            # A system that cannot be used has no table: that its name is refused says enough.
+            broken = failure_of(name)
+            return given if broken is None else {key: value for key, value in given.items() if key != name}
         made = dict(given)
         for table, values in system.usual.items():
             held = given.get(table, {})
             if isinstance(held, Mapping):
                 made[table] = {**values, **held}
         return made
+
+    @field_validator("system", mode="before")
+    @classmethod
+    def _usable(cls, name: Any) -> Any:
+        """Say of a system that is installed and cannot be used why not."""
+        if (broken := failure_of(str(name))) is not None:
+            raise ValueError(str(broken))
+        return name
 
     @model_validator(mode="after")
     def _goes_together(self) -> _Checked:

@@ -15,7 +15,7 @@ from coterie.config.run import RunSettings
 from coterie.errors import CoterieError
 from coterie.launch.children import free_port
 from coterie.launch.finding import Finding, Status, failed, passed
-from coterie.launch.preflight_service import check_service, existing, unwritable
+from coterie.launch.preflight_service import check_service, check_systems, existing, unwritable
 from coterie.secure_sum.registry import KEYED
 from coterie.studies.protection import fragile, protection, require_cohorts
 from coterie.studies.run_data import Feed, load, make_feed
@@ -30,7 +30,7 @@ _PROCESS_MB = 120
 
 def check_run(settings: RunSettings) -> list[Finding]:
     """Check that ``coterie run`` can carry out a run on this machine; the data set is read and divided."""
-    findings = [*_services(), *_packages(settings)]
+    findings = [*_services(), *check_systems(), *_packages(settings)]
     try:
         dataset = load(settings)
     except CoterieError as error:

@@ -32,8 +32,9 @@ from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import HOLDER, IDENTITIES
 from coterie.store.backup import STORES
 from coterie.store.postgres import Place, read_revision
+from coterie.systems.registry import REMEDY, failures, systems
 
-__all__ = ["check_service", "existing", "unwritable"]
+__all__ = ["check_service", "check_systems", "existing", "unwritable"]
 
 _MB = 1 << 20
 _OTHERS = 0o077
@@ -55,6 +56,7 @@ async def check_service(role: str, settings: ServiceSettings, *, timeout_s: floa
     """
     tls = TlsFiles(settings.state / "tls")
     findings = [
+        *check_systems(),
         *_ports(settings),
         *_state(settings.state),
         *([_kept(role, settings)] if role in STORES else []),
@@ -66,6 +68,13 @@ async def check_service(role: str, settings: ServiceSettings, *, timeout_s: floa
         findings += check_certificate(role, settings, tls)
     findings += [finding async for finding in check_peers(settings, tls, timeout_s)]
     return findings
+
+
+def check_systems() -> Iterator[Finding]:
+    """Check the learning systems that are installed: one that cannot be used keeps no other from running."""
+    yield passed("systems", ", ".join(systems()))
+    for failure in failures():
+        yield Finding("systems", "warn", str(failure), REMEDY)
 
 
 def _ports(settings: ServiceSettings) -> Iterator[Finding]:

@@ -1,6 +1,6 @@
 """What a rounds-based learning system is to the rounds: two sides, one at the orchestration server, one at hosts.
 
-A new system implements both and is entered in ``coterie.systems.registry``; no service changes (``docs/extending.md``).
+A new system implements both, and its `System` names them; no service changes (``docs/extending.md``).
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import numpy as np
 from coterie.config.run import RunSettings
 from coterie.data import Dataset
 from coterie.studies.reference import Reference
+from coterie.systems.registry import distribution_of, systems
 from coterie.telemetry.report import (
     Average,
     Course,
@@ -48,8 +49,11 @@ def about(dataset: Dataset) -> dict[str, Any]:
 
 def surroundings() -> dict[str, Any]:
     """Return ``versions`` of packages and the ``machine``, as reports and tables state them."""
+    packages = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    # Systems come from other distributions, too.
+    came_with = (distribution_of(name).partition(" ") for name in systems())
     return {
-        "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
+        "versions": packages | {name: version for name, _, version in came_with},
         "machine": {
             "python": platform.python_version(),
             "system": f"{platform.system()} {platform.release()}",

@@ -20,7 +20,7 @@ from coterie.errors import ConfigError
 from coterie.privacy.attacks.scoring import Truth
 from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed
-from coterie.systems.registry import system_named, systems
+from coterie.systems.registry import REMEDY, distribution_of, system_named, systems
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
 if TYPE_CHECKING:
@@ -106,15 +106,29 @@ def study_of(system: str) -> Study:
     Raises
     ------
     ConfigError
-        There is no such system, or its module has no study.
+        There is no such system, or its module cannot be imported or has no study.
     """
     module = system_named(system).study
-    found = getattr(importlib.import_module(module), "STUDY", None)
+    try:
+        found = getattr(importlib.import_module(module), "STUDY", None)
+    # A plug-in is anybody's code: whatever it raises is said of its distribution.
+    except Exception as error:
+        raise ConfigError(
+            f"the study of system {system!r} of {distribution_of(system)} cannot be loaded: {error}",
+            hint=REMEDY,
+        ) from error
     if not isinstance(found, Study):
-        raise ConfigError(f"the module {module} of system {system!r} has no STUDY")
+        raise ConfigError(
+            f"the module {module} of system {system!r} of {distribution_of(system)} has no STUDY"
+        )
     return found
 
 
 def studies() -> Iterator[Study]:
-    """Yield the study of every system."""
-    return map(study_of, systems())
+    """Yield the study of every system whose study can be loaded."""
+    for system in systems():
+        try:
+            found = study_of(system)
+        except ConfigError:
+            continue
+        yield found

@@ -20,7 +20,7 @@ from coterie.rounds.sides import HostSide, Keep, OwnerSide, ServerSide
 from coterie.systems.settings import SystemSettings
 from coterie.systems.shared.host_data import HostData
 
-__all__ = ["DataNeeds", "Driver", "System"]
+__all__ = ["IN_ROUNDS", "DataNeeds", "Driver", "System"]
 
 
 class Driver(Enum):
@@ -76,7 +76,7 @@ class System:
     settings : type of SystemSettings
         Its table in the file of a run.
     table : str
-        Name of that table; the system's own unless given.
+        Name of that table; the system's own unless given, with underscores for hyphens.
     forms : mapping of str to Driver
         Its forms, as a plan names them, and what drives each.
     sums : tuple of str
@@ -136,7 +136,7 @@ class System:
 
     def __post_init__(self) -> None:
         if not self.table:
-            object.__setattr__(self, "table", self.name)
+            object.__setattr__(self, "table", self.name.replace("-", "_"))
 
     @property
     def in_rounds(self) -> bool:

@@ -6,10 +6,12 @@ named with the distribution that it came from (`failures`); all others go on wor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 
 from coterie.data.attributes import AttributeTable
 from coterie.errors import ConfigError, nearest
+from coterie.privacy.declarations import KINDS, ROLES
 from coterie.privacy.visibility import matrix
 from coterie.rounds.sides import HostSide, Keep, OwnerSide, ServerSide
 from coterie.secure_sum.registry import GIVES, SUMS
@@ -27,12 +30,17 @@ from coterie.systems.shared.host_data import HostData
 
 __all__ = [
     "DEFAULT",
+    "REMEDY",
     "Combination",
+    "Discovered",
     "Failure",
     "asks_owners",
     "combination",
     "combinations",
+    "discover",
+    "distribution_of",
     "driver_of",
+    "failure_of",
     "failures",
     "fewest_users",
     "host_side",
@@ -51,6 +59,13 @@ DEFAULT = "drift"
 
 GROUP = "coterie.systems"
 """The group of entry points."""
+
+REMEDY = "install a release of that distribution that goes with this one, or take it out"
+"""What to do about a system that cannot be used."""
+
+_OURS = "coterie"
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_TABLE = re.compile(r"[a-z][a-z0-9_]*")
 
 
 @dataclass(frozen=True)
@@ -96,43 +111,67 @@ class Combination:
     form: str = ""
 
 
-@cache
-def _found() -> tuple[Mapping[str, System], tuple[Failure, ...]]:
-    """Load every entry point; ours first, so that nobody takes a name of ours."""
+@dataclass(frozen=True)
+class Discovered:
+    """The systems that are installed.
+
+    Attributes
+    ----------
+    systems : mapping of str to System
+        By name, ours first.
+    distributions : mapping of str to str
+        What each of them came with, name and version.
+    failures : tuple of Failure
+        Those that cannot be used.
+    """
+
+    systems: Mapping[str, System]
+    distributions: Mapping[str, str]
+    failures: tuple[Failure, ...]
+
+
+def discover() -> Discovered:
+    """Load the entry points of all distributions that Python finds; `systems` does so once for a process."""
     loaded: dict[str, System] = {}
-    tables: dict[str, str] = {}
+    distributions: dict[str, str] = {}
     failed: list[Failure] = []
-
-    def rank(point: metadata.EntryPoint) -> tuple[bool, str, str]:
-        return (_distribution(point)[0] != "coterie", *_distribution(point))
-
-    for point in sorted(metadata.entry_points(group=GROUP), key=rank):
-        made = point.value.partition(":")[0], " ".join(_distribution(point))
+    # Ours first, so that nobody takes a name of ours.
+    points = sorted((_distribution(point), point.name, point.value) for point in _points())
+    for distribution, name, value in sorted(points, key=lambda one: not one[0].startswith(f"{_OURS} ")):
         try:
-            system = point.load()
-            _check(point.name, system, loaded, tables)
+            system = metadata.EntryPoint(name, value, GROUP).load()
+            _check(name, system, loaded, distributions)
         # A plug-in is anybody's code: whatever it raises, the other systems go on working.
-        except Exception as error:
-            failed.append(Failure(point.name, made[1], _words(error)))
+        except (Exception, SystemExit) as error:
+            failed.append(Failure(name, distribution, _words(error)))
             continue
-        loaded[system.name] = system
-        tables[system.table] = system.name
-    return MappingProxyType(loaded), tuple(failed)
+        loaded[name], distributions[name] = system, distribution
+    return Discovered(MappingProxyType(loaded), MappingProxyType(distributions), tuple(failed))
 
 
-def _distribution(point: metadata.EntryPoint) -> tuple[str, str]:
-    return ("an unknown distribution", "") if point.dist is None else (point.dist.name, point.dist.version)
+_discovered = cache(discover)
 
 
-def _words(error: Exception) -> str:
+def _points() -> Iterable[metadata.EntryPoint]:
+    return metadata.entry_points(group=GROUP)
+
+
+def _distribution(point: metadata.EntryPoint) -> str:
+    if point.dist is None:
+        return "an unknown distribution"
+    # A damaged distribution may have no version, whatever the types say.
+    return f"{point.dist.name} {point.dist.version or 'without a version'}"
+
+
+def _words(error: BaseException) -> str:
     if isinstance(error, ConfigError):
         return error.message
     if isinstance(error, ImportError):
-        return f"its module cannot be imported: {error}"
+        return f"it cannot be imported: {error}"
     return f"{type(error).__name__}: {error}"
 
 
-def _check(name: str, system: object, loaded: Mapping[str, System], tables: Mapping[str, str]) -> None:
+def _check(name: str, system: object, loaded: Mapping[str, System], distributions: Mapping[str, str]) -> None:
     """Check what an entry point names.
 
     Raises
@@ -148,33 +187,101 @@ def _check(name: str, system: object, loaded: Mapping[str, System], tables: Mapp
         raise ConfigError(
             f"its entry point is called {name!r} and the system {system.name!r}; expected one name"
         )
-    if system.name in loaded:
-        raise ConfigError(f"the name {name!r} is taken by {loaded[name].title}")
-    if system.table in tables:
-        raise ConfigError(f"the table [{system.table}] is that of system {tables[system.table]!r}")
-    if not (isinstance(system.settings, type) and issubclass(system.settings, SystemSettings)):
-        raise ConfigError(f"its settings are {system.settings!r}; expected a subclass of SystemSettings")
-    if unknown := [secure_sum for secure_sum in system.sums if secure_sum not in SUMS]:
-        raise ConfigError(f"it runs under {', '.join(unknown)}; there are the sums {', '.join(SUMS)}")
+    if name in loaded:
+        raise ConfigError(f"the name {name!r} is taken by {loaded[name].title} of {distributions[name]}")
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"the name {name!r}; expected lower-case letters, digits and hyphens")
+    _check_sides(system)
+    _check_table(system, loaded, distributions)
+    _check_declared(system)
+    if not system.shown:
+        raise ConfigError("it shows no metric (System.shown); expected at least one")
+    try:
+        studied = find_spec(system.study) is not None
+    except ImportError:
+        studied = False
+    if not studied:
+        raise ConfigError(f"it has no module {system.study} (System.study)")
+
+
+def _check_sides(system: System) -> None:
+    """Check forms, sums and sides."""
     if not system.forms:
-        raise ConfigError("it has no form; expected at least one")
-    if system.in_rounds and (system.server is None or system.host is None):
-        raise ConfigError("it is in rounds and has no side of the server or of the host")
-    system.settings()  # every key of a table has a default
+        raise ConfigError("it has no form (System.forms); expected at least one")
+    if not system.sums:
+        raise ConfigError(f"it runs under no sum (System.sums); expected some of {', '.join(SUMS)}")
+    if unknown := [str(secure_sum) for secure_sum in system.sums if secure_sum not in SUMS]:
+        raise ConfigError(f"it runs under {', '.join(unknown)}; there are the sums {', '.join(SUMS)}")
+    if system.in_rounds:
+        for side, made in (("server", system.server), ("host", system.host)):
+            if not callable(made):
+                raise ConfigError(f"it is in rounds and has no side of the {side} (System.{side})")
+
+
+def _check_table(system: System, loaded: Mapping[str, System], distributions: Mapping[str, str]) -> None:
+    """Check the table of settings, and what a system takes for other tables."""
+    # A run's own tables are beside those of systems; the module reads this one.
+    from coterie.systems.run import Run
+
+    table, settings = system.table, system.settings
+    if not _TABLE.fullmatch(table):
+        raise ConfigError(f"its table is called {table!r}; expected lower-case letters, digits and _")
+    if table in Run.model_fields or hasattr(Run, table) or table.startswith("model_"):
+        raise ConfigError(f"its table [{table}] has a name that every run has for something else")
+    for other in loaded.values():
+        if other.table == table:
+            raise ConfigError(f"its table [{table}] is that of {other.title} of {distributions[other.name]}")
+    if not (isinstance(settings, type) and issubclass(settings, SystemSettings)):
+        raise ConfigError(f"its settings are {settings!r}; expected a subclass of SystemSettings")
+    for key, field in settings.model_fields.items():
+        if hasattr(SystemSettings, key):
+            raise ConfigError(f"its key {table}.{key} has the name of something that all settings answer")
+        if field.is_required():
+            raise ConfigError(f"its key {table}.{key} has no default; expected one for every key")
+    settings()
+    for name, values in system.usual.items():
+        known = getattr(getattr(Run.model_fields.get(name), "annotation", None), "model_fields", {})
+        if unknown := [key for key in values if key not in known]:
+            raise ConfigError(f"it has a default for {name}.{unknown[0]} (System.usual), and no run has that")
+
+
+def _check_declared(system: System) -> None:
+    """Check that it says who may see what, in every form under every sum."""
+    if not callable(system.declared):
+        raise ConfigError("it declares no visibility (System.declared)")
     for form in system.forms:
         for secure_sum in system.sums:
-            if not system.objection(form, secure_sum):
-                matrix(system.declared(form, secure_sum))
+            if system.objection(form, secure_sum):
+                continue
+            rows = system.declared(form, secure_sum)
+            matrix(rows)
+            if unknown := sorted({*rows} - {*KINDS}):
+                raise ConfigError(f"it declares {', '.join(unknown)}, and there is no such kind of datum")
+            roles = {role for may_see, _ in rows.values() for role in may_see}
+            if unknown := sorted(roles - {*ROLES}):
+                raise ConfigError(f"it declares what {', '.join(unknown)} may see, and there is no such role")
 
 
 def systems() -> Mapping[str, System]:
     """Return the systems that can be used, by name, ours first."""
-    return _found()[0]
+    return _discovered().systems
 
 
 def failures() -> tuple[Failure, ...]:
     """Return the systems that are installed and cannot be used."""
-    return _found()[1]
+    return _discovered().failures
+
+
+def distribution_of(name: str) -> str:
+    """Return what a system that can be used came with, name and version of the distribution."""
+    return _discovered().distributions[name]
+
+
+def failure_of(name: str) -> Failure | None:
+    """Return why no system of a name can be used; None where one can, or none is installed."""
+    if name in systems():
+        return None
+    return next((failure for failure in failures() if failure.name == name), None)
 
 
 def system_named(name: str) -> System:
@@ -188,9 +295,9 @@ def system_named(name: str) -> System:
     found = systems().get(name)
     if found is not None:
         return found
-    broken = next((failure for failure in failures() if failure.name == name), None)
+    broken = failure_of(name)
     if broken is not None:
-        raise ConfigError(str(broken), hint="install a release of it that goes with this one")
+        raise ConfigError(str(broken), hint=REMEDY)
     guess = nearest(name, systems())
     raise ConfigError(
         f"no system {name!r}; there are {', '.join(systems())}",
@@ -221,7 +328,9 @@ def combination(system: str, secure_sum: str, form: str = "") -> Combination:
     """
     found = systems().get(system)
     if found is None:
-        return Combination(system, secure_sum, False, f"no such system; there are {', '.join(systems())}")
+        broken = failure_of(system)
+        why = f"no such system; there are {', '.join(systems())}" if broken is None else str(broken)
+        return Combination(system, secure_sum, False, why)
     if secure_sum not in SUMS:
         return Combination(system, secure_sum, False, f"no such sum; there are {', '.join(SUMS)}")
     shown = "" if found.in_rounds else form or next(iter(found.forms))

@@ -70,15 +70,19 @@ class Command:
         After the file.
     config : str
         What the file holds.
+    python : path-like
+        Of the environment in which Coterie is installed.
     """
 
-    def __init__(self, folder: Path, *arguments: str, config: str = CONFIG) -> None:
+    def __init__(
+        self, folder: Path, *arguments: str, config: str = CONFIG, python: Path | str = sys.executable
+    ) -> None:
         self.folder = folder
         (folder / "run.toml").write_text(config)
         self._out, self._err = folder / "out", folder / "err"
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "coterie", "run", "run.toml", *arguments],
+                [python, "-P", "-m", "coterie", "run", "run.toml", *arguments],
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=out,

@@ -1,9 +1,9 @@
-"""The example of docs/extending.md, trained as it stands there; every allowed combination for a round."""
+"""The plug-in of docs/extending.md, trained in one process; every allowed combination for a round."""
 
 from __future__ import annotations
 
-import importlib.util
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,25 +16,19 @@ from coterie.data import Dataset
 from coterie.secure_sum.registry import SUMS
 from coterie.studies.in_process import InProcess, train_plan
 from coterie.studies.run_data import Feed, load, make_feed
+from coterie.systems import registry
 from coterie.systems.drift.sequential import run_in_process
 from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.drift.study.references import in_time_order
-from coterie.systems.fcf.settings import FcfSettings
-from coterie.systems.fedmvmf.settings import FedMvmfPlan
-from coterie.systems.registry import SYSTEMS, combination, combinations
+from coterie.systems.registry import combination, combinations, system_named, systems
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan
 
+from ..plugins import EXAMPLE, install_example
+
 ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "examples" / "extending" / "popular.py"
 PAGE = ROOT / "docs" / "extending.md"
-SETTINGS = {
-    "fedncf": RunSettings(system="fedncf").fedncf.to_json(),
-    "fedmvmf": FedMvmfPlan().to_json(),
-    "fedmf": RunSettings(system="fedmf").fedmf.to_json(),
-    "fcf": FcfSettings(factors=8).to_json(),
-    "popular": "",
-}
-"""Settings of each rounds-based system for the rounds below."""
+CHANGES = {"fcf": {"factors": 8}}
+"""Settings for rounds over few users: sums over fewer users than twice the factors are not decrypted."""
 
 
 @pytest.fixture(scope="module")
@@ -50,17 +44,27 @@ def feed() -> Feed:
 
 
 @pytest.fixture
-def popular() -> Iterator[None]:
-    """Enter the example's system, as a module that is imported does."""
-    spec = importlib.util.spec_from_file_location("popular", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+def popular(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Put the plug-in on the path, with the metadata that its wheel has: it is found by its entry point."""
+    install_example(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry._discovered.cache_clear()
     yield
-    del SYSTEMS["popular"]
+    registry._discovered.cache_clear()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "coterie_popular"]:
+        del sys.modules[name]
 
 
-def one_pass(system: str, secure_sum: str, feed: Feed, *, users: bool = False) -> InProcess:
+def settings_of(system: str) -> str:
+    """Return settings as a plan carries them: those of a run that gives none, but for `CHANGES`."""
+    table = systems()[system].table
+    run = RunSettings.model_validate({"system": system, table: CHANGES.get(system, {})})
+    return run.own.for_plan(run)
+
+
+def one_pass(
+    system: str, secure_sum: str, feed: Feed, *, users: bool = False, settings: str = ""
+) -> InProcess:
     rounds = RoundsPlan(
         cohorts=CohortKind.COHORT_KIND_ALL,
         cohort=24,
@@ -79,46 +83,72 @@ def one_pass(system: str, secure_sum: str, feed: Feed, *, users: bool = False) -
         system=system,
         form="users" if users else "hosts",
         secure_sum=secure_sum,
-        settings=SETTINGS[system],
+        settings=settings or settings_of(system),
         rounds=rounds,
     )
     return train_plan(plan, feed, hosts=3, see=lambda event: None)
 
 
-@pytest.mark.parametrize("secure_sum", ["clear", "masked"])
+@pytest.mark.parametrize("users", [False, True])
+@pytest.mark.parametrize("secure_sum", SUMS)
 @pytest.mark.usefixtures("popular")
-def test_the_example_counts_what_there_is_under_every_sum_that_it_offers(secure_sum: str, feed: Feed) -> None:
+def test_the_example_counts_what_there_is_under_every_sum_that_it_offers(
+    secure_sum: str, users: bool, feed: Feed
+) -> None:
     assert combination("popular", secure_sum).allowed
-    made = one_pass("popular", secure_sum, feed)
+    own = system_named("popular").settings(damping=0.0, min_touch=1).to_json()
+    made = one_pass("popular", secure_sum, feed, users=users, settings=own)
     data: Dataset = feed.dataset
     expected = np.bincount(data.item[feed.split.train], minlength=len(data.items))
-    np.testing.assert_array_equal(made.trained.arrays["counts"], expected)
     before, after = made.known["history"]
     # Before the first round all scores are equal, which counts against them.
     assert before["metrics"]["hit_ratio@10"] == 0 < after["metrics"]["hit_ratio@10"]
-    best = made.hosts[0].recommend({"counts": expected.astype(np.float32)}, 0)
+    if secure_sum != "shared-key":  # whose server never has the arrays
+        np.testing.assert_array_equal(made.trained.arrays["touched"], expected)
+        # Without damping each user counts 1 for an item, which is not rounded.
+        np.testing.assert_array_equal(made.trained.arrays["items"][:, 0], expected)
+    best = made.hosts[0].recommend({"items": expected.astype(np.float32)[:, None]}, 0)
     assert int(np.argmax(best)) == int(np.argmax(expected))
 
 
-def test_the_lines_of_the_page_run_as_they_stand_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    (block,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    monkeypatch.syspath_prepend(str(EXAMPLE.parent))
-    monkeypatch.setitem(SYSTEMS, "popular", SYSTEMS["fedncf"])  # taken out again afterwards
-    names: dict[str, Any] = {}
-    exec(compile(block, str(PAGE), "exec"), names)  # a page of this repository
-    found = names["trained"].known
-    assert found["history"][0]["metrics"]["ndcg@10"] == 0 < found["chosen"]["metrics"]["ndcg@10"]
+@pytest.mark.usefixtures("popular")
+def test_the_example_gives_the_same_numbers_under_every_sum_and_however_users_are_spread(feed: Feed) -> None:
+    own = system_named("popular").settings().to_json()
+    histories = [
+        [
+            one["metrics"]
+            for one in one_pass("popular", secure_sum, feed, users=users, settings=own).known["history"]
+        ]
+        for secure_sum, users in (("clear", False), ("clear", True), ("masked", False))
+    ]
+    assert histories[0] == histories[1] == histories[2]
+
+
+def blocks() -> dict[str, str]:
+    """Return what the page shows, by the file that the line above each block links to."""
+    link = r"\(\.\./(examples/plugin/[\w./]+)\)[^\n]*:\n\n```\w+\n(.*?)^```$"
+    return dict(re.findall(link, PAGE.read_text(), re.MULTILINE | re.DOTALL))
+
+
+def test_the_page_shows_the_files_of_the_example_as_they_are() -> None:
+    shown = blocks()
+    files = {path.relative_to(ROOT).as_posix() for path in EXAMPLE.glob("**/*") if path.is_file()}
+    files = {path for path in files if path.endswith((".py", ".toml"))}
+    assert set(shown) == files
+    for path, found in shown.items():
+        assert found == (ROOT / path).read_text(), path
 
 
 def test_the_example_is_short() -> None:
-    assert len(EXAMPLE.read_text().splitlines()) < 60
+    lines = [len(path.read_text().splitlines()) for path in EXAMPLE.glob("coterie_popular/*.py")]
+    assert sum(lines) < 350
 
 
 def cells() -> list[Any]:
     return [
         pytest.param(one.system, one.secure_sum, users, id=f"{one.system}-{one.secure_sum}{'-users' * users}")
         for one in combinations()
-        if one.allowed and one.system != "drift"
+        if one.allowed and systems()[one.system].in_rounds
         for users in (False, True)
     ]
 
@@ -142,7 +172,7 @@ def test_drift_in_clear_runs(feed: Feed) -> None:
 
 def test_every_system_and_sum_is_in_the_matrix() -> None:
     assert {(one.system, one.secure_sum) for one in combinations()} == {
-        (system, secure_sum) for system in ("drift", *SYSTEMS) for secure_sum in SUMS
+        (system, secure_sum) for system in systems() for secure_sum in SUMS
     }
 
 
@@ -161,12 +191,3 @@ def test_what_does_not_go_together_says_why() -> None:
     assert "entered for clear, masked, encrypted only" in refused[5].why
     assert "no such system" in combination("sfpl", "clear").why
     assert "no such sum" in combination("fedncf", "shouted").why
-
-
-def test_a_sum_for_which_a_system_is_not_entered_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    offered = SYSTEMS["fedncf"]
-    monkeypatch.setitem(SYSTEMS, "fedncf", type(offered)(offered.server, offered.host, ("clear",)))
-    assert combination("fedncf", "clear").allowed
-    assert "for clear only" in combination("fedncf", "masked").why
-    with pytest.raises(ValueError, match="for clear only"):
-        RunSettings(system="fedncf", secure_sum="masked")

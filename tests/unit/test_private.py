@@ -135,3 +135,13 @@ def test_a_seed_gives_the_same_keys_everywhere_and_without_one_they_are_this_hos
     (secret,) = one.iterdir()
     assert secret.stat().st_mode & 0o777 == 0o600
     assert len(secret.read_bytes()) == 32
+
+
+def test_users_of_whom_nothing_is_kept_go_through_rounds_and_leave_no_file(tmp_path: Path) -> None:
+    files = PrivateFiles(tmp_path / "private", PLAN)
+    files.rows([0, 1])
+    files.save([0, 1])
+    files.evaluated(3, 2)
+    files.adopt(3)
+    files.close()
+    assert list(tmp_path.iterdir()) == []

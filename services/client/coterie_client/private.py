@@ -151,6 +151,9 @@ class PrivateFiles:
         StoreError
             When it cannot be written.
         """
+        if not self._arrays:
+            # The system keeps nothing with its users: there may not even be a folder.
+            return
         try:
             self._evaluated.keep(version, self._arrays, [best])
         except OSError as error:
