@@ -1,4 +1,4 @@
-"""``python -m bench [--only NAME] [--json FILE] [--data PATH]``."""
+"""``python -m bench [--only NAME] [--json FILE] [--data PATH] [--smallest]``."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from bench import (
     submit,
     wan,
 )
-from bench.rows import Row, machine
+from bench.rows import Ask, Row, machine
 from coterie.telemetry.logs import configure
 
-SUITES: dict[str, Callable[[Path | None], Iterator[Row]]] = {
-    "sealed": lambda _: sealed.rows(),
+SUITES: dict[str, Callable[[Ask], Iterator[Row]]] = {
+    "sealed": sealed.rows,
     "drift.epoch": federation.epoch_rows,
-    "drift.growth": lambda _: federation.growth_rows(),
-    "masked": lambda _: masked.rows(),
-    "paillier": lambda _: paillier.rows(),
+    "drift.growth": federation.growth_rows,
+    "masked": masked.rows,
+    "paillier": paillier.rows,
     "sparse": sparse.rows,
     "local_step": local_step.rows,
     "round": rounds.rows,
-    "round.empty": lambda _: rounds.empty_rows(),
-    "submit": lambda _: submit.rows(),
+    "round.empty": rounds.empty_rows,
+    "submit": submit.rows,
     "encrypted": encrypted.rows,
-    "scale": lambda _: scale.rows(),
-    "connections": lambda _: connections.rows(),
-    "resets": lambda _: resets.rows(),
+    "scale": scale.rows,
+    "connections": connections.rows,
+    "resets": resets.rows,
     "wan": wan.rows,
 }
 
@@ -60,6 +60,11 @@ def main() -> int:
     parser.add_argument(
         "--data", metavar="PATH", type=Path, help="a data set for drift.epoch; synthetic otherwise"
     )
+    parser.add_argument(
+        "--smallest",
+        action="store_true",
+        help="measure each thing once, at its smallest size: that it works, not how fast",
+    )
     arguments = parser.parse_args()
     if arguments.only is not None and arguments.only not in SUITES:
         parser.error(f"no benchmark {arguments.only!r}; there are: {', '.join(SUITES)}")
@@ -69,7 +74,7 @@ def main() -> int:
     rows: list[Row] = []
     for name, suite in SUITES.items():
         if arguments.only == name or (arguments.only is None and name not in ON_REQUEST):
-            for row in suite(arguments.data):
+            for row in suite(Ask(arguments.data, arguments.smallest)):
                 console.print(f"[dim]{row.name}[/dim] {row.ours:.4g} {row.unit}")
                 rows.append(row)
     table = Table(title=", ".join(f"{key} {value}" for key, value in machine().items()))

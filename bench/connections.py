@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.rows import Row, lower
+from bench.rows import Ask, Row, lower
 from bench.submit import Site, issued
 from coterie.config.run import RunSettings
 from coterie.crypto.authority import Authority, logical_name
@@ -37,6 +37,8 @@ _AT_ONCE = 32
 _POLLS = 5
 _HOLD_MS = 20_000
 _CALL_S = 60.0
+_SETTLE_S = 3.0
+"""Before the memory is read, so that every poll is held."""
 
 
 @dataclass
@@ -94,7 +96,7 @@ class _Client:
         return int(response.revision)
 
 
-async def _measured(clients: int, **cos: Any) -> _Measured:
+async def _measured(clients: int, settle_s: float, **cos: Any) -> _Measured:
     found = _Measured()
     turns = asyncio.Semaphore(_AT_ONCE)
     with tempfile.TemporaryDirectory() as folder:
@@ -132,7 +134,7 @@ async def _measured(clients: int, **cos: Any) -> _Measured:
                 asyncio.create_task(client.poll(revision, _HOLD_MS))
                 for client, revision in zip(there, revisions, strict=True)
             ]
-            await asyncio.sleep(3.0)
+            await asyncio.sleep(settle_s)
             found.held = _resident(site.cos.process.pid)
             for client in there:
                 client.meter["Poll"].server_ms.clear()
@@ -154,10 +156,11 @@ def _outcomes(found: _Measured) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(found.outcomes.items()))
 
 
-def rows() -> Iterator[Row]:
+def rows(ask: Ask) -> Iterator[Row]:
     """Measure so many clients at a COS that takes them all, and at one that takes half of them."""
-    found = asyncio.run(_measured(_CLIENTS))
-    each = f"{_CLIENTS} clients"
+    clients, settle_s = ask.size((_CLIENTS, _SETTLE_S), (4, 0.1))
+    found = asyncio.run(_measured(clients, settle_s))
+    each = f"{clients} clients"
     note = f"{each}: {_outcomes(found)}"
     yield lower(
         "connections.join",
@@ -183,11 +186,11 @@ def rows() -> Iterator[Row]:
         "KiB",
         f"of the COS for each client that is registered and waits; {found.held / 2**20:.0f} MiB in all",
     )
-    half = asyncio.run(_measured(_CLIENTS, limits={"connections": _CLIENTS // 2}))
+    half = asyncio.run(_measured(clients, settle_s, limits={"connections": clients // 2}))
     yield lower(
         "connections.refused",
-        float(_CLIENTS - half.outcomes["OK"]),
+        float(clients - half.outcomes["OK"]),
         None,
         "clients",
-        f"of {each}, where the COS takes {_CLIENTS // 2} connections: {_outcomes(half)}",
+        f"of {each}, where the COS takes {clients // 2} connections: {_outcomes(half)}",
     )

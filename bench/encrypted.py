@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.rounds import data_set
-from bench.rows import Row, lower
+from bench.rounds import FEW, data_set
+from bench.rows import Ask, Row, lower
 from coterie.config.run import RunSettings
 from coterie.launch.federation import Federation
 from coterie.studies.run_data import load, make_feed
@@ -45,10 +45,11 @@ def _settings(
     cohort: int,
     *,
     secure_sum: str = "encrypted",
+    synthetic: Mapping[str, int] | None = None,
     **changes: Mapping[str, Any],
 ) -> RunSettings:
     sections: dict[str, dict[str, Any]] = {
-        "data": {"path": data},
+        "data": {"synthetic": dict(synthetic)} if synthetic else {"path": data},
         "rounds": {
             "cohorts": "random",
             "cohort": cohort,
@@ -68,8 +69,8 @@ def _settings(
     )
 
 
-async def measure(settings: RunSettings) -> Measured:
-    """Run a federation until so many rounds have trained."""
+async def measure(settings: RunSettings, rounds: int = _ROUNDS) -> Measured:
+    """Run a federation until so many rounds have trained, after a first one."""
     feed = make_feed(settings, load(settings), 0)
     with tempfile.TemporaryDirectory() as folder:
         async with Federation(settings, feed, Path(folder), run_id="bench", seed=0) as federation:
@@ -77,25 +78,25 @@ async def measure(settings: RunSettings) -> Measured:
             trained = 0
             async for event in federation.watch():
                 trained += event.HasField("round") and event.round.purpose == "train"
-                if trained > _ROUNDS:
+                if trained > rounds:
                     break
             report = await federation.report()
         accounts = federation.accounts()
-    rounds = [one for one in report["rounds"] if one["purpose"] == "train"]
+    seen = [one for one in report["rounds"] if one["purpose"] == "train"]
     activities: dict[str, float] = {}
     for account in accounts.values():
         for name, seconds in account["cpu_seconds"]["activities"].items():
             activities[name] = activities.get(name, 0.0) + seconds
     phases = {
-        name: statistics.median(one["seconds"][name] for one in rounds[1:] or rounds)
-        for name in rounds[-1]["seconds"]
+        name: statistics.median(one["seconds"][name] for one in seen[1:] or seen)
+        for name in seen[-1]["seconds"]
     }
     return Measured(
         phases,
         activities,
         len(report["rounds"]),
-        rounds[-1]["members"],
-        statistics.median(one["bytes_in"] / one["members"] for one in rounds),
+        seen[-1]["members"],
+        statistics.median(one["bytes_in"] / one["members"] for one in seen),
     )
 
 
@@ -112,9 +113,16 @@ def _row(name: str, found: Measured, note: str) -> Row:
     )
 
 
-def rows(data: Path | None) -> Iterator[Row]:
+_SHORT = {"bits": 1024, "comparison": True}
+"""Keys of the smallest size."""
+
+
+def rows(ask: Ask) -> Iterator[Row]:
     """Measure FedNeuMF with 20 participants, and FedMVMF with as many as ``COTERIE_BENCH_MEMBERS`` says (100)."""
-    data = data_set(data)
+    data = data_set(ask.data)
+    few: dict[str, Any] = ask.size({}, {"encryption": _SHORT})
+    synthetic = ask.size(None, FEW)
+    rounds = ask.size(_ROUNDS, 0)
     where = "synthetic data" if data is None else data.name
     published = data is not None and (data / "ncf-split").is_dir()
     # Decrypting clients hold the key, or the participants, as in the paper's MF-HEAvg.
@@ -125,21 +133,23 @@ def rows(data: Path | None) -> Iterator[Row]:
         neumf = _settings(
             data,
             "fedncf",
-            20,
+            ask.size(20, 4),
             secure_sum=secure_sum,
+            synthetic=synthetic,
             fedncf={"model": "neumf", "touch": "exact"},
             split={"kind": "published" if published else "leave-last-out"},
+            **few,
         )
         yield _row(
             name,
-            asyncio.run(measure(neumf)),
+            asyncio.run(measure(neumf, rounds)),
             f"{where}; the paper, element by element: 2,361 s to encrypt, 806 s to decrypt, 67.2 MB by a participant",
         )
-    members = int(os.environ.get("COTERIE_BENCH_MEMBERS", "100"))
-    mvmf = _settings(data, "fedmvmf", members, mvmf={"weights": "incl-unc"})
+    members = int(os.environ.get("COTERIE_BENCH_MEMBERS", ask.size("100", "4")))
+    mvmf = _settings(data, "fedmvmf", members, mvmf={"weights": "incl-unc"}, synthetic=synthetic, **few)
     yield _row(
         "encrypted.fedmvmf.round",
-        asyncio.run(measure(mvmf)),
+        asyncio.run(measure(mvmf, rounds)),
         f"{where}, every item in each contribution; the paper, 1,024 bits, for each user 3.08 s, aggregation 239 s and "
         "decryption 97.6 s in all",
     )

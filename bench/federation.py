@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.rows import Row, lower
+from bench.rows import Ask, Row, lower
 from coterie.config.run import RunSettings
 from coterie.data import Dataset, SyntheticSpec, generate
 from coterie.evaluation.holdout import TRAIN
@@ -143,19 +143,21 @@ def block_by_block(settings: RunSettings, feed: Feed) -> float:
     return time.process_time() - begun
 
 
-def _dataset(data: Path | None) -> Dataset:
-    if data is not None:
-        return load(settings_for(data, 2))
+def _dataset(ask: Ask) -> Dataset:
+    if ask.data is not None:
+        return load(settings_for(ask.data, 2))
+    if ask.smallest:
+        return generate(SyntheticSpec(users=12, items=40, interactions=240, genres=6, seed=0))
     return generate(SyntheticSpec(users=900, items=1600, interactions=100_000, genres=18, seed=0))
 
 
-def epoch_rows(data: Path | None) -> Iterator[Row]:
+def epoch_rows(ask: Ask) -> Iterator[Row]:
     """Measure one epoch at each Theta."""
-    dataset = _dataset(data)
-    for theta in THETAS:
-        settings = settings_for(data, theta)
+    dataset = _dataset(ask)
+    for theta in ask.size(THETAS, THETAS[:1]):
+        settings = settings_for(ask.data, theta)
         feed = make_feed(settings, dataset, 0)
-        alone = np.median([in_process(settings, feed) for _ in range(5)], axis=0)
+        alone = np.median([in_process(settings, feed) for _ in range(ask.size(5, 1))], axis=0)
         together = asyncio.run(spent(settings, feed))
         note = f"{dataset.name}, {together.exchanges} updates in 2 epochs, process start {together.start:.1f} s apart"
         plain = block_by_block(settings, feed)
@@ -188,18 +190,26 @@ def epoch_rows(data: Path | None) -> Iterator[Row]:
             )
 
 
-def growth_rows() -> Iterator[Row]:
+def growth_rows(ask: Ask) -> Iterator[Row]:
     """Measure how the cost of an epoch grows between 10 k and 100 k interactions."""
-    sizes = (10_000, 30_000, 100_000)
+    sizes = ask.size((10_000, 30_000, 100_000), (200, 400))
+    processes = ask.size(3, 1)
     costs = []
     for size in sizes:
-        spec = SyntheticSpec(users=size // 100, items=800, interactions=size, genres=6, seed=0)
-        settings = settings_for(None, 8, owners=3, owner_processes=3)
+        spec = SyntheticSpec(
+            users=ask.size(size // 100, size // 20),
+            items=ask.size(800, 40),
+            interactions=size,
+            genres=6,
+            seed=0,
+        )
+        settings = settings_for(None, 8, owners=processes, owner_processes=processes)
         feed = make_feed(settings, generate(spec), 0)
-        found = [asyncio.run(spent(settings, feed)) for _ in range(3)]
-        costs.append(float(np.median([one.epoch_1 for one in found])))
+        found = [asyncio.run(spent(settings, feed)) for _ in range(ask.size(3, 1))]
+        # A clock of processes has ticks: less than one is none.
+        costs.append(max(float(np.median([one.epoch_1 for one in found])), 1 / _TICK))
     exponent = float(np.polyfit(np.log(sizes), np.log(costs), 1)[0])
-    shown = ", ".join(f"{size // 1000} k: {cost:.2f} s" for size, cost in zip(sizes, costs, strict=True))
+    shown = ", ".join(f"{size / 1000:g} k: {cost:.2f} s" for size, cost in zip(sizes, costs, strict=True))
     yield lower(
         "drift.growth", exponent, 1.1, "exponent", f"CPU of an epoch by interactions ({shown}); target 1.1"
     )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.rows import Row, in_turn, lower
+from bench.rows import Ask, Row, in_turn, lower
 from coterie.secure_sum.contribution import Contribution
 from coterie.systems.fedncf.local_step import contribute, local_step
 from coterie.systems.fedncf.mathematics import initial, initial_private, layout
@@ -135,9 +134,12 @@ def torch_user(
     }
 
 
-def _cohort(data: Path | None) -> tuple[list[NDArray[np.int64]], int, str]:
+def _cohort(ask: Ask) -> tuple[list[NDArray[np.int64]], int, str]:
     """Return the histories of a cohort: of a MovieLens 100K folder, or synthetic with the same sizes."""
     rng = np.random.default_rng(0)
+    if ask.smallest:
+        return [rng.choice(40, 18, replace=False) for _ in range(3)], 40, "synthetic"
+    data = ask.data
     if data is not None and (data / "u.data").exists():
         ratings = np.loadtxt(data / "u.data", dtype=np.int64)
         users = rng.choice(np.unique(ratings[:, 0]), _COHORT, replace=False)
@@ -146,13 +148,14 @@ def _cohort(data: Path | None) -> tuple[list[NDArray[np.int64]], int, str]:
     return [rng.choice(1682, size, replace=False) for size in sizes], 1682, "synthetic, sizes of ML-100K"
 
 
-def rows(data: Path | None = None) -> Iterator[Row]:
+def rows(ask: Ask) -> Iterator[Row]:
     """Measure the local step of 100 users, one thread each, in CPU seconds."""
     import torch
 
     torch.set_num_threads(1)
-    histories, n_items, origin = _cohort(data)
-    keys = list(range(_COHORT))
+    again = ask.size(5, 1)
+    histories, n_items, origin = _cohort(ask)
+    keys = list(range(len(histories)))
     for model in ("neumf", "gmf", "mlp"):
         base = tuned(model)
         batches = base.model_copy(update={"batch_size": 64, "local_rate": 0.01})
@@ -183,12 +186,12 @@ def rows(data: Path | None = None) -> Iterator[Row]:
                     one = {key: value[slot] for key, value in private.arrays().items()}
                     torch_user(settings, shared, one, history, np.random.default_rng(slot))
 
-            spent, by_loop = in_turn(ours, theirs, rounds=5)
-            with_sum, _ = in_turn(rounded, lambda: None, rounds=5)
+            spent, by_loop = in_turn(ours, theirs, rounds=again)
+            with_sum, _ = in_turn(rounded, lambda: None, rounds=again)
             yield lower(
                 f"fedncf.local_step.{model}.{name}",
                 spent * 1e3,
                 by_loop * 1e3,
                 "ms",
-                f"{_COHORT} users, {origin}; with the rounded contribution {with_sum * 1e3:.0f} ms; target 30x",
+                f"{len(keys)} users, {origin}; with the rounded contribution {with_sum * 1e3:.0f} ms; target 30x",
             )

@@ -21,7 +21,7 @@ from unittest import mock
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from bench.rows import Row, cpu_seconds, lower
+from bench.rows import Ask, Row, cpu_seconds, lower
 from coterie.crypto import masking, shamir
 from coterie.crypto.identity import Bundle, Identity, countersign
 from coterie.crypto.masking import Keystream, add_masks
@@ -222,7 +222,7 @@ class _Round:
         self.running = np.zeros(size, np.uint32)
         began = time.process_time()
         with watching:
-            for step in Step:
+            for step in server.steps:
                 arrived: dict[int, bytes] = {}
                 for member in server.expected(plan, self.closed, step):
                     if step is Step.SUBMIT and member >= members - dropped:
@@ -263,26 +263,28 @@ def _against(
     return statistics.median(own for own, _ in pairs), statistics.median(known) if known else None
 
 
-def rows() -> Iterator[Row]:
+def rows(ask: Ask) -> Iterator[Row]:
     """Measure masks, members and the server."""
     with _Peer() as peer:
         beside = f"flwr {peer.version}" if peer.version else "no .venv-peers"
         way = Keystream.fastest().value
-        yield from _mask_rows(peer, f"{beside}; AES-256-{way.upper()}")
-        for members, dropped, target, unmask_target in ((20, 2, 20, 300), (100, 10, 110, 1200)):
-            yield from _round_rows(peer, members, dropped, (target, unmask_target), beside)
-    yield from _term_rows()
+        yield from _mask_rows(ask, peer, f"{beside}; AES-256-{way.upper()}")
+        usual = ((20, 2, 20, 300), (100, 10, 110, 1200))
+        for members, dropped, target, unmask_target in ask.size(usual, ((8, 1, 20, 300),)):
+            yield from _round_rows(ask, peer, members, dropped, (target, unmask_target), beside)
+    yield from _term_rows(ask)
 
 
-def _mask_rows(peer: _Peer, beside: str) -> Iterator[Row]:
-    for size, name, target in ((_SIZE, "64k", 7), (1 << 20, "1m", 9)):
+def _mask_rows(ask: Ask, peer: _Peer, beside: str) -> Iterator[Row]:
+    usual = ((_SIZE, "64k", 7), (1 << 20, "1m", 9))
+    for size, name, target in ask.size(usual, ((256, "256", 7),)):
         vector = np.zeros(size, np.uint32)
 
         def ours(vector: np.ndarray = vector) -> float:
             return cpu_seconds(lambda: add_masks(vector, [bytes(32)]))
 
         ours(), peer.seconds(work="mask", size=size)
-        mine, other = _against(ours, lambda size=size: peer.seconds(work="mask", size=size), 31)  # type: ignore[misc]
+        mine, other = _against(ours, lambda size=size: peer.seconds(work="mask", size=size), ask.size(31, 1))  # type: ignore[misc]
         yield lower(
             f"masked.mask.{name}",
             mine / size * 1e9,
@@ -293,15 +295,16 @@ def _mask_rows(peer: _Peer, beside: str) -> Iterator[Row]:
 
 
 def _round_rows(
-    peer: _Peer, members: int, dropped: int, targets: tuple[int, int], beside: str
+    ask: Ask, peer: _Peer, members: int, dropped: int, targets: tuple[int, int], beside: str
 ) -> Iterator[Row]:
     whole = members <= 20
-    rounds = 5 if whole else 3
+    rounds = ask.size(5 if whole else 3, 1)
+    size = ask.size(_SIZE, 256)
     people = _People(members)
     through = members - dropped
     strict = slice(through - _STRICT, through)
     played: list[_Round] = []
-    asked = {"members": members, "size": _SIZE}
+    asked = {"members": members, "size": size}
 
     def member() -> float:
         together = Verified()
@@ -309,7 +312,7 @@ def _round_rows(
         hosts[strict] = [Verified() for _ in range(_STRICT)]
         # A member agrees on all its keys itself, as if it were alone on its host.
         alone = mock.patch.object(HostRound, "have", _know_nobody)
-        played.append(_Round(people, hosts, dropped, _SIZE, len(played) + 1, alone))
+        played.append(_Round(people, hosts, dropped, size, len(played) + 1, alone))
         return float(np.median(played[-1].spent[1 : strict.start]))
 
     threshold = _threshold(members)
@@ -320,14 +323,14 @@ def _round_rows(
         mine * 1e3,
         other * 1e3 if other else None,
         "ms",
-        f"64k values, {dropped} dropped; {beside}; with every signature checked {checking:.3g} ms; "
+        f"{size} values, {dropped} dropped; {beside}; with every signature checked {checking:.3g} ms; "
         f"target {targets[0]}x",
     )
     last = played[-1]
     mine, other = _against(
         lambda: cpu_seconds(last.unmask),
         lambda: peer.seconds(work="unmask", threshold=threshold, dropped=dropped, whole=whole, **asked),
-        rounds if whole else 2,
+        rounds if whole else ask.size(2, 1),
     )
     how = "" if whole else ", theirs from one secret and mask of each kind times their number"
     yield lower(
@@ -335,22 +338,23 @@ def _round_rows(
         mine * 1e3,
         other * 1e3 if other else None,
         "ms",
-        f"64k values, {dropped} dropped; {beside}{how}; target {targets[1]}x",
+        f"{size} values, {dropped} dropped; {beside}{how}; target {targets[1]}x",
     )
 
 
-def _term_rows(members: int = 50, hosts: int = 2, rounds: int = 5) -> Iterator[Row]:
+def _term_rows(ask: Ask, hosts: int = 2) -> Iterator[Row]:
     """Measure what a participant's share of a round takes, both halves together, by term."""
+    members, rounds, values = ask.size((50, 5, _FEDNEUMF), (4, 1, 256))
     people = _People(members)
     memories = [Verified() for _ in range(hosts)]
     spread = [memories[at * hosts // members] for at in range(members)]
     found: list[dict[str, float]] = []
     for number in range(1, rounds + 2):
         account = _all_terms()
-        seconds = _Round(people, spread, 0, _FEDNEUMF, number, account).seconds
+        seconds = _Round(people, spread, 0, values, number, account).seconds
         account.seconds["messages"] = seconds - sum(account.seconds.values())
         found.append(account.seconds)
-    where = f"{members} users at {hosts} hosts, {_FEDNEUMF} values"
+    where = f"{members} users at {hosts} hosts, {values} values"
     # In the first round the hosts meet all bundles.
     medians = {term: statistics.median(one[term] for one in found[1:]) / members * 1e3 for term in _TERMS}
     notes = {

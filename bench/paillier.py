@@ -9,11 +9,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from gmpy2 import mpz
 
-from bench.rows import Row, cpu_seconds, in_turn, lower
+from bench.rows import Ask, Row, cpu_seconds, in_turn, lower
 from coterie.crypto.paillier import (
     TAG_BITS,
     EncryptedVector,
@@ -35,16 +36,43 @@ from coterie.crypto.paillier import (
 )
 from coterie.crypto.paillier.stock import to_stock, to_stock_public, to_stock_secret
 
-_BITS = 3072
-_VALUES = 44_824
-"""Values of an update of FedNeuMF on MovieLens 100K."""
-_ADDENDS = 20
-_ENCRYPTED, _SUMMED, _DECRYPTED = 12, 100, 50
-"""Values of the sample."""
-_ROUNDS = 5
 
-_PACKINGS = {"": Packing(_BITS, 16, 32), ".w32": Packing(_BITS, 24, 256)}
-"""By the suffix of the rows: slots of 21 and of 32 bits."""
+@dataclass(frozen=True)
+class _Size:
+    """How much is measured; by default an update of FedNeuMF on MovieLens 100K.
+
+    Parameters
+    ----------
+    bits : int
+        Of the modulus.
+    values : int
+        Of an update.
+    addends : int
+    encrypted, summed, decrypted : int
+        Values of the sample that the other library is given.
+    rounds : int
+        How often both are asked in turn.
+    """
+
+    bits: int = 3072
+    values: int = 44_824
+    addends: int = 20
+    encrypted: int = 12
+    summed: int = 100
+    decrypted: int = 50
+    rounds: int = 5
+
+    @property
+    def packings(self) -> dict[str, Packing]:
+        """By the suffix of the rows: slots of 21 and of 32 bits."""
+        return {"": Packing(self.bits, 16, 32), ".w32": Packing(self.bits, 24, 256)}
+
+    def key(self, *, subgroup: bool) -> SecretKey:
+        """Draw a key; one that is too short to be used serves for comparison only."""
+        short = self.bits < 2048
+        return generate("bench", bytes(32), bits=self.bits, subgroup=subgroup, comparison=short)
+
+
 _TARGETS = {
     "encrypt.key_holder": (2500, 1500),
     "encrypt.public": (2000, 1200),
@@ -55,34 +83,37 @@ _TARGETS = {
 }
 
 
-def rows() -> Iterator[Row]:
+def rows(ask: Ask) -> Iterator[Row]:
     """Measure encryption, aggregation and decryption."""
-    key, subgroup = (generate("bench", bytes(32), subgroup=subgroup) for subgroup in (False, True))
+    size = ask.size(_Size(), _Size(1024, 60, 2, 2, 2, 2, 1))
+    key, subgroup = (size.key(subgroup=subgroup) for subgroup in (False, True))
     sources: dict[str, tuple[Obfuscators, float]] = {
         "key_holder": _timed(lambda: HolderObfuscators(key)),
         "public": _timed(lambda: PublicObfuscators(key.public)),
         "short": _timed(lambda: PublicObfuscators(key.public, Mode.SHORT)),
     }
     of_subgroup = HolderObfuscators(subgroup, Mode.SUBGROUP)
-    for suffix, packing in _PACKINGS.items():
-        update = _Update(packing)
+    for suffix, packing in size.packings.items():
+        update = _Update(packing, size)
         for who, (source, once) in sources.items():
             yield _encrypt(f"encrypt.{who}", suffix, update, source, once)
-        vectors = [update.encrypted(sources["short"][0]) for _ in range(_ADDENDS)]
-        yield _aggregate(key, vectors, suffix)
-        yield _decrypt("decrypt", key, vectors[0], suffix)
-        yield _decrypt("decrypt.subgroup", subgroup, update.encrypted(of_subgroup), suffix)
-        yield from _prove(key, vectors[0], suffix)
+        vectors = [update.encrypted(sources["short"][0]) for _ in range(size.addends)]
+        yield _aggregate(size, key, vectors, suffix)
+        yield _decrypt(size, "decrypt", key, vectors[0], suffix)
+        yield _decrypt(size, "decrypt.subgroup", subgroup, update.encrypted(of_subgroup), suffix)
+        yield from _prove(size, key, vectors[0], suffix)
 
 
 class _Update:
     """Codes and tags, drawn from a seed."""
 
-    def __init__(self, packing: Packing) -> None:
+    def __init__(self, packing: Packing, size: _Size) -> None:
         rng = np.random.default_rng(0)
-        self.packing = packing
-        self.codes = rng.integers(1, 2**packing.code_bits, _VALUES, dtype=np.uint32)
-        self.tags = [int.from_bytes(rng.bytes(TAG_BITS // 8)) for _ in range(packing.ciphertexts(_VALUES))]
+        self.packing, self.size = packing, size
+        self.codes = rng.integers(1, 2**packing.code_bits, size.values, dtype=np.uint32)
+        self.tags = [
+            int.from_bytes(rng.bytes(TAG_BITS // 8)) for _ in range(packing.ciphertexts(size.values))
+        ]
 
     def encrypted(self, source: Obfuscators) -> EncryptedVector:
         return encrypt(self.codes, self.tags, self.packing, source)
@@ -90,11 +121,12 @@ class _Update:
 
 def _encrypt(name: str, suffix: str, update: _Update, source: Obfuscators, once: float) -> Row:
     stock = to_stock_public(source.public)
-    some = [int(code) for code in update.codes[:_ENCRYPTED]]
+    some = [int(code) for code in update.codes[: update.size.encrypted]]
     pool = Pool(source)
     pool.fill(len(update.tags))
     online = cpu_seconds(lambda: update.encrypted(pool))
     return _row(
+        update.size,
         name,
         suffix,
         lambda: update.encrypted(source),
@@ -104,12 +136,12 @@ def _encrypt(name: str, suffix: str, update: _Update, source: Obfuscators, once:
     )
 
 
-def _aggregate(key: SecretKey, vectors: Sequence[EncryptedVector], suffix: str) -> Row:
-    numbers = [to_stock(vector)[:_SUMMED] for vector in vectors]
+def _aggregate(size: _Size, key: SecretKey, vectors: Sequence[EncryptedVector], suffix: str) -> Row:
+    numbers = [to_stock(vector)[: size.summed] for vector in vectors]
     packing, content = vectors[0].packing, to_bytes(vectors[0])
 
     def ours() -> None:
-        total = RunningSum(key.public, packing, _VALUES)
+        total = RunningSum(key.public, packing, size.values)
         for vector in vectors:
             total.add(vector)
         total.total()
@@ -120,18 +152,19 @@ def _aggregate(key: SecretKey, vectors: Sequence[EncryptedVector], suffix: str) 
             for number in column[1:]:
                 total = total + number
 
-    reading = cpu_seconds(lambda: from_bytes(content, key.public, packing, _VALUES))
-    size = len(content) / _VALUES
-    note = f"{len(vectors)} vectors, {size:.2f} bytes a value; {reading * 1e3:.1f} ms to read and check one"
-    return _row("aggregate", suffix, ours, theirs, _SUMMED, note)
+    reading = cpu_seconds(lambda: from_bytes(content, key.public, packing, size.values))
+    each = len(content) / size.values
+    note = f"{len(vectors)} vectors, {each:.2f} bytes a value; {reading * 1e3:.1f} ms to read and check one"
+    return _row(size, "aggregate", suffix, ours, theirs, size.summed, note)
 
 
-def _decrypt(name: str, key: SecretKey, vector: EncryptedVector, suffix: str) -> Row:
-    stock, numbers = to_stock_secret(key), to_stock(vector)[:_DECRYPTED]
+def _decrypt(size: _Size, name: str, key: SecretKey, vector: EncryptedVector, suffix: str) -> Row:
+    stock, numbers = to_stock_secret(key), to_stock(vector)[: size.decrypted]
     began = time.perf_counter()
     decrypt_vector(vector, key)
     wall = time.perf_counter() - began
     return _row(
+        size,
         name,
         suffix,
         lambda: decrypt_vector(vector, key),
@@ -141,7 +174,7 @@ def _decrypt(name: str, key: SecretKey, vector: EncryptedVector, suffix: str) ->
     )
 
 
-def _prove(key: SecretKey, vector: EncryptedVector, suffix: str) -> Iterator[Row]:
+def _prove(size: _Size, key: SecretKey, vector: EncryptedVector, suffix: str) -> Iterator[Row]:
     """Time the proof of a decryption, and its check, against the decryption."""
     units, shifts = vector.units, vector.shifts
 
@@ -155,19 +188,25 @@ def _prove(key: SecretKey, vector: EncryptedVector, suffix: str) -> Iterator[Row
         "verify": lambda: proof.check(key.public, b"bench", units, shifts, plaintexts, shown),
     }
     for name, one in work.items():
-        own, whole = in_turn(one, decrypt, _ROUNDS)
+        own, whole = in_turn(one, decrypt, size.rounds)
         note = f"{own / whole:.1%} of the decryption; target 20%, or 5x"
         yield lower(f"paillier.{name}{suffix}", own, whole, "s", note)
 
 
 def _row(
-    name: str, suffix: str, ours: Callable[[], object], theirs: Callable[[], object], sample: int, note: str
+    size: _Size,
+    name: str,
+    suffix: str,
+    ours: Callable[[], object],
+    theirs: Callable[[], object],
+    sample: int,
+    note: str,
 ) -> Row:
     """Time an update of ours, and a sample of theirs scaled up, in turn."""
     ours(), theirs()
-    pairs = [(cpu_seconds(ours), cpu_seconds(theirs)) for _ in range(_ROUNDS)]
+    pairs = [(cpu_seconds(ours), cpu_seconds(theirs)) for _ in range(size.rounds)]
     own = statistics.median(one for one, _ in pairs)
-    other = statistics.median(one for _, one in pairs) * _VALUES / sample
+    other = statistics.median(one for _, one in pairs) * size.values / sample
     remarks = f"{note}; theirs from {sample} values; target {_TARGETS[name][bool(suffix)]}x"
     return lower(f"paillier.{name}{suffix}", own, other, "s", remarks)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from bench.rows import Row, lower
+from bench.rows import Ask, Row, lower
 from bench.submit import Site, issued
 from coterie.crypto.authority import Authority, logical_name
 from coterie.net.channel import Channel, connect
@@ -96,22 +96,22 @@ async def _flood(address: str, tls: TlsFiles) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _flooded(address: str, tls: TlsFiles) -> AsyncIterator[None]:
+async def _flooded(address: str, tls: TlsFiles, lead_s: float) -> AsyncIterator[None]:
     command = [sys.executable, "-m", "bench.resets", address, str(tls.folder)]
     child = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
     try:
-        await asyncio.sleep(_LEAD_S)
+        await asyncio.sleep(lead_s)
         yield
     finally:
         child.kill()
         await child.wait()
 
 
-async def _polls(channel: Channel) -> list[float]:
+async def _polls(channel: Channel, seconds: float) -> list[float]:
     """Return how long each poll takes that names no run, milliseconds."""
     stub = channel.stub(OrchestratorStub)
     taken = []
-    ends = time.monotonic() + _SECONDS
+    ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         began = time.perf_counter()
         with contextlib.suppress(grpc.aio.AioRpcError):
@@ -121,7 +121,9 @@ async def _polls(channel: Channel) -> list[float]:
     return taken
 
 
-async def _measured(folder: Path, limits: dict[str, float], *, elsewhere: bool) -> list[float]:
+async def _measured(
+    folder: Path, limits: dict[str, float], *, elsewhere: bool, seconds: float, lead_s: float
+) -> list[float]:
     async with Site(folder / "asked", limits=limits) as site:
         authority = Authority.load(site.authority)
         calm, hostile = (issued(folder / name, authority) for name in ("calm", "hostile"))
@@ -130,18 +132,19 @@ async def _measured(folder: Path, limits: dict[str, float], *, elsewhere: bool) 
         )
         try:
             if not elsewhere:
-                async with _flooded(site.address, hostile):
-                    return await _polls(channel)
+                async with _flooded(site.address, hostile, lead_s):
+                    return await _polls(channel, seconds)
             async with Site(folder / "other") as other:
                 stranger = issued(folder / "stranger", Authority.load(other.authority))
-                async with _flooded(other.address, stranger):
-                    return await _polls(channel)
+                async with _flooded(other.address, stranger, lead_s):
+                    return await _polls(channel, seconds)
         finally:
             await channel.close()
 
 
-def rows() -> Iterator[Row]:
+def rows(ask: Ask) -> Iterator[Row]:
     """Measure polls beside a flood."""
+    seconds, lead_s = ask.size((_SECONDS, _LEAD_S), (0.2, 0.1))
     cases: dict[str, tuple[dict[str, float], bool, str]] = {
         "elsewhere": ({}, True, "another process of the machine is flooded"),
         "cut_off": ({}, False, "the COS is flooded, and cuts off who floods it"),
@@ -149,9 +152,11 @@ def rows() -> Iterator[Row]:
     }
     for name, (limits, elsewhere, note) in cases.items():
         with tempfile.TemporaryDirectory() as folder:
-            found = asyncio.run(_measured(Path(folder), limits, elsewhere=elsewhere))
+            found = asyncio.run(
+                _measured(Path(folder), limits, elsewhere=elsewhere, seconds=seconds, lead_s=lead_s)
+            )
         median, most = np.percentile(found, 50), np.percentile(found, 99)
-        note = f"{note}; median {median:.3g} ms, {len(found)} polls in {_SECONDS:g} s"
+        note = f"{note}; median {median:.3g} ms, {len(found)} polls in {seconds:g} s"
         yield lower(f"resets.{name}.p99", float(most), None, "ms", note)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.rows import Row, lower
+from bench.rows import Ask, Row, lower
 from coterie.config.run import RunSettings
 from coterie.launch.federation import Federation
 from coterie.studies.in_process import train_in_process
@@ -108,7 +108,7 @@ def data_set(data: Path | None) -> Path | None:
     return data
 
 
-async def spent(settings: RunSettings, feed: Feed) -> Spent:
+async def spent(settings: RunSettings, feed: Feed, first: int = _FIRST) -> Spent:
     """Run a federation and read the processes' CPU clocks between two rounds of training."""
     marks: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -120,15 +120,15 @@ async def spent(settings: RunSettings, feed: Feed) -> Spent:
             report = await federation.report()
         accounts = federation.accounts()
     trained = [one for one in report["rounds"] if one["purpose"] == "train"]
-    rounds = len(marks) - 1 - _FIRST
-    by_process = {role: (marks[-1][role] - marks[_FIRST][role]) / rounds for role in marks[-1]}
+    rounds = len(marks) - 1 - first
+    by_process = {role: (marks[-1][role] - marks[first][role]) / rounds for role in marks[-1]}
     activities: dict[str, float] = {}
     for account in accounts.values():
         for name, seconds in account["cpu_seconds"]["activities"].items():
             activities[name] = activities.get(name, 0.0) + seconds
     return Spent(
         cpu=sum(by_process.values()),
-        wall=statistics.median(sum(one["seconds"].values()) for one in trained[_FIRST:]),
+        wall=statistics.median(sum(one["seconds"].values()) for one in trained[first:]),
         by_process=by_process,
         activities=activities,
         rounds=rounds,
@@ -136,7 +136,7 @@ async def spent(settings: RunSettings, feed: Feed) -> Spent:
     )
 
 
-def in_process(settings: RunSettings, feed: Feed) -> float:
+def in_process(settings: RunSettings, feed: Feed, first: int = _FIRST) -> float:
     """Return the CPU seconds of a round of training in this process."""
     marks: list[float] = []
 
@@ -145,11 +145,18 @@ def in_process(settings: RunSettings, feed: Feed) -> float:
             marks.append(time.process_time())
 
     train_in_process(settings, feed, run_id="bench", seed=0, see=see)
-    return (marks[-1] - marks[_FIRST]) / (len(marks) - 1 - _FIRST)
+    return (marks[-1] - marks[first]) / (len(marks) - 1 - first)
 
 
-def rows(data: Path | None) -> Iterator[Row]:
+FEW = {"users": 8, "items": 40, "interactions": 120}
+"""Data of the smallest size."""
+COHORT_OF_FEW = {"cohort": 4, "min_cohort": 4, "min_sum": 4}
+
+
+def rows(ask: Ask) -> Iterator[Row]:
     """Measure rounds of 50 users on two hosts."""
+    first = ask.size(_FIRST, 0)
+    few: dict[str, Any] = ask.size({}, {"synthetic": FEW, "rounds": {**COHORT_OF_FEW, "passes": 1}})
     cases = (
         ("neumf", "clear", False, 1.5),
         ("neumf", "masked", False, 2.0),
@@ -158,14 +165,14 @@ def rows(data: Path | None) -> Iterator[Row]:
         ("neumf", "clear", True, 2.5),
         ("neumf", "masked", True, None),
     )
-    data = data_set(data)
-    for model, secure_sum, per_user, target in cases:
-        settings = settings_for(data, model, secure_sum, per_user=per_user)
+    data = data_set(ask.data)
+    for model, secure_sum, per_user, target in ask.size(cases, (cases[2], cases[5])):
+        settings = settings_for(data, model, secure_sum, per_user=per_user, **few)
         feed = make_feed(settings, load(settings), 0)
         # Always against the clear sum in one process: what a protection costs is part of the ratio.
-        plain = settings_for(data, model, "clear", per_user=per_user)
-        theirs = statistics.median(in_process(plain, feed) for _ in range(3))
-        found = asyncio.run(spent(settings, feed))
+        plain = settings_for(data, model, "clear", per_user=per_user, **few)
+        theirs = statistics.median(in_process(plain, feed, first) for _ in range(ask.size(3, 1)))
+        found = asyncio.run(spent(settings, feed, first))
         who = "users" if per_user else "hosts"
         by_process = ", ".join(f"{role} {1e3 * s:.1f}" for role, s in found.by_process.items())
         aim = f"; target <= {target} times" if target is not None else ""
@@ -180,14 +187,14 @@ def rows(data: Path | None) -> Iterator[Row]:
         if per_user and secure_sum == "masked":
             yield lower(
                 "round.neumf.users.masked.per_participant",
-                1e3 * (found.cpu - theirs) / _COHORT,
+                1e3 * (found.cpu - theirs) / settings.rounds.cohort,
                 None,
                 "CPU ms",
-                f"beyond the round in clear in one process; n = {_COHORT}; target <= 8 ms",
+                f"beyond the round in clear in one process; n = {settings.rounds.cohort}; target <= 8 ms",
             )
 
 
-def empty_rows() -> Iterator[Row]:
+def empty_rows(ask: Ask) -> Iterator[Row]:
     """Measure the wall time of rounds that carry almost nothing."""
     for secure_sum, target in (("clear", 25), ("masked", 60)):
         settings = settings_for(
@@ -196,10 +203,10 @@ def empty_rows() -> Iterator[Row]:
             secure_sum,
             synthetic={"users": 40, "items": 40, "interactions": 400},
             fedncf={"dim": 4, "touch": "once", "min_touch": 1},
-            rounds={"cohorts": "all", "passes": 100},
+            rounds={"cohorts": "all", "passes": ask.size(100, 2)},
         )
         feed = make_feed(settings, load(settings), 0)
-        found = asyncio.run(spent(settings, feed))
+        found = asyncio.run(spent(settings, feed, ask.size(_FIRST, 0)))
         yield Row(
             f"round.empty.{secure_sum}",
             1e3 * found.wall,

@@ -9,6 +9,29 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a suite is asked for.
+
+    Parameters
+    ----------
+    data : Path, optional
+        The data set to measure on; synthetic data otherwise.
+    smallest : bool
+        Whether each thing is measured once, at the smallest size that it has: the figures then say nothing.
+    """
+
+    data: Path | None = None
+    smallest: bool = False
+
+    def size(self, usual: T, smallest: T) -> T:
+        """Return one of two sizes."""
+        return smallest if self.smallest else usual
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from bench.rounds import process_seconds
-from bench.rows import Row, lower
+from bench.rows import Ask, Row, lower
 from coterie.config.run import RunSettings
 from coterie.launch.federation import Federation
 from coterie.rounds.training import Purpose
@@ -109,38 +109,39 @@ async def _grown(settings: RunSettings, purpose: Purpose, rounds: int) -> Grown:
     )
 
 
-def _slope(values: list[float]) -> float:
-    return float(np.polyfit(_SIZES, values, 1)[0]) if len(_SIZES) > 1 else values[0] / _SIZES[0]
+def _slope(sizes: Sequence[int], values: list[float]) -> float:
+    return float(np.polyfit(sizes, values, 1)[0]) if len(sizes) > 1 else values[0] / sizes[0]
 
 
-def _exponent(values: list[float]) -> float:
-    return float(np.polyfit(np.log(_SIZES), np.log(values), 1)[0]) if len(_SIZES) > 1 else 1.0
+def _exponent(sizes: Sequence[int], values: list[float]) -> float:
+    return float(np.polyfit(np.log(sizes), np.log(values), 1)[0]) if len(sizes) > 1 else 1.0
 
 
-def _shown(values: list[float], unit: str) -> str:
-    return ", ".join(f"{n / 1000:g} k: {value:.3g} {unit}" for n, value in zip(_SIZES, values, strict=True))
+def _shown(sizes: Sequence[int], values: list[float], unit: str) -> str:
+    return ", ".join(f"{n / 1000:g} k: {value:.3g} {unit}" for n, value in zip(sizes, values, strict=True))
 
 
-def rows() -> Iterator[Row]:
+def rows(ask: Ask) -> Iterator[Row]:
     """Measure hosts as parties with every user in each round; users as parties in cohorts of 500."""
+    population, cohort = ask.size((_SIZES, _COHORT), ((24,), 6))
     everybody = [
         asyncio.run(_grown(_settings(users, "clear", {"cohorts": "all"}), Purpose.TRAIN, 2))
-        for users in _SIZES
+        for users in population
     ]
     cost = [one.cpu for one in everybody]
     yield lower(
         "scale.hosts.growth",
-        _exponent(cost),
+        _exponent(population, cost),
         1.0,
         "exponent",
-        f"CPU of a round with every user, hosts as parties, by users ({_shown(cost, 's')}); "
-        f"of it the COS {_shown([one.cos for one in everybody], 's')}; linear is 1",
+        f"CPU of a round with every user, hosts as parties, by users ({_shown(population, cost, 's')}); "
+        f"of it the COS {_shown(population, [one.cos for one in everybody], 's')}; linear is 1",
     )
     resident = [one.registered for one in everybody]
-    shown = _shown([one / 2**20 for one in resident], "MiB")
+    shown = _shown(population, [one / 2**20 for one in resident], "MiB")
     yield Row(
         "scale.registered",
-        _slope(resident) / 1e3,
+        _slope(population, resident) / 1e3,
         None,
         "kB",
         None,
@@ -148,19 +149,20 @@ def rows() -> Iterator[Row]:
     )
     for secure_sum in ("clear", "masked"):
         # What a cohort costs does not depend on how many others are registered; that is shown in clear.
-        sizes = _SIZES if secure_sum == "clear" else _SIZES[:1]
-        own = {"cohorts": "random", "cohort": _COHORT, "party_per_user": True}
+        sizes = population if secure_sum == "clear" else population[:1]
+        floors = {"min_cohort": min(cohort, 20), "min_sum": min(cohort, 20)}
+        own = {"cohorts": "random", "cohort": cohort, "party_per_user": True, **floors}
         found = [
             asyncio.run(_grown(_settings(users, secure_sum, own), Purpose.EVALUATE, 1)) for users in sizes
         ]
         for users, one in zip(sizes, found, strict=True):
             yield Row(
                 f"scale.users.{secure_sum}.{users}",
-                (one.peak - one.registered) / _COHORT / 1e3,
+                (one.peak - one.registered) / cohort / 1e3,
                 None,
                 "kB",
                 None,
-                f"memory of the COS for each member of a cohort of {_COHORT}, peak in rounds less before them; "
-                f"{1e3 * one.cpu / _COHORT:.3g} CPU ms a member in a round of evaluation, of it the COS "
-                f"{1e3 * one.cos / _COHORT:.3g}; target <= 12 kB",
+                f"memory of the COS for each member of a cohort of {cohort}, peak in rounds less before them; "
+                f"{1e3 * one.cpu / cohort:.3g} CPU ms a member in a round of evaluation, of it the COS "
+                f"{1e3 * one.cos / cohort:.3g}; target <= 12 kB",
             )

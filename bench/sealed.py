@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from bench.rows import Row, cpu_seconds, higher, in_turn, lower
+from bench.rows import Ask, Row, cpu_seconds, higher, in_turn, lower
 from coterie.crypto.identity import Identity, Prekey
 from coterie.crypto.sealed import (
     RECORD_DTYPE,
@@ -37,13 +37,14 @@ def _records(count: int) -> np.ndarray:
     return records
 
 
-def rows() -> Iterator[Row]:
+def rows(ask: Ask) -> Iterator[Row]:
     """Measure sealing, opening and key agreement."""
+    again = ask.size(5, 1)
     user, owner, prekey = _pair()
     agreement = Agreement.of_user(user, owner.participant_id, prekey.public)
     process = SenderProcess()
     plain = AESGCM(AESGCM.generate_key(256))
-    sample = _records(8192)
+    sample = _records(ask.size(8192, 64))
     as_json = [(int(item), bool(flag)) for item, flag in sample.tolist()]
 
     def json_each() -> None:
@@ -52,7 +53,7 @@ def rows() -> Iterator[Row]:
             plain.encrypt(nonce, json.dumps({"user": 7, "item": item, "positive": flag}).encode(), None)
 
     for per, name, target in ((1, "single", 5), (128, "batched", 250), (1024, "batched_1024", 250)):
-        count = 8192 if per == 1 else 16 * _RECORDS
+        count = len(sample) if per == 1 else ask.size(16 * _RECORDS, 2 * per)
         records = _records(count)
 
         session = SealingSession(agreement, Direction.TO_OWNER, process)
@@ -61,7 +62,7 @@ def rows() -> Iterator[Row]:
             for first in range(0, len(records), 1024 * per):
                 session.seal_many(first + 1, records[first : first + 1024 * per], per)
 
-        ours, theirs = in_turn(seal, json_each)
+        ours, theirs = in_turn(seal, json_each, again)
         yield higher(
             f"sealed.seal.{name}",
             count / ours / 1e6,
@@ -70,7 +71,7 @@ def rows() -> Iterator[Row]:
             f"{per} records a message; target {target}x",
         )
 
-    records = _records(_RECORDS)
+    records = _records(ask.size(_RECORDS, 256))
     sealed = SealingSession(agreement, Direction.TO_OWNER, process).seal_many(1, records, 128)
     opening = OpeningSession(
         Agreement.of_owner(prekey, owner.participant_id, _bundle(user)), Direction.TO_OWNER
@@ -88,16 +89,16 @@ def rows() -> Iterator[Row]:
         for nonce, box in boxes:
             json.loads(plain.decrypt(nonce, box, None))
 
-    ours, theirs = in_turn(open_all, open_json)
+    ours, theirs = in_turn(open_all, open_json, again)
     yield higher(
         "sealed.open.batched",
-        _RECORDS / ours / 1e6,
+        len(records) / ours / 1e6,
         len(as_json) / theirs / 1e6,
         "M records/s",
         "128 records a message",
     )
 
-    users = [Identity.generate() for _ in range(300)]
+    users = [Identity.generate() for _ in range(ask.size(300, 3))]
     bundles = [_bundle(one) for one in users]
 
     def user_side() -> None:
@@ -113,7 +114,7 @@ def rows() -> Iterator[Row]:
     sides: tuple[tuple[str, Callable[[], None]], ...] = (("user", user_side), ("owner", owner_side))
     for side, work in sides:
         work()
-        spent = min(cpu_seconds(work) for _ in range(5)) / len(users)
+        spent = min(cpu_seconds(work) for _ in range(again)) / len(users)
         yield lower(
             f"sealed.agreement.{side}",
             spent * 1e6,

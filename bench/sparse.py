@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.rows import Row, in_turn, lower
+from bench.rows import Ask, Row, in_turn, lower
 from coterie.config.run import RunSettings
 from coterie.crypto.custody import HeldKey
 from coterie.crypto.identity import Identity
@@ -27,9 +26,10 @@ from coterie.systems.fedmf.settings import FedMfSettings
 _BITS = 3072
 
 
-def rows(data: Path | None = None) -> Iterator[Row]:
+def rows(ask: Ask) -> Iterator[Row]:
     """Measure the contribution of the user in the middle, one of all users as members; mode B, CPU seconds."""
-    given = {} if data is None else {"data": {"path": str(data)}}
+    few = {"synthetic": ask.size({}, {"users": 12, "items": 20, "interactions": 100})}
+    given = {"data": few if ask.data is None else {"path": str(ask.data)}}
     dataset = load(RunSettings.model_validate({"system": "fedmf", "split": {"kind": "random"}, **given}))
     users, items = len(dataset.users), len(dataset.items)
     rated = np.zeros((users, items), np.bool_)
@@ -37,7 +37,10 @@ def rows(data: Path | None = None) -> Iterator[Row]:
     shape = layout(FedMfSettings(), items)
     width = shape["items"].size // items
 
-    key, identity = HeldKey.generate("bench", 1, KeyTerms(bits=_BITS)), Identity.generate()
+    key, identity = (
+        HeldKey.generate("bench", 1, KeyTerms(bits=ask.size(_BITS, 1024), comparison=ask.smallest)),
+        Identity.generate(),
+    )
     keys = Keyring()
     keys.use(key.public, [Member(identity.participant_id, "holder")])
     # The others are counted, and send nothing here.
@@ -72,7 +75,7 @@ def rows(data: Path | None = None) -> Iterator[Row]:
         lambda plan=plan: EncryptedMember(plan, 0, identity, source, shape).answer(Step.SUBMIT, b"", codes)
         for plan in plans
     )
-    ours, theirs = in_turn(sparse, whole, rounds=3)
+    ours, theirs = in_turn(sparse, whole, rounds=ask.size(3, 1))
     told = intersect.report([sent[:, first] & sent[:, last]], rated, rated.sum(axis=0))[-1]
     yield lower(
         "sparse.encrypt",

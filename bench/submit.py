@@ -22,7 +22,7 @@ import grpc
 
 from bench.peers.stream import METHOD
 from bench.rounds import cpu_of
-from bench.rows import Row, cpu_seconds, higher
+from bench.rows import Ask, Row, cpu_seconds, higher
 from coterie.config.base import EnrolSettings, Peer, ServiceSettings
 from coterie.config.run import RunSettings
 from coterie.crypto.authority import (
@@ -224,23 +224,31 @@ def _messages(round_: RoundRef, items: Sequence[Item]) -> list[wire.SubmitReques
     return found
 
 
-def _item(slot: int, purpose: Purpose, settings: RunSettings) -> Item:
+def _item(slot: int, purpose: Purpose, settings: RunSettings, n_items: int) -> Item:
     plan = run_plan(settings, run_id=_RUN, seed=0)
-    made = Contribution(server_side(plan.system, plan.settings, _ITEMS, plan.seed, 1).layout(purpose))
+    made = Contribution(server_side(plan.system, plan.settings, n_items, plan.seed, 1).layout(purpose))
     made.count()
     payload = ClearMember().answer(Step.SUBMIT, b"", made.codes())
     return Item(wire.SubmitKind.SUBMIT_KIND_VECTOR, [slot], payload)
 
 
-async def _measured() -> list[tuple[float, float, float, float, int]]:
+async def _measured(ask: Ask) -> list[tuple[float, float, float, float, int]]:
     """Return wall and CPU seconds of ours and of the bare stream, and the bytes, for each round of training."""
+    n_users, n_items, warm, rounds = ask.size((_USERS, _ITEMS, _WARM, _ROUNDS), (2, 30, 0, 1))
     settings = RunSettings.model_validate(
         {
             "system": "fedncf",
             "secure_sum": "clear",
             "reference": False,
             "fedncf": {"model": "neumf", "touch": "exact"},
-            "rounds": {"cohorts": "all", "passes": 1000, "evaluate_every": 1000, "party_per_user": True},
+            "rounds": {
+                "cohorts": "all",
+                "passes": 1000,
+                "evaluate_every": 1000,
+                "party_per_user": True,
+                "min_cohort": min(n_users, 20),
+                "min_sum": min(n_users, 20),
+            },
             "federation": {"hosts": 1},
         }
     )
@@ -248,11 +256,11 @@ async def _measured() -> list[tuple[float, float, float, float, int]]:
     with tempfile.TemporaryDirectory() as folder:
         async with Site(Path(folder)) as site:
             owner, owners, _ = await site.party("data-owner", "catalogue", 1)
-            host, users, tls = await site.party("client", "host", _USERS)
+            host, users, tls = await site.party("client", "host", n_users)
             bare = site.stream(tls)
-            await site.begin(settings)
+            await site.begin(settings, users=n_users)
             of = owners[0]
-            keys = [f"item-{n}" for n in range(_ITEMS)]
+            keys = [f"item-{n}" for n in range(n_items)]
             await owner.register([Member(of.identity, of.bundle, of.kind, "all", f"{_HOST}:1", "none", keys)])
             await host.register(users)
             async for tasks in host.tasks():
@@ -262,7 +270,7 @@ async def _measured() -> list[tuple[float, float, float, float, int]]:
                     )
                     plan = SumPlan.from_wire(rounds_pb2.SumPlan.FromString(payload or b""))
                     slots = [n for part in task.slots for n in range(part.first, part.first + part.count)]
-                    one = _item(slots[0], Purpose(plan.purpose), settings)
+                    one = _item(slots[0], Purpose(plan.purpose), settings, n_items)
                     items = [Item(one.kind, [slot], one.payload) for slot in slots]
                     same = _messages(task.round, items)
                     took = []
@@ -281,30 +289,31 @@ async def _measured() -> list[tuple[float, float, float, float, int]]:
                     if plan.purpose == Purpose.TRAIN.value:
                         bytes_ = sum(len(item.payload) for item in items)
                         found.append((took[2], took[3], took[0], took[1], bytes_))
-                        if len(found) == _WARM + _ROUNDS:
-                            return found[_WARM:]
+                        if len(found) == warm + rounds:
+                            return found[warm:]
     raise RuntimeError("the run ended too early")
 
 
-def _hash_seconds(bytes_: float) -> float:
+def _hash_seconds(bytes_: float, users: int) -> float:
     """Return the CPU seconds of the SHA-256 of so many bytes in items of that size, by both sides."""
-    item = bytes(int(bytes_ / _USERS))
+    item = bytes(int(bytes_ / users))
     return (
-        2 * _USERS * statistics.median(cpu_seconds(lambda: hashlib.sha256(item).digest()) for _ in range(50))
+        2 * users * statistics.median(cpu_seconds(lambda: hashlib.sha256(item).digest()) for _ in range(50))
     )
 
 
-def rows() -> Iterator[Row]:
+def rows(ask: Ask) -> Iterator[Row]:
     """Measure both, in turn."""
-    found = asyncio.run(_measured())
+    found = asyncio.run(_measured(ask))
     ours, cpu, theirs, their_cpu, bytes_ = (statistics.median(column) for column in zip(*found, strict=True))
-    hashes = _hash_seconds(bytes_)
+    users = ask.size(_USERS, 2)
+    hashes = _hash_seconds(bytes_, users)
     yield higher(
         "submit.stream",
         bytes_ / ours / 1e6,
         bytes_ / theirs / 1e6,
         "MB/s",
-        f"{_USERS} items of {bytes_ / _USERS / 1e3:.0f} kB in one stream, {len(found)} rounds; "
+        f"{users} items of {bytes_ / users / 1e3:.0f} kB in one stream, {len(found)} rounds; "
         "a bare grpc.aio stream of the same messages; target >= 0.6",
     )
     yield higher(

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.encrypted import Measured, measure
-from bench.rounds import data_set, settings_for
-from bench.rows import Row
+from bench.rounds import COHORT_OF_FEW, FEW, data_set, settings_for
+from bench.rows import Ask, Row
 from coterie.errors import PreflightError
 from coterie.telemetry.logs import configure
 
@@ -53,7 +53,7 @@ def _network_of_our_own() -> None:
         fcntl.ioctl(any_, 0x8914, struct.pack("16sh14x", b"lo", flags | 1))
 
 
-def _case(network: str, secure_sum: str, data: str | None) -> Measured:
+def _case(network: str, secure_sum: str, data: str | None, smallest: bool) -> Measured:
     """Measure one case, in this process."""
     _network_of_our_own()
     emulator = None
@@ -69,18 +69,20 @@ def _case(network: str, secure_sum: str, data: str | None) -> Measured:
         None if data is None else Path(data),
         "gmf",
         secure_sum,
-        rounds={"passes": 1000, "step_timeout_s": 600.0},
+        rounds={"passes": 1000, "step_timeout_s": 600.0, **(COHORT_OF_FEW if smallest else {})},
+        synthetic=FEW if smallest else None,
     )
     try:
-        return asyncio.run(measure(settings))
+        return asyncio.run(measure(settings, 0) if smallest else measure(settings))
     finally:
         if emulator is not None:
             emulator.send_signal(signal.SIGTERM)
             emulator.wait()
 
 
-def _measured(network: str, secure_sum: str, data: Path | None) -> dict[str, Any]:
-    command = [sys.executable, "-m", "bench.wan", json.dumps([network, secure_sum, data and str(data)])]
+def _measured(network: str, secure_sum: str, data: Path | None, smallest: bool) -> dict[str, Any]:
+    asked = [network, secure_sum, data and str(data), smallest]
+    command = [sys.executable, "-m", "bench.wan", json.dumps(asked)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise PreflightError(f"{network}, {secure_sum}: not measured", hint="see what it wrote above")
@@ -88,14 +90,14 @@ def _measured(network: str, secure_sum: str, data: Path | None) -> dict[str, Any
     return found
 
 
-def rows(data: Path | None) -> Iterator[Row]:
+def rows(ask: Ask) -> Iterator[Row]:
     """Measure rounds of 50 users at two hosts; a ratio is against the same sum on a network without delay."""
-    data = data_set(data)
+    data = data_set(ask.data)
     where = "synthetic data" if data is None else data.name
-    for secure_sum in SUMS:
+    for secure_sum in ask.size(SUMS, SUMS[1:2]):
         without = None
-        for network in NETWORKS:
-            found = _measured(network, secure_sum, data)
+        for network in ask.size([*NETWORKS], ["0", "20ms"]):
+            found = _measured(network, secure_sum, data, ask.smallest)
             seconds = sum(found["phases"].values())
             without = without or seconds
             most = max(found["phases"], key=lambda name: found["phases"][name])

@@ -3,6 +3,10 @@
 import functools
 import os
 
+# One thread of arithmetic, as services have: several tests run at once, and threads beyond the cores wait for each
+# other.  Read when numpy is imported, hence before all else.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import structlog
 from hypothesis import settings

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+from pydantic_core import ErrorDetails
 
 from coterie.errors import ConfigError
 
@@ -93,15 +94,16 @@ class SystemSettings(Model):
             When they are malformed, name something unknown, or a value is out of its range.
         """
         try:
-            return cls.model_validate_json(text, strict=True)
+            found = cls.model_validate_json(text, strict=True)
         except ValidationError as error:
-            found = "; ".join(
-                f"{'.'.join(map(str, one['loc'])) or 'all'}: {one['msg']}" for one in error.errors()
-            )
-            raise ConfigError(
-                f"the settings of the plan are not of {cls.__name__}: {found}",
-                hint="the peers may be of another release",
-            ) from error
+            raise _not_of(cls, "; ".join(map(_words, error.errors()))) from error
+        sent = set(json.loads(text))
+        # A key that is left out would be a default of this release, and perhaps another one of the sender's.
+        if missing := sorted(set(cls.model_fields) - cls.local - sent):
+            raise _not_of(cls, f"{', '.join(missing)}: missing")
+        if strange := sorted(sent & cls.local):
+            raise _not_of(cls, f"{', '.join(strange)}: no part of a plan")
+        return found
 
     def for_plan(self, run: Run, attributes: Sequence[str] = ()) -> str:
         """Return the settings as ``RunPlan.settings`` carries them, JSON.
@@ -187,3 +189,14 @@ class SystemSettings(Model):
     def masked_sums(self, run: Run, hosts: int) -> list[MaskedSum] | None:
         """Return the masked sums that a run forms; None for sums over cohorts of users."""
         return None
+
+
+def _words(problem: ErrorDetails) -> str:
+    return f"{'.'.join(map(str, problem['loc'])) or 'all'}: {problem['msg']}"
+
+
+def _not_of(settings: type[SystemSettings], why: str) -> ConfigError:
+    return ConfigError(
+        f"the settings of the plan are not of {settings.__name__}: {why}",
+        hint="the peers may be of another release",
+    )

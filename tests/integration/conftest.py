@@ -217,6 +217,19 @@ class ServiceProcess:
         with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
             await task
 
+    @contextlib.asynccontextmanager
+    async def asked(self, rpc: str, *requests: Any) -> AsyncIterator[None]:
+        """Wait at the end until requests of an RPC that were made meanwhile have reached the service."""
+
+        def received() -> float:
+            return self.metric("coterie_rpc_bytes_total", side="server", rpc=rpc, direction="in")
+
+        expected = await asyncio.to_thread(received) + sum(one.ByteSize() for one in requests)
+        yield
+        async with asyncio.timeout(START_S):
+            while await asyncio.to_thread(received) < expected:
+                await asyncio.sleep(0.02)
+
     def signal(self, number: signal.Signals) -> int:
         """Send a signal to this child and return its exit status; -9 for a kill."""
         self._child.send_signal(number)

@@ -41,6 +41,23 @@ STEPS = {
 SETTINGS = FedNcfSettings(model="gmf", dim=3, min_touch=1)
 
 
+async def at_once(cases):
+    """Await several cases that wait more than they work, by name; those that fail are all named.
+
+    Parameters
+    ----------
+    cases : mapping of str to coroutine
+    """
+    outcomes = await asyncio.gather(*cases.values(), return_exceptions=True)
+    failed = []
+    for name, outcome in zip(cases, outcomes, strict=True):
+        if isinstance(outcome, BaseException):
+            outcome.add_note(f"in the case: {name}")
+            failed.append(outcome)
+    if failed:
+        raise BaseExceptionGroup(f"{len(failed)} of {len(cases)} cases failed", failed)
+
+
 class Host:
     """A client host whose contributions are chosen by the test: every user's item 0 moves by 0.1 times its slot."""
 

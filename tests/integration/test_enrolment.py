@@ -36,6 +36,8 @@ from coterie.wire.v1.thirdparty_pb2_grpc import KeyDirectoryStub
 
 SOON_S = 15.0
 """Bound for what happens at once; far above it, far below the 20 s for which a call is held."""
+SHORT_S = 6.0
+"""A lifetime that is waited out: what has to come before its end comes in time on a machine that halts now and then."""
 
 
 async def reason_of(call):
@@ -84,6 +86,12 @@ def tls_files(folder, authority, role, name, *, now=None, days=1, trusted=None):
 
 
 # --- Enrolling ---------------------------------------------------------------------------------------------------
+
+
+async def clock_past(moment):
+    """Wait until the clock shows a later second than a moment, of which certificates and tokens know the second."""
+    while (left := moment + 1.0 - time.time()) > 0:
+        await asyncio.sleep(left)
 
 
 async def test_a_party_that_enrols_holds_a_certificate_and_countersigned_bundles(third_party):
@@ -139,10 +147,11 @@ async def test_an_expired_token_is_refused_unless_it_was_redeemed_in_time_with_t
     with pytest.raises(CertificateError, match="expired"):
         await third_party.enrol_with("client", third_party.settings("late", token))
 
-    short = third_party.token("client", "short", hours=2 / 3600)
+    short = third_party.token("client", "short", hours=SHORT_S / 3600)
+    ends = time.time() + SHORT_S
     settings = third_party.settings("short", short)
     first = await third_party.enrol_with("client", settings)
-    await asyncio.sleep(2.5)
+    await clock_past(ends)
     first.tls.chain.unlink()
     assert (await third_party.enrol_with("client", settings)).fingerprint == first.fingerprint
 
@@ -307,12 +316,12 @@ async def test_an_expired_certificate_cannot_connect(third_party, tmp_path):
 
 async def test_a_certificate_that_expires_on_an_open_connection_is_refused(third_party, tmp_path):
     authority = Authority.load(third_party.state)
-    almost_a_day_ago = datetime.now(UTC) - timedelta(days=1) + timedelta(seconds=4)
+    almost_a_day_ago = datetime.now(UTC) - timedelta(days=1) + timedelta(seconds=SHORT_S)
     directory = third_party.directory(
         tls_files(tmp_path / "tls", authority, "cos", "ending", now=almost_a_day_ago)
     )
     await directory.Lookup(LookupRequest())
-    await asyncio.sleep(5)
+    await clock_past(time.time() + SHORT_S)
     assert await reason_of(directory.Lookup(LookupRequest())) == "BAD_SIGNATURE"
 
 
@@ -326,9 +335,9 @@ async def test_revocation_ends_open_calls_refuses_the_next_and_wakes_everybody_w
     directory = third_party.directory(victim)
     held = await witness.Revocations(RevocationsRequest())
     hold = RevocationsRequest(held_revision=held.revision, hold_ms=20_000)
-    open_call = asyncio.create_task(reason_of(directory.Revocations(hold)))
-    waiting = asyncio.create_task(witness.Revocations(hold))
-    await asyncio.sleep(0.5)
+    async with third_party.asked("Revocations", hold, hold):
+        open_call = asyncio.create_task(reason_of(directory.Revocations(hold)))
+        waiting = asyncio.create_task(witness.Revocations(hold))
     assert not open_call.done()
     assert not waiting.done()
 
@@ -527,10 +536,9 @@ async def test_sigterm_answers_who_waits_and_ends_with_success(start_third_party
     service = start_third_party()
     directory = service.directory(await service.enrol("cos", "waiting"))
     held = await directory.Revocations(RevocationsRequest())
-    waiting = asyncio.create_task(
-        directory.Revocations(RevocationsRequest(held_revision=held.revision, hold_ms=20_000))
-    )
-    await asyncio.sleep(0.3)
+    hold = RevocationsRequest(held_revision=held.revision, hold_ms=20_000)
+    async with service.asked("Revocations", hold):
+        waiting = asyncio.create_task(directory.Revocations(hold))
     assert await asyncio.to_thread(service.stop) == 0
     assert await waiting == held
     assert (service.state / "account.json").is_file()

@@ -62,7 +62,7 @@ async def test_a_data_owner_whose_store_takes_no_writes_does_not_serve_and_still
     # Somebody else holds the file for longer than the ten seconds that a write waits.
     with owner.store_held("data_owner.db"):
         request = data_owner_pb2.FlushRequest(run_id=run)
-        flush = owner.channel(tls).stub(DataOwnerStub).Flush(request, timeout=15)
+        flush = owner.channel(tls).stub(DataOwnerStub).Flush(request, timeout=12)
         # The owner waits for its store as long as the caller does.
         assert await calls.code_of(flush) == grpc.StatusCode.DEADLINE_EXCEEDED
         await becomes(NOT_SERVING, tls, owner)

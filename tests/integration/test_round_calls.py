@@ -87,17 +87,18 @@ async def test_a_submission_waits_for_the_next_task_and_brings_it(world):
     (task,) = first.tasks
     plan = await left.plan(task.round.round)
 
-    async def submit(host):
+    async def submission(host):
         requests = [one async for one in host.requests([await contribution(host, plan, task)])]
         requests[0].poll.CopyFrom(
             wire.PollRequest(run_id=run.run, cursor=first.revision, hold_ms=15_000, attach=ALL)
         )
-        return await host.stub.Submit(iter(requests))
+        return requests
 
-    waiting = asyncio.create_task(submit(left))
-    await asyncio.sleep(0.3)
+    own = await submission(left)
+    async with run.cos.asked("Submit", *own):
+        waiting = asyncio.ensure_future(left.stub.Submit(iter(own)))
     assert not waiting.done()
-    await submit(right)
+    await right.stub.Submit(iter(await submission(right)))
     async with asyncio.timeout(SOON_S):
         response = await waiting
     assert response.accepted == 1
