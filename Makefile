@@ -103,6 +103,8 @@ soak: setup
 
 prove: soak fuzz
 	COTERIE_FULL=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/simulation
+	COTERIE_FULL=1 $(BIN)/python -m pytest -n 4 --dist loadgroup tests/processes
+	COTERIE_FULL=1 $(BIN)/python -m pytest tests/containers
 
 # Takes root, for disks that can be filled.
 faults: setup
