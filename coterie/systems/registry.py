@@ -301,7 +301,7 @@ def system_named(name: str) -> System:
     guess = nearest(name, systems())
     raise ConfigError(
         f"no system {name!r}; there are {', '.join(systems())}",
-        hint=f"did you mean {guess!r}?" if guess else None,
+        hint=f"did you mean {guess!r}?" if guess else "install the distribution that brings it",
     )
 
 

@@ -118,15 +118,18 @@ def trained(
     environment: Environment, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Trained]]:
     """Return one run in clear and one under a masked sum, trained at the same time."""
+    asked = {
+        "clear": ("federation.transcripts=true", "federation.attacks=true"),
+        "masked": ("secure_sum=masked",),
+    }
     runs = {
         secure_sum: Command(
             tmp_path_factory.mktemp(secure_sum),
-            "--set",
-            f"secure_sum={secure_sum}",
+            *(word for one in sets for word in ("--set", one)),
             config=CONFIG,
             python=environment.python,
         )
-        for secure_sum in ("clear", "masked")
+        for secure_sum, sets in asked.items()
     }
     try:
         made = {}
@@ -205,7 +208,7 @@ def test_what_it_recommends_is_what_its_settings_say(trained: dict[str, Trained]
 
 
 @pytest.mark.parametrize("secure_sum", ["clear", "masked"])
-def test_the_report_names_it_its_version_its_settings_and_who_may_see_what(
+def test_the_report_names_it_its_version_its_settings_and_its_rows(
     trained: dict[str, Trained], secure_sum: str
 ) -> None:
     one = trained[secure_sum]
@@ -213,15 +216,56 @@ def test_the_report_names_it_its_version_its_settings_and_who_may_see_what(
     assert one.report["versions"]["coterie-popular"] == "1.0.0"
     assert one.report["settings"]["popular"] == {"damping": DAMPING, "min_touch": MIN_TOUCH, "bits": 16}
     assert {"popularity", "random"} <= set(one.report["reference"])
-    declared = declared_in_rounds("hosts", secure_sum)
+    assert "Popular" in one.printed
+    assert "Popular" in (one.folder / "report.html").read_text()
+
+
+def test_the_report_says_who_may_see_what_as_the_plug_in_declares_it(trained: dict[str, Trained]) -> None:
+    one = trained["masked"]
+    declared = declared_in_rounds("hosts", "masked")
     told = one.report["visibility"]["cos/cos"]
     assert set(told) == set(KINDS)
     for kind, (may_see, _) in declared.items():
-        assert told[kind] == (
-            "may see" if may_see.get("cos") and may_see["cos"].allowed else "may not see"
-        ), kind
-    assert (told["host_update"] == "may see") is (secure_sum == "clear")
-    page = (one.folder / "report.html").read_text()
-    assert "Popular" in page
-    assert "may not see" in page
-    assert "Popular" in one.printed
+        allowed = "cos" in may_see and may_see["cos"].allowed
+        assert told[kind] == ("may see" if allowed else "may not see"), kind
+    assert told["host_update"] == "may not see"
+    assert "may not see" in (one.folder / "report.html").read_text()
+
+
+def test_what_was_seen_is_what_may_be_seen_and_the_attacks_of_the_plug_in_are_run(
+    trained: dict[str, Trained],
+) -> None:
+    one = trained["clear"]
+    declared = declared_in_rounds("hosts", "clear")
+    for party, told in one.report["visibility"].items():
+        for kind in (kind for kind, word in told.items() if word == "seen"):
+            assert party.partition("/")[0] in declared[kind][0], (party, kind)
+    assert one.report["visibility"]["cos/cos"]["host_update"] == "seen"
+    found = one.report["attacks"]["disaggregate"]
+    # The contributions of single hosts were there to be seen.
+    assert found["rounds"] == 9
+    assert 0.5 < found["popularity_auc"] < found["auc"]
+
+
+def test_where_the_plug_in_is_not_installed_a_run_of_it_is_refused_by_name(
+    trained: dict[str, Trained],
+) -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "coterie",
+            "recommend",
+            "--user",
+            "u3",
+            "--run",
+            trained["clear"].folder,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "no system 'popular'; there are drift, " in done.stderr

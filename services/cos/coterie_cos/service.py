@@ -30,6 +30,7 @@ from coterie.store import cos as store
 from coterie.store.engine import Term, Writer, failure, file_failure, open_sqlite
 from coterie.store.postgres import Place, bounded, open_postgres
 from coterie.store.room import MARGIN, has_room
+from coterie.systems import registry
 from coterie.systems.description import Driver
 from coterie.systems.registry import combination, driver_of, in_rounds, server_side
 from coterie.telemetry.gauges import Measure
@@ -133,6 +134,8 @@ class CosProcess:
         return contextlib.nullcontext() if self._limit_s is None else bounded(connection, self._limit_s)
 
     def _new(self, request: StartRunRequest) -> Run:
+        # A run that is taken up again may be of a system that was uninstalled: said so, or why it cannot be used.
+        registry.system_named(request.plan.system)
         meter, folder, revoked = self._runtime.guard.meter, self._settings.state, self._revocations.is_revoked
 
         def traffic() -> tuple[int, int]:
