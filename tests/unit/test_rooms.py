@@ -211,6 +211,10 @@ def test_outside_its_room_no_file_of_the_library_imports_a_room() -> None:
     assert imports_of_rooms("coterie") == []
 
 
+def test_outside_drift_folders_no_file_of_a_service_imports_a_room() -> None:
+    assert imports_of_rooms("services") == []
+
+
 # --- What every room has ------------------------------------------------------------------------------------------
 
 
