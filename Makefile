@@ -27,9 +27,8 @@ DATA ?=
 SEED ?= 5
 FAULTS ?= 350
 MESSAGES ?= 100000
-KERNEL ?= Haswell
-# Tests wait for services and clocks as much as they work: two at a time for each core.
-WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 4 ? 2 * cores : 8)))
+# Tests wait for services and clocks, too: three at a time for two cores keep both busy.
+WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 6 ? cores + (cores + 1) / 2 : 8)))
 
 .PHONY: help setup run test test-kernels lint format proto docs bench peers prove soak faults fuzz tables audit manifests lock clean
 
