@@ -26,6 +26,7 @@ from coterie.rounds.conductor import Conductor, Population, model_to_bytes
 from coterie.rounds.training import Purpose, Training
 from coterie.secure_sum.clear import ClearServer
 from coterie.secure_sum.plan import SumPlan
+from coterie.secure_sum.steps import STEP_IN_TASK
 from coterie.store import client as store
 from coterie.store.engine import Writer, open_sqlite
 from coterie.systems.fedncf.mathematics import initial
@@ -192,7 +193,7 @@ class Stand:
 
     async def asked(self, task: wire.Task) -> None:
         """Let the host answer a task that the server gave just now."""
-        await self.rounds._asked(task, time.monotonic())
+        await self.rounds._asked(task, STEP_IN_TASK[task.step], time.monotonic())
 
     def receipts(self) -> tuple[dict[tuple[int, str], int], list[str]]:
         with self.engine.connect() as connection:
@@ -262,7 +263,7 @@ async def test_a_task_older_than_the_answer_is_not_answered_again_and_a_newer_on
     async with host_in(world) as stand:
         task, before = world.open(1), time.monotonic()
         await stand.asked(task)
-        await stand.rounds._asked(task, before)
+        await stand.rounds._asked(task, STEP_IN_TASK[task.step], before)
         assert len(world.sent) == 1
         await stand.asked(task)
         assert len(world.sent) == 2
@@ -359,7 +360,7 @@ async def test_a_higher_round_closes_the_one_before_and_its_contributions_go(tmp
         await stand.asked(world.open(2))
         assert {entry.joined for entry in stand.journal().values()} == {2}
         await stand.rounds.finished()
-        await stand.rounds._work()
+        await stand.rounds.run()
         assert {entry.length for entry in stand.journal().values()} == {0}
         # A number that is not above the last one is refused, also when a server says so.
         await stand.asked(world.open(2))
@@ -454,7 +455,7 @@ async def test_a_host_says_once_that_it_declines_and_again_when_it_is_asked_agai
     async with host_in(world) as stand:
         task, before = world.open(1, secure_sum="masked"), time.monotonic()
         await stand.asked(task)
-        await stand.rounds._asked(task, before)
+        await stand.rounds._asked(task, STEP_IN_TASK[task.step], before)
         assert world.declined == [(1, [3, 4, 5, 8])]
         # A server that was restarted has forgotten it.
         await stand.asked(task)
