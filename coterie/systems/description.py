@@ -1,6 +1,6 @@
-"""The description of a learning system: everything that the rest of the house asks of it.
+"""Description of a learning system, which the server, the hosts and the command line read.
 
-A room's ``__init__`` holds one `System`.  No module outside the room knows the system's name.
+Each system is a package whose ``__init__`` holds one `System`.  No module outside that package knows the system's name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["IN_ROUNDS", "DataNeeds", "Driver", "System"]
 
 
 class Driver(Enum):
-    """Machine by which the orchestration server drives a form of a system."""
+    """Schedule by which the orchestration server drives one form of a system."""
 
     ROUNDS = "rounds"
     """Rounds over cohorts of users: hosts contribute, a sum is applied."""
@@ -38,7 +38,7 @@ class Driver(Enum):
 
 @dataclass(frozen=True)
 class DataNeeds:
-    """What a system is given of a data set.
+    """Kinds of data that a system asks for; they decide what hosts and data owners are given.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ def _no_objection(form: str, secure_sum: str) -> str:
 
 @dataclass(frozen=True)
 class System:
-    """A learning system.
+    """Learning system, as its package describes it to the server, the hosts and the command line.
 
     Attributes
     ----------
@@ -140,9 +140,9 @@ class System:
 
     @property
     def in_rounds(self) -> bool:
-        """Whether its forms are driven by rounds over cohorts of users."""
+        """Whether the system is trained in rounds over cohorts of users."""
         return Driver.ROUNDS in self.forms.values()
 
 
 IN_ROUNDS: Mapping[str, Driver] = MappingProxyType({"hosts": Driver.ROUNDS, "users": Driver.ROUNDS})
-"""Forms of a system in rounds: who the parties are."""
+"""Forms of a system in rounds: the members of a sum are hosts, or single users."""

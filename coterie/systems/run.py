@@ -1,4 +1,4 @@
-"""The parts of a run's configuration that every system shares: data, split, rounds, encryption, federation.
+"""Configuration of a run that all systems share: data, split, rounds, encryption, federation.
 
 `Run` is a run without the tables of the systems; `coterie.config.run.RunSettings` adds a table for each system that
 is registered.
@@ -225,7 +225,7 @@ class EncryptionSettings(Model):
 
     @property
     def terms(self) -> KeyTerms:
-        """What the run asks of its keys."""
+        """Requirements of the run for its Paillier keys, which parties check."""
         return KeyTerms(bits=self.bits, comparison=self.comparison)
 
 
@@ -321,7 +321,7 @@ class Run(Model):
         return cast(SystemSettings, getattr(self, self.description.table))
 
     def table(self, kind: type[S]) -> S:
-        """Return the table of a system by the class of its settings, of whatever system the run is.
+        """Return the settings of any system by their class, whichever system the run trains.
 
         Raises
         ------
@@ -345,10 +345,10 @@ class Run(Model):
 
     @property
     def driver(self) -> Driver:
-        """The machine by which the orchestration server drives the run."""
+        """Schedule by which the orchestration server drives the run."""
         return self.description.forms[self.form]
 
     @property
     def sparse(self) -> bool:
-        """Whether contributions to training leave out what has nothing in it."""
+        """Whether contributions to training leave out ciphertexts that hold only zeros."""
         return self.encryption.sparse and self.secure_sum in KEYED

@@ -1,4 +1,4 @@
-"""Base classes of configuration: `Model` for every table of a file, `SystemSettings` for a learning system's table."""
+"""Base classes of configuration: `Model` for every table of a file, `SystemSettings` for a system's table."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Model(BaseModel):
 
 @dataclass(frozen=True)
 class SideInformation:
-    """What a system learns from beside interactions, as a run's settings ask for it.
+    """Side information (attributes of users, features of items) that a run's settings ask for.
 
     Attributes
     ----------
@@ -77,10 +77,10 @@ class SystemSettings(Model):
     model_config = ConfigDict(allow_inf_nan=False)
 
     local: ClassVar[frozenset[str]] = frozenset()
-    """Keys that stay with whoever starts the run: no part of its plan."""
+    """Keys that only the launcher of a run reads: they are no part of its plan."""
 
     def to_json(self) -> str:
-        """Return the settings that everybody in a run must agree on, JSON: equal settings are equal texts."""
+        """Return the settings that all parties of a run must share, as JSON: equal settings give equal texts."""
         plain = self.model_dump(mode="json", exclude=set(self.local))
         return json.dumps(plain, sort_keys=True, separators=(",", ":"))
 
@@ -123,22 +123,22 @@ class SystemSettings(Model):
 
     @property
     def variant(self) -> str:
-        """Which of the system's models or presets is run; empty where there is one."""
+        """Name of the model or preset among the system's; empty where there is only one."""
         return ""
 
     def label(self, run: Run) -> str:
-        """Return the name of what is run, for a reader: the system's, or that of its model."""
+        """Return the name to show for a run: the system's title, or that of its model."""
         return run.description.title
 
     @property
     @abstractmethod
     def width(self) -> int:
-        """How many values a row of the model has."""
+        """Number of values in a row of the model."""
 
     @property
     @abstractmethod
     def room(self) -> int:
-        """Largest number of users over which a sum of training has room."""
+        """Largest number of users in a sum of training whose codes cannot overflow."""
 
     @property
     def rating_range(self) -> tuple[float, float] | None:
@@ -147,12 +147,12 @@ class SystemSettings(Model):
 
     @property
     def catalogue_owners(self) -> int:
-        """Number of data owners over which items are divided, of systems that do not divide them by genre."""
+        """Number of data owners among which items are divided, unless the system divides them by genre."""
         return 1
 
     @property
     def side_information(self) -> SideInformation | None:
-        """What the system learns from beside interactions; None where that is nothing."""
+        """Side information that the system learns from; None where it learns from interactions only."""
         return None
 
     def passes(self, run: Run) -> int:
@@ -164,22 +164,22 @@ class SystemSettings(Model):
         return "users" if run.rounds.party_per_user else "hosts"
 
     def problems(self, run: Run) -> list[str]:
-        """Return what of a run does not go together with these settings, a sentence each."""
+        """Return the conflicts between a run and these settings, a sentence each."""
         return []
 
     def sparse_problems(self, run: Run) -> list[str]:
-        """Return why contributions cannot leave out what has nothing in it, a sentence each."""
+        """Return why contributions cannot leave out ciphertexts of zeros, a sentence each."""
         return [
             f"encryption.sparse with system {run.system!r}: its users have something everywhere, or rows are divided "
             "by counts of the same sum"
         ]
 
     def narrower(self, run: Run) -> str:
-        """Return which settings would leave room for sums over more users, in words."""
+        """Return, in words, which settings to change so that a sum may have more users."""
         return f"fewer {run.description.table}.bits"
 
     def warnings(self, run: Run) -> list[str]:
-        """Return what the cohorts and settings of a run give away, a sentence each."""
+        """Return warnings about what the cohorts and settings of a run disclose, a sentence each."""
         return []
 
     def protection(self, run: Run, hosts: int) -> dict[str, Any] | None:

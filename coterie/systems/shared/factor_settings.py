@@ -1,4 +1,4 @@
-"""Settings of factorisations: `FactorSettings` for `coterie.systems.shared.factors`, and types of keys in common."""
+"""Settings of matrix factorisations: `FactorSettings`, and types of keys that systems have in common."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class FactorSettings(SystemSettings):
     ``ridge`` :math:`\lambda_2`.  The weight :math:`c_{ij}` of a rated item is 1.  ``weights`` says what it is for an
     unrated one: 0; ``uncertainty``, :math:`\alpha`; or :math:`\alpha` if the item is among the user's sampled ones
     (36), of which there are at least ``samples``, :math:`\rho`, for each rated one.  With ``resample`` they are exactly
-    so many, uniform and anew in each round: who sees two rounds knows the rated ones, as they are the intersection.
+    so many, uniform and anew in each round: an observer of two rounds knows the rated ones, their intersection.
 
     With ``update`` "semi-als" :math:`p_i` and :math:`V` are solved for; with "sgd" they take a step along their
     gradient, of size :math:`\gamma`: ``private_rate`` in (9), ``feature_rate`` in (12).  Gradients are sums over the
@@ -111,12 +111,12 @@ class FactorSettings(SystemSettings):
 
     @property
     def width(self) -> int:
-        """How many values a row of the model has."""
+        """Number of values in a row of the model."""
         return self.factors
 
     @property
     def room(self) -> int:
-        """Largest number of users over which a sum of training has room."""
+        """Largest number of users in a sum of training whose codes cannot overflow."""
         return room_for(self.bits)
 
     @property
@@ -126,7 +126,7 @@ class FactorSettings(SystemSettings):
 
 
 def check_range(lowest: float, highest: float) -> None:
-    """Check a range of ratings.
+    """Check that a range of ratings does not end before it begins.
 
     Raises
     ------
@@ -140,5 +140,5 @@ def check_range(lowest: float, highest: float) -> None:
 
 
 def room_for(bits: int) -> int:
-    """Return the largest number of users over which a sum of codes of so many bits has room."""
+    """Return the largest number of users whose codes of so many bits can be summed without overflow."""
     return Layout((Segment("items", (1,), 1.0, bits),)).capacity

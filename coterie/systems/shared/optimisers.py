@@ -1,4 +1,4 @@
-r"""How a model moves: server optimisers over averaged updates, and what clients add to their steps.
+r"""Optimisers: the server's, over averaged updates, and the corrections of clients' local steps.
 
 A *change* is the average of what the participants of a round did to the model, :math:`\Delta`.  The server optimisers
 are those of Reddi et al., *Adaptive Federated Optimization* (2021), Alg. 2, and McMahan et al. (2017):
@@ -45,7 +45,7 @@ Arrays = dict[str, NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class ServerOptimiser:
-    r"""Which server optimiser, and its settings.
+    r"""Name and settings of a server optimiser.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ class ServerOptimiser:
 
     @property
     def keeps_moments(self) -> bool:
-        """Whether there is a state between rounds."""
+        """Whether the optimiser keeps moments between rounds."""
         return self.name not in ("fedsgd", "fedavg")
 
 
@@ -112,7 +112,7 @@ def step(
     optimiser : ServerOptimiser
     model : mapping of str to ndarray of float32
     state : mapping of str to ndarray of float32
-        Of `initial_state`, or what the last round left.
+        State from `initial_state`, or from the last round.
     change : mapping of str to ndarray
         :math:`\Delta` for every array of the model.
     factor : float
@@ -195,7 +195,7 @@ def add_proximal(
 ) -> None:
     r"""Add the derivative of :math:`\frac{\mu}{2} |w - w^t|^2` in place (FedProx, (2)).
 
-    It keeps a client near the model that it fetched, so that clients may do different amounts of work.
+    The term keeps a client near the model that it fetched, so that clients may do different amounts of work.
     """
     gradient += np.float32(mu) * (value - start)
 
@@ -203,7 +203,7 @@ def add_proximal(
 def corrected(
     gradient: NDArray[np.float32], own: NDArray[np.float32], common: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Return the gradient less the client's drift: ``g - c_i + c`` (SCAFFOLD, Alg. 1, line 10)."""
+    """Return the gradient corrected for the client's drift: ``g - c_i + c`` (SCAFFOLD, Alg. 1, line 10)."""
     return gradient - own + common
 
 
