@@ -84,7 +84,7 @@ class HeldRows:
         return Released(items, gradient, tuple(frozenset(self.contributors.pop(item)) for item in ready))
 
     def put_back(self, released: Released) -> None:
-        """Hold released rows again, where their window was abandoned."""
+        """Hold released rows again that did not leave the owner after all."""
         self.gradient[released.items] += released.gradient
         for item, users in zip(released.items.tolist(), released.contributors, strict=True):
             self.contributors.setdefault(item, set()).update(users)

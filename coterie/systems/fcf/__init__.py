@@ -1,4 +1,4 @@
-"""FCF: federated collaborative filtering of implicit feedback, users' factors solved for."""
+"""FCF: federated collaborative filtering of implicit feedback; users' factors are solved for in each round."""
 
 from __future__ import annotations
 

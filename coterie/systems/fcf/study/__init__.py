@@ -1,4 +1,4 @@
-"""References and attacks of FCF."""
+"""Study of FCF: references and attacks."""
 
 from __future__ import annotations
 
