@@ -77,9 +77,9 @@ class Failure:
     name : str
         Name of its entry point.
     distribution : str
-        What it came with, name and version.
+        Name and version of the distribution that it came with.
     why : str
-        What is wrong.
+        Reason why the system cannot be used.
     """
 
     name: str
@@ -99,9 +99,9 @@ class Combination:
     system, secure_sum : str
     allowed : bool
     why : str
-        What the sum gives, or why the two do not go together.
+        Description of what the sum hides, or the reason why the two do not go together.
     form : str
-        Form of the system, where that makes a difference.
+        Form of the system, where forms differ; else empty.
     """
 
     system: str
@@ -118,11 +118,11 @@ class Discovered:
     Attributes
     ----------
     systems : mapping of str to System
-        By name, ours first.
+        Usable systems by name, those of Coterie first.
     distributions : mapping of str to str
-        What each of them came with, name and version.
+        Name and version of each one's distribution, by the system's name.
     failures : tuple of Failure
-        Those that cannot be used.
+        Systems that cannot be used.
     """
 
     systems: Mapping[str, System]
@@ -135,13 +135,13 @@ def discover() -> Discovered:
     loaded: dict[str, System] = {}
     distributions: dict[str, str] = {}
     failed: list[Failure] = []
-    # Ours first, so that nobody takes a name of ours.
+    # Coterie's own systems come first, so that no plug-in takes one of their names.
     points = sorted((_distribution(point), point.name, point.value) for point in _points())
     for distribution, name, value in sorted(points, key=lambda one: not one[0].startswith(f"{_OURS} ")):
         try:
             system = metadata.EntryPoint(name, value, GROUP).load()
             _check(name, system, loaded, distributions)
-        # A plug-in is anybody's code: whatever it raises, the other systems go on working.
+        # A plug-in is foreign code: the other systems go on working whatever it raises.
         except (Exception, SystemExit) as error:
             failed.append(Failure(name, distribution, _words(error)))
             continue
@@ -177,7 +177,7 @@ def _check(name: str, system: object, loaded: Mapping[str, System], distribution
     Raises
     ------
     ConfigError
-        It is no system, has the name or the table of another one, or lacks what a system must have.
+        The object is no system, has the name or the table of another one, or lacks a required part.
     """
     if not isinstance(system, System):
         raise ConfigError(
@@ -220,7 +220,7 @@ def _check_sides(system: System) -> None:
 
 def _check_table(system: System, loaded: Mapping[str, System], distributions: Mapping[str, str]) -> None:
     """Check a system's table of settings, and the defaults that it sets in other tables."""
-    # A run's own tables are beside those of systems; the module reads this one.
+    # Imported here, as the module of a run imports this one.
     from coterie.systems.run import Run
 
     table, settings = system.table, system.settings
@@ -263,7 +263,7 @@ def _check_declared(system: System) -> None:
 
 
 def systems() -> Mapping[str, System]:
-    """Return the systems that can be used, by name, ours first."""
+    """Return the systems that can be used, by name, those of Coterie first."""
     return _discovered().systems
 
 
@@ -393,7 +393,7 @@ def host_side(
     system, settings, seed
         As in the plan of the run.
     data : HostData
-        What the users have.
+        Data of the host's users.
     keys : ndarray of uint64, shape (users,)
         Each user's own number, which nobody else knows.
     keep : callable
@@ -416,7 +416,7 @@ def asks_owners(system: str) -> bool:
 
 
 def ratings_of(system: str, settings: str) -> tuple[float, float] | None:
-    """Return the lowest and the highest rating that a system learns from; None where it learns from none.
+    """Return the lowest and the highest rating that a system learns from; None where it learns from no ratings.
 
     Raises
     ------

@@ -282,7 +282,7 @@ class StudySettings(Model):
 
 
 class Run(Model):
-    """A run without the tables of the systems: data, rounds, federation, seeds."""
+    """Settings of a run without the tables of systems: data, rounds, federation, seeds."""
 
     name: Label = Field("run", description="Name of the run; part of its id.")
     system: str = Field(description="Learning system.")
@@ -312,12 +312,12 @@ class Run(Model):
 
     @property
     def description(self) -> System:
-        """The description of the run's system."""
+        """Description of the run's system."""
         return system_named(self.system)
 
     @property
     def own(self) -> SystemSettings:
-        """The settings of the run's system."""
+        """Settings of the run's system."""
         return cast(SystemSettings, getattr(self, self.description.table))
 
     def table(self, kind: type[S]) -> S:
@@ -334,13 +334,13 @@ class Run(Model):
         raise TypeError(f"a run has no table of {kind.__name__}")
 
     def with_table(self, table: SystemSettings) -> Self:
-        """Return the run with other settings of one system."""
+        """Return a copy of the run with other settings of one system."""
         names = [name for name in type(self).model_fields if type(getattr(self, name)) is type(table)]
         return self.model_copy(update={names[0]: table})
 
     @property
     def form(self) -> str:
-        """Form of the system, as the plan names it."""
+        """Name of the system's form, as in the plan."""
         return self.own.form_in(self)
 
     @property

@@ -39,7 +39,7 @@ class SideInformation:
     attributes : bool
         Whether hosts are given the attributes of their users.
     features : {"known", "genres", "genome", "none"}
-        What data owners know of items.
+        Features of items that data owners are given.
     genome : Path or None
         Folder with MovieLens' ``genome-scores.csv``; the data set's own when None.
     """
@@ -51,15 +51,15 @@ class SideInformation:
 
 @dataclass(frozen=True)
 class MaskedSum:
-    """One kind of masked sum that a run forms: how many members it has, and what a lost one costs.
+    """Kind of masked sum that a run forms: its number of members, and what happens when it is abandoned.
 
     Attributes
     ----------
     members : int
     who : str
-        What the members are, in words.
+        Kind of the members, in words.
     otherwise : str
-        What happens when the sum is abandoned, in words.
+        Consequence of an abandoned sum, in words.
     """
 
     members: int
@@ -70,7 +70,7 @@ class MaskedSum:
 class SystemSettings(Model):
     """Settings of one learning system: a table in the file of a run.
 
-    A subclass declares the fields and answers what depends on them.  The defaults of these answers are those of a
+    A subclass declares the fields and overrides the properties and methods that depend on them, whose defaults suit a
     system in rounds without ratings or side information.
     """
 
@@ -91,14 +91,14 @@ class SystemSettings(Model):
         Raises
         ------
         ConfigError
-            When they are malformed, name something unknown, or a value is out of its range.
+            When the settings are malformed, have an unknown or a missing key, or a value is out of its range.
         """
         try:
             found = cls.model_validate_json(text, strict=True)
         except ValidationError as error:
             raise _not_of(cls, "; ".join(map(_words, error.errors()))) from error
         sent = set(json.loads(text))
-        # A key that is left out would be a default of this release, and perhaps another one of the sender's.
+        # A missing key would get the default of this release, which may differ from the sender's.
         if missing := sorted(set(cls.model_fields) - cls.local - sent):
             raise _not_of(cls, f"{', '.join(missing)}: missing")
         if strange := sorted(sent & cls.local):
@@ -111,9 +111,9 @@ class SystemSettings(Model):
         Parameters
         ----------
         run : Run
-            The run that they are part of.
+            Run that the settings are part of.
         attributes : sequence of str
-            Names of the users' attributes, of systems that learn from them.
+            Names of the users' attributes, for systems that learn from them.
         """
         return self.to_json()
 
@@ -142,7 +142,7 @@ class SystemSettings(Model):
 
     @property
     def rating_range(self) -> tuple[float, float] | None:
-        """Lowest and highest rating that the system learns from; None where it learns from none."""
+        """Lowest and highest rating that the system learns from; None where it learns from no ratings."""
         return None
 
     @property
@@ -160,7 +160,7 @@ class SystemSettings(Model):
         return run.rounds.passes
 
     def form_in(self, run: Run) -> str:
-        """Return the form of the system, as the plan names it: whether hosts or users are the parties."""
+        """Return the form of the system, as the plan names it: ``users`` or ``hosts``, the members of sums."""
         return "users" if run.rounds.party_per_user else "hosts"
 
     def problems(self, run: Run) -> list[str]:
@@ -183,11 +183,11 @@ class SystemSettings(Model):
         return []
 
     def protection(self, run: Run, hosts: int) -> dict[str, Any] | None:
-        """Return what the sums of a run protect (`coterie.studies.protection`); None for sums over cohorts of users."""
+        """Describe what the sums of a run protect (`coterie.studies.protection`); None for a system in rounds."""
         return None
 
     def masked_sums(self, run: Run, hosts: int) -> list[MaskedSum] | None:
-        """Return the masked sums that a run forms; None for sums over cohorts of users."""
+        """Return the kinds of masked sums that a run forms; None for a system in rounds."""
         return None
 
 

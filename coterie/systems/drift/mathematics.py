@@ -394,7 +394,7 @@ def owner_order(seed: int, owner: int, epoch: int, n_blocks: int) -> NDArray[np.
     Parameters
     ----------
     seed : int
-        Of the run, at least 0.
+        Seed of the run, at least 0.
     owner : int
         Slot of the owner, at least 0.
     epoch : int

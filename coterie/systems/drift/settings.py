@@ -89,7 +89,7 @@ class DriftSettings(SystemSettings):
         Raises
         ------
         ConfigError
-            When they are malformed, name something unknown, or a value is out of its range.
+            When the settings are malformed, have an unknown key, or a value is out of its range.
         """
         try:
             found = {name: getattr(plan, name) for name in _IN_FIELDS}
@@ -173,7 +173,7 @@ class DriftSettings(SystemSettings):
         return found
 
     def protection(self, run: Run, hosts: int) -> dict[str, Any] | None:
-        """Return what the windows of DRIFT's shielded form protect."""
+        """Describe what the windows of DRIFT's shielded form protect."""
         masked = run.secure_sum == "masked"
         found: dict[str, Any] = {"sum": run.secure_sum, "parties": "data owners", "warnings": []}
         rows = f"rows with at least {self.k_min} users behind them"

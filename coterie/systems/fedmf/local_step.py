@@ -100,7 +100,7 @@ def local_step(
     factors : ndarray of float32, shape (users, K)
         Factors that the users kept from their last round.
     seed, round_ : int
-        Of the run; at least 0.
+        Seed of the run, and number of the round; at least 0.
     allowed : ndarray of bool, shape (n_items,), optional
         Open items; all if left out.
 

@@ -33,7 +33,7 @@ class FedMfServer(RatedServer):
     settings : FedMfSettings
     n_items : int
     seed : int
-        Of the run.
+        Seed of the run.
     groups : int
         Groups of the population.
     """

@@ -29,7 +29,7 @@ class FedMvmfOwner:
     features : AttributeTable
         Features of the items, a row for each.
     seed : int
-        Of the run.
+        Seed of the run.
 
     Raises
     ------

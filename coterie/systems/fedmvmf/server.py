@@ -35,7 +35,7 @@ class FedMvmfServer(FactorServer):
     plan : FedMvmfPlan
     n_items : int
     seed : int
-        Of the run.
+        Seed of the run.
     groups : int
         Groups of the population.
     """

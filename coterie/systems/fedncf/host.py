@@ -42,7 +42,7 @@ class FedNcfHost:
     private : Private
         Private arrays, a slot for each user; changed in place.
     seed : int
-        Of the run.
+        Seed of the run.
     measured : dict of str to ndarray of float64, shape (users,)
         Metrics as they were last measured for a contribution.
     """

@@ -152,7 +152,7 @@ def local_step(
     keys : sequence of int
         Each user's own number, at least 0, which nobody else knows.
     seed, round_ : int
-        Of the run; at least 0.
+        Seed of the run, and number of the round; at least 0.
     global_round : float
         Global rounds before this round.
     allowed : ndarray of bool, shape (n_items,), optional

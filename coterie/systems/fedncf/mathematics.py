@@ -274,7 +274,7 @@ def apply(
         With ``touch = "once"``: divisor of each row (numbers below 1 count as 1).  If left out, rows are divided by
         ``users``, which only an optimiser that rescales allows.
     population : int, optional
-        With SCAFFOLD: number of all participants.
+        Number of all participants; used by SCAFFOLD only.
 
     Returns
     -------

@@ -189,7 +189,7 @@ class Gradients:
     ----------
     loss : ndarray of float32, shape (users,)
     private : ndarray of float32, shape (users, width, 1) or (users, width, instances)
-        Of the shape of the private embeddings given.
+        Derivative by the private embeddings, of their shape.
     rows : ndarray of float32, shape (users, width, instances)
     network : ndarray of float32, shape (users, network_size)
     """

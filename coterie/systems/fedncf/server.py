@@ -34,7 +34,7 @@ class FedNcfServer:
     settings : FedNcfSettings
     n_items : int
     seed : int
-        Of the run.
+        Seed of the run.
     groups : int
         Groups of the population.
     """

@@ -45,7 +45,7 @@ class FactorHost(RatedHost):
     keys : ndarray of uint64, shape (users,)
         Each user's own number, which nobody else knows.
     seed : int
-        Of the run.
+        Seed of the run.
     keep : callable
         Takes initial private arrays, ``factors``, float32 (users, K); returns the stored ones, if any.  Only SGD
         reads them.

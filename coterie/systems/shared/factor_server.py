@@ -28,7 +28,7 @@ class FactorServer(RatedServer):
     settings : FactorSettings
     layouts : Layouts
     seed : int
-        Of the run.
+        Seed of the run.
     groups : int
         Groups of the population.
     n_attributes : int

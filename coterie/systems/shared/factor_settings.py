@@ -44,7 +44,8 @@ MinTouch = Annotated[
 class FactorSettings(SystemSettings):
     r"""Settings of a factorisation of ratings; the defaults are those of PrivMVMF (table 2), sampling apart.
 
-    FedMVMF extends them.  FCF and FedMF build an instance for first factors, layout, checks and, in FCF, every step.
+    FedMVMF extends this class.  FCF and FedMF build an instance for initial factors, layout, checks and, in FCF, every
+    step.
 
     Notes
     -----
@@ -54,7 +55,7 @@ class FactorSettings(SystemSettings):
     (36), of which there are at least ``samples``, :math:`\rho`, for each rated one.  With ``resample`` they are exactly
     so many, uniform and anew in each round: an observer of two rounds knows the rated ones, their intersection.
 
-    With ``update`` "semi-als" :math:`p_i` and :math:`V` are solved for; with "sgd" they take a step along their
+    Under ``update`` "semi-als" :math:`p_i` and :math:`V` are solved for; under "sgd" they take a step along their
     gradient, of size :math:`\gamma`: ``private_rate`` in (9), ``feature_rate`` in (12).  Gradients are sums over the
     items of a user and over all items, so stable rates are small.  ``server`` moves :math:`Q` and :math:`U`.
 

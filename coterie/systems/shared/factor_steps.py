@@ -193,10 +193,10 @@ def sample(
     keys : sequence of int
         Each user's own number, at least 0, which nobody else knows.
     settings : FactorSettings
-        With weights other than ``sampled`` nothing is drawn.
+        Nothing is drawn for weights other than ``sampled``.
     n_items : int
     seed : int
-        Of the run, at least 0.
+        Seed of the run, at least 0.
     popularity : ndarray of float, shape (n_items,), optional
         Public number of raters of each item, by which sampled items look like rated ones; the same during a run.
         Uniform if left out.
@@ -275,7 +275,7 @@ def local_step(
     keys : sequence of int
         Each user's own number, at least 0, which nobody else knows.
     seed, round_ : int
-        Of the run; at least 0.
+        Seed of the run, and number of the round; at least 0.
     factors : ndarray of float32, shape (users, K), optional
         Factors that the users kept from their last round; needed with SGD.
     allowed : ndarray of bool, shape (n_items,), optional
@@ -353,7 +353,7 @@ def check_user(
         Position of the user, for the error.
     settings : FactorSettings
     n_items, n_attributes : int
-        Of the model.
+        Numbers of items and of user attributes of the model.
 
     Raises
     ------

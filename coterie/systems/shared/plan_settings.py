@@ -30,14 +30,14 @@ def settings_from_json(text: str, system: str, build: Callable[[dict[str, Any]],
     text : str
         As a peer sent it.
     system : str
-        Whose settings they are, for the error.
+        Name of the system, for the error.
     build : callable
         Builds the settings from the parsed object.
 
     Raises
     ------
     ConfigError
-        When they are malformed, name something unknown, or a value is out of its range.
+        When the settings are malformed, have an unknown key, or a value is out of its range.
     """
     try:
         return build(json.loads(text))

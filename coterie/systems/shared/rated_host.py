@@ -44,7 +44,7 @@ class RatedHost(ABC):
     keys : ndarray of uint64, shape (users,)
         Each user's own number, which nobody else knows.
     seed : int
-        Of the run.
+        Seed of the run.
     users : sequence of UserData
         Training data of each user.
 

@@ -61,7 +61,7 @@ class RatedServer(ABC):
     min_touch : int
         Fewest users of a group that must have rated an item for the group to train it.
     seed : int
-        Of the run.
+        Seed of the run.
     groups : int
         Groups of the population.
     """

@@ -68,7 +68,7 @@ def _reference(name: str, settings: RunSettings, feed: Feed, seed: int) -> Refer
 
 
 def _trained(history: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> Trained:
-    # Of several evaluations in an epoch the last one, at its end, counts.
+    # The last evaluation in an epoch, at its end, counts.
     by_epoch = {entry["epoch"]: entry for entry in history}
     ends = [
         {"step": epoch, "train_loss": entry["train_loss"], "metrics": entry["metrics"]}

@@ -86,7 +86,7 @@ def predicted_by(made: InProcess, feed: Feed, hosts: int, seed: int) -> ScoreAll
     hosts : int
         Number of hosts over which the users were spread.
     seed : int
-        Of the run.
+        Seed of the run.
 
     Returns
     -------

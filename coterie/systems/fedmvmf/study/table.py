@@ -91,7 +91,7 @@ def trained_of(settings: RunSettings, known: Mapping[str, Any]) -> Trained:
     Parameters
     ----------
     settings : RunSettings
-        Of the run.
+        Settings of the run.
     known : mapping
         `InProcess.known`.
     """

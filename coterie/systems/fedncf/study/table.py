@@ -78,7 +78,7 @@ def exact_touch(model: str) -> str:
 
 
 def with_cohort(model: str, participants: int) -> str:
-    """Return the name of the row of table 3: the paper's settings with so many participants in an aggregation round."""
+    """Return the name of the row of table 3: the paper's settings with so many participants in a round."""
     return printed(model) if participants == _COHORT else f"fed-{model}-c{participants}"
 
 
@@ -97,7 +97,7 @@ def _epochs_label(count: int) -> str:
 
 
 def random_order(model: str) -> str:
-    """Return the name of the row of figure 6: the paper's settings with cohorts drawn anew in each aggregation round."""
+    """Return the name of the row of figure 6: the paper's settings with cohorts drawn anew in each round."""
     return f"fed-{model}-random-order"
 
 

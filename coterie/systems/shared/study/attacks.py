@@ -35,13 +35,13 @@ from coterie.systems.shared.rated_server import Layouts
 __all__ = ["RatedTruth", "report"]
 
 _USERS = 100
-"""Users who are attacked one by one, spread over all."""
+"""Most users who are attacked one by one, spread evenly over all."""
 
 _SUMS = 8
-"""Sums that are attacked, the last ones over different users."""
+"""Most sums that are attacked: the last ones, over different sets of users."""
 
 _ROUNDS = 5
-"""Rounds of a user that are intersected."""
+"""Most rounds of a user that are intersected."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,11 +150,11 @@ def report(
     marginals = truth.marginals()
     taken: dict[int, Reconstruction] = {}
     for users, seen in sums.items():
-        # By the last of the sums that cover a user.
+        # The last sum that covers a user decides.
         taken.update(dict.fromkeys(users, reconstruct(seen, settings, marginals)))
     for user, rounds in alone.items():
-        # With SGD a factor steps from one contribution to the next; with SemiALS each stands by itself.  FedMF's own
-        # steps are others.
+        # Under SGD a factor steps from one contribution to the next; under SemiALS each is solved for anew.  FedMF's
+        # steps differ from these.
         if settings.update == "sgd" and len(rounds) > 1 and turned is None:
             taken[user] = reconstruct(rounds[-2], settings, marginals, second=rounds[-1])
         else:

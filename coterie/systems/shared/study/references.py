@@ -43,7 +43,7 @@ def rating_references(
     raters = popularity(item, np.ones(len(item), np.bool_), items)
     rated = feed.rated()
     if settings.split.kind == "cold-items" and min_touch is not None:
-        # With one group these are the items that hosts rank, too: those that nobody may train.
+        # In a run of one group hosts rank the same items: those that nobody may train.
         rated = dataclasses.replace(rated, among=raters < min_touch)
     tables = {
         "item_mean": np.broadcast_to(damped_mean(item, rating, items), shape),
