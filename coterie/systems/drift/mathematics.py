@@ -123,7 +123,7 @@ def wanted(blocks: Iterable[Block]) -> tuple[NDArray[np.int32], NDArray[np.int32
 
 
 def gradients(blocks: Sequence[Block], rows: Rows, ridge: float, *, item_bias: bool = False) -> Update:
-    r"""Sum over the blocks the gradient of each block's loss, all at the same rows (3.4, 4.2, Alg. 3).
+    r"""Return the gradient of the sum of the blocks' losses, all at the same rows (3.4, 4.2, Alg. 3).
 
     The pairs reach the factors only through the scores :math:`S = V \Psi^T`. So the pairs give :math:`G`, the
     derivative of the loss by each score, and the gradients are :math:`G \Psi` and :math:`G^T V`: no
@@ -189,7 +189,7 @@ def gradients(blocks: Sequence[Block], rows: Rows, ridge: float, *, item_bias: b
     penalty += _penalise(item_gradient, rows.item_rows, item_ridge)
     if item_bias:
         user_gradient[:, -1] = 0
-        penalty -= float(user_ridge.sum())  # what the constant 1 was charged
+        penalty -= float(user_ridge.sum())  # the ridge of the constant 1
     return Update(
         users=rows.users,
         items=rows.items,

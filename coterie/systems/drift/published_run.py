@@ -7,8 +7,8 @@ Evaluations hold nobody up either: each is made on a frozen version while traini
 ``step`` takes a state and an event and returns the next state.  Tasks are a function of the state alone
 (``owner_task``, ``host_tasks``), so asking twice gives the same answer and a lost answer loses nothing.
 
-``step`` leads from a phase to one of these; a dash marks what cannot come in a phase.  A complete pass is no event: the
-server opens an evaluation and calls ``next_epoch`` as soon as ``pass_complete`` holds.
+The table shows the phases to which ``step`` leads from each phase; a dash marks an event that cannot occur in a phase.
+A complete pass is no event: the server opens an evaluation and calls ``next_epoch`` as soon as ``pass_complete`` holds.
 
 ===============  =============  =====================  ==============  ====  ======
 event            gather         train                  evaluate        done  failed

@@ -7,8 +7,8 @@ hosts evaluate the model, in a sum of their own.
 
 ``step`` takes a state and an event and returns the next state; `next_sum` says which sum a state asks for.
 
-``step`` leads from a phase to one of these; a dash marks what cannot come in a phase: a sum ends only after it was
-opened, and one that was opened in *visit* may end in *close*.
+The table shows the phases to which ``step`` leads from each phase; a dash marks an event that cannot occur in a phase:
+a sum ends only after it was opened, and a sum that was opened in *visit* may end in *close*.
 
 ===========  =============  =============  =======================  ===================  ====  ======
 event        gather         visit          close                    evaluate             done  failed

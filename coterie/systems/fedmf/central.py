@@ -1,7 +1,7 @@
 r"""FedMF trained with all ratings in one place, equal but for rounding to a federation of all users.
 
-The same steps from the same first factors, written over the list of ratings instead of user by user, without
-cohorts, sums, bounds and quantisation.
+Steps and initial factors are the same, but written over the list of ratings instead of user by user, without cohorts,
+sums, bounds and quantisation.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def _stepped(
 ) -> Iterator[FedMfUpdate]:
     """Run the local steps of users whose items are padded to the same number.
 
-    Sums over factors and over items are NumPy's own, not a product of BLAS: the same bits under each of its kernels.
+    NumPy itself adds up over factors and over items, not BLAS: the result has the same bits under every BLAS kernel.
     """
     n, width = len(users), padded(len(users[0].items))
     places = np.zeros((n, width), np.int64)

@@ -7,7 +7,7 @@ A rating is predicted as :math:`p_u q_j`.  Users and server together minimise
     F = \sum_{(u, j) \in R} (r_{uj} - p_u q_j)^2 + \lambda (|P|^2 + |Q|^2)
 
 over the known ratings :math:`R`.  A user keeps its ratings and :math:`p_u`; the orchestration server has
-:math:`Q`.  In a round users take a step along their gradient and contribute what it does to the rows of :math:`Q`
+:math:`Q`.  In a round users take a step along their gradient and contribute the changes of the rows of :math:`Q`
 that they rated (`coterie.systems.fedmf.local_step`); the server adds (`apply`).
 
 For E = 1 the data terms are those of `coterie.systems.shared.factors` with weights ``obs-only``, update ``sgd`` and no

@@ -33,7 +33,7 @@ _TUNED: Mapping[str, Mapping[str, float]] = {
 class FedNcfSettings(SystemSettings):
     r"""FedNCF: neural collaborative filtering in rounds.
 
-    Every party of a run agrees on these settings.  The description of a field says what it means; the symbols of the
+    All parties of a run must agree on these settings.  The description of a field gives its meaning; the symbols of the
     paper and of this package are
 
     ====================  ==========================================================================================

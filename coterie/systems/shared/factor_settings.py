@@ -50,16 +50,17 @@ class FactorSettings(SystemSettings):
     Notes
     -----
     In the cost :math:`J` of `coterie.systems.shared.factors`, ``factors`` is :math:`K`, ``side`` :math:`\lambda_1` and
-    ``ridge`` :math:`\lambda_2`.  The weight :math:`c_{ij}` of a rated item is 1.  ``weights`` says what it is for an
-    unrated one: 0; ``uncertainty``, :math:`\alpha`; or :math:`\alpha` if the item is among the user's sampled ones
-    (36), of which there are at least ``samples``, :math:`\rho`, for each rated one.  With ``resample`` they are exactly
-    so many, uniform and anew in each round: an observer of two rounds knows the rated ones, their intersection.
+    ``ridge`` :math:`\lambda_2`.  The weight :math:`c_{ij}` of a rated item is 1.  ``weights`` decides that of an
+    unrated item: 0; ``uncertainty``, :math:`\alpha`; or :math:`\alpha` if the item is among the user's sampled ones
+    (36), of which there are at least ``samples``, :math:`\rho`, for each rated one.  Under ``resample`` there are
+    exactly :math:`\rho` for each, uniform and drawn anew in each round: an observer of two rounds knows the rated items,
+    which are the intersection.
 
     Under ``update`` "semi-als" :math:`p_i` and :math:`V` are solved for; under "sgd" they take a step along their
     gradient, of size :math:`\gamma`: ``private_rate`` in (9), ``feature_rate`` in (12).  Gradients are sums over the
     items of a user and over all items, so stable rates are small.  ``server`` moves :math:`Q` and :math:`U`.
 
-    A rating of 0 stands for none, so ``lowest`` is above 0.  ``item_bound`` and ``attribute_bound`` clip
+    A rating of 0 means no rating, so ``lowest`` is above 0.  ``item_bound`` and ``attribute_bound`` clip
     :math:`f(i, j)` and :math:`f(i, d)` before they are sent, in codes of ``bits``.
     """
 

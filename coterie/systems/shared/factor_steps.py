@@ -279,8 +279,8 @@ def local_step(
     factors : ndarray of float32, shape (users, K), optional
         Factors that the users kept from their last round; needed with SGD.
     allowed : ndarray of bool, shape (n_items,), optional
-        Open items.  A rated item that is not open teaches the user's factor, but nothing of its row leaves; unrated
-        ones that are not open have no weight.
+        Open items.  A rated item that is closed trains the user's factor only, and its row is not sent; an unrated item
+        that is closed has no weight.
 
     Yields
     ------

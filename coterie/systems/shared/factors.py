@@ -306,7 +306,7 @@ def scores(
     Returns
     -------
     ndarray of float32, shape (users, n) or (users, n_items)
-        A user's predictions have the same bits whoever is beside it.
+        Predictions of a user have the same bits whichever other users are given.
 
     Notes
     -----

@@ -1,7 +1,7 @@
 """Metrics inside a contribution: sums and counts over users, never a user's own value.
 
-A member evaluates the version that it fetched before it trains, and what it measured travels in the same vector as
-its update, under the same protection.  Most metrics lie between 0 and 1.  A larger metric, such as a sum of squared
+A member evaluates the version that it fetched before it trains, and its metrics travel in the same vector as its
+update, under the same protection.  Most metrics lie between 0 and 1.  A larger metric, such as a sum of squared
 errors, declares its bound and travels as two values, its whole part and its fraction: so it is as exact as the others,
 and a sum over as many users has room.
 """

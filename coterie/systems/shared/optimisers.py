@@ -1,7 +1,7 @@
 r"""Optimisers: the server's, over averaged updates, and the corrections of clients' local steps.
 
-A *change* is the average of what the participants of a round did to the model, :math:`\Delta`.  The server optimisers
-are those of Reddi et al., *Adaptive Federated Optimization* (2021), Alg. 2, and McMahan et al. (2017):
+A *change*, :math:`\Delta`, is the average of the changes of the model by the participants of a round.  The server
+optimisers are those of Reddi et al., *Adaptive Federated Optimization* (2021), Alg. 2, and McMahan et al. (2017):
 
 - FedSGD: :math:`x + \eta \Delta`, where :math:`\Delta` comes from one local step;
 - FedAvg: :math:`x + \Delta`;
@@ -11,7 +11,7 @@ They are pure: model and state go in, a new model and a new state come out.  Bot
 can keep them as they are.  Adam and Yogi start from zero and correct for it, as Kingma and Ba (2015) do; Reddi et al.
 start from :math:`\tau^2` without correction.
 
-Clients use `adam` in place for what they keep, `add_proximal` (FedProx: Li et al., 2020) and SCAFFOLD's control
+Clients use `adam` in place for their private arrays, `add_proximal` (FedProx: Li et al., 2020) and SCAFFOLD's control
 variates (Karimireddy et al., 2020).
 """
 
@@ -220,7 +220,7 @@ def next_control(
     own, common : ndarray of float32
         :math:`c_i` and :math:`c`.
     delta : ndarray of float32
-        :math:`w - w^t`, what the local steps did.
+        :math:`w - w^t`, the change by the local steps.
     travelled : ndarray of float32, shape that divides ``delta``
         Number of local steps times their rate, above 0.
 

@@ -74,8 +74,8 @@ def report(transcripts: Iterable[Path | str], truth: Truth, plan: RunPlan) -> At
         Transcripts of the COS, oldest first.
     truth : Truth
         Interactions of users, by slot and by index in the catalogue; used to judge the guesses only.
-        Records that never became part of a block leave no trace: without them the AUCs say how much is known
-        of what was trained on, with them how much of everything.
+        Records that never became part of a block leave no trace: without them the AUCs cover the training
+        data only, with them all records.
     plan : RunPlan
         The run's plan: its name, and whether the loss has a ridge.
 

@@ -1,6 +1,6 @@
 r"""Attacks of the COS on DRIFT's shielded form, by the windows in its transcript of a run.
 
-They are the attacks on the published form (`published_attacks`) with what is left of their input.  No
+They are the attacks on the published form (`published_attacks`), with the input that is left.  No
 message names users and items together, so instead of *requested rows* there is only which rows a window touches.  A
 row's gradient is still a combination of the rows :math:`v_u` of the users behind it, but the COS has no
 :math:`v_u` to solve with: instead of *direction and sign* it can look for parallel rows in one vector, since rows of a
@@ -256,7 +256,7 @@ class _Versions:
             return None
         shared = len(before[1])
         gradient = (before[1] - items[:shared]) / np.float32(self._plan.rate)
-        # Rows that did not change come out as exact zeros: both are the same numbers.
+        # Unchanged rows give exact zeros, as both versions hold the same numbers.
         return Window(version, -1, gradient, self._step + float(np.abs(items).max(initial=0)) * 2.0**-22)
 
 

@@ -28,10 +28,10 @@ from coterie.systems.fedmf.study.references import central_history, fedmf_means
 __all__ = ["EPOCHS", "FEDMF", "PARTICIPATION", "ROUNDS", "STEPS"]
 
 PARTICIPATION = (0.3, 0.5, 0.7)
-"""Shares of the users in a round, beside everybody."""
+"""Shares of the users in a round that are studied, besides all users."""
 
 EPOCHS = (2, 5, 10, 20)
-"""Local epochs, beside one."""
+"""Numbers of local epochs that are studied, besides one."""
 
 ROUNDS = 30
 _EVERY = 6

@@ -78,7 +78,7 @@ def exact_touch(model: str) -> str:
 
 
 def with_cohort(model: str, participants: int) -> str:
-    """Return the name of the row of table 3: the paper's settings with so many participants in a round."""
+    """Return the name of the row of table 3: the paper's settings with this number of participants in a round."""
     return printed(model) if participants == _COHORT else f"fed-{model}-c{participants}"
 
 
@@ -88,7 +88,7 @@ def aggregated(aggregation: str) -> str:
 
 
 def local_epochs(model: str, epochs: int) -> str:
-    """Return the name of the row of figure 5: the paper's settings with so many local epochs."""
+    """Return the name of the row of figure 5: the paper's settings with this number of local epochs."""
     return printed(model) if epochs == _EPOCHS else f"fed-{model}-e{epochs}"
 
 

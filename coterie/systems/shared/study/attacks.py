@@ -110,10 +110,11 @@ def report(
     -------
     dict
         ``reconstruction``: figures of `coterie.privacy.attacks.reconstruction_accuracy`, with ``auc``,
-        ``auc_with_popularity`` and ``popularity_auc`` of which items were rated, and ``sums``, how many of how many
-        users at least (``smallest_sum``) it was read from.  ``intersection`` where contributions cover one user,
-        ``profiles`` where they cover several.  ``places`` of sparse sums of single users: the intersection of what they
-        sent, each ciphertext being all items in it.  ``disaggregate`` and ``differencing`` as for FedNCF.
+        ``auc_with_popularity`` and ``popularity_auc`` of guessing the rated items; ``sums``, the number of sums that
+        were attacked, and ``smallest_sum``, the fewest users in one.  ``intersection`` where contributions cover one
+        user, ``profiles`` where they cover several.  ``places`` for sparse contributions of single users: the
+        intersection attack, with all items of a ciphertext that was sent.  ``disaggregate`` and ``differencing`` as for
+        FedNCF.
     """
     truth = RatedTruth(recorded.truth, recorded.ratings, recorded.attributes)
     pairs = truth.pairs
@@ -229,7 +230,7 @@ def _sent(replay: Replay, layouts: Layouts, watched: Collection[int]) -> dict[in
     found: dict[int, list[NDArray[np.bool_]]] = defaultdict(list)
     for slots, sent, each in replay.places(layout):
         if len(slots) == 1 and slots[0] in watched:
-            # A row may lie in two ciphertexts or more: a user who has it has sent the first and the last.
+            # A row may lie in several ciphertexts: a user with the item has sent the first and the last of them.
             kept = found[slots[0]]
             kept[:] = [*kept[-(_ROUNDS - 1) :], sent[begins // each] & sent[(begins + width - 1) // each]]
     return found
