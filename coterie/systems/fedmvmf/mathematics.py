@@ -2,8 +2,8 @@ r"""Mathematics of FedMVMF's item server (Mai and Pang, PrivMVMF; Flanagan et al
 
 The cost :math:`J`, the users' part of a round and the server's step are in `coterie.systems.shared.factors`, as FCF and
 FedMF use them, too.  This module adds the view of items: an item server knows their features :math:`Y`, keeps
-:math:`V`, and sends the *pull*, the part of each item's gradient that features cause.  Numbers in parentheses are the
-paper's equations.
+:math:`V`, and sends the *pull*, the features' part of each item's gradient up to a factor.  Numbers in parentheses are
+the paper's equations.
 """
 
 from __future__ import annotations

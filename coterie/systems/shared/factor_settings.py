@@ -53,8 +53,8 @@ class FactorSettings(SystemSettings):
     ``ridge`` :math:`\lambda_2`.  The weight :math:`c_{ij}` of a rated item is 1.  ``weights`` decides that of an
     unrated item: 0; ``uncertainty``, :math:`\alpha`; or :math:`\alpha` if the item is among the user's sampled ones
     (36), of which there are at least ``samples``, :math:`\rho`, for each rated one.  Under ``resample`` there are
-    exactly :math:`\rho` for each, uniform and drawn anew in each round: an observer of two rounds knows the rated items,
-    which are the intersection.
+    exactly :math:`\rho` for each, uniform and drawn anew in each round: an observer of two rounds knows the rated
+    items, which are the intersection.
 
     Under ``update`` "semi-als" :math:`p_i` and :math:`V` are solved for; under "sgd" they take a step along their
     gradient, of size :math:`\gamma`: ``private_rate`` in (9), ``feature_rate`` in (12).  Gradients are sums over the
