@@ -1,1 +1,1 @@
-"""The learning systems: a room for each, what they share, and the registry that finds them."""
+"""Learning systems: a package for each, the modules that they share, and the registry that finds them."""

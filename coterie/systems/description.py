@@ -1,6 +1,6 @@
-"""The description of a learning system: everything that the rest of the house asks of it.
+"""Description of a learning system, which the server, the hosts and the command line read.
 
-A room's ``__init__`` holds one `System`.  No module outside the room knows the system's name.
+Each system is a package whose ``__init__`` holds one `System`.  No module outside that package knows the system's name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["IN_ROUNDS", "DataNeeds", "Driver", "System"]
 
 
 class Driver(Enum):
-    """Machine by which the orchestration server drives a form of a system."""
+    """Schedule by which the orchestration server drives one form of a system."""
 
     ROUNDS = "rounds"
     """Rounds over cohorts of users: hosts contribute, a sum is applied."""
@@ -38,7 +38,7 @@ class Driver(Enum):
 
 @dataclass(frozen=True)
 class DataNeeds:
-    """What a system is given of a data set.
+    """Kinds of data that a system asks for; they decide what hosts and data owners are given.
 
     Attributes
     ----------
@@ -61,55 +61,54 @@ def _no_objection(form: str, secure_sum: str) -> str:
 
 @dataclass(frozen=True)
 class System:
-    """A learning system.
+    """Learning system, as its package describes it to the server, the hosts and the command line.
 
     Attributes
     ----------
     name : str
-        Its name in files, plans and certificates: lower-case letters, digits and hyphens.
+        Name in files, plans and certificates: lower-case letters, digits and hyphens.
     title : str
-        Its name as the paper writes it.
+        Name as the paper writes it.
     paper : str
         Authors, title and year.
     page : str
-        Its page in the documentation, path or address; empty where there is none.
+        Page in the documentation, path or address; empty where there is none.
     settings : type of SystemSettings
-        Its table in the file of a run.
+        Class of the system's table in the file of a run.
     table : str
-        Name of that table; the system's own unless given, with underscores for hyphens.
+        Name of the table; unless given, the name of the system with underscores for hyphens.
     forms : mapping of str to Driver
-        Its forms, as a plan names them, and what drives each.
+        Driver of each form, by the form's name in a plan.
     sums : tuple of str
-        The secure sums under which it runs, of at least one form.
+        Secure sums under which at least one form runs.
     objection : callable
-        ``(form, secure_sum) -> str``: why a form does not run under a sum; empty where it does.
+        ``(form, secure_sum) -> str``: the reason why a form does not run under a sum; empty where it runs.
     gives : callable, optional
-        ``(form, secure_sum) -> str``: what a sum gives, in words; that of the sum itself unless given.
+        ``(form, secure_sum) -> str``: a description of what the sum hides; that of the sum itself unless given.
     declared : callable
         ``(form, secure_sum) -> Rows``: which role may see which kind of datum.
     shown : tuple of str
-        Metrics that progress shows, the first one first.
+        Metrics that the progress of a run shows, the most important first.
     usual : mapping
-        What holds for other tables of a run's file where nothing is given, by table and key.
+        Defaults of the system for other tables of a run's file, by table and key.
     needs : DataNeeds
     server : callable, optional
-        ``(settings, items, seed, groups) -> ServerSide``; of systems in rounds.  Settings are `RunPlan.settings`, JSON;
-        raises ConfigError where they are not its own.
+        ``(settings, items, seed, groups) -> ServerSide``, for systems in rounds.  Settings are `RunPlan.settings`;
+        the call raises ConfigError where they are not the system's own.
     host : callable, optional
-        ``(settings, data, keys, seed, keep) -> HostSide``; of systems in rounds.
+        ``(settings, data, keys, seed, keep) -> HostSide``, for systems in rounds.
     owner : callable, optional
-        ``(settings, items, features, seed) -> OwnerSide``; of systems that ask data owners in each round of training,
-        whose server side is then a `ToldServerSide`.
+        ``(settings, items, features, seed) -> OwnerSide``, for systems that ask data owners in each training round;
+        their server's side is a `ToldServerSide`.
     ratings : callable, optional
-        ``(settings) -> (lowest, highest)``; of systems that predict ratings.
+        ``(settings) -> (lowest, highest)``, for systems that predict ratings.
     fewest : callable, optional
-        ``(settings) -> int``: users below which a sum of training may be solved for what is behind it, where that is
-        known.
+        ``(settings) -> int``: fewest users of a sum of training; from a smaller sum single users' data might be solved
+        for.
     seeded_users : bool
         Whether users' own randomness follows the run's seed in every run, not in experiments only.
     study : str
-        Module with ``STUDY``, a `coterie.studies.study.Study`: loaded where a table, a reference or an attack is asked
-        for.
+        Module with ``STUDY``, a `coterie.studies.study.Study`: loaded only to make a table, a reference or an attack.
     """
 
     name: str
@@ -140,9 +139,9 @@ class System:
 
     @property
     def in_rounds(self) -> bool:
-        """Whether its forms are driven by rounds over cohorts of users."""
+        """Whether the system is trained in rounds over cohorts of users."""
         return Driver.ROUNDS in self.forms.values()
 
 
 IN_ROUNDS: Mapping[str, Driver] = MappingProxyType({"hosts": Driver.ROUNDS, "users": Driver.ROUNDS})
-"""Forms of a system in rounds: who the parties are."""
+"""Forms of a system in rounds: the members of a sum are hosts, or single users."""

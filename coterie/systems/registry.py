@@ -1,7 +1,7 @@
-"""The learning systems that are installed, by name.
+"""Registry of the learning systems that are installed, by name.
 
-Systems are found by the entry points of the group ``coterie.systems``, ours as anybody's.  One that cannot be loaded is
-named with the distribution that it came from (`failures`); all others go on working.
+Entry points of the group ``coterie.systems`` name the systems, those of Coterie included.  A system that cannot be
+loaded is listed in `failures` with the distribution that it came from; all others go on working.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ GROUP = "coterie.systems"
 """The group of entry points."""
 
 REMEDY = "install a release of that distribution that goes with this one, or take it out"
-"""What to do about a system that cannot be used."""
+"""Hint of the error about a system that cannot be used."""
 
 _OURS = "coterie"
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -77,9 +77,9 @@ class Failure:
     name : str
         Name of its entry point.
     distribution : str
-        What it came with, name and version.
+        Name and version of the distribution that it came with.
     why : str
-        What is wrong.
+        Reason why the system cannot be used.
     """
 
     name: str
@@ -92,16 +92,16 @@ class Failure:
 
 @dataclass(frozen=True)
 class Combination:
-    """A system under a secure sum.
+    """Answer to whether a system runs under a secure sum, with the reason.
 
     Parameters
     ----------
     system, secure_sum : str
     allowed : bool
     why : str
-        What the sum gives, or why the two do not go together.
+        Description of what the sum hides, or the reason why the two do not go together.
     form : str
-        Form of the system, where that makes a difference.
+        Form of the system, where forms differ; else empty.
     """
 
     system: str
@@ -113,16 +113,16 @@ class Combination:
 
 @dataclass(frozen=True)
 class Discovered:
-    """The systems that are installed.
+    """Systems found among the installed distributions, usable or not.
 
     Attributes
     ----------
     systems : mapping of str to System
-        By name, ours first.
+        Usable systems by name, those of Coterie first.
     distributions : mapping of str to str
-        What each of them came with, name and version.
+        Name and version of each one's distribution, by the system's name.
     failures : tuple of Failure
-        Those that cannot be used.
+        Systems that cannot be used.
     """
 
     systems: Mapping[str, System]
@@ -135,13 +135,13 @@ def discover() -> Discovered:
     loaded: dict[str, System] = {}
     distributions: dict[str, str] = {}
     failed: list[Failure] = []
-    # Ours first, so that nobody takes a name of ours.
+    # Coterie's own systems come first, so that no plug-in takes one of their names.
     points = sorted((_distribution(point), point.name, point.value) for point in _points())
     for distribution, name, value in sorted(points, key=lambda one: not one[0].startswith(f"{_OURS} ")):
         try:
             system = metadata.EntryPoint(name, value, GROUP).load()
             _check(name, system, loaded, distributions)
-        # A plug-in is anybody's code: whatever it raises, the other systems go on working.
+        # A plug-in is foreign code: the other systems go on working whatever it raises.
         except (Exception, SystemExit) as error:
             failed.append(Failure(name, distribution, _words(error)))
             continue
@@ -172,12 +172,12 @@ def _words(error: BaseException) -> str:
 
 
 def _check(name: str, system: object, loaded: Mapping[str, System], distributions: Mapping[str, str]) -> None:
-    """Check what an entry point names.
+    """Check the object that an entry point names.
 
     Raises
     ------
     ConfigError
-        It is no system, has the name or the table of another one, or lacks what a system must have.
+        The object is no system, has the name or the table of another one, or lacks a required part.
     """
     if not isinstance(system, System):
         raise ConfigError(
@@ -205,7 +205,7 @@ def _check(name: str, system: object, loaded: Mapping[str, System], distribution
 
 
 def _check_sides(system: System) -> None:
-    """Check forms, sums and sides."""
+    """Check a system's forms, sums and sides."""
     if not system.forms:
         raise ConfigError("it has no form (System.forms); expected at least one")
     if not system.sums:
@@ -219,8 +219,8 @@ def _check_sides(system: System) -> None:
 
 
 def _check_table(system: System, loaded: Mapping[str, System], distributions: Mapping[str, str]) -> None:
-    """Check the table of settings, and what a system takes for other tables."""
-    # A run's own tables are beside those of systems; the module reads this one.
+    """Check a system's table of settings, and the defaults that it sets in other tables."""
+    # Imported here, as the module of a run imports this one.
     from coterie.systems.run import Run
 
     table, settings = system.table, system.settings
@@ -246,7 +246,7 @@ def _check_table(system: System, loaded: Mapping[str, System], distributions: Ma
 
 
 def _check_declared(system: System) -> None:
-    """Check that it says who may see what, in every form under every sum."""
+    """Check that a system declares who may see what, in every form under every sum."""
     if not callable(system.declared):
         raise ConfigError("it declares no visibility (System.declared)")
     for form in system.forms:
@@ -263,7 +263,7 @@ def _check_declared(system: System) -> None:
 
 
 def systems() -> Mapping[str, System]:
-    """Return the systems that can be used, by name, ours first."""
+    """Return the systems that can be used, by name, those of Coterie first."""
     return _discovered().systems
 
 
@@ -273,12 +273,12 @@ def failures() -> tuple[Failure, ...]:
 
 
 def distribution_of(name: str) -> str:
-    """Return what a system that can be used came with, name and version of the distribution."""
+    """Return name and version of the distribution that a usable system came with."""
     return _discovered().distributions[name]
 
 
 def failure_of(name: str) -> Failure | None:
-    """Return why no system of a name can be used; None where one can, or none is installed."""
+    """Return why the system of this name cannot be used; None where it can, or where none is installed."""
     if name in systems():
         return None
     return next((failure for failure in failures() if failure.name == name), None)
@@ -306,19 +306,19 @@ def system_named(name: str) -> System:
 
 
 def in_rounds(name: str) -> bool:
-    """Whether there is a system of this name that is driven by rounds over cohorts of users."""
+    """Return whether a system of this name is installed and is trained in rounds over cohorts of users."""
     found = systems().get(name)
     return found is not None and found.in_rounds
 
 
 def driver_of(name: str, form: str) -> Driver | None:
-    """Return what drives a form of a system; None where there is no such system or form."""
+    """Return the driver of a form of a system; None where there is no such system or form."""
     found = systems().get(name)
     return None if found is None else found.forms.get(form)
 
 
 def combination(system: str, secure_sum: str, form: str = "") -> Combination:
-    """Return one combination; of names that nobody entered, one that is not allowed.
+    """Return whether a system runs under a sum, and why; unknown names are not allowed.
 
     Parameters
     ----------
@@ -349,7 +349,7 @@ def combination(system: str, secure_sum: str, form: str = "") -> Combination:
 
 
 def combinations() -> list[Combination]:
-    """Return every system under every sum."""
+    """Return a combination of every system, and of each form where forms differ, with every sum."""
     return [
         combination(name, secure_sum, form)
         for name, system in systems().items()
@@ -366,14 +366,14 @@ def _rounds(name: str) -> System:
 
 
 def _side(make: T | None) -> T:
-    """Return what makes a side, which `_check` has seen to be there."""
+    """Return the factory of a side; `_check` has made sure that there is one."""
     if make is None:
         raise ConfigError("the system has no such side")
     return make
 
 
 def server_side(system: str, settings: str, n_items: int, seed: int, groups: int) -> ServerSide:
-    """Return the server's side of a system in rounds.
+    """Build the server's side of a system in rounds.
 
     Raises
     ------
@@ -386,18 +386,18 @@ def server_side(system: str, settings: str, n_items: int, seed: int, groups: int
 def host_side(
     system: str, settings: str, data: HostData, keys: NDArray[np.uint64], seed: int, keep: Keep
 ) -> HostSide:
-    """Return a host's side of a system in rounds.
+    """Build a host's side of a system in rounds.
 
     Parameters
     ----------
     system, settings, seed
         As in the plan of the run.
     data : HostData
-        What the users have.
+        Data of the host's users.
     keys : ndarray of uint64, shape (users,)
         Each user's own number, which nobody else knows.
     keep : callable
-        Takes up the users' private arrays where they were left.
+        Takes initial private arrays of the users; returns the stored ones, if any.
 
     Raises
     ------
@@ -410,13 +410,13 @@ def host_side(
 
 
 def asks_owners(system: str) -> bool:
-    """Whether a system asks data owners for something in each round of training."""
+    """Return whether a system asks data owners for something in each round of training."""
     found = systems().get(system)
     return found is not None and found.owner is not None
 
 
 def ratings_of(system: str, settings: str) -> tuple[float, float] | None:
-    """Return the lowest and the highest rating that a system learns from; None where it learns from none.
+    """Return the lowest and the highest rating that a system learns from; None where it learns from no ratings.
 
     Raises
     ------
@@ -428,7 +428,7 @@ def ratings_of(system: str, settings: str) -> tuple[float, float] | None:
 
 
 def fewest_users(system: str, settings: str) -> int:
-    """Return the fewest users whose sum of training those who hold its key decrypt: 1 where a system names no number.
+    """Return the fewest users whose sum of training key holders decrypt; 1 where a system names no number.
 
     Raises
     ------
@@ -442,7 +442,7 @@ def fewest_users(system: str, settings: str) -> int:
 def owner_side(
     system: str, settings: str, items: NDArray[np.integer], features: AttributeTable, seed: int
 ) -> OwnerSide:
-    """Return a data owner's side of a system.
+    """Build a data owner's side of a system.
 
     Parameters
     ----------
@@ -451,7 +451,7 @@ def owner_side(
     items : ndarray of int, shape (n,)
         The owner's items, by position in the catalogue.
     features : AttributeTable
-        What the owner knows of them, a row for each.
+        What the owner knows of its items, a row for each.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The parts of a run's configuration that every system shares: data, split, rounds, encryption, federation.
+"""Configuration of a run that all systems share: data, split, rounds, encryption, federation.
 
 `Run` is a run without the tables of the systems; `coterie.config.run.RunSettings` adds a table for each system that
 is registered.
@@ -225,7 +225,7 @@ class EncryptionSettings(Model):
 
     @property
     def terms(self) -> KeyTerms:
-        """What the run asks of its keys."""
+        """Requirements of the run for its Paillier keys, which parties check."""
         return KeyTerms(bits=self.bits, comparison=self.comparison)
 
 
@@ -282,7 +282,7 @@ class StudySettings(Model):
 
 
 class Run(Model):
-    """A run without the tables of the systems: data, rounds, federation, seeds."""
+    """Settings of a run without the tables of systems: data, rounds, federation, seeds."""
 
     name: Label = Field("run", description="Name of the run; part of its id.")
     system: str = Field(description="Learning system.")
@@ -312,16 +312,16 @@ class Run(Model):
 
     @property
     def description(self) -> System:
-        """The description of the run's system."""
+        """Description of the run's system."""
         return system_named(self.system)
 
     @property
     def own(self) -> SystemSettings:
-        """The settings of the run's system."""
+        """Settings of the run's system."""
         return cast(SystemSettings, getattr(self, self.description.table))
 
     def table(self, kind: type[S]) -> S:
-        """Return the table of a system by the class of its settings, of whatever system the run is.
+        """Return the settings of any system by their class, whichever system the run trains.
 
         Raises
         ------
@@ -334,21 +334,21 @@ class Run(Model):
         raise TypeError(f"a run has no table of {kind.__name__}")
 
     def with_table(self, table: SystemSettings) -> Self:
-        """Return the run with other settings of one system."""
+        """Return a copy of the run with other settings of one system."""
         names = [name for name in type(self).model_fields if type(getattr(self, name)) is type(table)]
         return self.model_copy(update={names[0]: table})
 
     @property
     def form(self) -> str:
-        """Form of the system, as the plan names it."""
+        """Name of the system's form, as in the plan."""
         return self.own.form_in(self)
 
     @property
     def driver(self) -> Driver:
-        """The machine by which the orchestration server drives the run."""
+        """Schedule by which the orchestration server drives the run."""
         return self.description.forms[self.form]
 
     @property
     def sparse(self) -> bool:
-        """Whether contributions to training leave out what has nothing in it."""
+        """Whether contributions to training leave out ciphertexts that hold only zeros."""
         return self.encryption.sparse and self.secure_sum in KEYED

@@ -1,4 +1,4 @@
-"""Base classes of configuration: `Model` for every table of a file, `SystemSettings` for a learning system's table."""
+"""Base classes of configuration: `Model` for every table of a file, `SystemSettings` for a system's table."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Model(BaseModel):
 
 @dataclass(frozen=True)
 class SideInformation:
-    """What a system learns from beside interactions, as a run's settings ask for it.
+    """Side information (attributes of users, features of items) that a run's settings ask for.
 
     Attributes
     ----------
     attributes : bool
         Whether hosts are given the attributes of their users.
     features : {"known", "genres", "genome", "none"}
-        What data owners know of items.
+        Features of items that data owners are given.
     genome : Path or None
         Folder with MovieLens' ``genome-scores.csv``; the data set's own when None.
     """
@@ -51,15 +51,15 @@ class SideInformation:
 
 @dataclass(frozen=True)
 class MaskedSum:
-    """One kind of masked sum that a run forms: how many members it has, and what a lost one costs.
+    """Kind of masked sum that a run forms: its number of members, and what happens when it is abandoned.
 
     Attributes
     ----------
     members : int
     who : str
-        What the members are, in words.
+        Kind of the members, in words.
     otherwise : str
-        What happens when the sum is abandoned, in words.
+        Consequence of an abandoned sum, in words.
     """
 
     members: int
@@ -70,17 +70,17 @@ class MaskedSum:
 class SystemSettings(Model):
     """Settings of one learning system: a table in the file of a run.
 
-    A subclass declares the fields and answers what depends on them.  The defaults of these answers are those of a
+    A subclass declares the fields and overrides the properties and methods that depend on them, whose defaults suit a
     system in rounds without ratings or side information.
     """
 
     model_config = ConfigDict(allow_inf_nan=False)
 
     local: ClassVar[frozenset[str]] = frozenset()
-    """Keys that stay with whoever starts the run: no part of its plan."""
+    """Keys that only the launcher of a run reads: they are no part of its plan."""
 
     def to_json(self) -> str:
-        """Return the settings that everybody in a run must agree on, JSON: equal settings are equal texts."""
+        """Return the settings that all parties of a run must share, as JSON: equal settings give equal texts."""
         plain = self.model_dump(mode="json", exclude=set(self.local))
         return json.dumps(plain, sort_keys=True, separators=(",", ":"))
 
@@ -91,14 +91,14 @@ class SystemSettings(Model):
         Raises
         ------
         ConfigError
-            When they are malformed, name something unknown, or a value is out of its range.
+            When the settings are malformed, have an unknown or a missing key, or a value is out of its range.
         """
         try:
             found = cls.model_validate_json(text, strict=True)
         except ValidationError as error:
             raise _not_of(cls, "; ".join(map(_words, error.errors()))) from error
         sent = set(json.loads(text))
-        # A key that is left out would be a default of this release, and perhaps another one of the sender's.
+        # A missing key would get the default of this release, which may differ from the sender's.
         if missing := sorted(set(cls.model_fields) - cls.local - sent):
             raise _not_of(cls, f"{', '.join(missing)}: missing")
         if strange := sorted(sent & cls.local):
@@ -111,9 +111,9 @@ class SystemSettings(Model):
         Parameters
         ----------
         run : Run
-            The run that they are part of.
+            Run that the settings are part of.
         attributes : sequence of str
-            Names of the users' attributes, of systems that learn from them.
+            Names of the users' attributes, for systems that learn from them.
         """
         return self.to_json()
 
@@ -123,36 +123,36 @@ class SystemSettings(Model):
 
     @property
     def variant(self) -> str:
-        """Which of the system's models or presets is run; empty where there is one."""
+        """Name of the model or preset among the system's; empty where there is only one."""
         return ""
 
     def label(self, run: Run) -> str:
-        """Return the name of what is run, for a reader: the system's, or that of its model."""
+        """Return the name to show for a run: the system's title, or that of its model."""
         return run.description.title
 
     @property
     @abstractmethod
     def width(self) -> int:
-        """How many values a row of the model has."""
+        """Number of values in a row of the model."""
 
     @property
     @abstractmethod
     def room(self) -> int:
-        """Largest number of users over which a sum of training has room."""
+        """Largest number of users in a sum of training whose codes cannot overflow."""
 
     @property
     def rating_range(self) -> tuple[float, float] | None:
-        """Lowest and highest rating that the system learns from; None where it learns from none."""
+        """Lowest and highest rating that the system learns from; None where it learns from no ratings."""
         return None
 
     @property
     def catalogue_owners(self) -> int:
-        """Number of data owners over which items are divided, of systems that do not divide them by genre."""
+        """Number of data owners among which items are divided, unless the system divides them by genre."""
         return 1
 
     @property
     def side_information(self) -> SideInformation | None:
-        """What the system learns from beside interactions; None where that is nothing."""
+        """Side information that the system learns from; None where it learns from interactions only."""
         return None
 
     def passes(self, run: Run) -> int:
@@ -160,34 +160,34 @@ class SystemSettings(Model):
         return run.rounds.passes
 
     def form_in(self, run: Run) -> str:
-        """Return the form of the system, as the plan names it: whether hosts or users are the parties."""
+        """Return the form of the system, as the plan names it: ``users`` or ``hosts``, the members of sums."""
         return "users" if run.rounds.party_per_user else "hosts"
 
     def problems(self, run: Run) -> list[str]:
-        """Return what of a run does not go together with these settings, a sentence each."""
+        """Return the conflicts between a run and these settings, a sentence each."""
         return []
 
     def sparse_problems(self, run: Run) -> list[str]:
-        """Return why contributions cannot leave out what has nothing in it, a sentence each."""
+        """Return why contributions cannot leave out ciphertexts of zeros, a sentence each."""
         return [
             f"encryption.sparse with system {run.system!r}: its users have something everywhere, or rows are divided "
             "by counts of the same sum"
         ]
 
     def narrower(self, run: Run) -> str:
-        """Return which settings would leave room for sums over more users, in words."""
+        """Return, in words, which settings to change so that a sum may have more users."""
         return f"fewer {run.description.table}.bits"
 
     def warnings(self, run: Run) -> list[str]:
-        """Return what the cohorts and settings of a run give away, a sentence each."""
+        """Return warnings about what the cohorts and settings of a run disclose, a sentence each."""
         return []
 
     def protection(self, run: Run, hosts: int) -> dict[str, Any] | None:
-        """Return what the sums of a run protect (`coterie.studies.protection`); None for sums over cohorts of users."""
+        """Describe what the sums of a run protect (`coterie.studies.protection`); None for a system in rounds."""
         return None
 
     def masked_sums(self, run: Run, hosts: int) -> list[MaskedSum] | None:
-        """Return the masked sums that a run forms; None for sums over cohorts of users."""
+        """Return the kinds of masked sums that a run forms; None for a system in rounds."""
         return None
 
 

@@ -1,4 +1,4 @@
-"""Who may see what in a run, by its system, form and secure sum."""
+"""Visibility of data in a run: which role may see what, by system, form and secure sum."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["declared", "matrix", "rows_of"]
 
 
 def rows_of(system: str, form: str, secure_sum: str) -> Rows:
-    """Return what a system declares.
+    """Return the visibility that a system declares, by kind of datum.
 
     Raises
     ------
@@ -30,7 +30,7 @@ def rows_of(system: str, form: str, secure_sum: str) -> Rows:
 
 
 def matrix(system: str, form: str, secure_sum: str) -> dict[str, dict[str, Access]]:
-    """Return who may see what, by role and kind.
+    """Return the access of each role to each kind of datum.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def matrix(system: str, form: str, secure_sum: str) -> dict[str, dict[str, Acces
 
 
 def declared() -> Iterator[tuple[str, str, str]]:
-    """Yield every system, form and secure sum that go together."""
+    """Yield every combination of system, form and secure sum that is allowed."""
     for name, system in systems().items():
         for form in system.forms:
             for secure_sum in system.sums:

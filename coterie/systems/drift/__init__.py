@@ -1,4 +1,4 @@
-"""DRIFT: asynchronous learning across data owners; published form, and a form that shields its users."""
+"""DRIFT: asynchronous learning across data owners, in its published form and in one that shields users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of interactions: what one user passed over, then what it liked (DRIFT, 3.3 and Alg. 2)."""
+"""Blocks of interactions: items that one user passed over, then items that it liked (DRIFT, 3.3, Alg. 2)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Block", "BlockBuilder", "Stream"]
 
 
 class Block(NamedTuple):
-    """A complete block of one user; both parts hold item indices in the order they came.
+    """Complete block of one user; both parts hold item indices in the order of the interactions.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class Stream(NamedTuple):
 class BlockBuilder:
     """Builds one owner's blocks, for all its users at once (Alg. 2).
 
-    A function of the sequence of interactions alone: the same sequence gives the same blocks, however it is
+    Blocks depend on the sequence of interactions alone: the same sequence gives the same blocks, however it is
     cut into calls.
 
     Attributes
@@ -62,7 +62,7 @@ class BlockBuilder:
         self._open: dict[int, tuple[list[int], list[int]]] = {}
 
     def add(self, user: int, item: int, positive: bool) -> Block | None:
-        """Take one interaction.
+        """Take one interaction, and return the block that it completes.
 
         Parameters
         ----------
@@ -78,7 +78,7 @@ class BlockBuilder:
         return completed[0] if completed else None
 
     def extend(self, user: int, items: NDArray[np.integer], positive: NDArray[np.bool_]) -> list[Block]:
-        """Take several interactions of one user; the same as `add` for each, faster.
+        """Take several interactions of one user, as `add` does for each, but faster.
 
         Parameters
         ----------
@@ -103,7 +103,7 @@ class BlockBuilder:
     def flush(self) -> list[Block]:
         """Close the open blocks that have both parts, as at the end of a run.
 
-        Open blocks with one part stay open: what comes later can still complete them.
+        Open blocks with one part stay open: later interactions can still complete them.
 
         Returns
         -------

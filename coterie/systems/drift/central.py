@@ -1,6 +1,6 @@
-"""SAROS, the centralised form of DRIFT (Burashnikova et al., 2021): the reference of its tables.
+"""SAROS, the centralised form of DRIFT (Burashnikova et al., 2021), the reference in tables of DRIFT.
 
-The same blocks, loss and step as `coterie.systems.drift.mathematics`, with one owner that holds every item, one update
+Blocks, loss and step are those of `coterie.systems.drift.mathematics`, with one owner that holds every item, one update
 per block, and the users one after another.
 """
 
@@ -17,7 +17,7 @@ from coterie.systems.drift.settings import DriftSettings
 __all__ = ["train", "user_order"]
 
 _USER_ORDER = 3
-"""First element of the key of the draws; 0 to 2 are DRIFT's."""
+"""First element of the key under which user orders are drawn; DRIFT has 0 to 2."""
 
 
 def train(
@@ -30,7 +30,7 @@ def train(
     seed: int,
     on_epoch: EpochDone | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Train on all interactions in one place.
+    """Train SAROS on all interactions in one place.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def train(
 
 
 def user_order(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
-    """Return the order in which a pass takes the users.
+    """Draw the order in which a pass takes the users.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Which role may see which kind of datum in a run of DRIFT."""
+"""Declared visibility of DRIFT: which role may see which kind of datum."""
 
 from __future__ import annotations
 
@@ -213,11 +213,11 @@ _SHIELDED: Mapping[str, Row] = {
         "goes to the user only: hosts score by themselves",
     ),
 }
-"""Rows of the shielded form that do not depend on how its sums are formed."""
+"""Rows of the shielded form that do not depend on the secure sum."""
 
 
 def _shielded(secure_sum: str) -> dict[str, Row]:
-    """Return the rows of DRIFT's shielded form under a sum."""
+    """Return the declared visibility of DRIFT's shielded form under a secure sum."""
     own_window = {"data-owner": own("what it hands over itself (Submit)")}
     added_up = {"client": own("it adds up its own users (Submit)")}
     if secure_sum == "clear":
@@ -246,5 +246,5 @@ def _shielded(secure_sum: str) -> dict[str, Row]:
 
 
 def declared(form: str, secure_sum: str) -> Rows:
-    """Return the rows of a form of DRIFT under a sum."""
+    """Return the declared visibility of a form of DRIFT under a secure sum."""
     return _PUBLISHED if form == "published" else _shielded(secure_sum)

@@ -1,7 +1,7 @@
-r"""DRIFT: a federated recommender with implicit feedback (Nommay, 2022).
+r"""Mathematics of DRIFT, a federated recommender with implicit feedback (Nommay, 2022).
 
 The score of item :math:`i` for user :math:`u` is :math:`v_u \cdot \psi_i` (3.2). A data owner learns from
-*blocks*: the items :math:`\eta` that a user passed over, then the items :math:`\Pi` that it liked. With
+*blocks*: the items :math:`\eta` that a user passed over, then the items :math:`\Pi` that it liked. For
 :math:`w = v_u \cdot (\psi_i - \psi_j)`, the loss of a block is the mean over its pairs (3.4)
 
 .. math::
@@ -12,8 +12,8 @@ whose last term is the ridge of 6.1.2. Three readings differ from the print: the
 :math:`-\log \sigma(w)` is :math:`-(1 - \sigma(w)) \nabla w` (the printed one in 4.2 lost its sign), Alg. 3
 gets the positive item first, and its sums are divided by the number of pairs, as the loss says.
 
-One exchange of an owner with the orchestrator: `wanted` says which rows to ask for, `gradients` turns them
-into an `Update`, the orchestrator runs `check` and `apply`.
+In one exchange of an owner with the orchestrator, `wanted` says which rows to ask for, `gradients` turns them
+into an `Update`, and the orchestrator runs `check` and `apply`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _USER_ROWS, _ITEM_ROWS, _OWNER_ORDER = 0, 1, 2
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Factors of some users and items, as the orchestrator hands them out.
+    """Factors of some users and items, as the orchestrator sends them to an owner.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """The gradient of some blocks' losses.
+    """Gradient of the loss of some blocks, as an owner sends it to the orchestrator.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ def wanted(blocks: Iterable[Block]) -> tuple[NDArray[np.int32], NDArray[np.int32
 
 
 def gradients(blocks: Sequence[Block], rows: Rows, ridge: float, *, item_bias: bool = False) -> Update:
-    r"""Sum over the blocks the gradient of each block's loss, all at the same rows (3.4, 4.2, Alg. 3).
+    r"""Return the gradient of the sum of the blocks' losses, all at the same rows (3.4, 4.2, Alg. 3).
 
     The pairs reach the factors only through the scores :math:`S = V \Psi^T`. So the pairs give :math:`G`, the
     derivative of the loss by each score, and the gradients are :math:`G \Psi` and :math:`G^T V`: no
@@ -189,7 +189,7 @@ def gradients(blocks: Sequence[Block], rows: Rows, ridge: float, *, item_bias: b
     penalty += _penalise(item_gradient, rows.item_rows, item_ridge)
     if item_bias:
         user_gradient[:, -1] = 0
-        penalty -= float(user_ridge.sum())  # what the constant 1 was charged
+        penalty -= float(user_ridge.sum())  # the ridge of the constant 1
     return Update(
         users=rows.users,
         items=rows.items,
@@ -288,7 +288,7 @@ def fetch(
 
 
 def check(update: Update, settings: DriftSettings, n_users: int, n_items: int) -> None:
-    """Refuse an update that must not reach the model.
+    """Check an owner's update before it is applied to the model.
 
     Parameters
     ----------
@@ -352,7 +352,7 @@ def apply(Upsilon: NDArray[np.float32], Psi: NDArray[np.float32], update: Update
 def step(
     Upsilon: NDArray[np.float32], Psi: NDArray[np.float32], blocks: Sequence[Block], settings: DriftSettings
 ) -> Update:
-    """Do in place what one exchange between an owner and the orchestrator does.
+    """Run one exchange between an owner and the orchestrator on the whole model, in place.
 
     Parameters
     ----------
@@ -365,7 +365,7 @@ def step(
     Returns
     -------
     Update
-        As it was applied.
+        The update that was applied.
     """
     rows = fetch(Upsilon, Psi, *wanted(blocks))
     update = gradients(blocks, rows, settings.ridge, item_bias=settings.item_bias)
@@ -389,12 +389,12 @@ def score(user_rows: NDArray[np.float32], Psi: NDArray[np.float32]) -> NDArray[n
 
 
 def owner_order(seed: int, owner: int, epoch: int, n_blocks: int) -> NDArray[np.int64]:
-    """Return the order in which an owner passes over its stored blocks in a later epoch.
+    """Draw the order in which an owner passes over its stored blocks in an epoch after the first.
 
     Parameters
     ----------
     seed : int
-        Of the run, at least 0.
+        Seed of the run, at least 0.
     owner : int
         Slot of the owner, at least 0.
     epoch : int
@@ -410,7 +410,7 @@ def owner_order(seed: int, owner: int, epoch: int, n_blocks: int) -> NDArray[np.
 
 
 def _positions(table: NDArray[np.int32], ids: list[int], what: str) -> NDArray[np.intp]:
-    """Find ids in an ascending table."""
+    """Return the positions of ids in an ascending table."""
     sought = np.array(ids, np.int32)
     found = table.searchsorted(sought)
     if not len(table) or (unknown := table.take(found, mode="clip") != sought).any():

@@ -1,14 +1,14 @@
-"""The run of an asynchronous system (DRIFT, published form) as a pure state machine.
+"""Pure state machine of a run of DRIFT's published form, which is asynchronous; the server drives it.
 
 Within an epoch there is no barrier: each owner updates the model whenever it has work, and nobody waits for it.  An
-epoch is one pass over what the owners present hold; it ends when each of them has reported its pass.  Evaluations do
-not hold anybody up either: each one is made on a frozen version while training goes on.
+epoch is one pass over the blocks of the owners that are present; it ends when each of them has reported its pass.
+Evaluations hold nobody up either: each is made on a frozen version while training goes on.
 
 ``step`` takes a state and an event and returns the next state.  Tasks are a function of the state alone
 (``owner_task``, ``host_tasks``), so asking twice gives the same answer and a lost answer loses nothing.
 
-``step`` leads from a phase to one of these; a dash marks what cannot come in a phase.  A complete pass is no event: the
-server opens an evaluation and calls ``next_epoch`` as soon as ``pass_complete`` holds.
+The table shows the phases to which ``step`` leads from each phase; a dash marks an event that cannot occur in a phase.
+A complete pass is no event: the server opens an evaluation and calls ``next_epoch`` as soon as ``pass_complete`` holds.
 
 ===============  =============  =====================  ==============  ====  ======
 event            gather         train                  evaluate        done  failed
@@ -63,7 +63,7 @@ __all__ = [
 
 
 class Phase(enum.Enum):
-    """Where a run stands."""
+    """Phase of a run."""
 
     GATHER = "gather"
     TRAIN = "train"
@@ -73,13 +73,13 @@ class Phase(enum.Enum):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen."""
+        """Whether the run is over."""
         return self in (Phase.DONE, Phase.FAILED)
 
 
 @dataclass(frozen=True)
 class Owner:
-    """A data owner: since which epoch it takes part, and how far it got."""
+    """State of a data owner: its party, first epoch, last completed epoch, and presence."""
 
     party: str
     joined_epoch: int
@@ -89,7 +89,7 @@ class Owner:
 
 @dataclass(frozen=True)
 class Host:
-    """A client host: which catalogue it has delivered to, which evaluations it has reported."""
+    """State of a client host: its users, last catalogue delivered to, last evaluation reported, presence."""
 
     users: int = 0
     delivered: int = 0
@@ -99,7 +99,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Point:
-    """An evaluation: its number from 1, the epoch it belongs to and the model version."""
+    """Evaluation: its number from 1, its epoch, and the model version that it measures."""
 
     number: int
     epoch: int
@@ -108,7 +108,7 @@ class Point:
 
 @dataclass(frozen=True)
 class RunState:
-    """Everything that decides what anybody is asked to do."""
+    """State of a run, from which the tasks of all parties follow."""
 
     epochs: int
     expect_owners: int
@@ -141,7 +141,7 @@ class RunState:
 
 @dataclass(frozen=True)
 class OwnerJoined:
-    """A data owner registered, for the first time or again."""
+    """Event: a data owner registered, for the first time or again."""
 
     slot: int
     party: str
@@ -149,7 +149,7 @@ class OwnerJoined:
 
 @dataclass(frozen=True)
 class UsersJoined:
-    """A host registered; ``users`` counts all that it speaks for now."""
+    """Event: a host registered, and now speaks for ``users`` users in all."""
 
     host: str
     users: int
@@ -157,14 +157,14 @@ class UsersJoined:
 
 @dataclass(frozen=True)
 class Catalogued:
-    """The catalogue has a new version."""
+    """Event: the catalogue has a new version."""
 
     version: int
 
 
 @dataclass(frozen=True)
 class Delivered:
-    """A host's outboxes are empty for this catalogue."""
+    """Event: a host has delivered all its records to the owners of this catalogue."""
 
     host: str
     catalogue: int
@@ -172,7 +172,7 @@ class Delivered:
 
 @dataclass(frozen=True)
 class PassDone:
-    """An owner has applied all its blocks of this epoch."""
+    """Event: an owner has applied all its blocks of this epoch."""
 
     slot: int
     epoch: int
@@ -180,7 +180,7 @@ class PassDone:
 
 @dataclass(frozen=True)
 class PointOpened:
-    """A version was frozen for evaluation."""
+    """Event: a version of the model was frozen for evaluation."""
 
     epoch: int
     version: int
@@ -188,7 +188,7 @@ class PointOpened:
 
 @dataclass(frozen=True)
 class Measured:
-    """A host reported its sums for an evaluation, or withheld them because it has too few users."""
+    """Event: a host reported its sums for an evaluation, or withheld them as it has too few users."""
 
     host: str
     point: int
@@ -196,21 +196,21 @@ class Measured:
 
 @dataclass(frozen=True)
 class PartyLost:
-    """A party left, or was silent for too long."""
+    """Event: a party left, or was silent for too long."""
 
     party: str
 
 
 @dataclass(frozen=True)
 class PartySeen:
-    """A party that counted as absent was heard again."""
+    """Event: a party that counted as absent was heard again."""
 
     party: str
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """Somebody or something ended the run before its time."""
+    """Event: the run was stopped before its end, for the reason given."""
 
     reason: str
 
@@ -230,7 +230,7 @@ Event = (
 
 
 class TaskKind(enum.Enum):
-    """What a party is asked to do."""
+    """Kind of a task that the server gives a party."""
 
     DELIVER = "deliver"
     INTAKE = "intake"
@@ -241,7 +241,7 @@ class TaskKind(enum.Enum):
 
 @dataclass(frozen=True)
 class Task:
-    """One open task; ``version`` is the catalogue's (DELIVER) or the model's (EVALUATE)."""
+    """Open task of a party; ``version`` is the catalogue's (DELIVER) or the model's (EVALUATE)."""
 
     kind: TaskKind
     epoch: int = 0
@@ -252,7 +252,7 @@ class Task:
 
 
 def step(state: RunState, event: Event) -> RunState:
-    """Return the state after an event.  An ended run does not change any more."""
+    """Return the state after an event; a run that has ended does not change."""
     if state.phase.ended:
         return state
     return _advance(_take(state, event))
@@ -338,12 +338,12 @@ def _gathered(state: RunState) -> bool:
 
 
 def delivered(state: RunState) -> bool:
-    """Whether every host present has delivered to the present catalogue."""
+    """Return whether every host that is present has delivered to the current catalogue."""
     return all(host.delivered >= state.catalogue for host in state.hosts.values() if host.present)
 
 
 def pass_complete(state: RunState) -> bool:
-    """Whether every owner present has reported the present epoch, and there is one."""
+    """Return whether an owner is present and all that are have reported the current epoch."""
     present = [owner for owner in state.owners.values() if owner.present]
     return bool(present) and all(owner.done_epoch >= state.epoch for owner in present)
 
@@ -356,7 +356,7 @@ def next_epoch(state: RunState) -> RunState:
 
 
 def owner_task(state: RunState, slot: int) -> Task | None:
-    """Return what a data owner is asked to do now."""
+    """Return the open task of a data owner; None where it has nothing to do."""
     owner = state.owners[slot]
     if state.phase.ended:
         return Task(TaskKind.FINISH, reason=state.reason)
@@ -368,7 +368,7 @@ def owner_task(state: RunState, slot: int) -> Task | None:
 
 
 def host_tasks(state: RunState, name: str) -> Iterator[Task]:
-    """Return what a client host is asked to do now."""
+    """Yield the open tasks of a client host."""
     if state.phase.ended:
         yield Task(TaskKind.FINISH, reason=state.reason)
         return
@@ -385,7 +385,7 @@ def host_tasks(state: RunState, name: str) -> Iterator[Task]:
 
 
 def waiting_for(state: RunState) -> str:
-    """Say in words whom the run is waiting for; for the reason of a timeout."""
+    """Return, in words, the parties that the run is waiting for; the reason of a timeout."""
     if state.phase is Phase.GATHER:
         owners = sum(owner.present for owner in state.owners.values())
         users = sum(host.users for host in state.hosts.values() if host.present)

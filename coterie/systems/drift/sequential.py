@@ -1,6 +1,6 @@
-"""DRIFT's federation in one process, without network: what owners and orchestrator do, in turn.
+"""DRIFT's published form in one process, without network: owners and orchestrator act in turn.
 
-The measure for the real federation: the same mathematics at the least possible cost, and without staleness.
+Its results are the standard for the real federation: the same mathematics at the least cost and without staleness.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def run_in_process(
     seed: int,
     on_epoch: EpochDone | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Train over several owners.
+    """Train DRIFT's published form over several owners in one process.
 
     In the first pass each owner takes its interactions as they come and makes an update whenever ``theta``
     blocks are saved; when all have received everything, the blocks that remain follow, the trailing ones
     included. In a later pass each owner goes over its stored blocks in the order of `owner_order`. Owners
-    take turns, one update each; who has finished is passed over.
+    take turns, one update each; owners that have finished are passed over.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def run_in_process(
 
 
 def _intake(stream: Stream, theta: int) -> tuple[list[Block], list[Block]]:
-    """Return the blocks that are trained on while interactions come, and those that wait until the end."""
+    """Return the blocks trained on while interactions arrive, and the blocks left until the end."""
     builder = BlockBuilder()
     interactions = zip(stream.user.tolist(), stream.item.tolist(), stream.positive.tolist(), strict=True)
     blocks = [block for interaction in interactions if (block := builder.add(*interaction)) is not None]

@@ -1,4 +1,4 @@
-"""Settings of DRIFT: the table of a run's file, what a plan carries of it, and what the mathematics takes."""
+"""Settings of DRIFT: a table in a run's file, its part of a plan, and the input of the mathematics."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _IN_JSON = {
 class DriftSettings(SystemSettings):
     """DRIFT.
 
-    The same object is the table of a file, is written into a plan and read from one, and goes to the mathematics.
+    One class serves as the table of a file, as the content of a plan and as an argument of the mathematics.
     """
 
     init_scale: ClassVar[float] = 0.03
@@ -84,12 +84,12 @@ class DriftSettings(SystemSettings):
 
     @classmethod
     def from_plan(cls, plan: RunPlan) -> Self:
-        """Return the settings that a plan carries; what belongs to another form has its default.
+        """Return the settings that a plan carries; settings of the other form have their defaults.
 
         Raises
         ------
         ConfigError
-            When they are malformed, name something unknown, or a value is out of its range.
+            When the settings are malformed, have an unknown key, or a value is out of its range.
         """
         try:
             found = {name: getattr(plan, name) for name in _IN_FIELDS}
@@ -103,21 +103,21 @@ class DriftSettings(SystemSettings):
             ) from error
 
     def for_plan(self, run: Run | None = None, attributes: Sequence[str] = ()) -> str:
-        """Return the settings of windows, JSON: equal settings are equal texts.  Empty in the published form."""
+        """Return the settings of windows as JSON, equal texts for equal settings; empty in the published form."""
         if self.form != "shielded":
             return ""
         plain = {key: getattr(self, name) for name, key in _IN_JSON.items()}
         return json.dumps(plain, sort_keys=True, separators=(",", ":"))
 
     def window_layout(self, n_items: int) -> Layout:
-        """Return what an owner's vector in a window looks like: a gradient of every item's row.
+        """Return the layout of an owner's vector in a window: a gradient for every item's row.
 
-        Rows that may not leave are zeros.
+        Rows that must not leave the owner are zeros.
         """
         return Layout((Segment("gradient", (n_items, self.dim), self.window_bound, self.window_bits),))
 
     def fill(self, plan: RunPlan, run: Run | None = None, attributes: Sequence[str] = ()) -> None:
-        """Write the settings into the plan of a run; the other parts of the run change nothing about them."""
+        """Write the settings into the plan of a run; ``run`` and ``attributes`` are not used."""
         plan.dim = self.dim
         plan.rate = self.rate
         plan.ridge = self.ridge
@@ -129,12 +129,12 @@ class DriftSettings(SystemSettings):
 
     @property
     def width(self) -> int:
-        """How many values a row of the model has."""
+        """Number of values in a row of the model."""
         return self.dim
 
     @property
     def room(self) -> int:
-        """Largest number of owners over which a window's sum has room."""
+        """Largest number of owners in a window whose codes cannot overflow."""
         return self.window_layout(1).capacity
 
     def form_in(self, run: Run) -> str:
@@ -142,11 +142,11 @@ class DriftSettings(SystemSettings):
         return self.form
 
     def passes(self, run: Run) -> int:
-        """Return the passes over the blocks that a run makes."""
+        """Return the number of passes over the blocks that a run makes."""
         return self.epochs
 
     def problems(self, run: Run) -> list[str]:
-        """Return what of a run does not go together with these settings, a sentence each."""
+        """Return the conflicts between a run and these settings, a sentence each."""
         federation, found = run.federation, list[str]()
         if run.split.kind.startswith("cold-"):
             found.append(
@@ -157,7 +157,7 @@ class DriftSettings(SystemSettings):
             return found
         if run.secure_sum == "masked":
             for name, count in (("owners", federation.owners), ("hosts", federation.hosts)):
-                # 0 owners are as many as there are genres.
+                # 0 stands for one owner for each genre.
                 if 0 < count < MIN_MASKED:
                     found.append(
                         f"secure_sum 'masked' with federation.{name} {count}: of two members each would know the "
@@ -173,7 +173,7 @@ class DriftSettings(SystemSettings):
         return found
 
     def protection(self, run: Run, hosts: int) -> dict[str, Any] | None:
-        """Return what the windows of DRIFT's shielded form protect."""
+        """Describe what the windows of DRIFT's shielded form protect."""
         masked = run.secure_sum == "masked"
         found: dict[str, Any] = {"sum": run.secure_sum, "parties": "data owners", "warnings": []}
         rows = f"rows with at least {self.k_min} users behind them"
@@ -198,19 +198,19 @@ class DriftSettings(SystemSettings):
     def masked_sums(self, run: Run, hosts: int) -> list[MaskedSum] | None:
         """Return the masked sums of a run: over hosts in an evaluation, over owners in a window."""
         sums = [MaskedSum(hosts, "client hosts", "its users are measured with the next one")]
-        # Without a number there is an owner for each genre of the data.
+        # 0 stands for one owner for each genre of the data, whose number is not known here.
         if run.federation.owners:
             sums.append(MaskedSum(run.federation.owners, "data owners", "the next one has its rows"))
         return sums
 
 
 def _of_windows(text: str) -> dict[str, Any]:
-    """Return the settings of windows by name.
+    """Parse the settings of windows, and return them by name.
 
     Raises
     ------
     ValueError
-        When the text is no JSON object, or has a key that there is not.
+        When the text is no JSON object, or has an unknown key.
     """
     plain = json.loads(text)
     if not isinstance(plain, dict):

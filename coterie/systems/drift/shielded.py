@@ -1,4 +1,4 @@
-r"""DRIFT, shielded form: the orchestrator sees neither who asked for what, nor a single user's gradient.
+r"""Mathematics of DRIFT's shielded form, in which the orchestrator sees no single user's request or gradient.
 
 The user's row :math:`v_u` stays with the user, who takes it along to each owner that it visits.  An owner computes its
 blocks' gradients with the mathematics of `coterie.systems.drift.mathematics`, moves :math:`v_u` from block to block,
@@ -27,7 +27,7 @@ ones (`coterie.systems.drift.mathematics`)."""
 
 
 class Released(NamedTuple):
-    """Rows that leave an owner together.
+    """Rows of item gradients that an owner releases into one window.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class Released(NamedTuple):
         Ascending.
     gradient : ndarray of float32, shape (n, d)
     contributors : tuple of frozenset of int
-        Who is behind each row; stays with the owner.
+        Users behind each row; stays with the owner.
     """
 
     items: NDArray[np.int32]
@@ -45,7 +45,7 @@ class Released(NamedTuple):
 
 @dataclass
 class HeldRows:
-    """Item gradients that an owner holds back, and who contributed to each row.
+    """Item gradients that an owner holds back, with the users who contributed to each row.
 
     Parameters
     ----------
@@ -69,14 +69,14 @@ class HeldRows:
             self.contributors.setdefault(item, set()).add(user)
 
     def grow(self, n_items: int) -> None:
-        """Make room for more items."""
+        """Extend the table to ``n_items`` rows; a smaller number changes nothing."""
         if n_items > self.n_items:
             wider = np.zeros((n_items, self.dim), np.float32)
             wider[: self.n_items] = self.gradient
             self.n_items, self.gradient = n_items, wider
 
     def release(self, k_min: int) -> Released:
-        """Take out the rows to which at least ``k_min`` users contributed."""
+        """Remove and return the rows to which at least ``k_min`` users contributed."""
         ready = sorted(item for item, users in self.contributors.items() if len(users) >= k_min)
         items = np.array(ready, np.int32)
         gradient = self.gradient[items]
@@ -84,19 +84,19 @@ class HeldRows:
         return Released(items, gradient, tuple(frozenset(self.contributors.pop(item)) for item in ready))
 
     def put_back(self, released: Released) -> None:
-        """Hold rows again that were taken out: they did not leave."""
+        """Hold released rows again that did not leave the owner after all."""
         self.gradient[released.items] += released.gradient
         for item, users in zip(released.items.tolist(), released.contributors, strict=True):
             self.contributors.setdefault(item, set()).update(users)
 
     def __len__(self) -> int:
-        """Return how many rows are held."""
+        """Return the number of rows held."""
         return len(self.contributors)
 
 
 @dataclass(frozen=True)
 class Visited:
-    r"""What a visit of a user to an owner made.
+    r"""Result of a user's visit to an owner: the step of its row, and item gradients.
 
     Parameters
     ----------
@@ -106,9 +106,9 @@ class Visited:
         Sum over the blocks.
     blocks : int
     items : ndarray of int32, shape (n,)
-        Ascending: those in the blocks.
+        Items in the blocks, ascending.
     gradient : ndarray of float32, shape (n, d)
-        Theirs, summed over the blocks; it is held back.
+        Gradient of their rows, summed over the blocks; the owner holds it back.
     """
 
     step: NDArray[np.float32]
@@ -121,14 +121,14 @@ class Visited:
 def visit(
     blocks: Sequence[Block], row: NDArray[np.float32], Psi: NDArray[np.float32], settings: DriftSettings
 ) -> Visited:
-    """Learn from one user's blocks at an owner: the user's row moves from block to block, the items' stay.
+    """Learn from one user's blocks at an owner: the user's row moves from block to block, item rows stay.
 
     Parameters
     ----------
     blocks : sequence of Block
         All of one user; there may be none.
     row : ndarray of float32, shape (d,)
-        The user's row when it comes.
+        The user's row at the begin of the visit.
     Psi : ndarray of float32, shape (I, d)
         As the owner has it; only rows of its own items are read.
     settings : DriftSettings
@@ -156,7 +156,7 @@ def initial_row(key: int, settings: DriftSettings) -> NDArray[np.float32]:
     Parameters
     ----------
     key : int
-        Known to nobody else.
+        The user's own number, which nobody else knows.
     settings : DriftSettings
 
     Returns
@@ -183,7 +183,7 @@ def run_shielded(
     window: int = 64,
     on_epoch: Callable[[int, NDArray[np.float32], NDArray[np.float32], float], None] | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], int]:
-    """Train over several owners in one process.
+    """Train DRIFT's shielded form over several owners in one process.
 
     Parameters
     ----------

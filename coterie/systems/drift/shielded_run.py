@@ -1,14 +1,14 @@
-"""A run of DRIFT in its shielded form: what is summed, and the run as a pure state machine.
+"""Pure state machine of a run of DRIFT's shielded form, and the layout of its evaluation sums.
 
 Users visit owners, in any order and without waiting for each other.  Whenever owners have taken enough visits, the
 orchestration server opens a *window*: one sum over the owners that join, each with one vector over all items.  An
-epoch is over when every host has let each of its users visit once; then what is left is summed and the hosts evaluate
-at home, in a sum of their own.
+epoch's visits are over when every host has let each of its users visit once; then a last window sums the rest, and the
+hosts evaluate the model, in a sum of their own.
 
 ``step`` takes a state and an event and returns the next state; `next_sum` says which sum a state asks for.
 
-``step`` leads from a phase to one of these; a dash marks what cannot come in a phase: a sum ends only after it was
-opened, and one that was opened in *visit* may end in *close*.
+The table shows the phases to which ``step`` leads from each phase; a dash marks an event that cannot occur in a phase:
+a sum ends only after it was opened, and a sum that was opened in *visit* may end in *close*.
 
 ===========  =============  =============  =======================  ===================  ====  ======
 event        gather         visit          close                    evaluate             done  failed
@@ -88,14 +88,14 @@ _TRIES = 3
 
 
 class Purpose(enum.Enum):
-    """What a sum is for, as its plan names it."""
+    """Purpose of a sum, as its plan names it."""
 
     WINDOW = "window"
     EVALUATE = "evaluate"
 
 
 def evaluation_layout() -> Layout:
-    """Return what a host's metrics look like: sums, and how many users each covers."""
+    """Return the layout of a host's metrics: sums over users, and the number of users in each."""
     names = ranked_names()
     return Layout(
         (
@@ -108,7 +108,7 @@ def evaluation_layout() -> Layout:
 
 
 def add_measured(contribution: Contribution, values: Mapping[str, float], rng: np.random.Generator) -> None:
-    """Add one user's metrics by name; those that are missing or NaN are not counted."""
+    """Add one user's metrics to a contribution; missing ones and NaN are not counted."""
     for segment, count, names in (
         ("metrics", "measured", ranked_names()),
         ("losses", "losses_measured", LOSSES),
@@ -121,7 +121,7 @@ def add_measured(contribution: Contribution, values: Mapping[str, float], rng: n
 
 
 def measured_in(sums: Mapping[str, NDArray[np.float64]]) -> dict[str, tuple[float, int]]:
-    """Return mean and number of users of each metric that was measured, from decoded sums."""
+    """Return mean and number of users of each measured metric, from decoded sums."""
     found = {}
     for segment, count, names in (
         ("metrics", "measured", ranked_names()),
@@ -137,25 +137,25 @@ def measured_in(sums: Mapping[str, NDArray[np.float64]]) -> dict[str, tuple[floa
 
 
 class Phase(enum.Enum):
-    """Where a run stands."""
+    """Phase of a run."""
 
     GATHER = "gather"
     VISIT = "visit"
     CLOSE = "close"
-    """Everybody has visited; the rest of the epoch is summed."""
+    """All users have visited; a last window sums the rest of the epoch."""
     EVALUATE = "evaluate"
     DONE = "done"
     FAILED = "failed"
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen."""
+        """Whether the run is over."""
         return self in (Phase.DONE, Phase.FAILED)
 
 
 @dataclass(frozen=True)
 class Owner:
-    """A data owner: how many visits it has taken, how many rows it holds back, the last window that has its vector."""
+    """State of a data owner: its visits, the rows it holds back, the last window with its vector."""
 
     party: str
     present: bool = True
@@ -166,7 +166,7 @@ class Owner:
 
 @dataclass(frozen=True)
 class Host:
-    """A client host: for which epoch and catalogue its users have made their visits."""
+    """State of a client host: the epoch and the catalogue for which its users have made their visits."""
 
     users: int = 0
     epoch: int = 0
@@ -176,7 +176,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Shielded:
-    """Everything that decides what anybody is asked to do.
+    """State of a run in the shielded form, from which sums and tasks follow.
 
     Parameters
     ----------
@@ -186,15 +186,15 @@ class Shielded:
     round : int
         Number of the last sum that was begun; numbers are never used again.
     closed : int
-        Number of the last window that is over.
+        Number of the last window that was applied or abandoned.
     version : int
-        Windows applied.
+        Number of windows applied.
     counted, captured : int
-        Visits before the last applied window was opened, and before the one that is open.
+        Visits before the last applied window was opened, and before the last sum was opened.
     closing : bool
-        Whether the sum that is open was begun after all visits of the epoch.
+        Whether the last sum was opened after all visits of the epoch.
     evaluations : int
-        Those that were formed.
+        Number of evaluations that were formed.
     """
 
     epochs: int
@@ -219,7 +219,7 @@ class Shielded:
 
     @property
     def visits(self) -> int:
-        """Visits that owners have reported."""
+        """Number of visits that owners have reported."""
         return sum(owner.visits for owner in self.owners.values())
 
     def to_json(self) -> str:
@@ -240,7 +240,7 @@ class Shielded:
 
 @dataclass(frozen=True)
 class Visits:
-    """An owner has taken so many visits in all, and holds back so many rows."""
+    """Event: an owner reported its number of visits in all, and of rows that it holds back."""
 
     slot: int
     visits: int
@@ -249,7 +249,7 @@ class Visits:
 
 @dataclass(frozen=True)
 class Delivered:
-    """A host's users have made their visits of an epoch, to the owners of this catalogue."""
+    """Event: a host's users have made their visits of an epoch, to the owners of this catalogue."""
 
     host: str
     epoch: int
@@ -258,24 +258,24 @@ class Delivered:
 
 @dataclass(frozen=True)
 class Opened:
-    """A sum is begun; its number is taken."""
+    """Event: a sum was opened, and has taken the next number."""
 
 
 @dataclass(frozen=True)
 class Windowed:
-    """A window's sum was applied, with the vectors of the owners at these slots."""
+    """Event: a window's sum was applied, with the vectors of the owners at these slots."""
 
     slots: Collection[int]
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """An evaluation was formed."""
+    """Event: an evaluation was formed."""
 
 
 @dataclass(frozen=True)
 class Abandoned:
-    """The sum that was begun last is not formed."""
+    """Event: the sum that was opened last is not formed."""
 
     purpose: Purpose
     reason: str
@@ -298,7 +298,7 @@ Event = (
 
 
 def step(state: Shielded, event: Event) -> Shielded:
-    """Return the state after an event.  An ended run does not change any more."""
+    """Return the state after an event; a run that has ended does not change."""
     if state.phase.ended:
         return state
     return _advance(_take(state, event))
@@ -318,7 +318,7 @@ def _take(state: Shielded, event: Event) -> Shielded:
             return replace(state, catalogue=max(version, state.catalogue))
         case Visits(slot, visits, rows):
             owner = state.owners[slot]
-            # Below at an owner that was restored from a backup.
+            # An owner that was restored from a backup reports fewer visits than before.
             owner = replace(owner, visits=max(visits, owner.visits), held=rows)
             return replace(state, owners={**state.owners, slot: owner})
         case Delivered(name, epoch, catalogue):
@@ -342,7 +342,7 @@ def _take(state: Shielded, event: Event) -> Shielded:
             }
             return replace(
                 state,
-                # Every visit was answered before the last host was done, so this window had all that is to be had.
+                # Every visit was answered before the last host was done, so this window is the last of the epoch.
                 phase=Phase.EVALUATE if state.closing else state.phase,
                 owners=owners,
                 closed=state.round,
@@ -414,18 +414,18 @@ def _all_visited(state: Shielded) -> bool:
 
 
 def due(state: Shielded) -> bool:
-    """Whether owners have taken enough visits for a window."""
+    """Return whether owners have taken enough visits for a window."""
     return state.phase is Phase.VISIT and state.visits - state.counted >= state.window
 
 
 def next_sum(state: Shielded, *, in_time: bool = False) -> Purpose | None:
-    """Return what is to be summed now; None for nothing.
+    """Return the purpose of the sum to open now; None for no sum.
 
     Parameters
     ----------
     state : Shielded
     in_time : bool
-        Whether the last window is so long ago that fewer visits are enough.
+        Whether enough time has passed since the last window that any new visit justifies one.
     """
     match state.phase:
         case Phase.VISIT if due(state) or (in_time and state.visits > state.counted):
@@ -439,7 +439,7 @@ def next_sum(state: Shielded, *, in_time: bool = False) -> Purpose | None:
 
 
 def waiting_for(state: Shielded) -> str:
-    """Say in words whom the run is waiting for; for the reason of a timeout."""
+    """Return, in words, the parties that the run is waiting for; the reason of a timeout."""
     if state.phase is Phase.GATHER:
         owners = sum(owner.present for owner in state.owners.values())
         users = sum(host.users for host in state.hosts.values() if host.present)

@@ -1,4 +1,4 @@
-"""FCF: federated collaborative filtering of implicit feedback, users' factors solved for."""
+"""FCF: federated collaborative filtering of implicit feedback; users' factors are solved for in each round."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SYSTEM = System(
     shown=("ndcg@10", "precision@10", "recall@10"),
     usual={
         "split": {"kind": "random"},
-        # As in the paper everybody is in each round; a sum over so many shows little of any group.
+        # As in the paper all users are in each round; a sum over all of them shows little of any group.
         "rounds": {"cohorts": "all", "group": 1000, "choose_by": CHOOSE_BY},
     },
     server=from_plan(FcfSettings, server),

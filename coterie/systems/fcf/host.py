@@ -1,4 +1,4 @@
-"""FCF in rounds: every interaction a rating of 1, no side information, and metrics of implicit data."""
+"""Sides of FCF: the shared host and server of factorisations, with a rating of 1 for each interaction."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ __all__ = ["FcfHost", "layouts", "server", "taken_up"]
 
 
 def layouts(settings: FcfSettings, n_items: int) -> Layouts:
-    """Return what contributions look like."""
+    """Return the layouts of contributions, by purpose of a sum."""
     return Layouts(n_items, layout(settings.factor_settings(), n_items, 0), MEASURES)
 
 
 def server(settings: FcfSettings, n_items: int, seed: int, groups: int) -> FactorServer:
-    """Return the side of the orchestration server."""
+    """Build the server's side of FCF."""
     return FactorServer(settings.factor_settings(), layouts(settings, n_items), seed, groups)
 
 
 class FcfHost(FactorHost):
-    """The side of a host: that of a factorisation of ratings, given a 1 for each interaction.
+    """Host's side of FCF: that of a matrix factorisation, with a rating of 1 for each interaction.
 
     Parameters
     ----------
     settings : FcfSettings
     data : HostData
-        Whatever is rated counts, however it was rated.
+        Data of the users; an interaction counts, whatever its rating.
     keys, seed, keep
         As for `FactorHost`.
     """
@@ -58,6 +58,6 @@ class FcfHost(FactorHost):
 
 
 def taken_up(data: HostData) -> HostData:
-    """Return the same with a 1 for each interaction, and without attributes."""
+    """Return a copy of the data with a rating of 1 for each interaction, and without attributes."""
     ones = np.where(data.part == RANKED, np.nan, TAKEN_UP).astype(np.float32)
     return dataclasses.replace(data, rating=ones, attributes=None)

@@ -1,4 +1,4 @@
-"""Settings of FCF, and the figures by which its versions are chosen."""
+"""Settings of FCF, its metrics, and the figure by which a version is chosen."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = ["CHOOSE_BY", "FIGURES", "MEASURES", "FcfSettings"]
 _RANKED = ("ndcg@10", "precision@10", "recall@10")
 
 MEASURES = tuple(prefix + name for prefix in ("", "validation_") for name in _RANKED)
-"""What a user's measurement has: over all unseen items, of which every held-out one counts as liked."""
+"""Metrics measured for each user, among all unseen items; every held-out item counts as relevant."""
 
 FIGURES = tuple(prefix + name for prefix in ("", "validation_") for name in (*_RANKED, "f1@10"))
-"""What an evaluation comes to."""
+"""Figures of an evaluation."""
 
 CHOOSE_BY = "validation_ndcg@10"
-"""By what the version that counts is chosen unless a run says otherwise."""
+"""Figure by which the version that counts is chosen, unless a run names another one."""
 
 
 class FcfSettings(SystemSettings):
@@ -70,7 +70,7 @@ class FcfSettings(SystemSettings):
         return self
 
     def factor_settings(self) -> FactorSettings:
-        """Return the settings of factors that are the same, with every rating `TAKEN_UP`."""
+        """Return the equivalent settings of FedMVMF's factorisation, where every rating is `TAKEN_UP`."""
         return FactorSettings(
             factors=self.factors,
             weights="incl-unc",
@@ -91,16 +91,16 @@ class FcfSettings(SystemSettings):
 
     @property
     def width(self) -> int:
-        """How many values a row of the model has."""
+        """Number of values in a row of the model."""
         return self.factors
 
     @property
     def room(self) -> int:
-        """Largest number of users over which a sum of training has room."""
+        """Largest number of users in a sum of training whose codes cannot overflow."""
         return room_for(self.bits)
 
     def problems(self, run: Run) -> list[str]:
-        """Return what of a run does not go together with these settings, a sentence each."""
+        """Return the conflicts between a run and these settings, a sentence each."""
         found = []
         kinds = ("random", "temporal", "leave-last-out")
         if run.split.kind not in kinds:
@@ -115,5 +115,5 @@ class FcfSettings(SystemSettings):
         )
 
     def warnings(self, run: Run) -> list[str]:
-        """Return what the cohorts and settings of a run give away, a sentence each."""
+        """Return warnings about what the cohorts and settings of a run disclose, a sentence each."""
         return few_behind(run, self.min_touch)

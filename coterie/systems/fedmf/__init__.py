@@ -24,7 +24,7 @@ SYSTEM = System(
     shown=("rmse", "train_rmse", "ndcg_rated@10"),
     usual={
         "split": {"kind": "random"},
-        # As in the paper everybody is in each round; a sum over so many shows little of any group.
+        # As in the paper all users are in each round; a sum over all of them shows little of any group.
         "rounds": {"cohorts": "all", "group": 1000, "choose_by": CHOOSE_BY},
     },
     needs=DataNeeds(ratings=True),

@@ -1,7 +1,7 @@
-r"""FedMF's mathematics with all ratings in one place: what a federation of everybody comes to but for rounding.
+r"""FedMF trained with all ratings in one place, equal but for rounding to a federation of all users.
 
-The same steps from the same first factors, written over the list of ratings instead of user by user, without
-cohorts, sums, bounds and quantisation.
+Steps and initial factors are the same, but written over the list of ratings instead of user by user, without cohorts,
+sums, bounds and quantisation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["CentralFactors", "train"]
 
 @dataclass(frozen=True, eq=False)
 class CentralFactors:
-    """Factors after some rounds.
+    """Factors of all users and items after some rounds.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def train(
     seed: int,
     trained: NDArray[np.bool_] | None = None,
 ) -> Iterator[CentralFactors]:
-    """Train, and yield the factors before the first round and after each one.
+    """Train FedMF centrally, and yield the factors before the first round and after each one.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def train(
     rating : ndarray of float, shape (N,)
     settings : FedMfSettings
     keys : sequence of int
-        A number of each user, from which its first factor is drawn.
+        Each user's own number, from which its initial factor is drawn.
     n_items, rounds, seed : int
     trained : ndarray of bool, shape (n_items,), optional
         Items whose rows move; all if left out.
@@ -82,6 +82,6 @@ def train(
 
 
 def _summed(index: NDArray[np.integer], values: NDArray[np.float64], n: int) -> NDArray[np.float64]:
-    """Return sums of rows (n, K) by index."""
+    """Return sums of the rows of ``values`` by index, float64 (n, K)."""
     columns = [np.bincount(index, weights=column, minlength=n) for column in values.T]
     return np.stack(columns, axis=1)

@@ -1,4 +1,4 @@
-"""FedMF's side of a host: what its users contribute, how they are measured and recommended to."""
+"""Host's side of FedMF: contributions, evaluation and recommendations of its users."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ __all__ = ["FedMfHost"]
 
 
 class FedMfHost(RatedHost):
-    """The side of a host.
+    """Host's side of FedMF.
 
     Parameters
     ----------
     settings : FedMfSettings
     data : HostData
-        Interactions without a rating teach nothing and are measured by nothing.
+        Data of the users; interactions without a rating are used neither in training nor in evaluation.
     keys : ndarray of uint64, shape (users,)
         Each user's own number, which nobody else knows.
     seed : int
-        Of the run.
+        Seed of the run.
     keep : callable
-        Takes up what each user kept, ``factors``, float32 (users, K).
+        Takes initial private arrays, ``factors``, float32 (users, K); returns the stored ones, if any.
 
     Attributes
     ----------
     private : dict of str to ndarray
-        What each user keeps; changed in place.
+        Private arrays, a row for each user; changed in place.
 
     Raises
     ------
@@ -97,7 +97,7 @@ class FedMfHost(RatedHost):
     def factors(
         self, model: Mapping[str, NDArray[np.float32]], index: NDArray[np.intp], *, round_: int = 0
     ) -> NDArray[np.float32]:
-        """Return what some users kept, float32 (n, K), whatever the version."""
+        """Return the factors that some users keep, float32 (n, K), at any version of the model."""
         kept: NDArray[np.float32] = self.private["factors"][index]
         return kept
 

@@ -1,4 +1,4 @@
-r"""What clients of FedMF do in a round: many users of a host step as one batched tensor program.
+r"""Local step of FedMF: many users of a host take gradient steps as one batched tensor program.
 
 A user steps E times, from the same point for both factors,
 
@@ -7,11 +7,11 @@ A user steps E times, from the same point for both factors,
     p_u \leftarrow p_u - \eta_p \Bigl(-2 \sum_j q_j (r_{uj} - p_u q_j) + 2 \lambda p_u\Bigr), \qquad
     q_j \leftarrow q_j - \eta \bigl(-2 (r_{uj} - p_u q_j) p_u + 2 \lambda q_j\bigr),
 
-on its own copy of the rows :math:`q_j` that it rated, and contributes what became of the copy less the row that it
-fetched: with E = 1 that is :math:`-\eta` times the gradient, to the bit.  With mean steps the sum over
-:math:`j` is divided by the number of the user's ratings.
+on its own copy of the rows :math:`q_j` that it rated, and contributes the change of the copy from the fetched row:
+for E = 1 that is :math:`-\eta` times the gradient, to the bit.  Mean steps divide the sum over :math:`j` by the number
+of the user's ratings.
 
-Ratings of closed items teach :math:`p_u`; their rows stay as they are, and nothing of them leaves.
+Ratings of closed items train :math:`p_u` only: their rows do not move, and nothing of them leaves the host.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from coterie.systems.shared.stacks import padded, stacks
 __all__ = ["FedMfUpdate", "contribute", "local_step"]
 
 _LOCAL = 7
-"""First element of the key of the draws; FedMVMF, whose first factors these are, has the lower ones."""
+"""First element of the key of the draws; FedMVMF, which draws the initial factors, has the lower ones."""
 
 
 @dataclass(frozen=True, eq=False)
 class FedMfUpdate:
-    r"""What one user contributes in a round.
+    r"""One user's contribution to a round, and the factor that the user keeps.
 
     Parameters
     ----------
     index : int
-        Which of the users.
+        Position of the user.
     rows : ndarray of int32, shape (t,)
-        Open items that it rated, ascending.
+        Open items that the user rated, ascending.
     change : ndarray of float32, shape (t, K)
-        What its steps did to these.
+        Change of their rows by the user's steps.
     kept : ndarray of float32, shape (K,)
-        The :math:`p_u` that it keeps.
+        :math:`p_u` that the user keeps.
     loss : float
         :math:`\sum_j (r_{uj} - p_u q_j)^2` before the first step.
     rng : Generator
@@ -62,7 +62,7 @@ class FedMfUpdate:
 
 
 def contribute(update: FedMfUpdate, contribution: Contribution) -> None:
-    """Add a user's update to a contribution: its own, or that of its host.
+    """Add a user's update to the contribution of its member: the user itself, or its host.
 
     Segments beyond those of `coterie.systems.fedmf.mathematics.layout` are the caller's, and so is
     `Contribution.count`.
@@ -70,7 +70,7 @@ def contribute(update: FedMfUpdate, contribution: Contribution) -> None:
     Raises
     ------
     UnboundedValueError
-        The local steps came to values that are no numbers.
+        The local steps diverged: a value is NaN or infinite.
     """
     contribution.add("items", update.change, update.rng, rows=update.rows)
 
@@ -86,21 +86,21 @@ def local_step(
     round_: int,
     allowed: NDArray[np.bool_] | None = None,
 ) -> Iterator[FedMfUpdate]:
-    """Do the part of a round of some users, each with its own ratings.
+    """Run the local steps of a round for some users, each on its own ratings.
 
     Parameters
     ----------
     model : mapping
-        The version that they fetched.
+        Version of the model that the users fetched.
     users : sequence of UserData
-        Without attributes or sampled items.  One without ratings contributes nothing, and its factor only shrinks.
+        Data without attributes or sampled items.  A user without ratings contributes nothing; its factor only shrinks.
     settings : FedMfSettings
     keys : sequence of int
         Each user's own number, at least 0, which nobody else knows.
     factors : ndarray of float32, shape (users, K)
-        What they kept.
+        Factors that the users kept from their last round.
     seed, round_ : int
-        Of the run; at least 0.
+        Seed of the run, and number of the round; at least 0.
     allowed : ndarray of bool, shape (n_items,), optional
         Open items; all if left out.
 
@@ -127,7 +127,7 @@ def local_step(
     for position, user in enumerate(users):
         check_user(user, position, fitting, len(items), 0)
     opened = np.ones(len(items), np.bool_) if allowed is None else allowed
-    # Rows, what became of them, and a gradient: three values for each.
+    # Rows, their changes and a gradient: three values for each factor of an item.
     for stack in stacks([len(user.items) for user in users], 3 * settings.factors):
         rngs = [
             np.random.default_rng(np.random.SeedSequence(int(keys[u]), spawn_key=(_LOCAL, seed, round_)))
@@ -145,9 +145,9 @@ def _stepped(
     opened: NDArray[np.bool_],
     rngs: Sequence[np.random.Generator],
 ) -> Iterator[FedMfUpdate]:
-    """Step users whose items are padded to the same number.
+    """Run the local steps of users whose items are padded to the same number.
 
-    Sums over factors and over items are NumPy's own, not a product of BLAS: the same bits under each of its kernels.
+    NumPy itself adds up over factors and over items, not BLAS: the result has the same bits under every BLAS kernel.
     """
     n, width = len(users), padded(len(users[0].items))
     places = np.zeros((n, width), np.int64)

@@ -1,17 +1,17 @@
-r"""FedMF: federated matrix factorisation of explicit ratings by gradient steps (Chai et al., *Secure FedMF*, 2020).
+r"""Mathematics of FedMF, matrix factorisation of ratings by gradient steps (Chai et al., *Secure FedMF*, 2020).
 
-A rating is predicted as :math:`p_u q_j`.  Users and server are part of minimising
+A rating is predicted as :math:`p_u q_j`.  Users and server together minimise
 
 .. math::
 
     F = \sum_{(u, j) \in R} (r_{uj} - p_u q_j)^2 + \lambda (|P|^2 + |Q|^2)
 
-over the ratings :math:`R` that there are.  A user keeps its ratings and :math:`p_u`; the orchestration server has
-:math:`Q`.  In a round users take a step along their gradient and contribute what it does to the rows of :math:`Q`
+over the known ratings :math:`R`.  A user keeps its ratings and :math:`p_u`; the orchestration server has
+:math:`Q`.  In a round users take a step along their gradient and contribute the changes of the rows of :math:`Q`
 that they rated (`coterie.systems.fedmf.local_step`); the server adds (`apply`).
 
-With E = 1 the data terms are those of `coterie.systems.shared.factors` with weights ``obs-only``, update ``sgd`` and no
-side information; first factors, layout and checks come from there, by `FedMfSettings.factor_settings`.  Its own are
+For E = 1 the data terms are those of `coterie.systems.shared.factors` with weights ``obs-only``, update ``sgd`` and no
+side information; first factors, layout and checks come from there, by `FedMfSettings.factor_settings`.  FedMF adds
 several local epochs, the ridge of :math:`q_j` at the users who rated the item, and gradients that are means.
 ``docs/systems/fedmf.md`` says where the printed algorithm is corrected.
 """
@@ -42,7 +42,7 @@ __all__ = [
 def initial(settings: FedMfSettings, n_items: int, seed: int) -> Arrays:
     """Return version 0 of the shared model: ``items``, :math:`Q`, float32 (n_items, K).
 
-    Small and random, but for the first factor, which begins at the root of the middle rating, as that of users does.
+    Factors are small and random, except the first one, which begins near the root of the middle rating, as users' do.
     """
     return {"items": factors.initial(settings.factor_settings(), n_items, 0, seed)["items"]}
 
@@ -50,12 +50,12 @@ def initial(settings: FedMfSettings, n_items: int, seed: int) -> Arrays:
 def initial_factors(
     settings: FedMfSettings, keys: Sequence[int] | NDArray[np.integer]
 ) -> NDArray[np.float32]:
-    """Return :math:`p_u` of users before their first round, float32 (users, K), each drawn from the user's number."""
+    """Return users' initial :math:`p_u`, float32 (users, K), each drawn from the user's own number."""
     return factors.initial_factors(settings.factor_settings(), keys)
 
 
 def layout(settings: FedMfSettings, n_items: int, extra: Sequence[Segment] = ()) -> Layout:
-    """Return the segments of a contribution: ``items`` (n_items, K), what users did to rows, then ``extra``."""
+    """Return the segments of a contribution: ``items`` (n_items, K), the changes of rows, then ``extra``."""
     return factors.layout(settings.factor_settings(), n_items, 0, extra)
 
 
@@ -66,21 +66,21 @@ def apply(
     *,
     raters: NDArray[np.floating] | None = None,
 ) -> Arrays:
-    r"""Make the next version of the model.
+    r"""Make the next version of the model from the sums of a round.
 
     :math:`q_j + \sum_u \Delta_{uj}`, or with mean steps :math:`q_j + \sum_u \Delta_{uj} / n_j`.  Changes are *added*:
-    the printed algorithm subtracts gradients, and of an encrypted sum :math:`C_Q - C_G` would have to be formed.
+    the printed algorithm subtracts gradients, which under encryption would need :math:`C_Q - C_G`.
 
     Parameters
     ----------
     model : mapping
-        The version that users fetched.
+        Version of the model that users fetched.
     sums : mapping
         `Layout.decode` of a layout that begins with `layout`.
     settings : FedMfSettings
     raters : ndarray of float, shape (n_items,), optional
-        :math:`n_j`, how many of the users whom the sums cover have rated each item; with mean steps.  Where
-        it is not counted in each round, as many as are expected.
+        :math:`n_j`, the number of raters of each item among the users of the sums, or its expectation; needed with
+        mean steps.
 
     Returns
     -------

@@ -1,8 +1,8 @@
-"""FedMF in rounds: the side of the server.
+"""Server's side of FedMF.
 
-Rounds of SUPPORTS and of EVALUATE are those of `RatedServer`; an evaluation measures the fit of the training part, too.
-With mean steps the server divides by the raters that it expects in the cohort, from what groups said once: counts that
-travelled in each round would give users' items away (``docs/systems/fedncf.md``).
+Rounds of SUPPORTS and of EVALUATE are those of `RatedServer`; an evaluation also measures errors on the training part.
+For mean steps the server divides by the number of raters that it expects in the cohort, computed from the supports of
+groups: exact counts in each round would disclose users' items (``docs/systems/fedncf.md``).
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _MODEL = "model."
 
 
 def layouts(settings: FedMfSettings, n_items: int) -> Layouts:
-    """Return what contributions look like."""
+    """Return the layouts of contributions, by purpose of a sum."""
     return Layouts(n_items, layout(settings, n_items), MEASURES)
 
 
 class FedMfServer(RatedServer):
-    """The side of the orchestration server.
+    """Server's side of FedMF.
 
     Parameters
     ----------
     settings : FedMfSettings
     n_items : int
     seed : int
-        Of the run.
+        Seed of the run.
     groups : int
         Groups of the population.
     """
@@ -48,18 +48,18 @@ class FedMfServer(RatedServer):
         return {**named(_MODEL, model), **self.no_supports()}
 
     def trained(self, arrays: Arrays, summed: Summed) -> Arrays:
-        """Return the arrays after a sum of training."""
+        """Return the server's arrays after a sum of training."""
         raters = self._expected(arrays, summed.shares)
         model = apply(unnamed(_MODEL, arrays), summed.sums, self.settings, raters=raters)
         return {**arrays, **named(_MODEL, model)}
 
     def _expected(self, arrays: Arrays, shares: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return how many raters of items a cohort has: of whole groups exactly, of a share of one on the average."""
+        """Return the expected raters of each item in a cohort, given the share of each group that is in it."""
         open_ones = np.where(self.opened(arrays), arrays["supports"], 0).astype(np.float64)
         found: NDArray[np.float64] = shares @ open_ones
         return found
 
     def model(self, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
-        """Return item factors, and for each item whether it is open anywhere: 1 or 0, not its supports."""
+        """Return item factors, and ``popularity``: 1 for items that are open to any group, else 0."""
         popularity = np.minimum(arrays["popularity"], 1).astype(np.float32)
         return {**unnamed(_MODEL, arrays), "popularity": popularity}

@@ -1,4 +1,4 @@
-"""Settings of FedMF, and the figures by which its versions are chosen."""
+"""Settings of FedMF, its metrics, and the figure by which a version is chosen."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ MEASURES: tuple[str | Measure, ...] = (
     Measure("train_squared_error", LARGEST),
     Measure("train_ratings", LARGEST),
 )
-"""What a user's measurement has (`coterie.evaluation.rated`): the fit of the training part, too."""
+"""Metrics measured for each user (`coterie.evaluation.rated`), the errors on the training part included."""
 
 FIGURES = (*rated_measures.FIGURES, "train_rmse")
-"""What an evaluation comes to."""
+"""Figures of an evaluation."""
 
 CHOOSE_BY = "validation_rmse"
-"""By what the version that counts is chosen unless a run says otherwise: the lowest."""
+"""Figure whose lowest value decides the version that counts, unless a run names another one."""
 
 _PRINTED: Mapping[str, float] = MappingProxyType({"rate": 1e-4, "private_rate": 1e-4, "change_bound": 0.02})
-"""What suits the printed steps, which add up."""
+"""Defaults for the printed steps, which are sums and so need small rates."""
 
 
 class FedMfSettings(SystemSettings):
@@ -88,7 +88,7 @@ class FedMfSettings(SystemSettings):
     @model_validator(mode="before")
     @classmethod
     def _of_the_steps(cls, given: Any) -> Any:
-        """Take rates and bound that are not given from those that suit the steps."""
+        """Fill in rates and bound that are not given, by the kind of steps."""
         if not isinstance(given, Mapping) or given.get("steps") != "sum":
             return given
         return {**_PRINTED, **given}
@@ -99,7 +99,7 @@ class FedMfSettings(SystemSettings):
         return self
 
     def factor_settings(self) -> FactorSettings:
-        """Return settings of factors with the same first factors, layout and checks of ratings."""
+        """Return FedMVMF's settings with the same first factors, layout and checks of ratings."""
         return FactorSettings(
             factors=self.factors,
             weights="obs-only",
@@ -114,17 +114,17 @@ class FedMfSettings(SystemSettings):
 
     @property
     def variant(self) -> str:
-        """Which of the models or presets is run."""
+        """Name of the kind of steps."""
         return f"{self.steps} of gradients"
 
     @property
     def width(self) -> int:
-        """How many values a row of the model has."""
+        """Number of values in a row of the model."""
         return self.factors
 
     @property
     def room(self) -> int:
-        """Largest number of users over which a sum of training has room."""
+        """Largest number of users in a sum of training whose codes cannot overflow."""
         return room_for(self.bits)
 
     @property
@@ -133,7 +133,7 @@ class FedMfSettings(SystemSettings):
         return self.lowest, self.highest
 
     def problems(self, run: Run) -> list[str]:
-        """Return what of a run does not go together with these settings, a sentence each."""
+        """Return the conflicts between a run and these settings, a sentence each."""
         found = []
         kinds = ("random", "temporal")
         if run.split.kind not in kinds:
@@ -148,11 +148,11 @@ class FedMfSettings(SystemSettings):
         )
 
     def sparse_problems(self, run: Run) -> list[str]:
-        """Return why contributions cannot leave out what has nothing in it, a sentence each."""
+        """Return why contributions cannot leave out ciphertexts of zeros, a sentence each."""
         return sparse_problems(run, self.min_touch)
 
     def warnings(self, run: Run) -> list[str]:
-        """Return what the cohorts and settings of a run give away, a sentence each."""
+        """Return warnings about what the cohorts and settings of a run disclose, a sentence each."""
         found = [NO_GROUPS] if random_cohorts(run) else []
         found += few_behind(run, self.min_touch)
         if run.secure_sum == "clear":

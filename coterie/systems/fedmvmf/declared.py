@@ -1,4 +1,4 @@
-"""Which role may see which kind of datum in a run of FedMVMF."""
+"""Declared visibility of FedMVMF: which role may see which kind of datum."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _SIDE: Mapping[str, Row] = {
         "takes no part in the learning: no RPC carries it here",
     ),
 }
-"""Rows that attributes and features change."""
+"""Rows that differ from other systems in rounds, as FedMVMF has attributes and features."""
 
 
 def declared(form: str, secure_sum: str) -> dict[str, Row]:
-    """Return the rows of FedMVMF: those of every system in rounds, and what attributes and features add."""
+    """Return the declared visibility of FedMVMF: that of systems in rounds, with attributes and features."""
     rows = {**declared_with_sparse(form, secure_sum), **_SIDE}
     if secure_sum == "encrypted":
         by_role, otherwise = rows["item_support"]

@@ -1,4 +1,4 @@
-"""FedMVMF's side of a host: users with attributes, and new items among which alone users may be ranked."""
+"""Host's side of FedMVMF: adds users' attributes, and an evaluation among new items only."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["FedMvmfHost"]
 
 
 class FedMvmfHost(FactorHost):
-    """The side of a host.
+    """Host's side of FedMVMF.
 
     Parameters
     ----------
     plan : FedMvmfPlan
     data : HostData
-        Interactions without a rating teach nothing and are measured by nothing.
+        Data of the users; interactions without a rating are used neither in training nor in evaluation.
     keys, seed, keep
         As for `FactorHost`.
 
@@ -47,14 +47,14 @@ class FedMvmfHost(FactorHost):
         self.plan = plan
 
     def _held_out(self, model: Mapping[str, NDArray[np.float32]]) -> Rated:
-        """Return what users are measured by; where the plan says so, new items are ranked among each other."""
+        """Return the hold-out; where the plan says ``new_items``, new items are ranked among each other."""
         if not self.plan.new_items:
             return self._rated
         return dataclasses.replace(self._rated, among=~open_anywhere(model))
 
 
 def _users(plan: FedMvmfPlan, data: HostData) -> list[UserData]:
-    """Return what each user learns from: its rated items of the training part, ascending, and its attributes."""
+    """Return each user's training data: its rated items of the training part, ascending, and its attributes."""
     n_users = len(data.users)
     table = data.attributes
     if table is None:

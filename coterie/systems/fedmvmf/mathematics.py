@@ -1,8 +1,9 @@
-r"""FedMVMF: federated multi-view matrix factorisation of explicit ratings (Mai and Pang, PrivMVMF; Flanagan et al.).
+r"""Mathematics of FedMVMF's item server (Mai and Pang, PrivMVMF; Flanagan et al.).
 
-Users' part of a round and the server's step are in `coterie.systems.shared.factors`, as FCF and FedMF borrow from them.
-Its own is the view of items: an item server knows their features :math:`Y`, keeps :math:`V`, and sends what features
-pull each item towards.  The cost :math:`J` is written there; numbers in parentheses are the paper's equations.
+The cost :math:`J`, the users' part of a round and the server's step are in `coterie.systems.shared.factors`, as FCF and
+FedMF use them, too.  This module adds the view of items: an item server knows their features :math:`Y`, keeps
+:math:`V`, and sends the *pull*, the features' part of each item's gradient up to a factor.  Numbers in parentheses are
+the paper's equations.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _FEATURES = 2
 
 
 def initial_features(settings: FactorSettings, n_features: int, seed: int) -> NDArray[np.float32]:
-    """Return :math:`V` before the first round, float32 (n_features, K); only SGD looks at it."""
+    """Return the initial :math:`V`, float32 (n_features, K); only SGD reads it."""
     return drawn(settings, n_features, seed, _FEATURES)
 
 
@@ -31,7 +32,7 @@ def item_server_step(
     factors: NDArray[np.floating],
     settings: FactorSettings,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    r"""Do the item server's part of a round.
+    r"""Run the item server's part of a round.
 
     SemiALS solves for :math:`v_d` (11) and forms the pull with it.  SGD forms the pull with the :math:`v_d` given and
     moves that along its gradient, :math:`-2 \lambda_1 \sum_j (y_{jd} - q_j v_d) q_j + 2 \lambda_2 v_d` ((13) lacks the
@@ -52,8 +53,8 @@ def item_server_step(
     factors : ndarray of float32, shape (n_features, K)
         :math:`V` to keep.
     pull : ndarray of float32, shape (n_items, K)
-        :math:`\sum_d f(j, d)` with :math:`f(j, d) = (y_{jd} - q_j v_d) v_d`; what goes to the orchestration server.
-        Zero for an item without features.
+        :math:`\sum_d f(j, d)` with :math:`f(j, d) = (y_{jd} - q_j v_d) v_d`, to send to the orchestration server;
+        zero for an item without features.
 
     Raises
     ------

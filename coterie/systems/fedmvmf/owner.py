@@ -1,4 +1,4 @@
-"""FedMVMF's side of a data owner that knows features of its items: the paper's item server."""
+"""Data owner's side of FedMVMF: the paper's item server, which knows features of its items."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = ["FedMvmfOwner"]
 
 
 class FedMvmfOwner:
-    """The side of a data owner that knows features of its items: the paper's item server.
+    """Data owner's side of FedMVMF: the paper's item server, which knows features of its items.
 
     Parameters
     ----------
     plan : FedMvmfPlan
     items : ndarray of int, shape (n,)
-        Its items, by position in the catalogue.
+        The owner's items, by position in the catalogue.
     features : AttributeTable
-        A row for each of them.
+        Features of the items, a row for each.
     seed : int
-        Of the run.
+        Seed of the run.
 
     Raises
     ------
@@ -47,26 +47,26 @@ class FedMvmfOwner:
         self._items = items[order].astype(np.int64)
         self._features = features.values[order]
         self.private: Arrays = {"factors": initial_features(plan, len(features.names), seed)}
-        """``V`` as the last round left it, float32 (n_features, K); only SGD looks at it."""
+        """``V`` as the last round left it, float32 (n_features, K); only SGD reads it."""
 
     def answer(self, model: Mapping[str, NDArray[np.float32]]) -> Arrays:
-        """Return what is told of the items in a round, and let ``V`` move on.
+        """Return the owner's answer about its items in a round, and update ``V``.
 
         Parameters
         ----------
         model : mapping
-            The version that the round trains.
+            Version of the model that the round trains.
 
         Returns
         -------
         dict of str to ndarray
-            ``items``, uint32 (n,), ascending, and ``pull``, float32 (n, K): the sum of :math:`f(j, d)` over the
-            features of items that are trained; ``new_items``, uint32 (m,), and ``rows``, float32 (m, K): the factors
-            that features predict (17) of the others, of which any feature is known.
+            ``items``, uint32 (n,), ascending, and ``pull``, float32 (n, K): trained items, and for each the sum of
+            :math:`f(j, d)` over its features; ``new_items``, uint32 (m,), and ``rows``, float32 (m, K): other items
+            with a known feature, and the factors that features predict for them (17).
         """
         trained = open_anywhere(model)[self._items]
         own, others = self._items[trained], self._items[~trained]
-        # V is what explains the features of items whose factors are learned: predicted ones would confirm themselves.
+        # V is fitted to items with learned factors only: predicted factors would confirm themselves.
         factors, pull = item_server_step(
             model["items"][own], self._features[trained], self.private["factors"], self._plan
         )

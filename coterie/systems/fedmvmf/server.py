@@ -1,8 +1,8 @@
-"""FedMVMF in rounds: the side of the server, which asks data owners what they know of items.
+"""Server's side of FedMVMF: adds the answers of data owners about features of items.
 
-An item that no group may train has no row to be learned.  Where a data owner knows features of it, the model has the
-row that they predict (17), and so new items are ranked beside the others.  A user without ratings to learn from
-contributes nothing and is served by its attributes (15).
+An item that no group may train has no learned row.  Where a data owner knows features of such an item, the model has
+the row that the features predict (17), so that new items are ranked with the others.  A user without training ratings
+contributes nothing and gets recommendations by its attributes (15).
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ __all__ = ["FedMvmfServer", "layouts"]
 
 
 def layouts(plan: FedMvmfPlan, n_items: int) -> Layouts:
-    """Return what contributions look like."""
+    """Return the layouts of contributions, by purpose of a sum."""
     return Layouts(n_items, layout(plan, n_items, len(plan.attribute_names)), MEASURES)
 
 
 class FedMvmfServer(FactorServer):
-    """The side of the orchestration server.
+    """Server's side of FedMVMF.
 
     Parameters
     ----------
     plan : FedMvmfPlan
     n_items : int
     seed : int
-        Of the run.
+        Seed of the run.
     groups : int
         Groups of the population.
     """
@@ -52,14 +52,14 @@ class FedMvmfServer(FactorServer):
         }
 
     def told(self, arrays: Arrays, answers: Sequence[Arrays]) -> Arrays:
-        """Return the arrays with what data owners say of their items for the round that is applied next.
+        """Return the server's arrays with the answers of data owners, for the round that is applied next.
 
         Parameters
         ----------
         arrays : dict
         answers : sequence of dict
-            Of `coterie.systems.fedmvmf.owner.FedMvmfOwner.answer`.  Of an item of several owners pulls are added,
-            predicted rows averaged.
+            Answers of `coterie.systems.fedmvmf.owner.FedMvmfOwner.answer`.  For an item of several owners pulls are
+            added, and predicted rows are averaged.
         """
         shape = (self._n_items, self.settings.factors)
         pull, rows, count = np.zeros(shape), np.zeros(shape), np.zeros(self._n_items)
@@ -74,7 +74,7 @@ class FedMvmfServer(FactorServer):
         return {**arrays, "pull": pull.astype(np.float32), "predicted": predicted, "has_predicted": has}
 
     def model(self, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
-        """Return factors and popularity; new items have the rows that their features predict."""
+        """Return factors and popularity, with predicted rows for new items that have features."""
         model = super().model(arrays)
         new = (arrays["popularity"] == 0) & (arrays["has_predicted"] > 0)
         model["items"] = np.where(new[:, None], arrays["predicted"], model["items"]).astype(np.float32)

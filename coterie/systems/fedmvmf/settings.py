@@ -1,4 +1,4 @@
-"""Settings of FedMVMF, and what the plan of a run says beside them."""
+"""Settings of FedMVMF: a table in a run's file, and its extension in the plan of a run."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "both": {"factors": 20, "samples": 3.0, "ridge": 5.0, "item_bound": 32.0},
     }
 )
-"""What each preset sets; the paper's values are the defaults."""
+"""Values that each preset sets; the defaults of keys are the paper's."""
 
 
 class _Preset(Model):
-    """The key that stands first in the table."""
+    """Base with the key ``preset``, so that it stands first in the table."""
 
     preset: Literal["paper", "top-n", "both"] = Field(
         "paper",
@@ -46,8 +46,8 @@ class _Preset(Model):
 class FedMvmfSettings(FactorSettings, _Preset):
     """FedMVMF: ratings predicted from ratings, attributes of users and features of items, in rounds.
 
-    The settings of its mathematics are those of `FactorSettings`; preset, side information and item servers stay with
-    whoever starts the run.
+    The settings of its mathematics are those of `FactorSettings`; only the launcher of a run reads preset, side
+    information and item servers.
     """
 
     local: ClassVar[frozenset[str]] = frozenset(
@@ -72,14 +72,14 @@ class FedMvmfSettings(FactorSettings, _Preset):
     @model_validator(mode="before")
     @classmethod
     def _of_the_preset(cls, given: Any) -> Any:
-        """Take what is not given from the preset."""
+        """Fill in keys that are not given from the preset."""
         preset = given.get("preset") if isinstance(given, Mapping) else None
         if not isinstance(preset, str) or preset not in PRESETS:
             return given
         return {**PRESETS[preset], **given}
 
     def for_plan(self, run: Run, attributes: Sequence[str] = ()) -> str:
-        """Return the settings as `RunPlan.settings` carries them, JSON, with what only the data of a run says."""
+        """Return the settings for `RunPlan.settings`, JSON, with what follows from the run's data and split."""
         plan = FedMvmfPlan(
             **self.model_dump(),
             attribute_names=tuple(attributes),
@@ -89,21 +89,21 @@ class FedMvmfSettings(FactorSettings, _Preset):
 
     @property
     def variant(self) -> str:
-        """Which of the models or presets is run."""
+        """Name of the preset."""
         return self.preset
 
     @property
     def catalogue_owners(self) -> int:
-        """Number of data owners over which items are divided."""
+        """Number of data owners among which items are divided."""
         return self.item_servers
 
     @property
     def side_information(self) -> SideInformation | None:
-        """What the system learns from beside interactions."""
+        """Side information that the system learns from."""
         return SideInformation(self.attributes, self.features, self.genome)
 
     def problems(self, run: Run) -> list[str]:
-        """Return what of a run does not go together with these settings, a sentence each."""
+        """Return the conflicts between a run and these settings, a sentence each."""
         found = []
         if run.split.kind in ("leave-last-out", "published"):
             found.append(
@@ -117,7 +117,7 @@ class FedMvmfSettings(FactorSettings, _Preset):
         )
 
     def sparse_problems(self, run: Run) -> list[str]:
-        """Return why contributions cannot leave out what has nothing in it, a sentence each."""
+        """Return why contributions cannot leave out ciphertexts of zeros, a sentence each."""
         found = []
         if self.weights == "incl-unc":
             found.append(
@@ -127,7 +127,7 @@ class FedMvmfSettings(FactorSettings, _Preset):
         return found + sparse_problems(run, self.min_touch)
 
     def warnings(self, run: Run) -> list[str]:
-        """Return what the cohorts and settings of a run give away, a sentence each."""
+        """Return warnings about what the cohorts and settings of a run disclose, a sentence each."""
         found = list[str]()
         if random_cohorts(run) and self.weights != "incl-unc":
             found.append(NO_GROUPS)
@@ -145,7 +145,7 @@ class FedMvmfSettings(FactorSettings, _Preset):
 
 
 class FedMvmfPlan(FedMvmfSettings):
-    """The settings in the plan of a run, with what only the run and its data say."""
+    """Settings in the plan of a run, with what follows from the run's data and split."""
 
     attribute_names: tuple[str, ...] = Field(
         (),
@@ -161,5 +161,5 @@ class FedMvmfPlan(FedMvmfSettings):
     @field_validator("attribute_names", mode="before")
     @classmethod
     def _listed(cls, given: Any) -> Any:
-        """Take a list, as JSON has it."""
+        """Convert the list of a JSON text into a tuple."""
         return tuple(given) if isinstance(given, list) else given

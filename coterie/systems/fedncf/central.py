@@ -1,9 +1,9 @@
-"""GMF, MLP and NeuMF with all data in one place: the reference rows of FedNCF's tables.
+"""Centralised training of GMF, MLP and NeuMF, the reference in FedNCF's tables.
 
-The same models, loss, initial values and rule for negatives as `coterie.systems.fedncf.mathematics`: per interaction
-some items that the user has not interacted with in the training data, drawn anew in each epoch with replacement.  What
-differs is what a central trainer may do: shuffled mini-batches over all users, and Adam over everything (He et al.,
-2017).
+Models, loss, initial values and the rule for negatives are those of `coterie.systems.fedncf.mathematics`: for each
+interaction some items without one in the user's training data are drawn, anew in each epoch and with replacement.  A
+central trainer can do more than a federation: shuffled mini-batches over all users, and Adam over all parameters (He et
+al., 2017).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MODEL, _EPOCH = 0, 1
 
 @dataclass(frozen=True)
 class CentralSettings:
-    """How to train in one place.
+    """Settings of centralised training.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class CentralSettings:
     decay : float
         Multiplies the rate after each epoch, above 0 and at most 1.
     weight_decay : float
-        Added to the gradient times the value of the embeddings that a step meets, at least 0.
+        Coefficient of weight decay for the embeddings in a batch, at least 0.
     patience : int
         Epochs without a better result after which to stop.
 
@@ -78,7 +78,7 @@ class CentralSettings:
 
 @dataclass(frozen=True, eq=False)
 class CentralModel:
-    """A model with the embeddings of all users.
+    """Trained model with the embeddings of all users.
 
     Parameters
     ----------
@@ -92,12 +92,12 @@ class CentralModel:
     network: NDArray[np.float32]
 
     def copy(self) -> CentralModel:
-        """Return a copy."""
+        """Return a copy whose arrays are its own."""
         return CentralModel(self.users.copy(), self.items.copy(), self.network.copy())
 
 
 EpochDone = Callable[[int, CentralModel, float], float]
-"""Is given the epoch (from 1), the model and the mean loss; returns how good the model is on validation data."""
+"""Callback after each epoch: takes its number (from 1), the model and the mean loss; returns a validation score."""
 
 
 def train(
@@ -109,7 +109,7 @@ def train(
     seed: int,
     on_epoch: EpochDone | None = None,
 ) -> CentralModel:
-    """Train on the interactions of all users.
+    """Train a model on the interactions of all users.
 
     Parameters
     ----------
@@ -122,8 +122,8 @@ def train(
     seed : int
         At least 0.
     on_epoch : callable, optional
-        Judges the model after each epoch.  Given, the model that it liked best is returned, and training stops when
-        it has liked none better for ``settings.patience`` epochs.
+        Scores the model after each epoch.  If given, the model with the best score is returned, and training stops
+        after ``settings.patience`` epochs without a better one.
 
     Returns
     -------
@@ -167,7 +167,7 @@ def train(
 def instances(
     histories: Sequence[NDArray[np.integer]], n_items: int, negatives: int, rng: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """Draw the instances of an epoch: all interactions, then negatives; users without either are left out.
+    """Draw the instances of an epoch, interactions and then negatives; users who lack either are left out.
 
     Returns
     -------
@@ -204,7 +204,7 @@ def _step(
     steps: int,
     rate: float,
 ) -> float:
-    """Take one step of Adam over the mean loss of a batch; return that loss."""
+    """Take one step of Adam on the mean loss of a batch, and return that loss."""
     n, width = len(user), settings.architecture.width
     rows = np.ones((1, width + 1, n), np.float32)
     rows[0, :-1] = model.items[item].T
@@ -225,7 +225,7 @@ def _step(
 def _summed(
     each: NDArray[np.float32], at: NDArray[np.int64], table: NDArray[np.float32], weight_decay: float
 ) -> NDArray[np.float32]:
-    """Add the gradients (width, n) of instances up by row of a table, with the decay of the rows that were met."""
+    """Return the sums of instances' gradients (width, n) by row of a table, with the weight decay of those rows."""
     order = np.argsort(at, kind="stable")
     rows, starts = np.unique(at[order], return_index=True)
     found = np.zeros_like(table)

@@ -1,4 +1,4 @@
-"""FedNCF's side of a host: trains and measures its users, and hands what they contribute to the secure sum."""
+"""Host's side of FedNCF: trains and measures its users, and makes their contributions to the secure sum."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ROUNDING = 3
 
 @dataclass
 class FedNcfHost:
-    """The side of a host.
+    """Host's side of FedNCF.
 
     Parameters
     ----------
@@ -40,9 +40,9 @@ class FedNcfHost:
     keys : ndarray of uint64, shape (users,)
         Each user's own number, which nobody else knows.
     private : Private
-        What each user keeps; changed in place.
+        Private arrays, a slot for each user; changed in place.
     seed : int
-        Of the run.
+        Seed of the run.
     measured : dict of str to ndarray of float64, shape (users,)
         Metrics as they were last measured for a contribution.
     """
@@ -59,19 +59,19 @@ class FedNcfHost:
 
     @classmethod
     def of_plan(cls, settings: str, data: HostData, keys: NDArray[np.uint64], seed: int, keep: Keep) -> Self:
-        """Return the side for the settings of a plan, JSON; parameters as of `coterie.systems.registry.host_side`.
+        """Build the side from the settings of a plan, JSON; parameters as for `coterie.systems.registry.host_side`.
 
         Raises
         ------
         ConfigError
-            They are no settings of FedNCF.
+            The text holds no settings of FedNCF.
         """
         own = FedNcfSettings.from_json(settings)
         private = Private(**keep(dict(initial_private(own, keys).arrays())))
         return cls(own, data.leave_one_out(seed), keys, private, seed)
 
     def layout(self, purpose: Purpose) -> Layout:
-        """Return what a contribution of a purpose looks like."""
+        """Return the layout of a contribution to a sum of this purpose."""
         return layout_of(self.settings, purpose, self.holdout.n_items)
 
     def contributions(
@@ -81,7 +81,7 @@ class FedNcfHost:
         opened: NDArray[np.bool_] | None,
         members: Mapping[int, Sequence[User]],
     ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
-        """Yield the codes of each member's contribution, in any order."""
+        """Yield each member and the codes of its contribution, in any order."""
         purpose = Purpose(plan.purpose)
         each = self._each(purpose, plan, model, opened, members)
         return gathered(self.layout(purpose), members, each)
@@ -105,7 +105,7 @@ class FedNcfHost:
             for (member, user), values in zip(pairs, measured, strict=True):
                 yield member, _Measured(values, self._rng(user.index, plan.round))
             return
-        # Groups are about equally large; how large, hosts are not told.
+        # Hosts do not know the sizes of groups, which are about equal.
         weights = None if opened is None else balance(opened, np.ones(len(opened), np.int64))
         for group in sorted({user.group for _, user in pairs}):
             own = [n for n, (_, user) in enumerate(pairs) if user.group == group]
@@ -131,7 +131,7 @@ class FedNcfHost:
     def _measure(
         self, purpose: Purpose, model: Mapping[str, NDArray[np.float32]], index: NDArray[np.intp]
     ) -> NDArray[np.float64]:
-        """Return the metrics of some users, (n, m)."""
+        """Measure some users for a purpose, and return their metrics, (n, m)."""
         self.measured = found = self.measure(model, index, everything=purpose is Purpose.EVALUATE)
         return np.stack([found[name][index] for name in metrics_of(purpose)], axis=1)
 

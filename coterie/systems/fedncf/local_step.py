@@ -1,9 +1,9 @@
-"""What participants of FedNCF do in a round: many users of a host train as one batched tensor program.
+"""Local step of FedNCF: many users of a host train as one batched tensor program.
 
-Each user has copies of its own of the rows that it touches and of the network.  An item that a step meets several
-times (negatives are drawn with replacement) is computed once, with the multiplicity as weight.  Users whose steps are
+Each user has its own copies of the rows that it touches and of the network.  An item that occurs several times in a
+step (negatives are drawn with replacement) is computed once, with the multiplicity as weight.  Users whose steps are
 padded to the same number of instances go through the program together; how far they are padded depends on the user
-alone, so a user's update has the same bits whoever trains beside it on the same kind of machine.
+alone, so on the same kind of machine a user's update has the same bits whichever users share its batch.
 
 All draws of a user in a round (negatives, order, rounding) come from one generator, whose key is the user's own
 number, the run's seed and the round.  They depend neither on the host nor on the other users.
@@ -33,39 +33,38 @@ _LOCAL = 2
 """First element of the key of the draws; `coterie.systems.fedncf.mathematics` has 0 and 1."""
 
 _INSTANCES = 2048
-"""Instances of one step of the program: the layers of so many, and what their derivatives need, fit into a core's
-cache."""
+"""Most instances in one step of the program: their layers and derivatives fit into a core's cache."""
 
 _Place = int | slice | NDArray[np.int64]
 
 _ROW_VALUES = 1 << 20
-"""Values of the copies of rows that the program holds at once."""
+"""Most values of copied rows that the program holds at once."""
 
 
 @dataclass(frozen=True, eq=False)
 class UserUpdate:
-    """What a round made of one user's model.
+    """Result of one user's local step: its contribution to a round, and the private arrays that it keeps.
 
     Parameters
     ----------
     index : int
-        Which of the users.
+        Position of the user.
     rows : ndarray of int32, shape (t,)
-        The open items that it touched, ascending.
+        Open items that the user touched, ascending.
     row_deltas : ndarray of float32, shape (t, width)
-        What became of their rows: `I_i - I_i^t`.
+        Change of their rows, `I_i - I_i^t`.
     network_delta : ndarray of float32, shape (network_size,)
-        `w - w^t`.
+        Change of the network, `w - w^t`.
     instances : int
         `n_c`: interactions and negatives of one local epoch.
     loss : float
         Mean over the local steps of the mean loss; NaN without any.
     private : Private
-        One slot: what the user keeps.
+        Arrays that the user keeps; one slot.
     control_delta : ndarray of float32, shape (network_size,) or (0,)
-        Change of its control variate.
+        Change of the user's control variate.
     rng : Generator
-        For the rounding of its contribution.
+        Generator for the rounding of the contribution.
     """
 
     index: int
@@ -80,7 +79,7 @@ class UserUpdate:
 
 
 def contribute(update: UserUpdate, contribution: Contribution, settings: FedNcfSettings) -> None:
-    """Add a user's update to a contribution: its own, or that of its host.
+    """Add a user's update to the contribution of its member: the user itself, or its host.
 
     Segments beyond those of `coterie.systems.fedncf.mathematics.layout` are the caller's, and so is
     `Contribution.count`.  They may use ``update.rng`` afterwards.
@@ -88,7 +87,7 @@ def contribute(update: UserUpdate, contribution: Contribution, settings: FedNcfS
     Raises
     ------
     UnboundedValueError
-        The local step diverged to values that are no numbers.
+        The local step diverged: a value is NaN or infinite.
     """
     rng = update.rng
     weighted = settings.aggregation != "simple"
@@ -106,7 +105,7 @@ def contribute(update: UserUpdate, contribution: Contribution, settings: FedNcfS
 
 @dataclass(frozen=True, eq=False)
 class _Work:
-    """The instances of one user, step by step; in each step every item at most once."""
+    """Instances of one user, laid out in steps; in each step every item at most once."""
 
     index: int
     rng: np.random.Generator
@@ -120,9 +119,9 @@ class _Work:
     label: NDArray[np.float32]
     weight: NDArray[np.float32]
     counts: NDArray[np.int64]
-    """Instances of each step, repeated ones included."""
+    """Number of instances of each step, repeated ones included."""
     width: int
-    """Instances to which each step is padded."""
+    """Number of instances to which each step is padded."""
 
 
 def local_step(
@@ -139,12 +138,12 @@ def local_step(
     balance: NDArray[np.float32] | None = None,
     epochs: Sequence[int] | NDArray[np.integer] | None = None,
 ) -> Iterator[UserUpdate]:
-    """Train users from one version of the model, each on its own data.
+    """Run the local training of a round for some users, each on its own data.
 
     Parameters
     ----------
     model : mapping
-        The version that they fetched.
+        Version of the model that the users fetched.
     private : Private
         One slot for each user; not changed.
     histories : sequence of ndarray of int, shape (n_u,)
@@ -153,16 +152,16 @@ def local_step(
     keys : sequence of int
         Each user's own number, at least 0, which nobody else knows.
     seed, round_ : int
-        Of the run; at least 0.
+        Seed of the run, and number of the round; at least 0.
     global_round : float
         Global rounds before this round.
     allowed : ndarray of bool, shape (n_items,), optional
-        Open items.  No change of another row leaves: its instances teach the user's embedding and the network only.
-        Users of different groups take separate calls.
+        Open items.  Changes of other rows are not sent: their instances train the user's embedding and the network
+        only.  Users of different groups take separate calls.
     balance : ndarray of float32, shape (n_items,), optional
         Weight of a negative in the change of an item's row, `coterie.systems.fedncf.mathematics.balance`.
     epochs : sequence of int, optional
-        Local epochs of each user where they differ: one who has less time does less work (FedProx).
+        Local epochs of each user, where they differ: slower devices do less work (FedProx).
 
     Yields
     ------
@@ -186,7 +185,7 @@ def local_step(
             n_items,
             settings.local_epochs if epochs is None else int(epochs[index]),
         )
-        # A stack is filled as users come, so that a host's memory does not grow with the number of its users.
+        # Stacks run as soon as they are full, so that a host's memory does not grow with the number of its users.
         shape = (work.width, len(work.counts) > 1)
         group = waiting.setdefault(shape, [])
         group.append(work)
@@ -197,13 +196,13 @@ def local_step(
 
 
 def _stack(work: _Work, width: int) -> int:
-    """Return how many users like this one go through the program together, with rows of ``width`` values."""
+    """Return the number of users of this size that go through the program together."""
     values = len(work.touched) * width
     return max(1, min(_INSTANCES // max(work.width, 1), _ROW_VALUES // max(values, 1)))
 
 
 def _padded(n: int) -> int:
-    """Return the next number with four significant bits, at least 8: padding costs at most an eighth."""
+    """Return ``n`` rounded up to four significant bits, at least 8: padding costs at most an eighth."""
     grain = max(8, 1 << max(n.bit_length() - 4, 0))
     return -(-n // grain) * grain
 
@@ -279,7 +278,7 @@ def _train(
     balance: NDArray[np.float32] | None,
 ) -> Iterator[UserUpdate]:
     """Run the local steps of users whose steps have the same width."""
-    # Those with the most steps first: the users that are not finished are always the first ones.
+    # Users with the most steps come first, so that unfinished users are always the first ones.
     group = sorted(group, key=lambda work: -len(work.counts))
     kept = private.take([work.index for work in group])
     steps = np.array([len(work.counts) for work in group])
@@ -328,7 +327,7 @@ def _one_step(
     private_rate: float,
     balance: NDArray[np.float32] | None,
 ) -> _Trained:
-    """Take one step of SGD on all local data: no copies of rows or network are needed, only gradients."""
+    """Take one SGD step on all local data, without copies of rows and network."""
     users, n = len(group), group[0].width
     items, rate = model["items"], np.float32(settings.local_rate)
     touched = np.zeros((users, n), np.int64)
@@ -368,7 +367,7 @@ def _many_steps(
     private_rate: float,
     balance: NDArray[np.float32] | None,
 ) -> _Trained:
-    """Take steps on copies of the rows and of the network."""
+    """Take several steps, on copies of the rows and of the network."""
     architecture, proximal = settings.architecture, settings.proximal
     users, width = len(group), architecture.width
     start, where, label, weight, counts = _stacked(group, model["items"])
@@ -382,7 +381,7 @@ def _many_steps(
     network: NDArray[np.float32] = model["network"]
     own = np.repeat(network[None], users, axis=0)
     adaptive = settings.local_optimiser == "adam"
-    # Anything but plain SGD moves rows that are not in the step, too.
+    # All but plain SGD also move rows that are not in the step.
     dense = adaptive or proximal > 0
     moments = [np.zeros_like(value) for value in (rows, rows, own, own)] if adaptive else []
     rate = np.float32(settings.local_rate)
@@ -441,7 +440,7 @@ def _many_steps(
 def _move_private(
     kept: Private, active: int, gradient: NDArray[np.float32], settings: FedNcfSettings, rate: float
 ) -> None:
-    """Take one step with the embeddings of the first users."""
+    """Take one step of the private optimiser for the embeddings of the first ``active`` users."""
     if not active:
         return
     embedding, gradient = kept.embedding[:active], gradient[:active, :, 0]
@@ -457,9 +456,9 @@ def _stacked(
 ) -> tuple[
     NDArray[np.float32], NDArray[np.int64], NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]
 ]:
-    """Return the copies of rows, and for each step and user the places in them, labels, weights and counts.
+    """Return the copied rows, and for each step and user its instances: places in the copies, labels, weights, counts.
 
-    The last copy of each user is of no item; instances that are padding point at it.
+    The last copied row of each user belongs to no item; padding points at it.
     """
     users, width = len(group), group[0].width
     touched = max(len(work.touched) for work in group) + 1

@@ -1,8 +1,8 @@
-r"""FedNCF: federated neural collaborative filtering (Perifanis and Efraimidis, 2022).
+r"""Mathematics of FedNCF, federated neural collaborative filtering (Perifanis and Efraimidis, 2022).
 
 Participants keep their own embedding :math:`p_u`; item embeddings (*rows*) and weights (*network*) are shared.  In a
-round each participant trains for :math:`E` epochs on its own data from version :math:`t` and sends what that did to
-the model, as the segments of one vector that can be summed (`layout`):
+round each participant trains for :math:`E` epochs on its own data from version :math:`t` and sends the changes of the
+model, as the segments of one vector that can be summed (`layout`):
 
 ====================  ==================================  ==========================  ========================
 aggregation           items                               network                     divided by
@@ -13,9 +13,9 @@ aggregation           items                               network               
 ====================  ==================================  ==========================  ========================
 
 MF-FedAvg is the paper's Alg. 1.  With ``touch = "exact"`` the participants send which rows they touched, as the paper
-does; with ``touch = "once"`` they do not, and the orchestrator divides by a count that it expects
-(`expected_touches`), or uses an optimiser that needs none.  The orchestrator hands the average to a server optimiser
-(`apply`).  What a participant does between is in `coterie.systems.fedncf.local_step`.
+does; with ``touch = "once"`` they do not, and the orchestrator divides by an expected count (`expected_touches`), or
+uses an optimiser that needs none.  The orchestrator passes the average to a server optimiser (`apply`).  The local step
+of a participant is in `coterie.systems.fedncf.local_step`.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ _MODEL, _PRIVATE = 0, 1
 
 @dataclass(eq=False)
 class Private:
-    """What participants keep to themselves between rounds; slot by slot, so that a host can map files into memory.
+    """Private arrays of participants between rounds, a slot for each; a host may map them from files.
 
     Parameters
     ----------
     embedding : ndarray of float32, shape (slots, width)
         :math:`p_u`.
     first, second : ndarray of float32, shape (slots, width)
-        Moments of its optimiser.
+        Moments of the embedding's optimiser.
     steps : ndarray of int32, shape (slots,)
-        Steps that its optimiser took.
+        Number of steps that the optimiser took.
     control : ndarray of float32, shape (slots, network_size), or (slots, 0) without SCAFFOLD
         Control variates.
     """
@@ -78,7 +78,7 @@ class Private:
         return len(self.embedding)
 
     def arrays(self) -> dict[str, NDArray[np.generic]]:
-        """Return the arrays by name, for a store."""
+        """Return the arrays by name, as a store keeps them."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def take(self, slots: Sequence[int] | NDArray[np.integer]) -> Private:
@@ -86,7 +86,7 @@ class Private:
         return Private(**{name: np.array(value[slots]) for name, value in self.arrays().items()})
 
     def put(self, slots: Sequence[int] | NDArray[np.integer] | int, other: Private) -> None:
-        """Write the slots of another into some slots of this one."""
+        """Write all slots of ``other`` into the given slots."""
         for name, value in self.arrays().items():
             value[slots] = getattr(other, name)
 
@@ -120,13 +120,13 @@ def initial(settings: FedNcfSettings, n_items: int, seed: int) -> Arrays:
 
 
 def initial_private(settings: FedNcfSettings, keys: Sequence[int] | NDArray[np.integer]) -> Private:
-    """Return what participants keep, before their first round.
+    """Return the initial private arrays of participants.
 
     Parameters
     ----------
     settings : FedNcfSettings
     keys : sequence of int
-        A number of each participant, at least 0, that only it knows: who knows it can draw the same embedding.
+        Each participant's own number, at least 0, which nobody else knows: it decides the initial embedding.
     """
     architecture, bound = settings.architecture, settings.user_bound
     n, width = len(keys), architecture.width
@@ -151,12 +151,12 @@ def layout(settings: FedNcfSettings, n_items: int, extra: Sequence[Segment] = ()
     settings : FedNcfSettings
     n_items : int
     extra : sequence of Segment
-        Segments that follow, such as sums of metrics.
+        Further segments, such as sums of metrics.
 
     Returns
     -------
     Layout
-        ``items`` (n_items, width) and ``network`` (network_size,), then what divides them: ``touched`` (n_items,),
+        ``items`` (n_items, width) and ``network`` (network_size,), with their divisors: ``touched`` (n_items,),
         ``instances`` () or ``participants`` (); with SCAFFOLD ``control`` (network_size,).
     """
     architecture, bits = settings.architecture, settings.bits
@@ -186,26 +186,26 @@ def expected_touches(
     *,
     users: int,
 ) -> NDArray[np.float64]:
-    r"""Return how many of a group's participants touch each row in a round, in expectation.
+    r"""Return the expected number of a group's participants that touch each row in a round.
 
-    Who interacted with item :math:`i` touches it for sure.  Each of the others draws :math:`E \nu n` negatives out of
-    the items that it has not interacted with; :math:`n` is taken to be the group's mean.
+    A participant that interacted with item :math:`i` always touches it.  Every other participant draws
+    :math:`E \nu n` negatives among the items without an interaction; :math:`n` is taken to be the group's mean.
 
     Parameters
     ----------
     support : ndarray, shape (n_items,)
-        How many of the group's participants have each item in their training data; 0 where it is closed.
+        Number of the group's participants with each item in their training data; 0 for closed items.
     interactions : float
         Mean number of interactions of a participant.
     settings : FedNcfSettings
-        For the negatives :math:`\nu` per interaction and the local epochs :math:`E`.
+        Gives the negatives :math:`\nu` per interaction and the local epochs :math:`E`.
     users : int
         Participants in the group.
 
     Returns
     -------
     ndarray of float64, shape (n_items,)
-        0 where the support is: nobody sends such a row.
+        0 where the support is 0: nobody sends such a row.
     """
     n = float(np.mean(interactions))
     draws = settings.local_epochs * settings.negatives * n
@@ -214,22 +214,22 @@ def expected_touches(
 
 
 def balance(opened: NDArray[np.bool_], users: NDArray[np.integer]) -> NDArray[np.float32]:
-    r"""Return the weight of a negative in the change of each item's row, when groups have different open items.
+    r"""Return the weight of negatives in the change of each item's row, where groups have different open items.
 
-    An item's interactions are in the groups where it is open, but its negatives would come from everywhere.  Without
-    a weight its row would learn from too few of them, and rare items would be ranked too high.
+    A row learns from interactions and negatives only in the groups where its item is open, which have nearly all
+    of its interactions but only a part of its negatives.  Without the weight rare items would be ranked too high.
 
     Parameters
     ----------
     opened : ndarray of bool, shape (groups, n_items)
-        The open items of each group; the orchestrator knows them.
+        Open items of each group, which the orchestrator knows.
     users : ndarray of int, shape (groups,)
         Participants of each group.
 
     Returns
     -------
     ndarray of float32, shape (n_items,)
-        All participants by those to whom the item is open; 1 for items that are open to nobody.
+        Number of all participants divided by that of participants to whom the item is open; 1 where there are none.
     """
     reached = np.asarray(users, np.float64) @ opened
     return np.where(reached > 0, np.sum(users) / np.maximum(reached, 1), 1.0).astype(np.float32)
@@ -260,9 +260,9 @@ def apply(
     Parameters
     ----------
     model : mapping
-        The version that the participants fetched.
+        Version of the model that the participants fetched.
     state : mapping
-        Of `initial_server_state`, or what the last round left.
+        State from `initial_server_state`, or from the last round.
     sums : mapping
         `Layout.decode` of a layout that begins with `layout`.
     settings : FedNcfSettings
@@ -271,10 +271,10 @@ def apply(
     global_round : float
         Global rounds before this round.
     expected : ndarray, shape (n_items,), optional
-        With ``touch = "once"``: divides the rows (numbers below 1 count as 1).  Without it they are divided by
-        ``users``, which only an optimiser that rescales may have.
+        With ``touch = "once"``: divisor of each row (numbers below 1 count as 1).  If left out, rows are divided by
+        ``users``, which only an optimiser that rescales allows.
     population : int, optional
-        With SCAFFOLD: number of all participants.
+        Number of all participants; used by SCAFFOLD only.
 
     Returns
     -------
@@ -284,7 +284,7 @@ def apply(
     Raises
     ------
     ConfigError
-        Touch counts are needed and not there.
+        Touch counts are needed and missing.
     """
     server = settings.server
     averages = layout(settings, len(model["items"])).average(sums)
@@ -319,8 +319,8 @@ def scores(
 ) -> NDArray[np.float32]:
     """Return the scores of some participants for some items; the higher the better.
 
-    Items that are open to no group have the row that they began with, which users' embeddings have been trained on all
-    the same: they are ranked by their scores like the others.
+    Items that are open to no group keep their initial row.  Users' embeddings are trained on these rows, too, so such
+    items are ranked by their scores like the others.
 
     Parameters
     ----------

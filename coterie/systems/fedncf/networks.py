@@ -1,20 +1,20 @@
-r"""Neural collaborative filtering: GMF, MLP and NeuMF, their scores, loss and gradients.
+r"""Models of neural collaborative filtering: scores, loss and gradients of GMF, MLP and NeuMF.
 
-He et al., *Neural Collaborative Filtering* (2017), in the sizes of Perifanis and Efraimidis, *Federated Neural
-Collaborative Filtering* (2022).  With a user's embedding :math:`p`, an item's :math:`q` and the logistic function
-:math:`\sigma`, the chance of an interaction is :math:`\sigma(z)`,
+The models are those of He et al., *Neural Collaborative Filtering* (2017), in the sizes of Perifanis and Efraimidis,
+*Federated Neural Collaborative Filtering* (2022).  For a user's embedding :math:`p`, an item's :math:`q` and the
+logistic function :math:`\sigma`, the chance of an interaction is :math:`\sigma(z)`,
 
 - GMF: :math:`z = h^T (p \odot q) + b`;
 - MLP: :math:`z = w^T a_L + b` with :math:`a_0 = [p, q]`, :math:`a_l = \max(0, W_l a_{l-1} + b_l)`;
-- NeuMF: :math:`z = h^T (p^G \odot q^G) + w^T a_L + b`, with embeddings of its own for either part.
+- NeuMF: :math:`z = h^T (p^G \odot q^G) + w^T a_L + b`, with separate embeddings for the two parts.
 
 An embedding holds the part of GMF first, then that of the MLP.  All weights and biases lie one after the other in one
 vector, the *network*: each layer as a matrix of shape (outputs, inputs + 1) whose last column is the bias, the first
 layer's inputs being the user's part and then the item's; at the end :math:`h`, :math:`w`, :math:`b`.
 
-Everything is computed for many users at once, each with weights and copies of rows of its own, as stacks of matrix
-products.  Instances run along the *last* axis.  A user's product has the same shape whoever is in the stack beside it,
-so its result has the same bits.
+Many users are computed at once, each with its own weights and copies of rows, as stacks of matrix products.  Instances
+run along the *last* axis.  A user's product has the same shape whichever users share its stack, so its result has the
+same bits.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ ModelName = Literal["gmf", "mlp", "neumf"]
 MODELS: tuple[ModelName, ...] = get_args(ModelName)
 
 _BLOCK = 1 << 15
-"""Candidates that are scored at once: the hidden layers of so many fit into a core's cache."""
+"""Most candidates that are scored at once: their hidden layers fit into a core's cache."""
 
 Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """Which model, and its sizes.
+    """Name and sizes of a model.
 
     Parameters
     ----------
@@ -87,17 +87,17 @@ class Architecture:
 
     @property
     def gmf_width(self) -> int:
-        """Coordinates of an embedding that belong to GMF."""
+        """Number of coordinates of an embedding that belong to GMF."""
         return 0 if self.model == "mlp" else self.dim
 
     @property
     def mlp_width(self) -> int:
-        """Coordinates of an embedding that belong to the MLP."""
+        """Number of coordinates of an embedding that belong to the MLP."""
         return 0 if self.model == "gmf" else self.mlp_embedding
 
     @property
     def width(self) -> int:
-        """Coordinates of an embedding."""
+        """Number of coordinates of an embedding."""
         return self.gmf_width + self.mlp_width
 
     @property
@@ -110,7 +110,7 @@ class Architecture:
 
     @property
     def output_width(self) -> int:
-        """Weights of the output layer, its bias included."""
+        """Number of weights of the output layer, its bias included."""
         return self.gmf_width + (self.layers[-1] if self.matrices else 0) + 1
 
     @property
@@ -139,13 +139,13 @@ class Architecture:
 
 
 def _xavier(rng: np.random.Generator, shape: tuple[int, ...], fans: int) -> Floats:
-    """Glorot and Bengio (2010), uniform: variance 2 / (inputs + outputs)."""
+    """Draw uniform weights of variance 2 / (inputs + outputs), after Glorot and Bengio (2010)."""
     bound = math.sqrt(6.0 / fans)
     return rng.uniform(-bound, bound, shape).astype(np.float32)
 
 
 def initial_items(architecture: Architecture, n_items: int, rng: np.random.Generator) -> Floats:
-    """Return item embeddings, float32 (n_items, width), each part initialised after Xavier."""
+    """Draw initial item embeddings, float32 (n_items, width), each part after Glorot (Xavier)."""
     parts = [
         _xavier(rng, (n_items, width), n_items + width)
         for width in (architecture.gmf_width, architecture.mlp_width)
@@ -155,20 +155,20 @@ def initial_items(architecture: Architecture, n_items: int, rng: np.random.Gener
 
 
 def log_odds(negatives: int) -> float:
-    """Return the logarithm of the odds of an interaction among the instances, one to ``negatives``."""
+    """Return the log-odds of an interaction among the instances, which are 1 to ``negatives``."""
     return -math.log(negatives)
 
 
 def initial_network(architecture: Architecture, rng: np.random.Generator, bias: float = 0.0) -> Floats:
-    """Return the network's vector, float32 (network_size,): weights after Xavier, biases zero but for the output's.
+    """Draw the initial network, float32 (network_size,): weights after Glorot, all biases 0 but the output's.
 
     Parameters
     ----------
     architecture : Architecture
     rng : Generator
     bias : float
-        Of the output.  Where it begins at `log_odds` the first steps need not push every score down, which in a small
-        network ends hidden units for good, so that many items are left with one score; Lin et al., *Focal Loss for
+        Bias of the output.  From `log_odds` the first steps need not push every score down, which in a small network
+        would turn hidden units off for good and leave many items with the same score; Lin et al., *Focal Loss for
         Dense Object Detection* (2017), section 4.1.
     """
     network = np.zeros(architecture.network_size, np.float32)
@@ -183,13 +183,13 @@ def initial_network(architecture: Architecture, rng: np.random.Generator, bias: 
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    """Derivatives of each user's weighted loss.
+    """Weighted loss of each user, and its derivatives.
 
     Parameters
     ----------
     loss : ndarray of float32, shape (users,)
     private : ndarray of float32, shape (users, width, 1) or (users, width, instances)
-        As the private embeddings were given.
+        Derivative by the private embeddings, of their shape.
     rows : ndarray of float32, shape (users, width, instances)
     network : ndarray of float32, shape (users, network_size)
     """
@@ -216,7 +216,7 @@ def gradients(
     rows : ndarray of float32, shape (users, width + 1, instances)
         Item embeddings of the instances; the last coordinate is 1, so that the products add the bias.
     network : ndarray of float32, shape (network_size,) or (users, network_size)
-        Shared by all users, or each user's own.
+        One network for all users, or one for each user.
     label, weight : ndarray of float32, shape (users, instances)
 
     Returns
@@ -281,7 +281,7 @@ def gradients(
     first, d_first = hidden[0], d_hidden[0]
     np.matmul(back, activations[0].transpose(0, 2, 1), out=d_first[..., M:])
     np.matmul(first[..., M:-1].swapaxes(-1, -2), back, out=d_rows[:, G:])
-    # The bias's derivative is the sum over instances, which is what reaches an embedding that they share.
+    # The bias's derivative is the sum over instances, as is the derivative of an embedding that all of them share.
     reaching = back if each else d_first[..., -1:]
     np.matmul(reaching, private[:, G:].transpose(0, 2, 1), out=d_first[..., :M])
     np.matmul(first[..., :M].swapaxes(-1, -2), reaching, out=d_private[:, G:])
@@ -296,7 +296,7 @@ def _inputs(activation: Floats) -> Floats:
 def _hidden(architecture: Architecture, private: Floats, rows: Floats, hidden: list[Floats]) -> list[Floats]:
     """Return the inputs of every layer of the MLP, each (users, inputs + 1, instances); the last row is 1.
 
-    The first is the item's part only: the user's is added once per user, not once per instance.
+    The first layer's inputs are the item's part only: the user's is added once per user, not once per instance.
     """
     activations = [rows]
     M = architecture.mlp_width

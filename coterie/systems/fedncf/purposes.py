@@ -1,4 +1,4 @@
-"""Contents of FedNCF's contributions by purpose of their sum; both sides and the attacks read them from here."""
+"""Metrics and layouts of FedNCF's contributions by purpose of their sum, for both sides and the attacks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["layout_of", "metrics_of"]
 
 
 def metrics_of(purpose: Purpose) -> tuple[str, ...]:
-    """Return the metrics of a purpose: a round of training ranks among the sampled items only, which is quick."""
+    """Return the metrics of a purpose; training ranks among the sampled items only, which is quick."""
     return metric_names(everything=purpose is Purpose.EVALUATE)
 
 
 def layout_of(settings: FedNcfSettings, purpose: Purpose, n_items: int) -> Layout:
-    """Return the segments of a contribution.
+    """Return the layout of a contribution to a sum of a purpose.
 
     Parameters
     ----------
@@ -30,8 +30,8 @@ def layout_of(settings: FedNcfSettings, purpose: Purpose, n_items: int) -> Layou
     Returns
     -------
     Layout
-        A count of users for each item (``supports``), the metrics of all users (``evaluate``), or the changes of the
-        model and what divides them, then the metrics (``train``).
+        A count of users for each item (``supports``), metrics (``evaluate``), or the changes of the model with their
+        divisors, then metrics (``train``).
     """
     match purpose:
         case Purpose.SUPPORTS:

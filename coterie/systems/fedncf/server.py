@@ -1,8 +1,8 @@
-"""FedNCF's side of the orchestration server: makes the model, applies the sums of rounds, opens items to groups.
+"""Server's side of FedNCF: makes the model, applies the sums of rounds, opens items to groups.
 
 With ``touch = "once"`` each group first sums which items its users have.  Items with fewer than ``min_touch``
-supporters stay closed for that group: a row that one participant touches *is* that participant's row, whatever
-protects the sum.
+supporters stay closed for that group: the sum of a row that a single participant touches *is* that participant's row,
+even under masks or encryption.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _MODEL, _SERVER = "model.", "server."
 
 
 class FedNcfServer:
-    """The side of the orchestration server.
+    """Server's side of FedNCF.
 
     Parameters
     ----------
     settings : FedNcfSettings
     n_items : int
     seed : int
-        Of the run.
+        Seed of the run.
     groups : int
         Groups of the population.
     """
@@ -49,12 +49,12 @@ class FedNcfServer:
 
     @classmethod
     def of_plan(cls, settings: str, n_items: int, seed: int, groups: int) -> Self:
-        """Return the side for the settings of a plan, JSON.
+        """Build the side from the settings of a plan, JSON.
 
         Raises
         ------
         ConfigError
-            They are no settings of FedNCF.
+            The text holds no settings of FedNCF.
         """
         return cls(FedNcfSettings.from_json(settings), n_items, seed, groups)
 
@@ -68,11 +68,11 @@ class FedNcfServer:
         return arrays
 
     def layout(self, purpose: Purpose) -> Layout:
-        """Return what a contribution of a purpose looks like."""
+        """Return the layout of a contribution to a sum of this purpose."""
         return layout_of(self.settings, purpose, self._n_items)
 
     def apply(self, arrays: Arrays, summed: Summed) -> Arrays:
-        """Return the arrays after a sum."""
+        """Return the server's arrays after a sum of any purpose."""
         if summed.purpose is Purpose.EVALUATE:
             return arrays
         if summed.purpose is Purpose.SUPPORTS:
@@ -97,7 +97,7 @@ class FedNcfServer:
         return unnamed(_MODEL, arrays)
 
     def opened(self, arrays: Arrays) -> NDArray[np.bool_] | None:
-        """Return which items each group may train."""
+        """Return which items each group may train; None where groups are not asked for their items."""
         if not self.asks_supports:
             return None
         opened: NDArray[np.bool_] = arrays["supports"] >= self.settings.min_touch
@@ -106,11 +106,11 @@ class FedNcfServer:
     def measured(
         self, purpose: Purpose, sums: Mapping[str, NDArray[np.float64]]
     ) -> dict[str, tuple[float, float]]:
-        """Return sum and count over users of the metrics in a sum."""
+        """Return sum over users and number of users of each metric in a sum."""
         return measured_in(sums, metrics_of(purpose))
 
     def figures(self, totals: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, int]]:
-        """Return the means over users."""
+        """Return the mean over users of each metric, and the number of users."""
         return means(totals)
 
     def _expected(self, arrays: Arrays, shares: NDArray[np.float64]) -> NDArray[np.float64] | None:

@@ -1,4 +1,4 @@
-"""Settings of FedNCF: declared once, for the file of a run, its plan and the mathematics."""
+"""Settings of FedNCF: a table in a run's file, its part of a plan, and the input of the mathematics."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _TUNED: Mapping[str, Mapping[str, float]] = {
 class FedNcfSettings(SystemSettings):
     r"""FedNCF: neural collaborative filtering in rounds.
 
-    Every party of a run agrees on these settings.  The description of a field says what it means; the symbols of the
-    paper and of this room are
+    All parties of a run must agree on these settings.  The description of a field gives its meaning; the symbols of the
+    paper and of this package are
 
     ====================  ==========================================================================================
     ``negatives``         :math:`\nu`, sampled items per interaction
@@ -157,14 +157,14 @@ class FedNcfSettings(SystemSettings):
     @model_validator(mode="before")
     @classmethod
     def _rates_of_the_model(cls, given: Any) -> Any:
-        """Take the rates that are not given from those found for the model."""
+        """Fill in rates that are not given, by the model."""
         model = given.get("model") if isinstance(given, Mapping) else None
         return {**_TUNED[model], **given} if isinstance(model, str) and model in _TUNED else given
 
     @field_validator("layers", mode="before")
     @classmethod
     def _array_of_json(cls, given: Any) -> Any:
-        """Take a list for a tuple in a plan, too: strict validation does not, once a validator above has run."""
+        """Convert a list into a tuple: strict validation of a plan does not, once a validator above has run."""
         return tuple(given) if isinstance(given, list) else given
 
     @model_validator(mode="after")
@@ -179,12 +179,12 @@ class FedNcfSettings(SystemSettings):
 
     @property
     def architecture(self) -> Architecture:
-        """The network and its sizes, made anew by each access: a loop binds it to a local."""
+        """Model and its sizes, built by each access: bind it to a local before a loop."""
         return Architecture(self.model, self.dim, self.mlp_embedding, self.layers)
 
     @property
     def server(self) -> ServerOptimiser:
-        """The server optimiser, made anew by each access."""
+        """Server optimiser, built by each access."""
         return ServerOptimiser(
             self.server_optimiser, self.server_rate, self.server_beta1, self.server_beta2, self.server_tau
         )
@@ -195,15 +195,15 @@ class FedNcfSettings(SystemSettings):
         return self.aggregation == "mf-fedavg" and self.touch == "once"
 
     def rate_factor(self, global_round: float) -> float:
-        """Return by what the rates of server and private embeddings are multiplied.
+        """Return the factor of the rates of server and private embeddings.
 
-        A global round visits every participant once; the whole ones so far count.
+        The rates decay once for each completed global round, in which every participant takes part once.
         """
         return float(self.decay ** math.floor(global_round))
 
     @property
     def variant(self) -> str:
-        """Which of the models is run."""
+        """Name of the model."""
         return self.model
 
     def label(self, run: Run) -> str:
@@ -212,20 +212,20 @@ class FedNcfSettings(SystemSettings):
 
     @property
     def width(self) -> int:
-        """How many values a row of the model has."""
+        """Number of values in a row of the model."""
         return self.architecture.width
 
     @property
     def room(self) -> int:
-        """Largest number of users over which a sum of training has room."""
+        """Largest number of users in a sum of training whose codes cannot overflow."""
         return layout(self, n_items=1).capacity
 
     def narrower(self, run: Run) -> str:
-        """Return which settings would leave room for sums over more users, in words."""
+        """Return, in words, which settings to change so that a sum may have more users."""
         return "fewer fedncf.bits, a lower fedncf.n_cap"
 
     def problems(self, run: Run) -> list[str]:
-        """Return what of a run does not go together with these settings, a sentence each."""
+        """Return the conflicts between a run and these settings, a sentence each."""
         found = []
         if run.split.kind not in ("leave-last-out", "published"):
             found.append(
@@ -239,7 +239,7 @@ class FedNcfSettings(SystemSettings):
         )
 
     def warnings(self, run: Run) -> list[str]:
-        """Return what the cohorts and settings of a run give away, a sentence each."""
+        """Return warnings about what the cohorts and settings of a run disclose, a sentence each."""
         counted = self.aggregation == "mf-fedavg"
         random = random_cohorts(run)
         found = []
@@ -264,8 +264,8 @@ class FedNcfSettings(SystemSettings):
 def tuned(model: str) -> FedNcfSettings:
     """Return settings found on the validation items of MovieLens 100K, for 9 fixed groups.
 
-    The participants take one step over all their data, whose size does not matter to the server's Adam; their own
-    embeddings have an Adam of their own, which lasts over the rounds.
+    Participants take one SGD step over all their data; its size does not matter, as the server's Adam rescales it.
+    Private embeddings have an Adam of their own, whose moments last over the rounds.
 
     Raises
     ------
@@ -276,7 +276,7 @@ def tuned(model: str) -> FedNcfSettings:
 
 
 def published(model: str) -> FedNcfSettings:
-    """Return MF-FedAvg as the paper prints it: Adam at 1e-3 at the participants, touch counts in every round, means.
+    """Return the paper's settings of MF-FedAvg: local Adam at 1e-3, touch counts in every round, plain means.
 
     Raises
     ------

@@ -1,1 +1,1 @@
-"""What several systems are made of."""
+"""Modules that several learning systems use."""

@@ -1,4 +1,4 @@
-"""Which role may see which kind of datum in a run in rounds over cohorts of users."""
+"""Declared visibility of systems in rounds: which role may see which kind of datum."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ _ROUNDS: Mapping[str, Row] = {
         "goes to the user only: hosts score by themselves",
     ),
 }
-"""Rows that do not depend on who is a member of a sum, nor on how it is formed."""
+"""Rows that depend neither on the form of the run nor on its secure sum."""
 
 _OF_ONE_USER = ("user_update", "user_metric", "user_items")
 _OF_A_HOST = ("host_update", "metric_sum", "host_items")
 
 
 def declared_in_rounds(form: str, secure_sum: str) -> dict[str, Row]:
-    """Return the rows of a system in rounds, whose hosts send contributions and nothing else.
+    """Return the declared visibility of a system in rounds whose hosts send nothing but contributions.
 
     Parameters
     ----------
@@ -132,5 +132,5 @@ def declared_in_rounds(form: str, secure_sum: str) -> dict[str, Row]:
 
 
 def declared_with_sparse(form: str, secure_sum: str) -> dict[str, Row]:
-    """Return the same for a system whose contributions may leave out what has nothing in it."""
+    """Return the rows of `declared_in_rounds` for a system whose contributions may leave out zeros."""
     return {**declared_in_rounds(form, secure_sum), **SPARSE.get(secure_sum, {})}

@@ -1,4 +1,4 @@
-"""The host's side of FedMVMF and FCF: what users contribute, how they are measured and recommended to."""
+"""Host's side of FedMVMF and FCF: contributions, evaluation and recommendations of its users."""
 
 from __future__ import annotations
 
@@ -33,28 +33,29 @@ _DRAWINGS = 256
 
 
 class FactorHost(RatedHost):
-    """The side of a host.
+    """Host's side of a matrix factorisation, the base of FedMVMF's and FCF's.
 
     Parameters
     ----------
     settings : FactorSettings
     layouts : Layouts
-        Of the same settings as at the server.
+        Layouts of contributions, from the same settings as at the server.
     data : HostData
-        Interactions without a rating teach nothing and are measured by nothing.
+        Data of the users; interactions without a rating are used neither in training nor in evaluation.
     keys : ndarray of uint64, shape (users,)
         Each user's own number, which nobody else knows.
     seed : int
-        Of the run.
+        Seed of the run.
     keep : callable
-        Takes up what each user kept, ``factors``, float32 (users, K).  Only SGD looks at it.
+        Takes initial private arrays, ``factors``, float32 (users, K); returns the stored ones, if any.  Only SGD
+        reads them.
     users : sequence of UserData
-        What each user learns from.
+        Training data of each user.
 
     Attributes
     ----------
     private : dict of str to ndarray
-        What each user keeps; changed in place.
+        Private arrays, a row for each user; changed in place.
     measured : dict of str to ndarray of float64, shape (users,)
         Metrics as they were last measured for a contribution.
     """
@@ -85,7 +86,7 @@ class FactorHost(RatedHost):
         settings, whole = self.settings, self._whole(model)
         for group, own, others in self._of_groups(pairs):
             for member in others:
-                # Who joins later is not learned from.
+                # A user without ratings contributes nothing.
                 yield member, add_nothing
             index = np.array([user for _, user in own], np.intp)
             allowed = open_anywhere(model) if opened is None else opened[group]
@@ -106,7 +107,7 @@ class FactorHost(RatedHost):
                 yield member, partial(_add_update, update)
 
     def _whole(self, model: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
-        """Return the factors of a model; without attributes there is an empty table of them."""
+        """Return item and attribute factors of a model; the table of attributes may be empty."""
         none = np.empty((0, self.settings.factors), np.float32)
         return {"items": model["items"], "attributes": model.get("attributes", none)}
 
@@ -117,7 +118,7 @@ class FactorHost(RatedHost):
         allowed: NDArray[np.bool_],
         round_: int,
     ) -> list[UserData]:
-        """Return users' data with the unrated items that have a weight; drawn once, unless the plan says otherwise."""
+        """Return users' data with their sampled unrated items, drawn once unless the settings say ``resample``."""
         settings = self.settings
         held: dict[int, UserData] = {}
         if settings.weights == "sampled" and not settings.resample:
@@ -148,22 +149,22 @@ class FactorHost(RatedHost):
         ----------
         model : mapping
         index : ndarray of int
-            Of the users; others have NaN.
+            Positions of the users to measure; others have NaN.
         round_ : int
-            By which unrated items are drawn, where they are drawn anew in each round.
+            Round for which unrated items are drawn, where the settings say ``resample``.
         """
         factors = np.zeros((len(self.keys), self.settings.factors), np.float32)
         factors[index] = self.factors(model, index, round_=round_)
         return self._held_out(model).measure(lambda users: scores(model, factors[users]), index)
 
     def _held_out(self, model: Mapping[str, NDArray[np.float32]]) -> Rated:
-        """Return what users are measured by at a version of the model."""
+        """Return the hold-out by which users are measured at a version of the model."""
         return self._rated
 
     def factors(
         self, model: Mapping[str, NDArray[np.float32]], index: NDArray[np.intp], *, round_: int = 0
     ) -> NDArray[np.float32]:
-        """Return factors of some users at a version, float32 (n, K): of one without ratings by its attributes."""
+        """Return factors of some users at a version, float32 (n, K); users without ratings by their attributes."""
         settings, whole = self.settings, self._whole(model)
         found = np.zeros((len(index), settings.factors), np.float32)
         rates = self._rates[index]
@@ -174,7 +175,7 @@ class FactorHost(RatedHost):
         if settings.update == "sgd":
             found[rates] = self.private["factors"][own]
         elif len(own):
-            # Whatever its group: a user is measured, and served, by all items that are open to anybody.
+            # Evaluation and recommendation use all items that are open to any group, not only to the user's.
             allowed = open_anywhere(model)
             users = self._sampled(own, model, allowed, round_)
             found[rates] = user_factors(whole, users, settings, allowed=allowed)

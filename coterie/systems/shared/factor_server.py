@@ -1,8 +1,8 @@
-"""The server's side of a factorisation: FCF uses it as it is, FedMVMF adds what data owners tell of items.
+"""Server's side of a matrix factorisation: FCF uses it as it is, FedMVMF adds features from data owners.
 
 Each group first sums which items its users have rated, as in FedNCF: items with fewer than ``min_touch`` raters in a
-group stay closed for it.  How many have rated each open item, in all groups together, goes out with the model: by it
-users draw the unrated items that have a weight, so that these look like rated ones.
+group stay closed for it.  The model carries the number of raters of each open item over all groups: users draw
+unrated items in proportion to it, so that these look like rated ones.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _MODEL, _SERVER = "model.", "server."
 
 
 class FactorServer(RatedServer):
-    """The side of the orchestration server.
+    """Server's side of a matrix factorisation.
 
     Parameters
     ----------
     settings : FactorSettings
     layouts : Layouts
     seed : int
-        Of the run.
+        Seed of the run.
     groups : int
         Groups of the population.
     n_attributes : int
@@ -52,7 +52,7 @@ class FactorServer(RatedServer):
         }
 
     def trained(self, arrays: Arrays, summed: Summed) -> Arrays:
-        """Return the arrays after a sum of training; ``pull`` is what item servers sent for it, where there are any."""
+        """Return the arrays after a sum of training; consumes ``pull``, which item servers sent, if there is one."""
         kept = {name: value for name, value in arrays.items() if name != "pull"}
         model, state = apply(
             unnamed(_MODEL, arrays),
@@ -66,9 +66,9 @@ class FactorServer(RatedServer):
         return {**kept, **named(_MODEL, model), **named(_SERVER, state)}
 
     def model(self, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
-        """Return item and attribute factors, and how many users have rated each item that is open anywhere.
+        """Return item and attribute factors, and the number of raters of each item that is open to any group.
 
-        Where nothing is drawn by it, ``popularity`` is 1 for items that are open anywhere and 0 for the others.
+        Unless unrated items are sampled, ``popularity`` is 1 for items that are open to any group and 0 for the others.
         """
         model = unnamed(_MODEL, arrays)
         popularity = arrays["popularity"].astype(np.float32)

@@ -1,4 +1,4 @@
-"""Settings of factorisations: `FactorSettings` for `coterie.systems.shared.factors`, and types of keys in common."""
+"""Settings of matrix factorisations: `FactorSettings`, and types of keys that systems have in common."""
 
 from __future__ import annotations
 
@@ -44,21 +44,23 @@ MinTouch = Annotated[
 class FactorSettings(SystemSettings):
     r"""Settings of a factorisation of ratings; the defaults are those of PrivMVMF (table 2), sampling apart.
 
-    FedMVMF extends them.  FCF and FedMF build an instance for first factors, layout, checks and, in FCF, every step.
+    FedMVMF extends this class.  FCF and FedMF build an instance for initial factors, layout, checks and, in FCF, every
+    step.
 
     Notes
     -----
     In the cost :math:`J` of `coterie.systems.shared.factors`, ``factors`` is :math:`K`, ``side`` :math:`\lambda_1` and
-    ``ridge`` :math:`\lambda_2`.  The weight :math:`c_{ij}` of a rated item is 1.  ``weights`` says what it is for an
-    unrated one: 0; ``uncertainty``, :math:`\alpha`; or :math:`\alpha` if the item is among the user's sampled ones
-    (36), of which there are at least ``samples``, :math:`\rho`, for each rated one.  With ``resample`` they are exactly
-    so many, uniform and anew in each round: who sees two rounds knows the rated ones, as they are the intersection.
+    ``ridge`` :math:`\lambda_2`.  The weight :math:`c_{ij}` of a rated item is 1.  ``weights`` decides that of an
+    unrated item: 0; ``uncertainty``, :math:`\alpha`; or :math:`\alpha` if the item is among the user's sampled ones
+    (36), of which there are at least ``samples``, :math:`\rho`, for each rated one.  Under ``resample`` there are
+    exactly :math:`\rho` for each, uniform and drawn anew in each round: an observer of two rounds knows the rated
+    items, which are the intersection.
 
-    With ``update`` "semi-als" :math:`p_i` and :math:`V` are solved for; with "sgd" they take a step along their
+    Under ``update`` "semi-als" :math:`p_i` and :math:`V` are solved for; under "sgd" they take a step along their
     gradient, of size :math:`\gamma`: ``private_rate`` in (9), ``feature_rate`` in (12).  Gradients are sums over the
     items of a user and over all items, so stable rates are small.  ``server`` moves :math:`Q` and :math:`U`.
 
-    A rating of 0 stands for none, so ``lowest`` is above 0.  ``item_bound`` and ``attribute_bound`` clip
+    A rating of 0 means no rating, so ``lowest`` is above 0.  ``item_bound`` and ``attribute_bound`` clip
     :math:`f(i, j)` and :math:`f(i, d)` before they are sent, in codes of ``bits``.
     """
 
@@ -111,12 +113,12 @@ class FactorSettings(SystemSettings):
 
     @property
     def width(self) -> int:
-        """How many values a row of the model has."""
+        """Number of values in a row of the model."""
         return self.factors
 
     @property
     def room(self) -> int:
-        """Largest number of users over which a sum of training has room."""
+        """Largest number of users in a sum of training whose codes cannot overflow."""
         return room_for(self.bits)
 
     @property
@@ -126,7 +128,7 @@ class FactorSettings(SystemSettings):
 
 
 def check_range(lowest: float, highest: float) -> None:
-    """Check a range of ratings.
+    """Check that a range of ratings does not end before it begins.
 
     Raises
     ------
@@ -140,5 +142,5 @@ def check_range(lowest: float, highest: float) -> None:
 
 
 def room_for(bits: int) -> int:
-    """Return the largest number of users over which a sum of codes of so many bits has room."""
+    """Return the largest number of users whose codes of so many bits can be summed without overflow."""
     return Layout((Segment("items", (1,), 1.0, bits),)).capacity

@@ -1,16 +1,16 @@
-r"""What clients of FedMVMF and FCF do in a round: many users of a host are solved for as one batched tensor program.
+r"""Local step of FedMVMF and FCF: a host solves for many of its users as one batched tensor program.
 
 Users whose items are padded to the same number go through the program together; how far they are padded depends on
-the user alone, so a user's update has the same bits whoever is beside it on the same kind of machine.
+the user alone, so on the same kind of machine a user's update has the same bits whichever users share its batch.
 
 With SemiALS a user first solves for :math:`p_i` at the version that it fetched (8) and forms its contribution with it.
 With SGD it forms the contribution with the :math:`p_i` that it kept and then moves that along its gradient (9): all
 factors step from the same point.
 
-The unrated items that get a weight (36) are drawn from the user's own number: an order of all items that never changes
-during a run, popular ones first with some chance; the first unrated ones of it are taken, so many that together with
-the rated ones they are a power of two.  So the number of rated items is not to be read off, a newly rated item takes
-the place of a sampled one, and nothing has to be stored.
+The unrated items that get a weight (36) are drawn from the user's own number, which fixes a random order of all items
+for the whole run, popular items more likely first.  The first unrated items of that order are taken, as many as fill
+the rated ones up to a power of two.  So a contribution does not show the number of rated items, a newly rated item
+replaces a sampled one, and nothing has to be stored.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NONE: NDArray[np.int64] = np.empty(0, np.int64)
 
 @dataclass(frozen=True, eq=False)
 class UserData:
-    """What a client holds of one user.
+    """One user's data at a client: ratings, attributes, sampled items.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class UserData:
     attributes : ndarray of float, shape (n_attributes,)
         NaN where missing.
     sampled : ndarray of int, shape (s,)
-        Unrated items that have a weight, of `sample`.
+        Unrated items that have a weight, from `sample`.
 
     Raises
     ------
@@ -66,11 +66,11 @@ class UserData:
     touched: NDArray[np.int64] = field(init=False, repr=False)
     """Rated items, then sampled ones, int64 (n + s,)."""
     ascending: NDArray[np.intp] = field(init=False, repr=False)
-    """The order that sorts ``touched``, int64 (n + s,)."""
+    """Permutation that sorts ``touched``, int64 (n + s,)."""
     last: int = field(init=False, repr=False)
-    """The largest of ``touched``; -1 without any."""
+    """Largest of ``touched``; -1 where it is empty."""
     span: tuple[float, float] = field(init=False, repr=False)
-    """Lowest and highest rating; infinities that are within any range without any."""
+    """Lowest and highest rating; without ratings (inf, -inf), which passes every check of a range."""
 
     def __post_init__(self) -> None:
         for name, value in (
@@ -111,12 +111,12 @@ class UserData:
 
 @dataclass(frozen=True, eq=False)
 class UserUpdate:
-    r"""What one user contributes in a round.
+    r"""One user's contribution to a round, and the factor that the user keeps.
 
     Parameters
     ----------
     index : int
-        Which of the users.
+        Position of the user.
     rows : ndarray of int32, shape (t,)
         Open items with a weight, ascending.
     errors : ndarray of float32, shape (t,)
@@ -124,9 +124,9 @@ class UserUpdate:
     attribute_errors : ndarray of float32, shape (n_attributes,)
         :math:`x_{id} - p_i u_d`; zero where the attribute is missing.
     factor : ndarray of float32, shape (K,)
-        The :math:`p_i` that the contribution is formed with.
+        :math:`p_i`, with which the contribution is formed.
     kept : ndarray of float32, shape (K,)
-        The :math:`p_i` that the user keeps: with SemiALS the same.
+        :math:`p_i` that the user keeps; with SemiALS the same.
     loss : float
         The user's part of :math:`J`: its ratings, its attributes and :math:`\lambda_2 |p_i|^2`.
     rng : Generator
@@ -154,7 +154,7 @@ class UserUpdate:
 
 
 def contribute(update: UserUpdate, contribution: Contribution) -> None:
-    """Add a user's update to a contribution: its own, or that of its host.
+    """Add a user's update to the contribution of its member: the user itself, or its host.
 
     Segments beyond those of `coterie.systems.shared.factors.layout` are the caller's, and so is `Contribution.count`.
     They may use ``update.rng`` afterwards.
@@ -162,7 +162,7 @@ def contribute(update: UserUpdate, contribution: Contribution) -> None:
     Raises
     ------
     UnboundedValueError
-        The local step came to values that are no numbers.
+        The local step diverged: a value is NaN or infinite.
     """
     contribution.add("items", update.item_gradients, update.rng, rows=update.rows)
     if len(update.attribute_errors):
@@ -182,10 +182,10 @@ def sample(
 ) -> list[UserData]:
     r"""Draw the unrated items that have a weight.
 
-    As many as make, with the rated ones, the smallest power of two that is at least :math:`1 + \rho` times their
-    number (or all open items, where there are fewer).  Within a run the same user and ratings give the same items, and
-    one rating more changes as little as can be.  With ``settings.resample`` they are :math:`\rho` per rated item,
-    uniform and anew in each round.
+    Rated and sampled items together are the smallest power of two that is at least :math:`1 + \rho` times the number of
+    rated ones (or all open items, where there are fewer).  Within a run the same user and ratings give the same items,
+    and one rating more changes as few of them as possible.  With ``settings.resample`` there are :math:`\rho` per rated
+    item, uniform and drawn anew in each round.
 
     Parameters
     ----------
@@ -193,22 +193,22 @@ def sample(
     keys : sequence of int
         Each user's own number, at least 0, which nobody else knows.
     settings : FactorSettings
-        With weights other than ``sampled`` nothing is drawn.
+        Nothing is drawn for weights other than ``sampled``.
     n_items : int
     seed : int
-        Of the run, at least 0.
+        Seed of the run, at least 0.
     popularity : ndarray of float, shape (n_items,), optional
-        How many users have rated each item, by what is public: sampled items should look like rated ones.  The same
-        during a run.  Uniform if left out.
+        Public number of raters of each item, by which sampled items look like rated ones; the same during a run.
+        Uniform if left out.
     allowed : ndarray of bool, shape (n_items,), optional
         Open items; others are never sampled.
     round_ : int
-        With ``settings.resample``.
+        Round to draw for; used with ``settings.resample`` only.
 
     Returns
     -------
     list of UserData
-        The same with other ``sampled``; of a user without open rated items that is empty.
+        Copies with new ``sampled``, which is empty for a user without open rated items.
 
     Raises
     ------
@@ -245,10 +245,10 @@ def sample(
 
 
 def _together(rated: int, n_open: int, settings: FactorSettings) -> int:
-    """Return how many items of a user have a weight, rated and sampled."""
+    """Return the number of items of a user that have a weight, rated and sampled together."""
     if not rated:
         return 0
-    # A hair below, as 1.1 * 10 is 11.000000000000002.
+    # Subtract a little, as 1.1 * 10 is 11.000000000000002.
     least = int(np.ceil((1 + settings.samples) * rated - 1e-9))
     return min(least if settings.resample else 1 << (least - 1).bit_length(), n_open)
 
@@ -264,23 +264,23 @@ def local_step(
     factors: NDArray[np.float32] | None = None,
     allowed: NDArray[np.bool_] | None = None,
 ) -> Iterator[UserUpdate]:
-    """Do the part of a round of some users, each with its own data.
+    """Run the local step of a round for some users, each on its own data.
 
     Parameters
     ----------
     model : mapping
-        The version that they fetched.
+        Version of the model that the users fetched.
     users : sequence of UserData
     settings : FactorSettings
     keys : sequence of int
         Each user's own number, at least 0, which nobody else knows.
     seed, round_ : int
-        Of the run; at least 0.
+        Seed of the run, and number of the round; at least 0.
     factors : ndarray of float32, shape (users, K), optional
-        What they kept; needed with SGD.
+        Factors that the users kept from their last round; needed with SGD.
     allowed : ndarray of bool, shape (n_items,), optional
-        Open items.  A rated item that is not open teaches the user's factor, but nothing of its row leaves; unrated
-        ones that are not open have no weight.
+        Open items.  A rated item that is closed trains the user's factor only, and its row is not sent; an unrated item
+        that is closed has no weight.
 
     Yields
     ------
@@ -326,8 +326,8 @@ def user_factors(
     Returns
     -------
     ndarray of float32, shape (users, K)
-        Of a user without ratings: by its attributes alone, as `coterie.systems.shared.factors.from_attributes`; zero
-        where it has none of these either.
+        A user without ratings gets the factors of its attributes alone, as
+        `coterie.systems.shared.factors.from_attributes`; zero without attributes.
 
     Raises
     ------
@@ -350,15 +350,15 @@ def check_user(
     ----------
     user : UserData
     position : int
-        Which of the users, for the error.
+        Position of the user, for the error.
     settings : FactorSettings
     n_items, n_attributes : int
-        Of the model.
+        Numbers of items and of user attributes of the model.
 
     Raises
     ------
     DataError
-        It does not; the error tells no value.
+        The data does not fit; the error tells no value.
     """
     if user.last >= n_items:
         raise DataError(f"user {position} has an item beyond the {n_items} of the model")
@@ -399,9 +399,9 @@ class _Equations:
 
 
 class _Program:
-    """The batched program at one version of the model.
+    """Batched tensor program of the local step, at one version of the model.
 
-    Products are of stacks of matrices, one matrix for each user, so that no user's bits depend on another's.
+    Products run over stacks of matrices, one for each user, so that no user's bits depend on another's.
     """
 
     def __init__(
@@ -423,7 +423,7 @@ class _Program:
             self.unrated = settings.uncertainty * (shown.T @ shown)
 
     def stacks(self, users: Sequence[UserData]) -> Iterator[list[int]]:
-        """Yield the positions of users that go through the program together."""
+        """Check the users and yield the positions of those that go through the program together."""
         for position, user in enumerate(users):
             check_user(user, position, self.settings, len(self.q), len(self.u))
         sizes = [len(user.touched) for user in users]
@@ -448,7 +448,7 @@ class _Program:
         rows = self.q[items]
         beyond = weights
         if self.every:
-            # What a rated item weighs more than an unrated one, whose weights are in the sum over all.
+            # Weights beyond those of unrated items, which are in the sum over all open items.
             beyond = weights * np.where(self.allowed[items], 1 - settings.uncertainty, 1.0)
         normal = (rows * beyond[:, :, None]).transpose(0, 2, 1) @ rows
         if self.every:
@@ -459,7 +459,7 @@ class _Program:
         return _Equations(normal, right[:, 0], items, rows, ratings, weights, known, attributes)
 
     def _sampled(self, user: UserData) -> NDArray[np.float64]:
-        r"""Return the weights of a user's sampled items: together at most :math:`\alpha \rho` per rated one."""
+        r"""Return the weights of a user's sampled items, in total at most :math:`\alpha \rho` per rated item."""
         shown = self.allowed[user.sampled]
         rated, sampled = np.count_nonzero(self.allowed[user.items]), np.count_nonzero(shown)
         share = min(1.0, self.settings.samples * rated / sampled) if sampled else 0.0
@@ -472,7 +472,7 @@ class _Program:
         factors: NDArray[np.float32] | None,
         rngs: Sequence[np.random.Generator],
     ) -> Iterator[UserUpdate]:
-        """Solve, or step from the factors given, and yield what the users at some positions contribute."""
+        """Solve, or step from the given factors, and yield the updates of the users of a stack."""
         settings = self.settings
         given = self.equations(users)
         p = given.solved() if factors is None else factors
@@ -494,7 +494,7 @@ class _Program:
                 rows, values = touched[order].astype(np.int32), errors[row, order]
             else:
                 every = everywhere[row]
-                # The part of items that are not rated: the sum over all open ones, less the rated ones.
+                # The loss of unrated items: the sum over all open items, less that over rated ones.
                 unrated = (every[self.open] ** 2).sum() - (every[touched[shown]] ** 2).sum()
                 loss[row] += unrated / settings.uncertainty
                 every[touched] = errors[row, : len(touched)]

@@ -15,7 +15,7 @@ server has :math:`Y` and :math:`V`.  In a round clients contribute :math:`f(i, j
 :math:`\sum_d f(j, d)` (`coterie.systems.fedmvmf.mathematics`), and the server steps along the gradient of :math:`J`
 (`apply`).  Numbers in parentheses are the paper's equations; ``docs/systems/mvmf.md`` says where they are corrected.
 
-A *missing* attribute is NaN and has no term in :math:`J`: it neither pulls towards zero nor away from it.
+A *missing* attribute is NaN and has no term in :math:`J`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _ITEMS, _ATTRIBUTES, _FACTORS = 0, 1, 3
 `coterie.systems.shared.factor_steps` 4 and 5."""
 
 _SPREAD = 0.03
-"""Standard deviation of the factors that a run begins with."""
+"""Standard deviation of the initial factors."""
 
 
 def initial(settings: FactorSettings, n_items: int, n_attributes: int, seed: int) -> Arrays:
@@ -73,8 +73,8 @@ def initial(settings: FactorSettings, n_items: int, n_attributes: int, seed: int
 
     Notes
     -----
-    The first factor of every item begins at the root of the middle of the rating range, the others near zero.  What
-    all ratings have in common is most of them; to find a direction for it takes Adam some 50 rounds.
+    The first factor of every item begins at the root of the middle of the rating range, the others near zero.  Most of
+    a rating is the mean that all ratings share; to find a direction for it takes Adam some 50 rounds.
     """
     return {
         "items": drawn(settings, n_items, seed, _ITEMS) + _common(settings),
@@ -85,13 +85,13 @@ def initial(settings: FactorSettings, n_items: int, n_attributes: int, seed: int
 def initial_factors(
     settings: FactorSettings, keys: Sequence[int] | NDArray[np.integer]
 ) -> NDArray[np.float32]:
-    """Return :math:`p_i` of users before their first round, float32 (users, K); only SGD looks at them.
+    """Return users' initial :math:`p_i`, float32 (users, K); only SGD reads them.
 
     Parameters
     ----------
     settings : FactorSettings
     keys : sequence of int
-        A number of each user, at least 0, that only it knows.
+        Each user's own number, at least 0, which nobody else knows.
     """
     found = np.empty((len(keys), settings.factors), np.float32)
     for slot, key in enumerate(keys):
@@ -100,14 +100,14 @@ def initial_factors(
 
 
 def _common(settings: FactorSettings) -> NDArray[np.float32]:
-    """Return what is added to all rows of items, and of users who step: their product is the middle rating."""
+    """Return the row that is added to all initial rows; its product with itself is the middle rating."""
     row = np.zeros(settings.factors, np.float32)
     row[0] = math.sqrt((settings.lowest + settings.highest) / 2)
     return row
 
 
 def drawn(settings: FactorSettings, rows: int, seed: int, use: int) -> NDArray[np.float32]:
-    """Return small random factors, float32 (rows, K); ``use`` tells what is drawn by the seed, as `_ITEMS` does."""
+    """Return small random factors, float32 (rows, K); ``use`` keeps draws by one seed apart, as `_ITEMS` does."""
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(use,)))
     return rng.normal(0.0, _SPREAD, (rows, settings.factors)).astype(np.float32)
 
@@ -122,13 +122,13 @@ def layout(
     settings : FactorSettings
     n_items, n_attributes : int
     extra : sequence of Segment
-        Segments that follow, such as sums of metrics.
+        Further segments, such as sums of metrics.
 
     Returns
     -------
     Layout
         ``items`` (n_items, K), the sum of :math:`f(i, j)`, and, where users have attributes, ``attributes``
-        (n_attributes, K), that of :math:`f(i, d)`.  Nothing divides them: the gradient is a sum.
+        (n_attributes, K), the sum of :math:`f(i, d)`.  Sums are not divided: the gradient is a sum, not a mean.
     """
     k, bits = settings.factors, settings.bits
     segments = [Segment("items", (n_items, k), settings.item_bound, bits)]
@@ -144,7 +144,7 @@ def from_attributes(
     *,
     row_by_row: bool = False,
 ) -> NDArray[np.float32]:
-    r"""Return the factors of what is known by attributes only: new users (15) and new items (17), cold start.
+    r"""Return cold-start factors of users (15) or items (17), which are known by attributes only.
 
     :math:`p = x U (U^T U + (\lambda_2 / \lambda_1) I)^{-1}` over the attributes that are known; the same formula with
     the roles changed is :math:`v_d` (11).
@@ -152,13 +152,13 @@ def from_attributes(
     Parameters
     ----------
     values : ndarray, shape (n, l)
-        Attributes of each; NaN where missing.
+        Attributes of each user or item; NaN where missing.
     table : ndarray, shape (l, K)
         :math:`U` for users, :math:`V` for items.
     settings : FactorSettings
     row_by_row : bool
-        Multiply each row by itself, so that its result has the same bits whatever the other rows are; slower where
-        ``table`` is long.
+        Whether to multiply each row alone, so that its result has the same bits whatever the other rows are; slower
+        where ``table`` is long.
 
     Returns
     -------
@@ -190,7 +190,7 @@ def from_attributes(
 def known_values(
     table: NDArray[np.floating], values: NDArray[np.floating]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.float64]]:
-    """Return factors as float64, which attributes are known, and attributes with zero for the others."""
+    """Return factors as float64, a mask of the known attributes, and the attributes with 0 for missing ones."""
     known = ~np.isnan(values)
     filled = np.where(known, values, 0.0).astype(np.float64)
     if not np.isfinite(filled).all():
@@ -218,10 +218,10 @@ def gradients(
     sums : mapping
         ``items`` (n_items, K) and, where users have attributes, ``attributes`` (n_attributes, K).
     pull : ndarray, shape (n_items, K), or None
-        What an item server sent, :math:`\sum_d f(j, d)`; None without an item server.
+        Sum :math:`\sum_d f(j, d)` that an item server sent; None without an item server.
     settings : FactorSettings
     share : float
-        Which share of the users the sums cover: theirs stand for all.
+        Share of all users that the sums cover; the sums are scaled up by it.
 
     Returns
     -------
@@ -260,16 +260,16 @@ def apply(
     model : mapping
         The version that clients and item server fetched.
     state : mapping
-        Of `initial_server_state`, or what the last round left.
+        State from `initial_server_state`, or from the last round.
     sums : mapping
         `Layout.decode` of a layout that begins with `layout`.
     settings : FactorSettings
     users : int
         How many users the sums cover, at least 1.
     population : int, optional
-        All users of the run; the sums stand for so many.  Left out: as many as the sums cover.
+        Number of users in the run, to which the sums are scaled up; as many as the sums cover if left out.
     pull : ndarray, shape (n_items, K), optional
-        What the item server sent.  Left out, items have no features.
+        Sum that the item server sent; items have no features if left out.
 
     Returns
     -------
@@ -306,12 +306,12 @@ def scores(
     Returns
     -------
     ndarray of float32, shape (users, n) or (users, n_items)
-        A user's predictions have the same bits whoever is beside it.
+        Predictions of a user have the same bits whichever other users are given.
 
     Notes
     -----
-    A matrix product of BLAS rounds a user's row as its place in the matrix has it, which differs from one processor to
-    the next.  `numpy.einsum` adds up K products for each user and item in an order that depends on neither.
+    BLAS rounds a user's row depending on its place in the matrix and on the processor.  `numpy.einsum` adds up the K
+    products for each user and item in an order that depends on neither.
     """
     if candidates is None:
         every: NDArray[np.float32] = np.einsum("uk,kj->uj", factors, np.ascontiguousarray(model["items"].T))
@@ -321,7 +321,7 @@ def scores(
 
 
 def fewest_users(settings: FactorSettings) -> int:
-    r"""Return the users below which a sum has fewer than two unknowns for each of its values, whatever they rated.
+    r"""Return the number of users below which a sum has fewer than two unknowns per value, whatever they rated.
 
     A user has at most :math:`m + l_x` private values and a sum has :math:`(m + l_x) K`: below :math:`2 K` users
     `unknowns_per_equation` is under 2.
@@ -332,7 +332,7 @@ def fewest_users(settings: FactorSettings) -> int:
 def unknowns_per_equation(
     touched: int, *, users: int, n_items: int, n_attributes: int, settings: FactorSettings
 ) -> float:
-    r"""Return how many private values there are for each value of a sum, as the paper counts them below (41).
+    r"""Return the number of private values per value of a sum, as the paper counts them below (41).
 
     :math:`(\sum_i |O'_i| + n\, l_x) / ((m + l_x) K)`: near or below 1 a sum may be solved for the ratings behind it.
 

@@ -1,4 +1,4 @@
-"""`from_plan` makes sides from the text of a plan; the descriptions of systems use it."""
+"""Adapter by which the descriptions of systems build a side from the settings in a plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def from_plan(settings: type[S], make: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[str, P], T]:
-    """Return a function that reads settings from a plan's text and passes them to ``make``.
+    """Return ``make`` with a plan's text for its first argument in place of the settings read from it.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What the users of a host have, as every rounds-based system is given it: interactions, ratings, attributes."""
+"""Data of a host's users that every system in rounds is given: interactions, ratings, attributes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class HostData:
             )
 
     def leave_one_out(self, seed: int) -> LeaveOneOut:
-        """Return the hold-out of one item of each user, among listed items or those drawn with the run's seed.
+        """Return the hold-out of one item per user, ranked among listed items or items drawn with the run's seed.
 
         Raises
         ------
@@ -67,7 +67,7 @@ class HostData:
         return LeaveOneOut.sampled(self.users, self.items, self.user, self.item, self.part, seed=seed)
 
     def rated(self, among: NDArray[np.bool_] | None = None) -> Rated:
-        """Return the hold-out of explicit ratings; of interactions without a rating nothing is measured."""
+        """Return the hold-out of explicit ratings; interactions without a rating are left out."""
         own = np.flatnonzero((self.part != RANKED) & np.isfinite(self.rating))
         return Rated(
             len(self.users),

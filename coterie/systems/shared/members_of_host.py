@@ -1,4 +1,4 @@
-"""Contributions of members that cover several users, from what single users add."""
+"""Contributions of members that cover several users, added up user by user."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def gathered(
     members: Mapping[int, Sequence[User]],
     each: Iterable[tuple[int, Callable[[Contribution], None]]],
 ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
-    """Yield the codes of each member's contribution as soon as all its users have added theirs.
+    """Yield each member and the codes of its contribution once all its users are in it.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ def gathered(
     members : mapping of int to sequence of User
         The users that each member covers.
     each : iterable of (int, callable)
-        For each user once, in any order: the member, and what adds the user's values to its contribution.
+        For each user once, in any order: the member, and a function that adds the user's values to its contribution.
     """
     waiting = {member: len(users) for member, users in members.items()}
     made: dict[int, Contribution] = {}

@@ -1,9 +1,9 @@
 """Metrics inside a contribution: sums and counts over users, never a user's own value.
 
-A member evaluates the version that it fetched before it trains, and what it measured travels in the same vector as
-its update, under the same protection.  Most metrics lie between 0 and 1; one that may be larger, such as a sum of
-squared errors, says how large, and travels as its whole part and what is beyond: so both are carried exactly enough,
-with room for sums over as many users.
+A member evaluates the version that it fetched before it trains, and its metrics travel in the same vector as its
+update, under the same protection.  Most metrics lie between 0 and 1.  A larger metric, such as a sum of squared
+errors, declares its bound and travels as two values, its whole part and its fraction: so it is as exact as the others,
+and a sum over as many users has room.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coterie.secure_sum.contribution import Contribution, Segment
 __all__ = ["LARGEST", "Measure", "add_measures", "measure_segments", "measured_in", "names_of"]
 
 _BITS = 16
-"""Codes of a metric: steps of 3e-5, and room for sums over 65,537 users."""
+"""Bits of a metric's code: steps of 3e-5, and room for sums over 65,537 users."""
 
 LARGEST = 2 ** (_BITS - 1) - 1
 """Largest bound that a metric may have: its whole part needs no more bits than the rest."""
@@ -27,7 +27,7 @@ LARGEST = 2 ** (_BITS - 1) - 1
 
 @dataclass(frozen=True)
 class Measure:
-    """A metric that is measured user by user and summed.
+    """Metric that hosts measure for each user and that the secure sum adds up.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def names_of(measures: Sequence[str | Measure]) -> tuple[str, ...]:
 
 
 def _wide(measures: Sequence[str | Measure]) -> list[int]:
-    """Return the bounds of the metrics that may be above 1: the last ones."""
+    """Return the bounds of the metrics that may be above 1, checking that they come last."""
     bounds = [1 if isinstance(one, str) else one.bound for one in measures]
     wide = [bound for bound in bounds if bound > 1]
     if sorted(bounds, key=lambda bound: bound > 1) != bounds:
@@ -64,13 +64,13 @@ def _wide(measures: Sequence[str | Measure]) -> list[int]:
 
 
 def measure_segments(measures: Sequence[str | Measure]) -> tuple[Segment, ...]:
-    """Return the segments for metrics, of which those that may be above 1 come last.
+    """Return the segments of a contribution for metrics; those that may be above 1 come last.
 
     Returns
     -------
     tuple of Segment
-        ``metrics``, of those that may be above 1 without their whole part; ``measured``, how many users they cover;
-        and where there are such, ``wholes``, their whole parts.
+        ``metrics``, only the fraction of a metric that may be above 1; ``measured``, how many users each covers; and,
+        where some metric may be above 1, ``wholes``, the whole parts of those.
     """
     shape, wide = (len(measures),), _wide(measures)
     segments = (Segment("metrics", shape, 1.0, _BITS), Segment.whole("measured", shape, 1))
@@ -94,7 +94,7 @@ def add_measures(contribution: Contribution, values: NDArray[np.float64], rng: n
 def measured_in(
     sums: Mapping[str, NDArray[np.float64]], measures: Sequence[str | Measure]
 ) -> dict[str, tuple[float, float]]:
-    """Return sum and number of users of each metric from decoded sums."""
+    """Return each metric's sum and number of users from the decoded sums."""
     if "metrics" not in sums:
         return {}
     totals = sums["metrics"].astype(np.float64)

@@ -1,7 +1,7 @@
-r"""How a model moves: server optimisers over averaged updates, and what clients add to their steps.
+r"""Optimisers: the server's, over averaged updates, and the corrections of clients' local steps.
 
-A *change* is the average of what the participants of a round did to the model, :math:`\Delta`.  The server optimisers
-are those of Reddi et al., *Adaptive Federated Optimization* (2021), Alg. 2, and McMahan et al. (2017):
+A *change*, :math:`\Delta`, is the average of the changes of the model by the participants of a round.  The server
+optimisers are those of Reddi et al., *Adaptive Federated Optimization* (2021), Alg. 2, and McMahan et al. (2017):
 
 - FedSGD: :math:`x + \eta \Delta`, where :math:`\Delta` comes from one local step;
 - FedAvg: :math:`x + \Delta`;
@@ -11,7 +11,7 @@ They are pure: model and state go in, a new model and a new state come out.  Bot
 can keep them as they are.  Adam and Yogi start from zero and correct for it, as Kingma and Ba (2015) do; Reddi et al.
 start from :math:`\tau^2` without correction.
 
-Clients use `adam` in place for what they keep, `add_proximal` (FedProx: Li et al., 2020) and SCAFFOLD's control
+Clients use `adam` in place for their private arrays, `add_proximal` (FedProx: Li et al., 2020) and SCAFFOLD's control
 variates (Karimireddy et al., 2020).
 """
 
@@ -45,7 +45,7 @@ Arrays = dict[str, NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class ServerOptimiser:
-    r"""Which server optimiser, and its settings.
+    r"""Name and settings of a server optimiser.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ class ServerOptimiser:
 
     @property
     def keeps_moments(self) -> bool:
-        """Whether there is a state between rounds."""
+        """Whether the optimiser keeps moments between rounds."""
         return self.name not in ("fedsgd", "fedavg")
 
 
@@ -112,7 +112,7 @@ def step(
     optimiser : ServerOptimiser
     model : mapping of str to ndarray of float32
     state : mapping of str to ndarray of float32
-        Of `initial_state`, or what the last round left.
+        State from `initial_state`, or from the last round.
     change : mapping of str to ndarray
         :math:`\Delta` for every array of the model.
     factor : float
@@ -195,7 +195,7 @@ def add_proximal(
 ) -> None:
     r"""Add the derivative of :math:`\frac{\mu}{2} |w - w^t|^2` in place (FedProx, (2)).
 
-    It keeps a client near the model that it fetched, so that clients may do different amounts of work.
+    The term keeps a client near the model that it fetched, so that clients may do different amounts of work.
     """
     gradient += np.float32(mu) * (value - start)
 
@@ -203,7 +203,7 @@ def add_proximal(
 def corrected(
     gradient: NDArray[np.float32], own: NDArray[np.float32], common: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Return the gradient less the client's drift: ``g - c_i + c`` (SCAFFOLD, Alg. 1, line 10)."""
+    """Return the gradient corrected for the client's drift: ``g - c_i + c`` (SCAFFOLD, Alg. 1, line 10)."""
     return gradient - own + common
 
 
@@ -220,7 +220,7 @@ def next_control(
     own, common : ndarray of float32
         :math:`c_i` and :math:`c`.
     delta : ndarray of float32
-        :math:`w - w^t`, what the local steps did.
+        :math:`w - w^t`, the change by the local steps.
     travelled : ndarray of float32, shape that divides ``delta``
         Number of local steps times their rate, above 0.
 

@@ -1,4 +1,4 @@
-"""A learning system's settings as the contract's ``RunPlan.settings`` carries them."""
+"""JSON codec of a system's settings for the field ``settings`` of a `RunPlan`."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ T = TypeVar("T")
 
 
 def settings_to_json(settings: DataclassInstance) -> str:
-    """Return settings as JSON: equal settings are equal texts."""
+    """Return settings as JSON: equal settings give equal texts."""
     return json.dumps(dataclasses.asdict(settings), sort_keys=True, separators=(",", ":"))
 
 
 def settings_from_json(text: str, system: str, build: Callable[[dict[str, Any]], T]) -> T:
-    """Return the settings of a plan.
+    """Return the settings that a plan carries as JSON.
 
     Parameters
     ----------
     text : str
         As a peer sent it.
     system : str
-        Whose settings they are, for the error.
+        Name of the system, for the error.
     build : callable
-        Makes the settings of what the text holds.
+        Builds the settings from the parsed object.
 
     Raises
     ------
     ConfigError
-        When they are malformed, name something unknown, or a value is out of its range.
+        When the settings are malformed, have an unknown key, or a value is out of its range.
     """
     try:
         return build(json.loads(text))

@@ -1,4 +1,4 @@
-"""Checks of a run that systems in rounds share: what does not go together, and what gives users away."""
+"""Checks that systems in rounds share: conflicting settings, and settings that disclose single users."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from coterie.systems.run import Run
 __all__ = ["FEWEST_BEHIND", "NO_GROUPS", "few_behind", "random_cohorts", "rounds_problems", "sparse_problems"]
 
 FEWEST_BEHIND = 3
-"""Users behind a row from which on none of them knows the others' part."""
+"""Fewest users behind a row such that none of them can compute another one's part."""
 
 NO_GROUPS = (
     "Groups are asked for the items that they have rated, but cohorts are no groups: an item that enough users of a "
     "group have rated may have a single one in a cohort, whose row the sum then shows."
 )
-"""A warning of systems that close items by group, where cohorts are drawn at random."""
+"""Warning of systems that close items by group, where cohorts are drawn at random."""
 
 _AGREEING = 2
 """Hosts that apply each sum where participants share the key (``coterie.secure_sum.shared_key``, which needs gmpy2)."""
 
 
 def rounds_problems(run: Run, *, chosen_by: Sequence[str], wide: str) -> list[str]:
-    """Return what of a run does not go together with a system in rounds, a sentence each.
+    """Return the conflicts between a run and a system in rounds, a sentence each.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ def rounds_problems(run: Run, *, chosen_by: Sequence[str], wide: str) -> list[st
     chosen_by : sequence of str
         Metrics by which the version that counts can be chosen.
     wide : str
-        The settings that make a contribution's codes as wide as they are, in words.
+        The settings that decide how many bits a contribution's codes have, in words.
     """
     found = []
     federation, rounds = run.federation, run.rounds
@@ -92,7 +92,7 @@ def sparse_problems(run: Run, min_touch: int) -> list[str]:
 
 
 def few_behind(run: Run, min_touch: int) -> list[str]:
-    """Return a warning where rows of items are trained that fewer than three users have."""
+    """Return a warning where items with fewer than three raters in a group are trained."""
     if min_touch >= FEWEST_BEHIND:
         return []
     return [
@@ -102,5 +102,5 @@ def few_behind(run: Run, min_touch: int) -> list[str]:
 
 
 def random_cohorts(run: Run) -> bool:
-    """Whether cohorts are drawn at random, so that they are no groups."""
+    """Return whether cohorts are drawn at random instead of being fixed groups."""
     return run.rounds.cohorts in ("random", "independent")

@@ -1,4 +1,4 @@
-"""What systems that learn from users' own items share at a host: supports, evaluation, contributions of members."""
+"""Base of the host's side of systems that learn from users' own items: supports, evaluation, members."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ _ROUNDING = 6
 """First element of the key under which the values of an evaluation are rounded; no local step has it."""
 
 Added = tuple[int, Callable[[Contribution], None]]
-"""A member, and what adds one user's values to its contribution."""
+"""Member of a sum, and a function that adds one user's values to its contribution."""
 
 
 class RatedHost(ABC):
-    """The side of a host, but for training, measurement and factors.
+    """Base of a host's side; subclasses add training, measurement and factors.
 
     Parameters
     ----------
     layouts : Layouts
-        Of the same settings as at the server.
+        Layouts of contributions, from the same settings as at the server.
     data : HostData
     keys : ndarray of uint64, shape (users,)
         Each user's own number, which nobody else knows.
     seed : int
-        Of the run.
+        Seed of the run.
     users : sequence of UserData
-        What each user learns from.
+        Training data of each user.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class RatedHost(ABC):
         self._rates = np.array([len(user.items) > 0 for user in users], np.bool_)
 
     def layout(self, purpose: Purpose) -> Layout:
-        """Return what a contribution of a purpose looks like."""
+        """Return the layout of a contribution to a sum of this purpose."""
         return self._layouts.layout(purpose)
 
     def contributions(
@@ -81,7 +81,7 @@ class RatedHost(ABC):
         opened: NDArray[np.bool_] | None,
         members: Mapping[int, Sequence[User]],
     ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
-        """Yield the codes of each member's contribution, in any order."""
+        """Yield each member and the codes of its contribution, in any order."""
         purpose = Purpose(plan.purpose)
         pairs = [(member, user) for member, users in members.items() for user in users]
         match purpose:
@@ -118,12 +118,12 @@ class RatedHost(ABC):
         opened: NDArray[np.bool_] | None,
         pairs: Sequence[tuple[int, User]],
     ) -> Iterator[Added]:
-        """Yield each user's part of a round of training; private state moves on."""
+        """Yield each user's part of a round of training, and update the private state."""
 
     def _of_groups(
         self, pairs: Sequence[tuple[int, User]]
     ) -> Iterator[tuple[int, list[tuple[int, int]], list[int]]]:
-        """Yield each group: members and positions of its users that have rated anything, members of the others."""
+        """Yield each group with (member, position) of its users with ratings, and the members of the others."""
         for group in sorted({user.group for _, user in pairs}):
             own = [(member, user.index) for member, user in pairs if user.group == group]
             yield (
@@ -161,12 +161,12 @@ def training_ratings(
     lowest, highest : float
         Range of ratings.
     table : str
-        Of the configuration, in which the range stands; for the error.
+        Name of the configuration table that holds the range, for the error.
 
     Raises
     ------
     DataError
-        A rating out of the range, in whatever part.
+        A rating out of the range, in any part.
     """
     own = (data.part != RANKED) & np.isfinite(data.rating)
     beyond = own & ((data.rating < lowest) | (data.rating > highest))
@@ -183,7 +183,7 @@ def training_ratings(
 
 
 def add_nothing(contribution: Contribution) -> None:
-    """Add nothing: the part of a user who has rated nothing, or of whom nothing can be said."""
+    """Add nothing, as the part of a user who has rated nothing."""
 
 
 def _add_support(items: NDArray[np.integer], contribution: Contribution) -> None:

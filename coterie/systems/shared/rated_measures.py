@@ -1,4 +1,4 @@
-"""What systems that predict ratings measure of a user, and the figures that an evaluation comes to."""
+"""Metrics of systems that predict ratings: those measured for each user, and the figures of an evaluation."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MEASURES: tuple[str | Measure, ...] = (
     *(prefix + name for prefix in _PARTS for name in _RANKED),
     *(Measure(prefix + name, LARGEST) for prefix in _PARTS for name in _SUMS),
 )
-"""What a user's measurement has (`coterie.evaluation.rated`); those of a sum of squares may be above 1."""
+"""Metrics measured for each user (`coterie.evaluation.rated`); squared errors and counts may be above 1."""
 
 FIGURES = tuple(prefix + name for prefix in _PARTS for name in (*_RANKED, "f1@10", "rmse"))
-"""What an evaluation comes to."""
+"""Figures of an evaluation."""
 
 CHOOSE_BY = "validation_ndcg_rated@10"
-"""By what the version that counts is chosen unless a run says otherwise."""
+"""Figure by which the version that counts is chosen, unless a run names another one."""
 
 
 def choosable(figures: Sequence[str]) -> list[str]:

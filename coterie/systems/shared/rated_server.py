@@ -1,7 +1,8 @@
-"""What systems that learn from users' own items share at the server: supports, open items, measures.
+"""Base of the server's side of systems that learn from users' own items: supports, open items, metrics.
 
 Each group first sums which items its users have rated: items with fewer than ``min_touch`` raters in a group stay
-closed for it, because a row that one user of a cohort touches is that user's row, whatever protects the sum.
+closed for it, because the sum of a row that a single user of a cohort touches is that user's own row, even under masks
+or encryption.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ __all__ = ["Layouts", "RatedServer", "open_anywhere"]
 
 @dataclass(frozen=True)
 class Layouts:
-    """What contributions look like, for both sides of a system and for the attacks on their transcripts.
+    """Layouts of contributions by purpose, for both sides of a system and for attacks on their transcripts.
 
     Attributes
     ----------
     n_items : int
     training : Layout
-        Of a contribution to a round of training.
+        Layout of a contribution to a round of training.
     measures : sequence of str or Measure
-        What a user's measurement has.
+        Metrics measured for each user.
     """
 
     n_items: int
@@ -40,7 +41,7 @@ class Layouts:
     measures: Sequence[str | Measure]
 
     def layout(self, purpose: Purpose) -> Layout:
-        """Return what a contribution of a purpose looks like."""
+        """Return the layout of a contribution to a sum of this purpose."""
         match purpose:
             case Purpose.SUPPORTS:
                 return Layout((Segment.whole("supports", (self.n_items,), 1),))
@@ -51,16 +52,16 @@ class Layouts:
 
 
 class RatedServer(ABC):
-    """The side of the orchestration server, but for its first arrays, training and what participants fetch.
+    """Base of the server's side; subclasses add first arrays, training and the model that participants fetch.
 
     Parameters
     ----------
     layouts : Layouts
-        Of the same settings as at hosts.
+        Layouts of contributions, from the same settings as at hosts.
     min_touch : int
         Fewest users of a group that must have rated an item for the group to train it.
     seed : int
-        Of the run.
+        Seed of the run.
     groups : int
         Groups of the population.
     """
@@ -76,18 +77,18 @@ class RatedServer(ABC):
         self._groups = groups
 
     def no_supports(self) -> Arrays:
-        """Return what is kept of supports before groups are asked."""
+        """Return the arrays of supports before any group was asked: zeros."""
         return {
             "supports": np.zeros((self._groups, self._n_items), np.uint32),
             "popularity": np.zeros(self._n_items, np.float32),
         }
 
     def layout(self, purpose: Purpose) -> Layout:
-        """Return what a contribution of a purpose looks like."""
+        """Return the layout of a contribution to a sum of this purpose."""
         return self._layouts.layout(purpose)
 
     def apply(self, arrays: Arrays, summed: Summed) -> Arrays:
-        """Return the arrays after a sum."""
+        """Return the server's arrays after a sum of any purpose."""
         match summed.purpose:
             case Purpose.EVALUATE:
                 return arrays
@@ -98,22 +99,22 @@ class RatedServer(ABC):
 
     @abstractmethod
     def initial(self) -> Arrays:
-        """Return everything that is kept, before the first round."""
+        """Return all arrays that the server keeps, before the first round."""
 
     @abstractmethod
     def trained(self, arrays: Arrays, summed: Summed) -> Arrays:
-        """Return the arrays after a sum of training."""
+        """Return the server's arrays after a sum of training."""
 
     @abstractmethod
     def model(self, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
-        """Return what participants fetch."""
+        """Return the model that participants fetch."""
 
     def _supported(self, arrays: Arrays, summed: Summed) -> Arrays:
         own = summed.sums["supports"].astype(np.uint32)
         supports = arrays["supports"].copy()
         supports[summed.part] = own
         popularity = arrays["popularity"]
-        # What users draw by stays the same during a run, also when groups are drawn anew.
+        # Users sample items by popularity, which stays the same during a run, even when groups are drawn anew.
         if summed.pass_number == 0:
             popularity = popularity + np.where(own >= self._min_touch, own, 0).astype(np.float32)
         return {**arrays, "supports": supports, "popularity": popularity}
@@ -121,7 +122,8 @@ class RatedServer(ABC):
     def opened(self, arrays: Arrays) -> NDArray[np.bool_]:
         """Return which items each group may train.
 
-        What was closed to all groups at first stays closed when they are drawn anew: it is a new item for the run.
+        An item that was closed to all groups at first stays closed when groups are drawn anew: the run treats it as a
+        new item.
         """
         opened: NDArray[np.bool_] = (arrays["supports"] >= self._min_touch) & (arrays["popularity"] > 0)
         return opened
@@ -129,7 +131,7 @@ class RatedServer(ABC):
     def measured(
         self, purpose: Purpose, sums: Mapping[str, NDArray[np.float64]]
     ) -> dict[str, tuple[float, float]]:
-        """Return sum and count over users of the metrics in a sum."""
+        """Return sum over users and number of users of each metric in a sum."""
         return measured_in(sums, self._layouts.measures)
 
     def figures(self, totals: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, int]]:
@@ -138,6 +140,6 @@ class RatedServer(ABC):
 
 
 def open_anywhere(model: Mapping[str, NDArray[np.float32]]) -> NDArray[np.bool_]:
-    """Return which items any group may train, bool (I,), as a model that was fetched tells."""
+    """Return which items any group may train, bool (I,), by the popularity in a fetched model."""
     opened: NDArray[np.bool_] = model["popularity"] > 0
     return opened

@@ -1,7 +1,7 @@
-"""Which users go through a batched program together: those whose items are padded to the same number.
+"""Batches of users for tensor programs: users whose items are padded to the same number.
 
 How far a user is padded depends on the user alone, and every product is one of a user's own matrices, so a user's
-numbers have the same bits whoever is beside it on the same kind of machine.
+numbers have the same bits on the same kind of machine whichever users share its batch.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Iterator, Sequence
 __all__ = ["padded", "stacks"]
 
 _VALUES = 1 << 17
-"""Values of float64 that a stack of users holds of item factors: 1 MB, which stays in a core's cache."""
+"""Most float64 values that a stack of users holds: 1 MB, which stays in a core's cache."""
 
 
 def padded(n: int) -> int:
-    """Return the next number with four significant bits, at least 8: padding costs at most an eighth."""
+    """Return ``n`` rounded up to four significant bits, at least 8: padding costs at most an eighth."""
     grain = max(8, 1 << max(n.bit_length() - 4, 0))
     return max(-(-n // grain), 1) * grain
 
 
 def stacks(sizes: Sequence[int], each: int, beside: int = 0) -> Iterator[list[int]]:
-    """Yield the positions of users that go through a program together.
+    """Yield the positions of users that go through a batched program together.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ def stacks(sizes: Sequence[int], each: int, beside: int = 0) -> Iterator[list[in
     each : int
         Values that the program holds for an item of a user.
     beside : int
-        Values that it holds for a user beside these.
+        Further values that the program holds for a user.
 
     Yields
     ------

@@ -1,4 +1,4 @@
-"""References, attacks, tables and studies of DRIFT."""
+"""Study of DRIFT: references, attacks, tables and further federations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _attack(recorded: Recorded) -> dict[str, Any]:
 
 
 def _thetas(settings: RunSettings) -> Iterator[Further]:
-    """Yield the same federation with each Theta of ``study.theta``: quality, calls and CPU time change."""
+    """Yield the run's federation once for each Theta of ``study.theta``."""
     own = settings.table(DriftSettings)
     for theta in settings.study.theta:
         other = settings.with_table(own.model_copy(update={"theta": theta}))

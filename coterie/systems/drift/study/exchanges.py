@@ -1,6 +1,6 @@
-"""What the COS learns from the exchanges of a DRIFT run in the published form, read from its transcript.
+"""Exchanges of a run of DRIFT's published form, read from the COS's transcript as input of the attacks.
 
-A gradient is only as telling as the rows that it was computed on.  The COS sent these rows itself, in the
+To use a gradient, an attacker needs the rows that it was computed on.  The COS sent these rows itself, in the
 answer to the owner's previous exchange, so they are in the transcript with their version; nothing has to be
 replayed.
 """
@@ -29,7 +29,7 @@ Ids = npt.NDArray[np.uint32]
 Rows = npt.NDArray[np.float32]
 
 _KEPT_ANSWERS = 4
-"""Answers kept for each owner: a retry or a restart may fall back on one before the last."""
+"""Answers kept for each owner: after a retry or a restart an owner may use one before the last."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class SeenGradient:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One exchange as the COS saw it.
+    """One exchange between an owner and the COS, as the COS saw it.
 
     Attributes
     ----------
@@ -68,9 +68,9 @@ class Exchange:
     users, items : ndarray of uint32
         Slots and indices named together in the request; empty when nothing was asked for.
     carried : bool
-        Whether it carried a gradient that was not seen before.
+        Whether the request carried a gradient that was not seen before.
     gradient : SeenGradient, optional
-        That gradient, unless the rows that it belongs to are not in the transcript.
+        That gradient, where the rows that it was computed on are in the transcript.
     """
 
     owner: int
@@ -101,7 +101,7 @@ def read_exchanges(paths: Iterable[Path | str], run_id: str) -> Iterator[Exchang
     Yields
     ------
     Exchange
-        Each once: a repeated request with the same bytes is left out.
+        Each exchange once: a repeated request with the same bytes is left out.
     """
     reading = _Reading()
     for path in paths:
@@ -117,14 +117,14 @@ def read_exchanges(paths: Iterable[Path | str], run_id: str) -> Iterator[Exchang
                     continue
                 exchange = reading.asked(entry, request)
             except (DecodeError, Refusal):
-                # What the COS could not read it refused, and learned nothing from.
+                # The COS refused a request that it could not read, and learned nothing from it.
                 continue
             if exchange is not None:
                 yield exchange
 
 
 class _Reading:
-    """Finds for each answer its request, and for each gradient the answer with its rows."""
+    """Reader that matches each answer with its request, and each gradient with the answer that had its rows."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[ExchangeRequest]] = defaultdict(list)
@@ -135,7 +135,7 @@ class _Reading:
         self._gradients: set[tuple[int, int, int, int]] = set()
 
     def asked(self, entry: Entry, request: ExchangeRequest) -> Exchange | None:
-        # A request again is answered again: the answer that counts is the last one.
+        # A repeated request is answered again: the last answer counts.
         self._waiting[entry.peer].append(request)
         digest = hashlib.sha256(entry.payload).digest()
         if digest in self._requests:
@@ -210,14 +210,14 @@ def _rows(tensor: Tensor) -> int:
 
 
 def _fits(request: ExchangeRequest, response: ExchangeResponse) -> bool:
-    """Whether the answer has as many rows as the request named."""
+    """Return whether the answer has as many rows as the request named."""
     return _rows(request.users) == _rows(response.user_rows) and _rows(request.items) == _rows(
         response.item_rows
     )
 
 
 def _reached(request: ExchangeRequest, response: ExchangeResponse) -> bool:
-    """Whether the owner stands where the request's gradient puts it."""
+    """Return whether the progress in the answer is the progress that the request leads to."""
     if not request.HasField("gradient"):
         return response.progress.sequence <= request.sequence
     reached = (request.gradient.epoch, request.gradient.first_block + request.gradient.blocks)
@@ -225,7 +225,7 @@ def _reached(request: ExchangeRequest, response: ExchangeResponse) -> bool:
 
 
 def _positions(wanted: Ids, held: Ids) -> npt.NDArray[np.intp] | None:
-    """Return where increasing ids stand among other increasing ids; None unless all are there."""
+    """Return the positions of increasing ids among other increasing ids; None unless all are there."""
     at = np.searchsorted(held, wanted)
     found = len(held) > 0 and bool(np.all(held[np.minimum(at, len(held) - 1)] == wanted))
     return at if found else None

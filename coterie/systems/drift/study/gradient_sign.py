@@ -1,4 +1,4 @@
-"""Gradient direction and sign: an item's gradient is a combination of the rows of the users who have it.
+"""Attack by gradient direction and sign: item gradients combine the rows of the users who have the item.
 
 For a positive item ``dl/dpsi_i = -g v_u``, for a negative one ``+g v_u``, with ``g > 0`` (DRIFT, section 4.2
 with its sign corrected); the ridge adds a multiple of ``psi_i``.  The COS holds all these rows, so least
@@ -16,7 +16,7 @@ from coterie.systems.drift.study.exchanges import SeenGradient
 __all__ = ["GradientSign", "solve"]
 
 _ATTRIBUTED = 0.99
-"""Evidence from which on a pair counts as found; noise reaches it once in thousands of times."""
+"""Least evidence for a pair to count as found; noise reaches it once in thousands of times."""
 
 _ROUNDING = 2.0**-22
 """Relative rounding error of a float32 gradient: residuals below it say nothing."""
@@ -25,7 +25,7 @@ _ROUNDING = 2.0**-22
 def solve(
     gradient: SeenGradient, *, ridge: bool
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
-    """Find each user's coefficient in each item's gradient, and how sure it is.
+    """Solve for each user's coefficient in each item's gradient, with the evidence for it.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def solve(
     basis = basis[:rank]
     inverse = basis.T / sizes[:rank] @ left[:, :rank].T  # (d, m), the pseudo-inverse of V
 
-    # First what no user's row explains: the part of psi_i outside their span carries the ridge
+    # First the part of the gradient outside the span of the users' rows: there psi_i carries the ridge
     # (Frisch-Waugh).
     G_outside = G - G @ basis.T @ basis
     variance = np.sum(inverse**2, axis=0)[:, None]
@@ -81,7 +81,7 @@ def solve(
 
 
 class GradientSign:
-    """Collects evidence for pairs and votes for their flags over all gradients of a run.
+    """Accumulator of evidence for pairs of user and item, and of votes for their sign, over a run's gradients.
 
     Parameters
     ----------
@@ -97,9 +97,9 @@ class GradientSign:
     votes : ndarray of float32, shape (n_users, n_items)
         Sum of the evidence for a positive flag, less that for a negative one.
     gradients : int
-        Gradients solved.
+        Number of gradients solved.
     unsolved : int
-        Gradients of which the rows were not in the transcript, or with too many users for the dimensions.
+        Number of gradients without rows in the transcript, or with too many users for the dimensions.
     """
 
     def __init__(self, n_users: int, n_items: int, *, ridge: bool) -> None:
@@ -111,7 +111,7 @@ class GradientSign:
         self.unsolved = 0
 
     def add(self, gradient: SeenGradient | None) -> None:
-        """Take the next gradient; None for one of which the rows are not known."""
+        """Take the next gradient; None for a gradient whose rows are not known."""
         solution = solve(gradient, ridge=self._ridge) if gradient is not None else None
         if gradient is None or solution is None:
             self.unsolved += 1

@@ -1,4 +1,4 @@
-"""The COS as attacker on DRIFT's published form: both leaks, measured on its transcript of a run."""
+"""Attacks of the COS on DRIFT's published form: both leaks, measured on its transcript of a run."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["AttackReport", "GradientSignReport", "RequestedRowsReport", "report"
 
 
 class RequestedRowsReport(TypedDict):
-    """Which items did a user interact with, from the rows named in requests.
+    """Accuracy of guessing which items users interacted with, from the rows named in requests.
 
-    ``auc`` is by the transcript alone, ``auc_with_popularity`` with popularity between equals,
-    ``popularity_auc`` by popularity alone.
+    ``auc`` uses the transcript alone, ``auc_with_popularity`` breaks ties by popularity, ``popularity_auc``
+    uses popularity alone.
     """
 
     auc: float | None
@@ -33,11 +33,11 @@ class RequestedRowsReport(TypedDict):
 
 
 class GradientSignReport(TypedDict):
-    """The same, and which of them positively, from item gradients.
+    """Accuracy of guessing which items users interacted with, and which they liked, from item gradients.
 
     The attacker is sure of ``attributed`` pairs; ``precision`` of them are true, and these are ``coverage``
-    of all ``pairs``.  Flag accuracies are over these, and with ``_all`` over all pairs, sure or not: a leak
-    under noise shows there.
+    of all ``pairs``.  Flag accuracies are over the true pairs that the attacker is sure of, and with ``_all``
+    over all pairs: a leak under noise shows there.
     """
 
     auc: float | None
@@ -59,36 +59,36 @@ class GradientSignReport(TypedDict):
 
 
 class AttackReport(TypedDict):
-    """Both attacks, ready for JSON; None where there was nothing to measure."""
+    """Report of both attacks, ready for JSON; None where there was nothing to measure."""
 
     requested_rows: RequestedRowsReport
     gradient_sign: GradientSignReport
 
 
 def report(transcripts: Iterable[Path | str], truth: Truth, plan: RunPlan) -> AttackReport:
-    """Attack a run with what the COS received and sent in it.
+    """Attack a run by the messages that the COS received and sent.
 
     Parameters
     ----------
     transcripts : iterable of Path
         Transcripts of the COS, oldest first.
     truth : Truth
-        What users interacted with, by slot and by index in the catalogue; used to judge the guesses only.
-        Records that never became part of a block leave no trace: without them the AUCs say how much is known
-        of what was trained on, with them how much of everything.
+        Interactions of users, by slot and by index in the catalogue; used to judge the guesses only.
+        Records that never became part of a block leave no trace: without them the AUCs cover the training
+        data only, with them all records.
     plan : RunPlan
         The run's plan: its name, and whether the loss has a ridge.
 
     Returns
     -------
     AttackReport
-        AUCs are means over users, beside that of the attacker who knows only item popularity.
+        AUCs are means over users, with that of an attacker who knows only item popularity.
     """
     rows = RequestedRows(truth.n_users, truth.n_items)
     sign = GradientSign(truth.n_users, truth.n_items, ridge=plan.ridge > 0)
     for exchange in read_exchanges(transcripts, plan.run_id):
         if not _within(exchange, truth):
-            # Names ids that do not exist: the COS refused it.
+            # The request names ids that do not exist: the COS refused it.
             continue
         rows.add(exchange)
         if exchange.carried:

@@ -1,4 +1,4 @@
-"""The centralised reference and the trivial rows of a run: same data, same split, same metrics."""
+"""References of a run of DRIFT (SAROS and trivial rankers): same data, same split, same metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["ROWS", "in_time_order", "references"]
 
 
 def in_time_order(feed: Feed, chosen: npt.NDArray[np.bool_]) -> Stream:
-    """Return the chosen interactions user by user, each user's in the order of time."""
+    """Return the chosen interactions user by user, each user's by time."""
     data = feed.dataset
     index = np.nonzero(chosen)[0]
     time = data.time[index] if data.time is not None else index
@@ -30,18 +30,18 @@ def in_time_order(feed: Feed, chosen: npt.NDArray[np.bool_]) -> Stream:
 
 
 ROWS = ("saros", "random", "popularity", "positive_share")
-"""What stands beside a run of DRIFT."""
+"""References that a run of DRIFT is compared with."""
 
 
 def references(
     feed: Feed, options: DriftSettings, seed: int, *, only: Collection[str] = ROWS
 ) -> dict[str, Reference]:
-    """Train SAROS and score the trivial rows.
+    """Train SAROS and measure the trivial rankers.
 
     Returns
     -------
     dict
-        By name, those of `ROWS` that ``only`` names.
+        References by name, those of `ROWS` that ``only`` names.
     """
     rows = {name: _trivial(name, feed, seed) for name in ROWS if name in only and name != "saros"}
     return {"saros": _saros(feed, options, seed), **rows} if "saros" in only else rows

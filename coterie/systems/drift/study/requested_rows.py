@@ -1,6 +1,6 @@
-"""Requested rows: an owner that asks for the rows of its next update names its users and items together.
+"""Attack by requested rows: an owner's request names the users and items of its next update together.
 
-With Theta = 2 an update has two blocks, so every second guess "this user, this item" is right from the first
+An update with Theta = 2 has two blocks, so every second guess "this user, this item" is right from the first
 exchange on, and each further epoch pairs the blocks anew.
 """
 
@@ -15,7 +15,7 @@ __all__ = ["RequestedRows"]
 
 
 class RequestedRows:
-    """Scores pairs by how often they were named together.
+    """Scores of pairs of user and item, by how often requests named them together.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ class RequestedRows:
         Sum over the exchanges that named user and item of one over the number of users named: the expected
         number of times that the item was there for this user.
     exchanges : int
-        Exchanges that named anybody.
+        Number of exchanges that named a user.
     """
 
     def __init__(self, n_users: int, n_items: int) -> None:

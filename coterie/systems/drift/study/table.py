@@ -1,4 +1,4 @@
-"""The figures of DRIFT's paper: quality after the first epoch and at convergence, beside SAROS."""
+"""Table of DRIFT's paper: quality after the first epoch and at convergence, compared with SAROS."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def _trivial(name: str) -> Any:
 
 
 def _reference(name: str, settings: RunSettings, feed: Feed, seed: int) -> Reference:
-    # The trivial rows need no training, so nothing is trained for them.
+    # Only the named reference is made: SAROS is not trained for a trivial ranker.
     return references(feed, settings.table(DriftSettings), seed, only=(name,))[name]
 
 
 def _trained(history: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> Trained:
-    # Of several evaluations in an epoch the last one, at its end, counts.
+    # The last evaluation in an epoch, at its end, counts.
     by_epoch = {entry["epoch"]: entry for entry in history}
     ends = [
         {"step": epoch, "train_loss": entry["train_loss"], "metrics": entry["metrics"]}
@@ -79,7 +79,7 @@ def _trained(history: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> 
 
 
 def after_first_epoch(results: Results) -> Block | None:
-    """Compare the systems after the first epoch, at every rate, as means over the seeds."""
+    """Compare DRIFT and SAROS after the first epoch, at every rate, as means over the seeds."""
     if not {"drift", "saros"} <= set(results.tried):
         return None
     lines = []

@@ -1,13 +1,13 @@
-r"""What the COS learns from the windows of a DRIFT run in the shielded form, read from its transcript.
+r"""Attacks of the COS on DRIFT's shielded form, by the windows in its transcript of a run.
 
-These are the attacks of the published form (`published_attacks`) with what is left of their input.  No
+They are the attacks on the published form (`published_attacks`), with the input that is left.  No
 message names users and items together, so instead of *requested rows* there is only which rows a window touches.  A
 row's gradient is still a combination of the rows :math:`v_u` of the users behind it, but the COS has no
-:math:`v_u` to solve with: instead of *direction and sign* it can look for rows of one vector that are parallel, which
-those of a single user are.
+:math:`v_u` to solve with: instead of *direction and sign* it can look for parallel rows in one vector, since rows of a
+single user are parallel.
 
-In clear every owner's vector is read; under masks the sums, which follow from the versions of the model that the COS
-sent.
+Under a sum in clear every owner's vector is read; under masks the sums are read, which follow from the versions of the
+model that the COS sent.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ Rows = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """Gradients that the COS received.
+    """Item gradients that the COS learned from one window, of an owner or of a sum.
 
     Attributes
     ----------
     number : int
-        Of the window; 0 where it was read from the model's versions.
+        Number of the window; under masks the version of the model after it.
     owner : int
         Slot of the data owner; -1 for a sum over several.
     gradient : ndarray of float32, shape (I, d)
@@ -63,14 +63,14 @@ class Window:
 
     @property
     def touched(self) -> npt.NDArray[np.bool_]:
-        """Rows that somebody changed, bool (I,)."""
+        """Rows whose gradient is not zero, bool (I,)."""
         return np.asarray(self.gradient.any(axis=1))
 
 
 class TouchedReport(TypedDict):
-    """Which items did a user interact with, from the rows that windows touch.
+    """Accuracy of guessing which items users interacted with, from the rows that windows touch.
 
-    Nothing tells whose they are: every user gets the same scores.
+    Nothing tells whose rows they are: every user gets the same scores.
     """
 
     auc: float | None
@@ -82,10 +82,10 @@ class TouchedReport(TypedDict):
 
 
 class DirectionsReport(TypedDict):
-    """The same from rows that are parallel.
+    """Accuracy of guessing which items users interacted with, from rows that are parallel.
 
-    ``traced`` is the share of released rows that belong to a single user's direction, by whatever name; ``rows`` of
-    them were looked at.
+    ``traced`` is the share, of ``rows`` released rows that were examined, that lie in a single user's direction,
+    without telling which user's.
     """
 
     auc: float | None
@@ -96,28 +96,28 @@ class DirectionsReport(TypedDict):
 
 
 class WindowReport(TypedDict):
-    """Both attacks, ready for JSON."""
+    """Report of both attacks, ready for JSON."""
 
     requested_rows: TouchedReport
     gradient_sign: DirectionsReport
 
 
 def report(transcripts: Iterable[Path | str], truth: Truth, plan: RunPlan) -> WindowReport:
-    """Attack a run with what the COS received and sent in it.
+    """Attack a run by the messages that the COS received and sent.
 
     Parameters
     ----------
     transcripts : iterable of Path
         Transcripts of the COS, oldest first.
     truth : Truth
-        What users interacted with, by slot and by index in the catalogue; used to judge the guesses only.
+        Interactions of users, by slot and by index in the catalogue; used to judge the guesses only.
     plan : RunPlan
         The run's plan.
 
     Returns
     -------
     WindowReport
-        AUCs are means over users, beside that of the attacker who knows only item popularity.
+        AUCs are means over users, with that of an attacker who knows only item popularity.
     """
     windows = list(read_windows(transcripts, plan))
     seen = np.zeros(truth.n_items, np.float32)
@@ -174,7 +174,7 @@ def read_windows(transcripts: Iterable[Path | str], plan: RunPlan) -> Iterator[W
     Yields
     ------
     Window
-        In clear one for each owner and window; under masks one for each version of the model.
+        Under a sum in clear one for each owner and window; under masks one for each version of the model.
     """
     masked = plan.secure_sum == "masked"
     reading = _Versions(plan) if masked else _Vectors(plan)
@@ -184,14 +184,14 @@ def read_windows(transcripts: Iterable[Path | str], plan: RunPlan) -> Iterator[W
                 try:
                     window = reading.take(entry)
                 except (DecodeError, Refusal):
-                    # What the COS could not read it refused, and learned nothing from.
+                    # The COS refused a message that it could not read, and learned nothing from it.
                     continue
                 if window is not None:
                     yield window
 
 
 class _Vectors:
-    """Reads what owners submitted."""
+    """Reader of the vectors that owners submitted in clear."""
 
     carrier = SubmitRequest
 
@@ -227,7 +227,7 @@ class _Vectors:
 
 
 class _Versions:
-    """Reads the steps between versions of the model that were sent."""
+    """Reader of the steps between the versions of the model that the COS sent."""
 
     carrier = FetchResponse
 
@@ -256,7 +256,7 @@ class _Versions:
             return None
         shared = len(before[1])
         gradient = (before[1] - items[:shared]) / np.float32(self._plan.rate)
-        # Rows that did not change come out as exact zeros: both are the same numbers.
+        # Unchanged rows give exact zeros, as both versions hold the same numbers.
         return Window(version, -1, gradient, self._step + float(np.abs(items).max(initial=0)) * 2.0**-22)
 
 

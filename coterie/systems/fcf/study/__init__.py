@@ -1,4 +1,4 @@
-"""References and attacks of FCF."""
+"""Study of FCF: references and attacks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["STUDY"]
 
 def _attack(recorded: Recorded) -> dict[str, dict[str, Any]]:
     settings = FcfSettings.from_json(recorded.plan.settings)
-    # FCF learns that something was taken up, and no rating.
+    # FCF learns from interactions, not from ratings.
     taken = dataclasses.replace(recorded, ratings=np.ones(len(recorded.ratings)))
     return report(taken, layouts(settings, recorded.truth.n_items), settings.factor_settings())
 

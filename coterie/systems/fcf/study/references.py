@@ -1,4 +1,4 @@
-"""The rows beside FCF: same data, same split, same metrics."""
+"""Baselines for FCF: same data, same split, same metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["fcf_references"]
 
 
 def fcf_references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Reference]:
-    """Measure what stands beside FCF.
+    """Measure the baselines of a run of FCF.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""References, attacks and tables of FedMF."""
+"""Study of FedMF: references, attacks and tables."""
 
 from __future__ import annotations
 

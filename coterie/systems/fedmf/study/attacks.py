@@ -1,7 +1,6 @@
-"""The attacks on a run of FedMF, whose contributions are turned into those of FedMVMF.
+"""Attacks on a run of FedMF, whose contributions are first converted into those of FedMVMF.
 
-A change of a row, less what the ridge did to it, is twice the rate times :math:`f(i, j)`; exactly so with one local
-epoch.
+A row's change without the part of the ridge is twice the rate times :math:`f(i, j)`, exactly so with one local epoch.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ def attack(recorded: Recorded) -> dict[str, dict[str, Any]]:
 
 
 def _gradients(seen: Seen, settings: FedMfSettings) -> Seen:
-    """Return FedMF's changes of rows as FedMVMF's gradients; of several local epochs what all of them come to."""
+    """Return FedMF's changes of rows as FedMVMF's gradients, averaged over the local epochs."""
     rate = settings.rate * settings.local_epochs
     ridge = np.where(seen.touched[:, None], 2 * settings.ridge * seen.item_factors, 0.0)
     return dataclasses.replace(
         seen,
         items=(seen.items / rate + ridge) / 2,
         noise=(seen.noise[0] / (2 * rate), seen.noise[1]),
-        # What is clipped is the change, and the bound leaves room for more than ratings can do.
+        # Clipping applies to the change, whose bound is wider than any change by ratings.
         bounds=(np.inf, np.inf),
     )

@@ -1,4 +1,4 @@
-"""The rows beside FedMF: same data, same split, same metrics."""
+"""Baselines for FedMF: same data, same split, same metrics."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["central_history", "fedmf_means", "fedmf_references", "mean_scores"]
 
 
 def fedmf_references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Reference]:
-    """Measure what stands beside FedMF.
+    """Measure the baselines of a run of FedMF.
 
     Returns
     -------
     dict
         ``mf``, the same steps with all ratings in one place, the version chosen as the federation's; ``means``, the
-        mean of each item with what a user gives more; and what stands beside FedMVMF.
+        mean of each item plus the user's mean offset; and the baselines of FedMVMF.
     """
     rounds = settings.rounds
     history: list[dict[str, Any]] = [
@@ -50,14 +50,14 @@ def fedmf_references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, 
 
 
 def central_history(settings: RunSettings, feed: Feed, seed: int) -> list[tuple[int, dict[str, float]]]:
-    """Train FedMF's mathematics with all ratings in one place and measure versions as often as a federation does.
+    """Train FedMF with all ratings in one place, and measure versions as often as a federation does.
 
     Items with fewer training raters than ``fedmf.min_touch`` keep their first rows, as in a federation of one group.
 
     Returns
     -------
     list of (int, dict)
-        Rounds that the version has had, and its figures.
+        Number of rounds before the version, and its figures.
     """
     data, own, rounds = feed.dataset, feed.split.train, settings.rounds
     item, items = data.item[own], len(data.items)
@@ -87,12 +87,12 @@ def _figures_of(rated: Rated, factors: CentralFactors) -> dict[str, float]:
 
 
 def fedmf_means(feed: Feed) -> dict[str, dict[str, float]]:
-    """Return the figures of what knows means only.
+    """Return the figures of predictors that know only means.
 
     Returns
     -------
     dict of str to dict
-        ``means``, of `mean_scores`; ``item-mean``, the damped mean of each item.
+        Figures by predictor: ``means``, by `mean_scores`; ``item-mean``, the damped mean of each item.
     """
     data, own = feed.dataset, feed.split.train
     by_item = damped_mean(data.item[own], data.rating[own], len(data.items))
@@ -105,7 +105,7 @@ def fedmf_means(feed: Feed) -> dict[str, dict[str, float]]:
 
 
 def mean_scores(feed: Feed) -> NDArray[np.float32]:
-    """Return the damped mean of each item and what each user gives more, float32 (users, items)."""
+    """Return the damped mean of each item plus each user's damped offset, float32 (users, items)."""
     data, own = feed.dataset, feed.split.train
     user, item, rating = data.user[own], data.item[own], data.rating[own]
     by_item = damped_mean(item, rating, len(data.items))

@@ -1,8 +1,8 @@
-"""The study of FedMF in a survey of federated recommenders (chapter 7.1): participation, and local epochs.
+"""Tables of FedMF after a survey of federated recommenders (chapter 7.1): participation and local epochs.
 
 The survey prints curves of MovieLens latest-small and no figures: accuracy falls the fewer users take part in a round,
-and with more local epochs test and training errors part and the error grows.  Here are the ends of such curves, with
-the printed steps, which add up, and with mean steps.  Curves count rounds, whatever share of the users is in each.
+and with more local epochs test and training errors part and the error grows.  The tables show the ends of such curves,
+with the printed steps, which are sums, and with mean steps.  Curves count rounds, whatever share of users is in each.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from coterie.systems.fedmf.study.references import central_history, fedmf_means
 __all__ = ["EPOCHS", "FEDMF", "PARTICIPATION", "ROUNDS", "STEPS"]
 
 PARTICIPATION = (0.3, 0.5, 0.7)
-"""Shares of the users in a round, beside everybody."""
+"""Shares of the users in a round that are studied, besides all users."""
 
 EPOCHS = (2, 5, 10, 20)
-"""Local epochs, beside one."""
+"""Numbers of local epochs that are studied, besides one."""
 
 ROUNDS = 30
 _EVERY = 6
-"""Rounds between two evaluations; of cohorts there are 1, 2 or 3 in a pass, so that all rows have these."""
+"""Rounds between two evaluations: a multiple of the 1, 2 or 3 cohorts that a pass may have."""
 
 _SUM_ROUNDS = 6
 
@@ -51,16 +51,16 @@ STEPS: Mapping[str, tuple[str, Options]] = {
     "fedmf": ("mean steps", _steps(FedMfSettings())),
     "printed": ("printed steps", _steps(FedMfSettings(steps="sum"))),
 }
-"""By what the names of rows begin with: label, and settings."""
+"""Label and settings of each kind of steps, by the prefix of its rows' names."""
 
 
 def _cohorts(share: float, rounds: int, users: int) -> Options:
-    """Return the rounds in which so large a share of the users takes part, drawn anew for each."""
+    """Return the settings of rounds in which a share of the users takes part, drawn anew for each round."""
     everybody: Options = {"rounds.patience": 0, "rounds.cohorts": "all", "rounds.passes": rounds}
     if share == 1:
         return {**everybody, "rounds.evaluate_every": min(_EVERY, rounds)}
     size = round(share * users)
-    # How many there are depends on nothing that is drawn.
+    # The number of cohorts in a pass does not depend on the draw.
     per = len(policy.cohorts(policy.CohortRule("independent", size, users, bytes(BEACON_BYTES)), users, 0))
     return {
         **everybody,
@@ -163,7 +163,7 @@ def _beside(begin: str) -> list[tuple[str, str]]:
 
 
 def _ends(title: str, begin: str, named: Mapping[str, str], notes: tuple[str, ...]) -> Section:
-    """Return a section of the ends of curves, of rows by name with their labels."""
+    """Return a section of the figures after the last round, for the named rows and the baselines."""
     lines = [*named.items(), *_beside(begin)]
 
     def section(results: Results) -> Block | None:
@@ -203,7 +203,7 @@ def _line(row: str, label: str, results: Results) -> tuple[str, ...]:
 
 
 def _sums(results: Results) -> Block | None:
-    """Compare sums to the last digit that their rounding leaves."""
+    """Compare secure sums to seven digits, to show that only rounding tells them apart."""
     named = {f"sum-{one}": f"sum {one}" for one in _SUMS} | {
         "sum-none": "all ratings in one place, nothing rounded"
     }

@@ -1,4 +1,4 @@
-"""References, attacks and tables of FedMVMF."""
+"""Study of FedMVMF: references, attacks and tables."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Table 4 of PrivMVMF under every reading of its precision, recall and NDCG: one training, a line for each reading.
+"""Table 4 of PrivMVMF under several readings of its metrics: one training, a line for each reading.
 
-The paper prints NDCG .8313 beside precision .2931 and recall .2208, and does not say among which items.  Here is every
-reading that was tried.  Beside the model stand two rankers that know no user, the damped mean of an item's ratings and
-popularity: what a reading rewards is seen in them.
+The paper prints NDCG .8313, precision .2931 and recall .2208, and does not say among which items.  The table has every
+reading that was tried.  Two rankers that are the same for every user, the damped mean of an item's ratings and
+popularity, are compared with the model: they show what a reading rewards.
 
-The study ``new-users`` measures the same for users without ratings to learn from.  A reading that is what the paper did
-has to hold there, too; one that only happens to come near will not.
+The study ``new-users`` measures the same for users without ratings to learn from.  The reading that the paper used has
+to hold there, too; a reading that comes near by chance will not.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ from coterie.systems.shared.rated_measures import CHOOSE_BY
 __all__ = ["MODEL", "NEAR", "NEW_USERS", "PRIVMVMF_READINGS", "off_by", "predicted_by"]
 
 MODEL = "fedmvmf-paper"
-"""The row whose readings are compared with the paper's."""
+"""Name of the row whose readings are compared with the paper's figures."""
 
 NEW_USERS = "cold-users"
-"""The scenario of the study, as `coterie.systems.fedmvmf.study.table.SCENARIOS` calls it."""
+"""Scenario of the study ``new-users``, a key of `coterie.systems.fedmvmf.study.table.SCENARIOS`."""
 
 NEAR = 0.05
-"""Precision and recall that both differ by no more than this share of the paper's are marked."""
+"""Largest relative difference of precision and recall from the paper's for a reading to be marked."""
 
 _NEAREST = 8
-"""Readings in the block of the nearest ones."""
+"""Number of readings in the block of the nearest ones."""
 
 _USUAL = ("unseen/liked/having", "rated/liked/having")
-"""Readings whose precision, recall or NDCG is what other tables show; they stand below the nearest."""
+"""Readings whose figures other tables show; they are listed below the nearest ones."""
 
 _NDCG, _PRECISION, _RECALL = "ndcg_rated@10", "precision@10", "recall@10"
 _RANKERS = {MODEL: "FedMVMF", "item-mean": "means", "popularity": "pop."}
-"""Headings by row, short enough for a line to have them all."""
+"""Headings by name of a row, short enough for one line to hold all."""
 
 _NOTES = (
     "Off by: the larger of the shares by which FedMVMF's P and R differ from the paper's; * where that is at most "
@@ -75,18 +75,18 @@ _NOTES = (
 
 
 def predicted_by(made: InProcess, feed: Feed, hosts: int, seed: int) -> ScoreAll:
-    """Return the ratings that FedMVMF predicts at the version that counts.
+    """Return a function that predicts ratings by FedMVMF's version that counts.
 
     Parameters
     ----------
     made : InProcess
         A run of FedMVMF.
     feed : Feed
-        What it was trained on.
+        Data that the run was trained on.
     hosts : int
-        Over which the users were spread.
+        Number of hosts over which the users were spread.
     seed : int
-        Of the run.
+        Seed of the run.
 
     Returns
     -------
@@ -130,7 +130,7 @@ def _federated(settings: RunSettings, feed: Feed, seed: int) -> Trained:
 
 
 def _of_items(score: Callable[[Feed], NDArray[np.float32]], *, predicts: bool) -> Engine:
-    """Return the engine of a row that scores items, the same for everybody."""
+    """Return the engine of a row that scores items the same for every user."""
 
     def engine(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trained:
         table = np.broadcast_to(score(feed), (len(feed.dataset.users), len(feed.dataset.items)))
@@ -171,7 +171,7 @@ def _rows() -> tuple[Row, ...]:
 
 
 def off_by(results: Results, reading: Reading, scenario: str = "") -> float | None:
-    """Return the larger of the shares by which the model's precision and recall differ from the paper's.
+    """Return the larger relative difference of the model's precision and recall from the paper's.
 
     Parameters
     ----------
@@ -195,7 +195,7 @@ def off_by(results: Results, reading: Reading, scenario: str = "") -> float | No
 
 
 def _near(results: Results, scenario: str) -> list[tuple[float, Reading]]:
-    """Return readings and by how much they are off, the nearest first."""
+    """Return each reading with its `off_by`, the nearest first."""
     every = [(off_by(results, reading, scenario), reading) for reading in readings()]
     return sorted(((off, reading) for off, reading in every if off is not None), key=lambda one: one[0])
 
@@ -224,7 +224,7 @@ def _block(
     notes: tuple[str, ...],
     scenario: str = "",
 ) -> Block:
-    """Return a block of readings with their labels, the paper's figures on top."""
+    """Return a block with a line for each reading, below a line of the paper's figures."""
     found = [
         (
             "the paper's PrivMVMF",
@@ -263,7 +263,7 @@ def _nearest(scenario: str) -> Section:
 
 
 def _off_ndcg(results: Results, name: str, scenario: str) -> float:
-    """Return by which share the model's NDCG differs from the paper's; infinite without one."""
+    """Return the relative difference of the model's NDCG from the paper's; infinite without a figure."""
     values = results.values(_named(MODEL, scenario), name)
     return abs(float(np.mean(values)) / PAPER[scenario][_NDCG] - 1) if values else np.inf
 
@@ -307,7 +307,7 @@ def _graded(results: Results) -> Block | None:
 
 
 def _together(results: Results) -> Block | None:
-    """Return the readings that come nearest to the paper in both scenarios, by the one in which they are farther."""
+    """Return a block of the readings nearest to the paper in both scenarios, by the larger `off_by` of the two."""
     known, new = ({one: off for off, one in _near(results, scenario)} for scenario in ("", NEW_USERS))
     both = sorted((max(known[one], new[one]), one.name, one) for one in known if one in new)
     if not both:

@@ -1,4 +1,4 @@
-"""The rows beside FedMVMF: same data, same split, same metrics."""
+"""Baselines for FedMVMF: same data, same split, same metrics."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ __all__ = ["references"]
 
 
 def references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Reference]:
-    """Measure what knows no user; where whole items are held out, on those that nobody may train."""
+    """Measure baselines that are the same for every user; with held-out items, among untrained items only."""
     return rating_references(settings, feed, seed, min_touch=settings.table(FedMvmfSettings).min_touch)

@@ -27,22 +27,22 @@ _NDCG, _PRECISION, _RECALL, _F1 = "ndcg_rated@10", "precision@10", "recall@10", 
 _SHOWN = {_NDCG: "NDCG@10 rated", _PRECISION: "P@10", _RECALL: "R@10", _F1: "F1@10"}
 
 _TENTH: Options = {"split.train": 0.9, "split.validation": 0.02}
-"""The paper's tenth of the users or items is new, and a few more, to choose versions by: new items are ranked among all
-that are new, and the paper has no others."""
+"""Split in which a tenth of the users or items is new, as in the paper, and a few more serve to choose versions: new
+items are ranked among all new ones, and the paper has only the tenth."""
 
 SCENARIOS: Mapping[str, tuple[str, Options]] = {
     "": ("existing users and items", {}),
     "cold-users": ("new users", {"split.kind": "cold-users", **_TENTH}),
     "cold-items": ("new items", {"split.kind": "cold-items", **_TENTH}),
 }
-"""By what rows' names end in: title, and what is held out."""
+"""Title and split of each scenario, by the suffix of its rows' names."""
 
 PAPER: Mapping[str, Mapping[str, float]] = {
     "": {_NDCG: 0.8313, _PRECISION: 0.2931, _RECALL: 0.2208, _F1: 0.2519},
     "cold-users": {_NDCG: 0.7090, _PRECISION: 0.2728, _RECALL: 0.0423, _F1: 0.0733},
     "cold-items": {_NDCG: 0.8193, _PRECISION: 0.1735, _RECALL: 0.2563, _F1: 0.2064},
 }
-"""The paper's figures of PrivMVMF on MovieLens 1M, by scenario and metric."""
+"""Figures of PrivMVMF on MovieLens 1M in the paper, by scenario and metric."""
 
 _ROUNDS: Options = {
     "rounds.passes": 100,
@@ -53,7 +53,7 @@ _ROUNDS: Options = {
 }
 
 _NEW_ITEMS: Options = {"mvmf.side": 10.0, "mvmf.min_touch": 1}
-"""New items are served by what is known of them, which weighs more then."""
+"""Options of the scenario of new items, whose features weigh more, as nothing else is known of them."""
 
 _BESIDE = {"item_mean": "Damped item mean", "popularity": "Popularity", "random": "Random order"}
 
@@ -63,7 +63,7 @@ def _named(name: str, scenario: str) -> str:
 
 
 def _settings(preset: str) -> Options:
-    """Return what a preset has beside the paper's, by name."""
+    """Return the values by which a preset differs from the paper's, by key."""
     return {f"mvmf.{name}": value for name, value in PRESETS[preset].items()}
 
 
@@ -71,13 +71,13 @@ _VARIANTS: Mapping[str, tuple[str, Options]] = {
     "paper": ("paper's weights", {}),
     "top-n": ("weights on all items", _settings("top-n")),
     "both": ("between the two", _settings("both")),
-    # What is drawn anew in each round shows which items were rated (`coterie.privacy.attacks.intersect`).
+    # Items drawn anew in each round show which ones were rated (`coterie.privacy.attacks.intersect`).
     "both-drawn-anew": (
         "the same, items drawn anew, weight .3",
         {**_settings("both"), "mvmf.uncertainty": 0.3, "mvmf.resample": True},
     ),
 }
-"""By what rows' names say of the weights: label, and what differs from the paper."""
+"""Label and options of each variant of the weights, by the part of its rows' names."""
 
 
 def _federated(settings: RunSettings, feed: Feed, seed: int) -> Trained:
@@ -86,12 +86,12 @@ def _federated(settings: RunSettings, feed: Feed, seed: int) -> Trained:
 
 
 def trained_of(settings: RunSettings, known: Mapping[str, Any]) -> Trained:
-    """Return what a row has of a run that was trained in this process.
+    """Return the result of a row from a run that was trained in this process.
 
     Parameters
     ----------
     settings : RunSettings
-        Of the run.
+        Settings of the run.
     known : mapping
         `InProcess.known`.
     """
@@ -115,7 +115,7 @@ def _rows() -> tuple[Row, ...]:
     for scenario, (title, held_out) in SCENARIOS.items():
         new_items: Options = _NEW_ITEMS if scenario == "cold-items" else {}
         for variant, (label, options) in _VARIANTS.items():
-            # The paper has other scenarios for its own weights only.
+            # The paper has figures of the other scenarios for its own weights only.
             if scenario and variant != "paper":
                 continue
             rows.append(

@@ -1,4 +1,4 @@
-"""References, attacks and tables of FedNCF."""
+"""Study of FedNCF: references, attacks and tables."""
 
 from __future__ import annotations
 

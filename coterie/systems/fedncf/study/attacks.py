@@ -1,4 +1,4 @@
-"""The attacks on a run of FedNCF: the server's transcript is replayed, and its sums are attacked."""
+"""Attacks on a run of FedNCF, on the sums in the server's transcript."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["attack", "views"]
 
 
 def attack(recorded: Recorded) -> dict[str, dict[str, Any]]:
-    """Attack the server's transcript of a run of FedNCF.
+    """Run all attacks on the server's transcript of a run of FedNCF.
 
     Returns
     -------
@@ -52,16 +52,16 @@ def attack(recorded: Recorded) -> dict[str, dict[str, Any]]:
 
 
 def views(transcripts: Sequence[Path], plan: RunPlan, n_items: int) -> Iterator[RoundView]:
-    """Yield what the server learned in each round: single contributions in clear, or the sums that were revealed.
+    """Yield the server's view of each round: single contributions in clear, or the sums that were revealed.
 
     Parameters
     ----------
     transcripts : sequence of Path
-        Of the server, oldest first.
+        Transcripts of the server, oldest first.
     plan : RunPlan
-        Of a run of FedNCF.
+        Plan of a run of FedNCF.
     n_items : int
-        Items of its catalogue.
+        Items of the run's catalogue.
     """
     settings = FedNcfSettings.from_json(plan.settings)
     for received in _received(transcripts, plan, settings, n_items):
@@ -81,7 +81,7 @@ def _view(received: Received, settings: FedNcfSettings) -> RoundView:
         received.codes,
         received.slots,
         received.version,
-        # What is learned of items is parallel to the user's own row in the product part of the model only.
+        # Changes of item rows are parallel to the user's own row only in the part of GMF.
         columns=slice(0, width) if width else slice(None),
         touched="supports" if received.plan.purpose == Purpose.SUPPORTS.value else "touched",
     )
@@ -92,7 +92,7 @@ def _updates(
 ) -> Iterator[inversion.SentUpdate]:
     """Yield the updates of version 0, with which the run began, if each is one step on one batch.
 
-    That version follows from the plan, and everybody has it.  Where rows are weighted by label
+    Version 0 follows from the plan, which every party has.  Where rows are weighted by label
     (`coterie.systems.fedncf.mathematics.balance`), with ``touch = "once"``, the attack as written here does not apply.
     """
     rate = settings.local_rate

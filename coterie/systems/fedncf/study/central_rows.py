@@ -1,4 +1,4 @@
-"""Rows of NCF with all data in one place: what a federation is measured against."""
+"""Table rows of NCF trained with all data in one place, the reference of a federation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SPACE: Space = {
     "weight_decay": LogUniform(1e-7, 1e-3),
     "decay": Choices((1.0, 0.97, 0.96, 0.9)),
 }
-"""What is tuned; the sizes of the model are the paper's in every row."""
+"""Search space of the options; the sizes of the model are the paper's in every row."""
 
 
 _FOUND = {"gmf": (0.01, 2048, 1.0), "mlp": (0.002, 1024, 0.97), "neumf": (0.003, 1024, 0.96)}

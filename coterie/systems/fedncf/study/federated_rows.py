@@ -1,4 +1,4 @@
-"""Rows of federated NCF, trained in one process: the same machines and the same sums as over the network."""
+"""Table rows of federated NCF, trained in one process by the same state machines and sums as over the network."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPACE: Space = {
     "fedncf.decay": Choices((1.0, 0.98, 0.97, 0.96)),
     "fedncf.local_epochs": Choices((1, 2, 3)),
 }
-"""What is tuned; the sizes of the model are the paper's in every row."""
+"""Search space of the options; the sizes of the model are the paper's in every row."""
 
 _FIFTY: Options = {"fedncf.touch": "exact", "rounds.cohorts": "random", "rounds.cohort": 50}
 
@@ -38,7 +38,7 @@ _ON_1M: Mapping[str, Options] = {
     "mlp": {"rounds.passes": 60},
     "neumf": {"rounds.passes": 60},
 }
-"""What else was found for random cohorts on MovieLens 1M, whose passes have more rounds."""
+"""Further options found for random cohorts on MovieLens 1M, whose passes have more rounds."""
 
 _OF_THE_PAPER = (
     "local_epochs",
@@ -62,7 +62,7 @@ PRINTED: Options = {
     "rounds.evaluate_every": 10,
     "rounds.patience": 0,
 }
-"""Random cohorts of 20 (6.2); 200 of the paper's 400 passes (appendix D). Batches are not named there."""
+"""Random cohorts of 20 (6.2); 200 of the paper's 400 passes (appendix D), which does not name batches."""
 
 
 def federated_row(name: str, model: str, label: str) -> Row:
@@ -82,7 +82,7 @@ def federated_row(name: str, model: str, label: str) -> Row:
 
 
 def exact_row(name: str, model: str, label: str) -> Row:
-    """Return the row of a model that counts touches in every round of random cohorts, of 50 or what was found."""
+    """Return the row of a model with touch counts in every round, and random cohorts of 50 or the size found."""
     return Row(
         name,
         label,
@@ -95,7 +95,7 @@ def exact_row(name: str, model: str, label: str) -> Row:
 
 
 def _begun(model: str, rates: tuple[float, float, float]) -> Options:
-    """Return where tuning begins."""
+    """Return the options that tuning begins with."""
     server, private, decay = rates
     return {
         "fedncf.model": model,
@@ -107,7 +107,7 @@ def _begun(model: str, rates: tuple[float, float, float]) -> Options:
 
 
 def printed_row(name: str, model: str, label: str, more: Options | None = None) -> Row:
-    """Return the row of a model with the paper's settings, and ``more`` options in their stead."""
+    """Return the row of a model with the paper's settings, except the options in ``more``."""
     paper = published(model)
     options = {
         "fedncf.model": model,
@@ -124,14 +124,14 @@ def train_run(settings: RunSettings, feed: Feed, seed: int) -> Trained:
     Parameters
     ----------
     settings : RunSettings
-        Of a rounds-based system.
+        Settings of a run of a system in rounds.
     feed : Feed
     seed : int
 
     Raises
     ------
     RunError
-        When the run fails; names why.
+        When the run fails; the message says why.
     """
     per_user: dict[int, dict[str, NDArray[np.float64]] | None] = {}
 

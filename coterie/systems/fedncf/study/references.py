@@ -1,4 +1,4 @@
-"""References of FedNCF: the rows beside a run, on the same data and split, with the same metrics."""
+"""Baselines for FedNCF: same data, same split, same metrics."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["references", "train_central"]
 
 
 def references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Reference]:
-    """Train and score what stands beside a run of FedNCF.
+    """Train and measure the baselines of a run of FedNCF.
 
     Parameters
     ----------
     settings : RunSettings
-        The run's; its model is trained with all data in one place, with a central trainer's own step size and batches,
-        for as many passes at most.
+        Settings of the run, whose model is also trained with all data in one place, for at most as many passes and with
+        the step size and batches of `CentralSettings`.
     feed : Feed
     seed : int
 
@@ -70,7 +70,7 @@ def train_central(feed: Feed, settings: CentralSettings, epochs: int, seed: int)
     feed : Feed
     settings : CentralSettings
     epochs : int
-        At most so many; fewer where validation stops improving.
+        Largest number of epochs; training ends earlier where validation stops improving.
     seed : int
     """
     holdout = feed.leave_one_out()

@@ -1,7 +1,7 @@
-"""Tables 3, 4, 5 and figures 5, 6 of FedNCF, for data sets whose ratings have times or a published hold-out.
+"""Tables 3, 4, 5 and figures 5, 6 of FedNCF's paper, for data sets with times or a published hold-out.
 
 The paper's figures are the highest seen on the test items over all rounds ("highest HR observed"); ours are those of
-the version that is best on the validation items.  What the paper's practice gives stands beside and is marked.
+the version that is best on the validation items.  Figures by the paper's practice are shown, too, and marked.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ AGGREGATIONS = {"mf-fedavg": "MF-FedAvg", "fedavg": "FedAvg", "simple": "SimpleA
 COHORTS = (10, 20, 50, 100, 200, 300, 943)
 """Participants of an aggregation round in table 3; 943 are all users of MovieLens 100K."""
 LOCAL_EPOCHS = (1, 2, 5, 10)
-"""Our choice for figure 5: the paper prints the curves only."""
+"""Local epochs in figure 5, our choice: the paper prints the curves only."""
 
 _COHORT = int(PRINTED["rounds.cohort"])
 _AGGREGATION, _EPOCHS = published("gmf").aggregation, published("gmf").local_epochs
-"""What the studies change, as the paper's settings have it: that point of each study is the printed row."""
+"""Options that studies vary, as in the paper's settings: at that point a study has the printed row."""
 
 _PAPER = (
     "FedNCF (Perifanis and Efraimidis, 2022): the highest HR@10 and NDCG@10 on test items over 400 rounds"
@@ -58,37 +58,37 @@ _PAPER = (
 
 
 def central(model: str) -> str:
-    """Return the row of a model trained with all data in one place."""
+    """Return the name of the row of a model trained with all data in one place."""
     return model
 
 
 def federated(model: str) -> str:
-    """Return the row of a federated model with our settings, tuned."""
+    """Return the name of the row of a federated model with our settings, tuned."""
     return f"fed-{model}"
 
 
 def printed(model: str) -> str:
-    """Return the row of a federated model with the paper's settings: MF-FedAvg as printed."""
+    """Return the name of the row of a federated model with the paper's settings: MF-FedAvg as printed."""
     return f"fed-{model}-printed"
 
 
 def exact_touch(model: str) -> str:
-    """Return the row of a federated model whose contributions count who touched which item."""
+    """Return the name of the row of a federated model whose sums count the users that touched each item."""
     return f"fed-{model}-exact"
 
 
 def with_cohort(model: str, participants: int) -> str:
-    """Return the row of table 3: the paper's settings with so many participants in an aggregation round."""
+    """Return the name of the row of table 3: the paper's settings with this number of participants in a round."""
     return printed(model) if participants == _COHORT else f"fed-{model}-c{participants}"
 
 
 def aggregated(aggregation: str) -> str:
-    """Return the row of table 4: FedGMF with the paper's settings and this aggregation."""
+    """Return the name of the row of table 4: FedGMF with the paper's settings and this aggregation."""
     return printed("gmf") if aggregation == _AGGREGATION else f"fed-gmf-{aggregation}"
 
 
 def local_epochs(model: str, epochs: int) -> str:
-    """Return the row of figure 5: the paper's settings with so many local epochs."""
+    """Return the name of the row of figure 5: the paper's settings with this number of local epochs."""
     return printed(model) if epochs == _EPOCHS else f"fed-{model}-e{epochs}"
 
 
@@ -97,7 +97,7 @@ def _epochs_label(count: int) -> str:
 
 
 def random_order(model: str) -> str:
-    """Return the row of figure 6: the paper's settings with cohorts drawn anew in each aggregation round."""
+    """Return the name of the row of figure 6: the paper's settings with cohorts drawn anew in each round."""
     return f"fed-{model}-random-order"
 
 
@@ -229,7 +229,7 @@ def _prepare(settings: RunSettings, dataset: Dataset) -> RunSettings:
 
 
 def _rows() -> tuple[Row, ...]:
-    """Return the rows that can be trained; one whose engine is not built is not among them."""
+    """Return all rows of the table: models, baselines, and studies."""
     rows = []
     for model, label in MODELS.items():
         rows += [
@@ -243,9 +243,9 @@ def _rows() -> tuple[Row, ...]:
 
 
 def studies() -> tuple[Row, ...]:
-    """Return the rows of tables 3 and 4 and of figures 5 and 6: the paper's settings with one of them changed.
+    """Return the rows of tables 3 and 4 and of figures 5 and 6: the paper's settings with one option changed.
 
-    Where that one is as in the paper's settings, the row has the name of the printed one.
+    A row whose option has the paper's value is named like the printed row.
     """
     rows = []
     for model, label in MODELS.items():
@@ -270,13 +270,13 @@ def studies() -> tuple[Row, ...]:
 
 
 def _suffix(settings: RunSettings) -> str:
-    """Keep tables apart that answer another question: the other tie rule, the other sum."""
+    """Return a suffix of the table's name for another tie rule or another secure sum."""
     ties = "-file-order" if settings.split.ties == "file" else ""
     return ties + ("" if settings.secure_sum == "clear" else f"-{settings.secure_sum}")
 
 
 def _also(settings: RunSettings, dataset: Dataset) -> Also | None:
-    """Show the other reading of published negatives, in which some test items are ranked against themselves."""
+    """Return the other reading of published negatives, where some test items are ranked against themselves."""
     published = read_published(settings, dataset)
     return None if published is None else partial(as_if_own_kept, own=published.own)
 

@@ -1,1 +1,1 @@
-"""References and attacks that several systems are studied with."""
+"""References and attacks that the studies of several systems use."""

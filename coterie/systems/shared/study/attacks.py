@@ -1,11 +1,11 @@
-"""The attacks on a run of FedMVMF, FedMF or FCF: what its server received, of users or of sums, and the models it sent.
+"""Attacks on a run of FedMVMF, FedMF or FCF, by the server's transcript: sums received, models sent.
 
-Where a contribution covers one user, the user is reconstructed from it.  Where the server has only sums, over the users
-of a host or of a cohort, the same attack is put to the sum as if it were of one user, each of its users being taken for
-the result, and the sum is taken apart into profiles.  ``docs/systems/mvmf-attacks.md`` has what the attacks do.
+A contribution of one user is used to reconstruct that user's ratings.  A sum over the users of a host or of a cohort is
+attacked as if it came from one user, whose reconstruction is then taken for each user of the sum; and it is taken apart
+into profiles.  ``docs/systems/mvmf-attacks.md`` explains the attacks.
 
-FCF is FedMVMF with other settings.  A contribution of FedMF is turned into one of FedMVMF first: a change of a row,
-less what the ridge did to it, is twice the rate times :math:`f(i, j)`; exactly so with one local epoch.
+FCF is FedMVMF with other settings.  A contribution of FedMF is converted into one of FedMVMF first: a row's change
+without the part of the ridge is twice the rate times :math:`f(i, j)`, exactly so with one local epoch.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from coterie.systems.shared.rated_server import Layouts
 __all__ = ["RatedTruth", "report"]
 
 _USERS = 100
-"""Users who are attacked one by one, spread over all."""
+"""Most users who are attacked one by one, spread evenly over all."""
 
 _SUMS = 8
-"""Sums that are attacked, the last ones over different users."""
+"""Most sums that are attacked: the last ones, over different sets of users."""
 
 _ROUNDS = 5
-"""Rounds of a user that are intersected."""
+"""Most rounds of a user that are intersected."""
 
 
 @dataclass(frozen=True, eq=False)
 class RatedTruth:
-    """What the users of a run really have, in training.
+    """Ground truth of an attack: training ratings and attributes of the users of a run.
 
     Attributes
     ----------
     pairs : Truth
-        Who rated what.
+        Pairs of user and item that have a rating.
     ratings : ndarray, shape (p,)
-        Of the same pairs.
+        Ratings of the same pairs.
     attributes : ndarray, shape (n_users, l)
-        By slot, NaN where missing.
+        Attributes by slot, NaN where missing.
 
     Raises
     ------
@@ -75,14 +75,14 @@ class RatedTruth:
             )
 
     def held(self, slot: int) -> Held:
-        """Return what one user has."""
+        """Return the true ratings and attributes of one user."""
         ratings = np.zeros(self.pairs.n_items)
         own = self.pairs.users == slot
         ratings[self.pairs.items[own]] = self.ratings[own]
         return Held(ratings, self.attributes[slot])
 
     def marginals(self) -> Marginals:
-        """Return what is public: ratings and attributes counted over all users."""
+        """Return the attacker's public knowledge: ratings and attributes counted over all users."""
         users = self.attributes[np.unique(self.pairs.users)]
         stars = np.unique(self.ratings).tolist()
         return Marginals.of(self.pairs.items, self.ratings, users, stars, self.pairs.n_items)
@@ -94,26 +94,27 @@ def report(
     settings: FactorSettings,
     turned: Callable[[Seen], Seen] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Attack the server's transcript of a run of a system of factors.
+    """Run all attacks on the server's transcript of a run of FedMVMF, FedMF or FCF.
 
     Parameters
     ----------
     recorded : Recorded
     layouts : Layouts
-        Of the contributions.
+        Layouts of the contributions.
     settings : FactorSettings
-        What everybody knows of the run, in FedMVMF's terms.
+        Public settings of the run, in FedMVMF's terms.
     turned : callable, optional
-        Makes a contribution one of FedMVMF, of systems whose users take steps of their own.
+        Converts a contribution into one of FedMVMF, for systems whose users take steps of their own.
 
     Returns
     -------
     dict
         ``reconstruction``: figures of `coterie.privacy.attacks.reconstruction_accuracy`, with ``auc``,
-        ``auc_with_popularity`` and ``popularity_auc`` of which items were rated, and ``sums``, how many of how many
-        users at least (``smallest_sum``) it was read from.  ``intersection`` where contributions cover one user,
-        ``profiles`` where they cover several.  ``places`` of sparse sums of single users: the intersection of what they
-        sent, each ciphertext being all items in it.  ``disaggregate`` and ``differencing`` as for FedNCF.
+        ``auc_with_popularity`` and ``popularity_auc`` of guessing the rated items; ``sums``, the number of sums that
+        were attacked, and ``smallest_sum``, the fewest users in one.  ``intersection`` where contributions cover one
+        user, ``profiles`` where they cover several.  ``places`` for sparse contributions of single users: the
+        intersection attack, with all items of a ciphertext that was sent.  ``disaggregate`` and ``differencing`` as for
+        FedNCF.
     """
     truth = RatedTruth(recorded.truth, recorded.ratings, recorded.attributes)
     pairs = truth.pairs
@@ -150,11 +151,11 @@ def report(
     marginals = truth.marginals()
     taken: dict[int, Reconstruction] = {}
     for users, seen in sums.items():
-        # By the last of the sums that cover a user.
+        # The last sum that covers a user decides.
         taken.update(dict.fromkeys(users, reconstruct(seen, settings, marginals)))
     for user, rounds in alone.items():
-        # With SGD a factor steps from one contribution to the next; with SemiALS each stands by itself.  FedMF's own
-        # steps are others.
+        # Under SGD a factor steps from one contribution to the next; under SemiALS each is solved for anew.  FedMF's
+        # steps differ from these.
         if settings.update == "sgd" and len(rounds) > 1 and turned is None:
             taken[user] = reconstruct(rounds[-2], settings, marginals, second=rounds[-1])
         else:
@@ -180,7 +181,7 @@ def _spread(users: NDArray[np.integer], most: int) -> list[int]:
 
 
 def _seen(one: Received, model: Mapping[str, NDArray[np.float32]] | None) -> Seen | None:
-    """Return a contribution beside the version that its members were sent; None without that."""
+    """Return a contribution with the version that its members were sent; None where that is unknown."""
     if model is None:
         return None
     items = model["items"]
@@ -188,7 +189,7 @@ def _seen(one: Received, model: Mapping[str, NDArray[np.float32]] | None) -> See
     try:
         return seen_in_sum(one.codes, one.layout, items, attributes, users=len(one.slots))
     except (ImpossibleSumError, DataError):
-        # What is no sum, or of another catalogue, the server did not take either.
+        # The server refuses these, too: no possible sum, or a sum over another catalogue.
         return None
 
 
@@ -222,21 +223,21 @@ def _touched(rounds: Sequence[Seen]) -> list[NDArray[np.bool_]]:
 
 
 def _sent(replay: Replay, layouts: Layouts, watched: Collection[int]) -> dict[int, list[NDArray[np.bool_]]]:
-    """Return near which items users have something by what they sent, bool (n_items,) for each of the last rounds."""
+    """Return which items a sparse contribution may touch, by the ciphertexts sent: bool (n_items,) a round."""
     layout, n_items = layouts.training, layouts.n_items
     first, width = layout.places["items"].start, layout["items"].size // n_items
     begins = first + width * np.arange(n_items)
     found: dict[int, list[NDArray[np.bool_]]] = defaultdict(list)
     for slots, sent, each in replay.places(layout):
         if len(slots) == 1 and slots[0] in watched:
-            # A row may lie in two ciphertexts or more: a user who has it has sent the first and the last.
+            # A row may lie in several ciphertexts: a user with the item has sent the first and the last of them.
             kept = found[slots[0]]
             kept[:] = [*kept[-(_ROUNDS - 1) :], sent[begins // each] & sent[(begins + width - 1) // each]]
     return found
 
 
 def _intersection(touched: Mapping[int, Sequence[NDArray[np.bool_]]], truth: RatedTruth) -> dict[str, Any]:
-    """Report the items that users touched in as many rounds as all of them were seen in."""
+    """Report the intersection attack over as many rounds as every user was seen in."""
     users = sorted(touched)
     rounds = min(len(touched[user]) for user in users)
     rated = np.stack([truth.held(user).ratings > 0 for user in users])
@@ -247,7 +248,7 @@ def _intersection(touched: Mapping[int, Sequence[NDArray[np.bool_]]], truth: Rat
 def _profiles(
     sums: Mapping[tuple[int, ...], Seen], truth: RatedTruth, settings: FactorSettings, marginals: Marginals
 ) -> dict[str, Any]:
-    """Report what each sum falls into, in the mean over sums."""
+    """Report the profiles found in each sum, as means over sums."""
     found = []
     for users, seen in sums.items():
         named = profiles.profiles(seen, settings, marginals, users=len(users))

@@ -1,4 +1,4 @@
-"""The rows beside systems that predict ratings: same data, same split, same metrics."""
+"""Baselines for systems that predict ratings: same data, same split, same metrics."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ __all__ = ["only", "rating_references"]
 def rating_references(
     settings: RunSettings, feed: Feed, seed: int, *, min_touch: int | None = None
 ) -> dict[str, Reference]:
-    """Measure what knows no user.
+    """Measure baselines that are the same for every user.
 
     Parameters
     ----------
     settings : RunSettings
     feed : Feed
     seed : int
-        Of random scores.
+        Seed of random scores.
     min_touch : int, optional
-        Fewest raters of an item that is trained, of systems that rank new items where whole items are held out.
+        Fewest raters of an item that is trained; given, a run with held-out items ranks only items with fewer.
 
     Returns
     -------
     dict
-        ``item_mean``: the mean rating of each item, drawn towards that of all; ``popularity`` and ``random``, which
-        order items and predict no ratings: they have no errors.
+        ``item_mean``: the mean rating of each item, shrunk towards the mean of all; ``popularity`` and ``random``,
+        which order items and predict no ratings: they have no RMSE.
     """
     data, train = feed.dataset, feed.split.train
     shape = users, items = len(data.users), len(data.items)
@@ -43,7 +43,7 @@ def rating_references(
     raters = popularity(item, np.ones(len(item), np.bool_), items)
     rated = feed.rated()
     if settings.split.kind == "cold-items" and min_touch is not None:
-        # With one group these are the items that hosts rank, too: those that nobody may train.
+        # In a run of one group hosts rank the same items: those that nobody may train.
         rated = dataclasses.replace(rated, among=raters < min_touch)
     tables = {
         "item_mean": np.broadcast_to(damped_mean(item, rating, items), shape),
@@ -61,5 +61,5 @@ def rating_references(
 
 
 def only(metrics: Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:
-    """Return the metrics that are named and that there are."""
+    """Return those of the named metrics that were measured, in the order of the names."""
     return {name: metrics[name] for name in names if name in metrics}
