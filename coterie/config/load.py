@@ -85,7 +85,7 @@ def load(
         Folder from which relative paths *of the file* start.  Without it they start from the current
         directory, as the paths of the environment and of ``--set`` always do.
     base : mapping, optional
-        Values that count as the file's, and that the file overrides.
+        Values that count as the file's; top-level keys of the file replace them.
 
     Raises
     ------

@@ -76,7 +76,7 @@ def _first_ephemeral_port() -> int:
 
 
 def toml(values: dict[str, Any]) -> str:
-    """Return a dictionary as TOML: strings, paths, numbers, truth values, tables, lists of tables; None is left out."""
+    """Return a dictionary as TOML: strings, paths, numbers, truth values, lists and tables; None is left out."""
     plain, tables = [], []
     for key, value in values.items():
         if isinstance(value, dict):

@@ -61,7 +61,7 @@ async def met(address: str, timeout_s: float) -> x509.Certificate | None:
 
 
 def mismatch(shown: x509.Certificate, role: str, name: str, authority: bytes, now: float) -> Finding | None:
-    """Return why a peer's certificate is not the expected party's, as a finding without a check's name; None if it is.
+    """Return what is wrong with a peer's certificate, as a finding without a check's name; None when nothing is.
 
     Parameters
     ----------

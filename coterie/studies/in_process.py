@@ -89,8 +89,8 @@ def train_in_process(
     see : callable
         Receives each event.
     on_evaluation : callable, optional
-        Receives the hosts after each evaluation, in the order of `InProcess.hosts`; their side holds the facts about
-        single users, which no event has.
+        Receives the state of training and the hosts after each evaluation, in the order of `InProcess.hosts`; the
+        hosts hold the facts about single users, which no event has.
 
     Raises
     ------

@@ -192,7 +192,7 @@ def _of_row(report: Report, name: str) -> tuple[str, str]:
 
 
 def taught(report: Report) -> tuple[str, Sequence[Evaluation]]:
-    """Return the first reference row that learned, with its evaluations; without one, the first row and none."""
+    """Return the first reference row that learned and its evaluations; else the first row's name and no evaluations."""
     for name, reference in _references(report):
         if reference.history:
             return name, reference.history

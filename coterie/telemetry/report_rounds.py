@@ -22,7 +22,7 @@ _PURPOSES = {
 _SHOWN = 200
 """Number of rounds that the page lists; of more rounds it lists the last."""
 _SPARSE = 0.25
-"""Share of closed items above which groups are too small for the data (docs/threat-model.md, The attacks on rounds)."""
+"""Share held back above which groups are small for the data (docs/threat-model.md, The attacks on rounds)."""
 _SMALL_GROUPS = (
     "; a group's list of items tells much of its users then, larger groups (rounds.group) tell less"
 )
