@@ -1,1 +1,1 @@
-"""The ``coterie`` command: a module for each command, which imports what is heavy only when it runs."""
+"""The ``coterie`` command line, with one module for each command; modules import heavy packages only when they run."""

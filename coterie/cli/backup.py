@@ -1,4 +1,4 @@
-"""``coterie backup`` and ``coterie restore``: the state of a party in one file, and back."""
+"""``coterie backup`` and ``coterie restore``: write the state of a service into one file, and restore it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``coterie certs``: the authority, tokens, invitations, certificates and their revocation, rosters."""
+"""``coterie certs``: make the authority, tokens, invitations and rosters; show, enrol and revoke certificates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ app = typer.Typer(help="Make an authority, tokens, rosters; invite; revoke.", no
 
 _TOKENS = "tokens.jsonl"
 _SHOWN = ("chain.pem", "tls/chain.pem", "state/tls/chain.pem", "ca.pem")
-"""Where a folder may hold the certificate to show, the first found."""
+"""Places of a certificate in a folder; `show` prints the first that exists."""
 _DIGEST_BYTES = 32
 
 M = TypeVar("M", bound="BaseModel")
@@ -101,7 +101,7 @@ def token(
         )
     if not state.is_dir():
         raise CertificateError(f"there is no folder {state}", hint="make the authority: `coterie certs init`")
-    # The record first: a token that nobody wrote down would be worth nothing to its holder.
+    # The record first: the third party refuses a token without a record.
     append_token(state / _TOKENS, record)
     write_private_file(file, f"{secret}\n".encode())
     output = Output("certs token", as_json=as_json)
@@ -304,11 +304,11 @@ def enrol(
     settings = _checked(
         ServiceSettings,
         {"name": "--name"},
-        # Nothing listens here: only services do.
+        # The address is required and not used: only services listen.
         {"name": name, "state": state, "listen": "127.0.0.1:0", "enrol": point},
     )
     if (state / IDENTITIES).exists():
-        # Its participants would be forgotten: here nobody says who they are.
+        # This command enrols no participants, so the service's would be lost.
         raise CertificateError(
             f"{state} is the folder of a service that speaks for participants, which enrols by itself",
             hint="put the token into its enrol.token_file; where it runs it takes it up",
@@ -512,7 +512,7 @@ async def _revoke(
 
 
 def _checked(model: type[M], options: Mapping[str, str], values: Mapping[str, Any]) -> M:
-    """Make settings; a value that does not fit is named by the option that gave it."""
+    """Return validated settings; an error names the option that gave the wrong value."""
     from pydantic import ValidationError
 
     from coterie.config.keys import expectation_at

@@ -1,4 +1,4 @@
-"""``coterie config``: the values that hold, and the reference of all keys."""
+"""``coterie config``: print the values in effect, and the reference of all keys."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def show(
     for key, source in loaded.origin.items():
         value = loaded.values[key]
         cells = (key, "-" if value is None else toml_text(value), source)
-        # Brackets in a value are no markup.
+        # Escaped, because brackets in a value are no markup.
         table.add_row(*map(escape, cells), style="dim" if source == "default" else None)
     output.say(table)
     output.finish(

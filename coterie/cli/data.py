@@ -22,7 +22,7 @@ __all__ = ["app"]
 app = typer.Typer(help="Describe, generate and fetch data sets.", no_args_is_help=True)
 
 _RATINGS, _ITEMS = "ratings.csv", "movies.csv"
-"""Files of the layout ``ml-latest``, which carries times, titles and genres in plain CSV."""
+"""Files of the layout ``ml-latest``, which holds times, titles and genres in plain CSV."""
 
 
 @app.command(epilog=exits(DataError))

@@ -76,7 +76,7 @@ def enrol(
 
 
 def _enrolling(role: str) -> Enrol:
-    """Return how a party of a role enrols: as its service does when it starts."""
+    """Return the function that enrols a party of a role, in the same way as its service at its start."""
     if role != "operator":
         from coterie.cli.serve import find_service
 

@@ -1,4 +1,4 @@
-"""``coterie evaluate`` and ``coterie tune``: a paper's table, run again, ours beside the paper's."""
+"""``coterie evaluate`` and ``coterie tune``: reproduce a paper's table, and tune its rows."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def _prepared(
     from coterie.telemetry.logs import configure
 
     table = tables.find(name)
-    # What is asked for comes later, and holds.
+    # The user's settings come later, and override the table's system.
     given = [] if table.system is None else [f"system={table.system!r}"]
     given = with_data([*given, *(sets or ())], data)
     path = file if file is not None else None if table.file is None else Path(table.file)
@@ -173,7 +173,7 @@ def _prepared(
 
 
 def _trials(table: Table, settings: RunSettings, given: Path | None, out: Path) -> tuple[Any, Path | None]:
-    """Return the trials that were named, or those that lie where ``tune`` leaves them."""
+    """Return trials and their file: those named, else those that ``tune`` wrote, else None for both."""
     from coterie.studies import tables
     from coterie.studies.run_data import load
 

@@ -1,4 +1,4 @@
-"""The exit statuses that a command's help names."""
+"""Exit statuses in the help of commands."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _MEANINGS: dict[type[CoterieError], str] = {
 
 
 def exits(*errors: type[CoterieError], interrupted: bool = False) -> str:
-    """Say with which statuses a command ends.
+    """Return a sentence that lists a command's exit statuses, for its help.
 
     Parameters
     ----------
     *errors : type of CoterieError
-        What the command may end with, beside success and a wrong command line.
+        Errors with which the command may end; success and a wrong command line are always listed.
     interrupted : bool
-        Whether it takes long enough to be interrupted from the keyboard.
+        Whether the command runs long enough to be interrupted from the keyboard.
     """
     found = ["0 when done", "2 for a wrong command line"]
     found += [f"{error.exit_code} for {_MEANINGS[error]}" for error in sorted(errors, key=_status)]

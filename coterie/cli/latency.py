@@ -1,4 +1,4 @@
-"""``coterie latency``: how far the services of a federation are from each other, measured by themselves."""
+"""``coterie latency``: let the services of a federation measure the network between each other."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The ``coterie`` command.
+"""Entry point of the ``coterie`` command: registers all commands and turns errors into exit statuses.
 
-Each command lives in a module of its own that imports nothing heavy at its top: NumPy, gRPC, pydantic and
-polars are imported when the command runs, so that ``coterie --help`` answers at once.  A command joins with
-one line below.
+Each command has a module of its own that imports nothing heavy at its top: NumPy, gRPC, pydantic and polars are
+imported when the command runs, so that ``coterie --help`` answers at once.  A new command is registered by one line
+below.
 """
 
 from __future__ import annotations
@@ -80,19 +80,19 @@ app.command(epilog=exits())(systems)
 app.command(epilog=exits())(version)
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-"""Its own lines would stand between ours, in another form; what they tell also comes as the status of a call."""
+"""gRPC's own log is turned off: its lines have another form than ours, and its errors also come as a call's status."""
 
 _UsageError: Any = typer.BadParameter.__base__
-"""What the parser raises for a wrong command line; typer does not export it itself."""
+"""Error that the parser raises for a wrong command line; typer does not export it."""
 
 
 def main() -> NoReturn:
-    """Entry point: run the command of ``sys.argv`` and end the process."""
+    """Run the command of ``sys.argv`` and end the process with its exit status."""
     sys.exit(invoke(sys.argv[1:]))
 
 
 def invoke(arguments: Sequence[str]) -> int:
-    """Run one command; whatever happens is printed in its form and becomes an exit status.
+    """Run one command, print any error as prose or JSON, and return the exit status.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def invoke(arguments: Sequence[str]) -> int:
     as_json = _wants_json(arguments)
     root: Any = typer.main.get_command(app)
     try:
-        # Typer shows usage errors better than we could, but only in prose: with --json they come to us.
+        # Typer prints usage errors well, but only as prose: with --json they are caught below.
         status = root.main(list(arguments), prog_name="coterie", standalone_mode=not as_json)
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
@@ -119,7 +119,7 @@ def invoke(arguments: Sequence[str]) -> int:
         if os.environ.get("COTERIE_DEBUG") == "1":
             traceback.print_exception(error)
     else:
-        if status != Status.INTERRUPTED:  # what typer makes of KeyboardInterrupt
+        if status != Status.INTERRUPTED:  # typer returns it for KeyboardInterrupt
             return status if isinstance(status, int) else int(Status.OK)
         failure = failure_of(KeyboardInterrupt())
     print_failure(_command_name(root, arguments), failure, as_json=as_json)
@@ -132,7 +132,7 @@ def _wants_json(arguments: Sequence[str]) -> bool:
 
 
 def _command_name(root: Any, arguments: Sequence[str]) -> str:
-    """Return the words that name the command, as far as there is one: ``"data describe"``."""
+    """Return the words of the command line that name a command, as ``"data describe"``."""
     words: list[str] = []
     for argument in arguments:
         root = getattr(root, "commands", {}).get(argument)

@@ -1,4 +1,4 @@
-"""``coterie operate``: start a run on services that run elsewhere, watch it, leave its report."""
+"""``coterie operate``: start a run on services that run elsewhere, watch it, and write its report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Command-line options shared by several commands."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SetOption = Annotated[
 
 
 def with_data(sets: Sequence[str] | None, data: Path | None) -> list[str]:
-    """Return what is set, and after it the data set of ``--data``: a path, or a name below the usual folders."""
+    """Return the ``--set`` values, then the data set's path: of ``--data``, or found below ``data`` or COTERIE_DATA."""
     chosen = [] if data is None else [f"data.path={str(_located(data))!r}"]
     return [*(sets or ()), *chosen]
 

@@ -1,4 +1,4 @@
-"""What a command prints: prose for people, one JSON envelope for programs.
+"""Output of commands: prose for people, and one JSON envelope for programs.
 
 Without ``--json`` prose goes to standard output and errors to standard error.  With it, prose goes to
 standard error and standard output carries one line: ``{"ok": true, "command": ..., "result": ...}`` or
@@ -31,7 +31,7 @@ _PIPED_WIDTH = 120
 
 
 def columns(*names: str) -> Table:
-    """Return a table without lines; what is long goes on below, and nothing of it is cut off."""
+    """Return an empty table without rules whose long cells are wrapped and never cut off."""
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -41,7 +41,7 @@ def columns(*names: str) -> Table:
 
 
 class Status(enum.IntEnum):
-    """Exit statuses that no `CoterieError` has; all are described in ``docs/exit-codes/``."""
+    """Exit statuses other than those of a `CoterieError`; ``docs/exit-codes/`` describes all."""
 
     OK = 0
     USAGE = 2
@@ -50,12 +50,12 @@ class Status(enum.IntEnum):
 
 
 class Output:
-    """Where one command prints.
+    """Printer of one command's prose and result.
 
     Parameters
     ----------
     command : str
-        Words that call the command, such as ``"data describe"``.
+        Name of the command, such as ``"data describe"``.
     as_json : bool
         Whether ``--json`` was given.
     """
@@ -66,7 +66,7 @@ class Output:
 
     @cached_property
     def console(self) -> Console:
-        """For prose, tables and progress."""
+        """Console for prose, tables and progress: standard output, or standard error with ``--json``."""
         from rich.console import Console
 
         console = Console(stderr=self.as_json, highlight=False, soft_wrap=True)
@@ -77,18 +77,18 @@ class Output:
     def say(self, *prose: Any) -> None:
         """Print text, or anything that rich can print, for people."""
         for item in prose:
-            # Text is printed as it is: brackets in a file name are no markup.
+            # Without markup: brackets in a file name stay as they are.
             self.console.print(item, markup=False)
 
     def finish(self, result: Mapping[str, Any], failure: Failure | None = None) -> None:
-        """Print the result for programs; call it once, at the end.  Nothing without ``--json``.
+        """Print the JSON envelope with ``--json``, else nothing; to be called once, at the end.
 
         Parameters
         ----------
         result : mapping
-            What was asked for.
+            Result of the command.
         failure : Failure, optional
-            Why the command fails although it has a result, such as checks of which some failed.
+            Failure of a command that has a result all the same, such as checks of which some failed.
         """
         if not self.as_json:
             return
@@ -100,7 +100,7 @@ class Output:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """Why a command ended without a result, as the envelope says it."""
+    """The error of a command, as in the JSON envelope."""
 
     code: str
     message: str
@@ -109,7 +109,7 @@ class Failure:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Say what an exception means to the caller of a command."""
+    """Return the failure that an exception means for a command's caller."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]  # a task group wraps what one task raised
     if isinstance(error, CoterieError):
@@ -125,7 +125,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def print_failure(command: str, failure: Failure, *, as_json: bool) -> None:
-    """Print a failure: the envelope with ``--json``, prose on standard error without."""
+    """Print a failure, as the JSON envelope or as prose on standard error."""
     if as_json:
         _print_json({"ok": False, "command": command, "error": dataclasses.asdict(failure)})
         return
@@ -135,12 +135,12 @@ def print_failure(command: str, failure: Failure, *, as_json: bool) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Turn a value into what JSON has; NaN and infinities become null, which every parser reads.
+    """Return a value as plain JSON types; NaN and infinities become None, since strict parsers refuse them.
 
     Raises
     ------
     TypeError
-        For a value that has no JSON form.
+        The value has no JSON form.
     """
     match value:
         case None | bool() | str():

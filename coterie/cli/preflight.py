@@ -1,4 +1,4 @@
-"""``coterie preflight``: whether a run or a service can start, and what to do where it cannot."""
+"""``coterie preflight``: check that a run or a service can start, and print how to mend what fails."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def preflight(
         hint="the table says how to put each right" if not json else "each finding says how to put it right",
     )
     if json:
-        # The findings are what was asked for: they stand beside the error, in the one envelope.
+        # The findings are the result, so the one envelope has both them and the error.
         output.finish(result, failure_of(error))
         raise typer.Exit(error.exit_code)
     raise error

@@ -1,4 +1,4 @@
-"""What a person sees while a federation trains: phase, speed, loss, quality so far, traffic, who is alive."""
+"""Progress of a run in the terminal: phase, speed, loss, metrics, traffic and parties that are alive."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ _PURPOSES = {
 
 
 def headline(settings: RunSettings) -> str:
-    """Say in one line what is run."""
+    """Return one line that names a run's system, form and secure sum."""
     what = ", ".join(part for part in (settings.system, settings.own.variant) if part)
     parties = " as parties" if settings.description.in_rounds else ""
     return f"{what}, {settings.form}{parties}, secure sum {settings.secure_sum}"
 
 
 def _words(phase: wire.RunPhase.ValueType) -> str:
-    """Return words for a phase, also of a newer server."""
+    """Return a phase in words; a newer server's unknown phase by its number."""
     return _PHASES.get(phase) or f"phase {phase}"
 
 
 class Progress:
-    """A live table on a terminal; a line for each phase and evaluation elsewhere.
+    """Progress display of a run: lines for phases and evaluations, and on a terminal a live table.
 
     Parameters
     ----------
     console : rich.console.Console
-        Where to show it.
+        Console to print on.
     settings : RunSettings
-        The run, for its number of epochs or passes.
+        Settings of the run, for its number of epochs or passes.
     """
 
     def __init__(self, console: Console, settings: RunSettings) -> None:
@@ -67,7 +67,7 @@ class Progress:
         self._unit = "pass" if in_rounds else "epoch"
         self._epochs = settings.own.passes(settings)
         self._shown = settings.description.shown
-        # The lines of evaluations tell of the later epochs; of these phases each of them has one.
+        # Phases that every epoch has are printed for the first epoch only; evaluations print the later ones.
         self._often = {wire.RunPhase.RUN_PHASE_EPOCH, wire.RunPhase.RUN_PHASE_VISIT}
         if settings.driver is Driver.WINDOWS:
             self._often.add(wire.RunPhase.RUN_PHASE_EVALUATE)
@@ -85,7 +85,7 @@ class Progress:
         self._abandoned = 0
 
     def __enter__(self) -> Self:
-        """Begin to show."""
+        """Show the live table, on a terminal."""
         if self._live is not None:
             self._live.start()
             self._live.update("starting the services")
@@ -94,7 +94,7 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Take the table away."""
+        """Remove the live table."""
         if self._live is not None:
             self._live.stop()
 
@@ -125,7 +125,7 @@ class Progress:
         self._counters = counters
 
     def _ended(self, one: wire.RoundEvent, seed: int) -> None:
-        """Take note of a round; only what went wrong is worth a line of its own."""
+        """Record a round; print a line if it was abandoned or lacked members or owners."""
         self._round = one
         for name, seconds in zip(one.phases, one.seconds, strict=True):
             self._seconds[name] += seconds

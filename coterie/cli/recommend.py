@@ -1,4 +1,4 @@
-"""``coterie recommend`` and ``coterie receipt``: ask a user's host, of a local run that runs or has ended."""
+"""``coterie recommend`` and ``coterie receipt``: ask a user's host in a local run, in progress or ended."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _chosen(folder: Path | None) -> LocalRun:
 
 
 def _times(first_ms: int, last_ms: int) -> str:
-    """Write a span to the minute, and its end only where that is another."""
+    """Return a span of time as text, to the minute; its end only if it differs."""
     import datetime
 
     first, last = (datetime.datetime.fromtimestamp(ms / 1e3, datetime.UTC) for ms in (first_ms, last_ms))

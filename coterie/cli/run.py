@@ -1,4 +1,4 @@
-"""``coterie run``: a federation on this machine, from the first process to the report."""
+"""``coterie run``: run a federation on this machine, from the first process to the report."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(
     from coterie.launch.fork_server import nursery
 
     if not in_process:
-        # It imports what services need while this process reads the data.
+        # The nursery imports the services' modules while this process reads the data.
         nursery()
 
     import asyncio

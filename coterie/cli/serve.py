@@ -36,15 +36,15 @@ def serve(
     Its values come from the file, then the environment (COTERIE_...), then --set; later wins. `coterie config
     reference` lists the keys. SIGTERM lets it finish or hand back what is in flight, within 10 seconds.
     """
-    # Before any arithmetic is loaded: small products gain nothing from threads, and those of several services on a
-    # machine are in each other's way.
+    # Set before NumPy is loaded: small matrix products gain nothing from threads, and the threads of several services
+    # on a machine compete for its cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
     from coterie.config.load import load_service
 
     loaded = load_service(role, config, sets=sets or ())
 
-    from coterie.process import runtime as process  # gRPC and all: not before the configuration holds
+    from coterie.process import runtime as process  # heavy (gRPC): only once the configuration is valid
 
     process.serve(find_service(role), loaded.settings)
 
@@ -55,7 +55,7 @@ def find_service(role: str) -> Service:
     Raises
     ------
     PreflightError
-        When none is registered, or it cannot be imported.
+        No service is registered for the role, or it cannot be imported.
     """
     from importlib.metadata import entry_points
 

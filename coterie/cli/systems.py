@@ -1,4 +1,4 @@
-"""``coterie systems``: which learning system runs under which secure sum, and why not under the others."""
+"""``coterie systems``: list the learning systems with the secure sums under which each runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``coterie version``."""
+"""``coterie version``: print the versions of Coterie and of its main dependencies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def version(as_json: JsonOption = False) -> None:
     import platform
     from importlib import metadata
 
-    # Asking the metadata is a hundred times faster than importing the packages.
+    # Metadata are read a hundred times faster than the packages are imported.
     found = {
         "version": metadata.version("coterie"),
         "python": platform.python_version(),

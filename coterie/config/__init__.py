@@ -1,1 +1,1 @@
-"""Configuration: pydantic models for every process and for a run, and the loader that names what is wrong."""
+"""Configuration: pydantic models of every service and of a run, and the loader that explains every error."""

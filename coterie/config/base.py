@@ -1,4 +1,4 @@
-"""Pieces that several configuration models share."""
+"""Fields and tables shared by several configuration models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Address", "EnrolSettings", "Label", "LimitSettings", "Model", "Peer"
 
 
 def _address(text: str) -> str:
-    """Check what the pattern does not say."""
+    """Check host and port of an address, beyond its pattern, and return it."""
     host, _, port = text.rpartition(":")
     if int(port) > _LAST_PORT:
         raise ValueError(f"{text!r} has the port {port}, expected at most {_LAST_PORT}")

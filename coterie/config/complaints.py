@@ -1,4 +1,4 @@
-"""Words for what pydantic finds wrong: key, value, place, what was expected, and the nearest right key."""
+"""Messages for pydantic's validation errors: key, value, source, expected value, and the nearest right key."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["complaint", "is_echo"]
 
 
 def is_echo(error: ErrorDetails) -> bool:
-    """Whether an array is called too short only because its entries are wrong themselves."""
+    """Return whether an error calls an array too short only because its entries are invalid themselves."""
     return error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"]
 
 
 def complaint(model: type[BaseModel], error: ErrorDetails, draft: Draft) -> str:
-    """Word one error of pydantic about a draft."""
+    """Return the message for one of pydantic's errors about a draft."""
     path = error["loc"]
     expected = expectation_at(model, path)
     if error["type"] == "missing":
@@ -34,7 +34,7 @@ def complaint(model: type[BaseModel], error: ErrorDetails, draft: Draft) -> str:
 
 
 def _suggestion(model: type[BaseModel], path: Keys) -> str:
-    """Name the nearest key beside the unknown one, or the same word elsewhere, or the keys there are."""
+    """Return a hint for an unknown key: the nearest key of its table, a similar key elsewhere, or the table's keys."""
     *above, last = path
     holder = table_at(model, above)
     beside = list(holder.model_fields) if holder else []

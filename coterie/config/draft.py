@@ -1,4 +1,4 @@
-"""Configuration while its layers are laid over each other: a tree of values, and where each was given."""
+"""Drafts of a configuration, in which the loader merges file, environment and ``--set`` before validation."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from coterie.config.keys import Part, dotted
 __all__ = ["Draft", "Given", "Keys", "Source"]
 
 Source = Literal["default", "file", "environment", "--set"]
-"""Where a value came from, weakest first."""
+"""Layer that gave a value, weakest first."""
 
 Keys = tuple[Part, ...]
-"""A path in the tree: names of keys, and numbers of entries of arrays."""
+"""A path in the tree of values: names of keys, and indices of array entries."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """Where one value was given."""
+    """The origin of one value."""
 
     source: Source
     name: str = "file"
-    """How a complaint names the place: ``file``, the variable, or ``--set``."""
+    """Name of the origin in messages: ``file``, the environment variable, or ``--set``."""
     text: str | None = None
-    """The value as it was typed, when it was typed and is no array or table."""
+    """The value as it was typed; None for values of the file, arrays and tables."""
 
 
 @dataclass
 class Draft:
-    """The layers laid over each other, before validation."""
+    """Merged layers of a configuration before validation: values, their origins, and problems so far."""
 
     tree: dict[str, Any] = field(default_factory=dict)
     given: dict[Keys, Given] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     def put(self, path: Keys, value: Any, given: Given) -> None:
-        """Lay one value over what is there; tables are merged, everything else is replaced."""
+        """Set the value at a path; tables are merged, everything else is replaced."""
         if isinstance(value, dict) and value:
             for key, item in value.items():
                 self.put((*path, key), item, given)
@@ -70,7 +70,7 @@ class Draft:
         self._note(path, value, given)
 
     def type_in(self, path: Keys, text: str, source: Source, name: str) -> None:
-        """Lay over a value that was typed as text."""
+        """Set the value at a path from text, as typed in the environment or after ``--set``."""
         value = _value(text)
         scalar = not isinstance(value, dict | list)
         self.put(path, value, Given(source, name, text if scalar else None))
@@ -81,18 +81,18 @@ class Draft:
         return "default" if given is None else given.source
 
     def at(self, path: Keys) -> Any:
-        """Return the value at a path that is there."""
+        """Return the value at an existing path."""
         place: Any = self.tree
         for part in path:
             place = place[part]
         return place
 
     def replace(self, path: Keys, value: Any) -> None:
-        """Put another value at a path that is there."""
+        """Replace the value at an existing path; its origin stays."""
         self.at(path[:-1])[path[-1]] = value
 
     def place_of(self, path: Keys) -> str | None:
-        """Return how to name where a value, all of its parts or the array around it were given; None for defaults."""
+        """Return the names of a value's origins, its parts' and its array's included; None for a default."""
         names = [given.name for key, given in self.given.items() if _one_leads_to_the_other(key, path)]
         return ", ".join(dict.fromkeys(names)) or None
 
@@ -107,7 +107,7 @@ class Draft:
             self.given[path] = given
 
     def _indexed(self, path: Keys) -> Keys:
-        """Return the path with the parts that step into an array as numbers."""
+        """Return the path with indices of array entries as integers."""
         place: Any = self.tree
         parts: list[Part] = []
         for part in path:
@@ -131,7 +131,7 @@ def _one_leads_to_the_other(one: Keys, other: Keys) -> bool:
 
 
 def _value(text: str) -> Any:
-    """Read a value that was typed: TOML where it is, the text itself otherwise."""
+    """Return the value that a text means as TOML; the text itself when it is not TOML."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:

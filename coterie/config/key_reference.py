@@ -56,7 +56,7 @@ a key that ends in `_file` names the file that holds one.
 
 
 def markdown() -> str:
-    """Write the reference page: every model, key, type, default and meaning, in Markdown."""
+    """Return the reference page in Markdown, with type, default and meaning of every key."""
     shared = [key.name for key in keys(ServiceSettings)]
     sections = [
         _INTRODUCTION,
@@ -84,7 +84,7 @@ def _section(title: str, about: str, model: type[BaseModel], *, leave_out: Itera
 
 
 def _usual() -> str:
-    """Write what systems take for keys of other tables where a file gives nothing."""
+    """Return the section on defaults that systems set for keys of shared tables."""
     lines = ["## Defaults of the systems", ""]
     lines += [
         "Where a file gives nothing, a system may take another value for a key than the table above has."
@@ -104,7 +104,7 @@ def _summary(model: type[BaseModel]) -> str:
 
 
 def _line(key: Key, holder: str | None) -> str:
-    """Write one row; ``holder`` is the table around the key, with its dot, where that table may be absent."""
+    """Return one row; ``holder`` is the optional table around the key, with a dot at its end, if there is one."""
     if key.required:
         default = f"required in `[{holder[:-1]}]`" if holder else "**required**"
     elif key.default is None:

@@ -1,6 +1,6 @@
-"""The keys of a configuration model: what each is called, what it takes, and what it means.
+"""The keys of a configuration model, with name, accepted values, default and meaning of each.
 
-The loader words its complaints with this, and the reference page is made from it, so the two cannot disagree.
+Both the loader's messages and the reference page are made from these keys, so the two cannot disagree.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from coterie.config.base import Address, Label
 __all__ = ["Key", "dotted", "expectation_at", "keys", "row", "table", "table_at", "toml_text"]
 
 Part = str | int
-"""One step of a path: the name of a key, or the index of an entry of an array."""
+"""One step of a path: the name of a key, or the index of an array entry."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Key:
     name : str
         Dotted path; ``[]`` stands for an entry of an array of tables, as in ``owners[].items``.
     takes : str
-        What it accepts, in words.
+        Accepted values, in words.
     default : str or None
         The default as TOML, ``{}`` for a table whose keys have defaults of their own; None when the key is
         absent unless given.
     required : bool
-        Whether the table that holds it needs it.
+        Whether the key is required in its table.
     description : str
-        What it means.
+        Meaning of the key.
     is_table : bool
-        Whether it is a table or an array of tables; its keys follow it.
+        Whether the key is a table or an array of tables, whose keys follow.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Key:
 
 
 def keys(model: type[BaseModel]) -> Iterator[Key]:
-    """List the keys of a model and of the tables inside it, in the order of the file."""
+    """Yield the keys of a model and of the tables inside it, in the order of the model."""
     for name, field in model.model_fields.items():
         entry = row(field.annotation)
         inner = entry or table(field.annotation)
@@ -73,25 +73,25 @@ def keys(model: type[BaseModel]) -> Iterator[Key]:
 
 
 def table(annotation: Any) -> type[BaseModel] | None:
-    """Return the model when the annotation is a table, required or not; else None."""
+    """Return the model of an annotation that is a table, required or not; None for others."""
     annotation, _ = _bare(annotation)
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
 def row(annotation: Any) -> type[BaseModel] | None:
-    """Return the model of the entries when the annotation is an array of tables; else None."""
+    """Return the model of the entries of an annotation that is an array of tables; None for others."""
     annotation, _ = _bare(annotation)
     return table(get_args(annotation)[0]) if get_origin(annotation) in (tuple, list) else None
 
 
 def table_at(model: type[BaseModel], path: Sequence[Part]) -> type[BaseModel] | None:
-    """Return the model of the table at a path, or None when there is no such table."""
+    """Return the model of the table at a path; None when there is no such table."""
     found = _at(model, path)
     return None if found is None else table(found[0])
 
 
 def expectation_at(model: type[BaseModel], path: Sequence[Part]) -> str | None:
-    """Say what the value at a path may be, or None when there is no such key.
+    """Return the values accepted at a path, in words; None when there is no such key.
 
     >>> from coterie.config.run import RunSettings
     >>> expectation_at(RunSettings, ("federation", "hosts"))
@@ -102,13 +102,13 @@ def expectation_at(model: type[BaseModel], path: Sequence[Part]) -> str | None:
 
 
 def dotted(path: Sequence[Part]) -> str:
-    """Write a path as ``--set`` takes it; a part that is no bare TOML key stands in quotes."""
+    """Return a path as ``--set`` takes it, with quotes around parts that are no bare TOML keys."""
     parts = (str(part) for part in path)
     return ".".join(part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else _quoted(part) for part in parts)
 
 
 def toml_text(value: object) -> str:
-    """Write a value as TOML, on one line."""
+    """Return a value as TOML on one line."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -125,7 +125,7 @@ def toml_text(value: object) -> str:
 
 
 def _quoted(text: str) -> str:
-    # The escapes of JSON are escapes of TOML too; DEL is the one character that only TOML wants escaped.
+    # JSON's escapes are valid in TOML; DEL is the one character that only TOML requires to be escaped.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -149,7 +149,7 @@ def _at(annotation: Any, path: Sequence[Part]) -> tuple[Any, list[Any]] | None:
 
 
 def _bare(annotation: Any) -> tuple[Any, list[Any]]:
-    """Take off ``| None`` and ``Annotated``; return what is left and the constraints that were on it."""
+    """Return an annotation without ``| None`` and ``Annotated``, and the constraints that were on it."""
     metadata: list[Any] = []
     while True:
         origin = get_origin(annotation)
@@ -195,7 +195,7 @@ _BOUNDS = (
 def _takes(annotation: Any, metadata: Sequence[Any]) -> str:
     annotation, found = _bare(annotation)
     constraints = [
-        # A field that was annotated with `FieldInfo` keeps its own constraints one level down.
+        # A `FieldInfo` among the metadata holds its own constraints one level down.
         constraint
         for item in [*metadata, *found]
         for constraint in (item.metadata if isinstance(item, FieldInfo) else [item])

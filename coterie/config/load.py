@@ -1,6 +1,6 @@
-"""Load a configuration: a file, then the environment, then ``--set``; say everything that is wrong at once.
+"""Loader of configurations from a file, the environment and ``--set``, which reports all errors at once.
 
-Later layers win key by key.  Each value remembers which layer it came from, for ``coterie config show``.
+Later layers override earlier ones, key by key.  The layer of each value is kept for ``coterie config show``.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ ROLES: tuple[str, ...] = get_args(Role)
 
 M = TypeVar("M", bound=BaseModel)
 _MISSPELT_FROM = 0.8
-"""Likeness from which a foreign variable counts as a misspelt one of ours; `nearest` alone asks for less."""
+"""Similarity from which an unknown variable counts as a misspelt key; `nearest` alone accepts less."""
 _HINT = "`coterie config reference` describes every key"
 
 
 @dataclass(frozen=True)
 class Loaded(Generic[M]):
-    """Settings that hold, and where each value came from.
+    """Validated settings with the layer that each value came from.
 
     Attributes
     ----------
     settings : BaseModel
         The validated settings.
     origin : mapping of str to Source
-        For every key, by dotted path.
+        Layer of every key's value, by dotted path.
     values : mapping of str to object
-        The value of the same keys, None where an optional one is absent.
+        Value of every key, by dotted path; None for an absent optional one.
     """
 
     settings: M
@@ -64,32 +64,34 @@ def load(
     relative_to: Path | None = None,
     base: Mapping[str, Any] | None = None,
 ) -> Loaded[M]:
-    """Load settings from a file, the environment and ``--set``; the later of these win.
+    """Load settings from a file, the environment and ``--set``; later layers override earlier ones.
 
     Parameters
     ----------
     model : type of BaseModel
-        What to load.
+        Model of the settings.
     path : Path or None
         A TOML file; None for none.
     sets : sequence of str
-        ``key=value``, the key dotted, the value as TOML or else as the text that it is.
+        ``key=value`` with a dotted key; a value that is not TOML is taken as text.
     environ : mapping
         The environment.  ``COTERIE_FEDERATION__HOSTS=3`` sets ``federation.hosts``; an empty variable counts
-        as unset.  A variable whose first part is no key of the model is not ours, unless it looks like a
-        misspelt one.  A variable that names a table sets it only with an inline table (``{...}``), and is not
-        ours otherwise.
+        as unset.  A variable whose first part is no key of the model is ignored, unless it looks like a
+        misspelt key.  A variable that names a table sets it only with an inline table (``{...}``), and is
+        ignored otherwise.
     prefix : str
-        What the variables start with.
+        Prefix of the variables.
     relative_to : Path, optional
         Folder from which relative paths *of the file* start.  Without it they start from the current
         directory, as the paths of the environment and of ``--set`` always do.
+    base : mapping, optional
+        Values that count as the file's; top-level keys of the file replace them.
 
     Raises
     ------
     ConfigError
-        For a file that is missing or malformed (with line and column), and for unknown keys and wrong values,
-        all of them listed, each with its path, its value, what was expected and the nearest right key.
+        The file is missing or malformed (with line and column), or keys are unknown or values wrong: all of
+        these are listed, each with its path, value, expected value and the nearest right key.
     """
     draft = Draft()
     for key, value in {**(base or {}), **(_parse(path) if path is not None else {})}.items():
@@ -112,12 +114,12 @@ def load(
 
 
 def tree_of(base: Mapping[str, Any], sets: Sequence[str]) -> dict[str, Any]:
-    """Return nested values with those of ``--set`` laid over them; nothing is validated.
+    """Return nested values overridden by those of ``--set``, without validation.
 
     Raises
     ------
     ConfigError
-        For a ``--set`` that is no ``key=value``.
+        A text in ``sets`` is no ``key=value``, or its path does not exist in an array or leads through a plain value.
     """
     draft = Draft()
     for key, value in base.items():
@@ -166,7 +168,7 @@ def _parse(path: Path) -> dict[str, Any]:
 
 
 def _malformed(path: Path, text: str, message: str) -> str:
-    """Word a syntax error of TOML with its place and the line itself."""
+    """Return the message for a TOML syntax error, with its place and the line itself."""
     lines = text.splitlines() or [""]
     place = re.search(r" \(at line (\d+), column (\d+)\)$", message)
     if place:
@@ -197,9 +199,9 @@ def _take_environment(draft: Draft, model: type[BaseModel], environ: Mapping[str
 
 
 def _misspelt(parts: Sequence[str], model: type[BaseModel]) -> str | None:
-    """Return the variable (without prefix) that was probably meant, None when it is not ours.
+    """Return the variable (without prefix) that a misspelt one probably means; None for an unrelated variable.
 
-    A service process often inherits what was meant for a run or for another service: that is no mistake.
+    A service often inherits variables that are meant for a run or another service; these are no mistakes.
     """
     first = parts[0]
     others: list[type[BaseModel]] = [RunSettings, *map(settings_model, ROLES)]
@@ -208,7 +210,7 @@ def _misspelt(parts: Sequence[str], model: type[BaseModel]) -> str | None:
     near = nearest(first, model.model_fields)
     if near is None or SequenceMatcher(None, first, near).ratio() < _MISSPELT_FROM:
         return None
-    # No variable without `__` is meant for a table.
+    # A variable without `__` never means a table.
     is_table = table(model.model_fields[near].annotation) is not None
     return "__".join([near, *parts[1:]]) if is_table == (len(parts) > 1) else None
 
@@ -237,12 +239,12 @@ def _key_path(key: str) -> Keys | None:
 
 
 def _validated(model: type[M], draft: Draft) -> M | None:
-    """Validate the draft; on failure note what is wrong and return None."""
+    """Return the validated draft; on failure record all problems in the draft and return None."""
     try:
         return model.model_validate(draft.tree)
     except ValidationError as error:
         errors = error.errors(include_url=False)
-    # `--set name=2024` reads as a number, but the key takes text: then the text is what was meant.
+    # `--set name=2024` is read as a number; where the key takes text, use the text as typed.
     texts = {
         found["loc"]: given.text
         for found in errors
@@ -271,7 +273,7 @@ def _refusal(path: Path | None, problems: Sequence[str]) -> ConfigError:
 
 
 def _leaves(value: Any, path: Keys) -> Iterator[tuple[Keys, object]]:
-    """Walk all values with their paths; tables and arrays of tables are stepped into."""
+    """Yield all values with their paths, those inside tables and arrays of tables included."""
     if isinstance(value, BaseModel):
         for name in type(value).model_fields:
             yield from _leaves(getattr(value, name), (*path, name))
@@ -286,7 +288,7 @@ def _leaves(value: Any, path: Keys) -> Iterator[tuple[Keys, object]]:
 
 
 def _anchored(value: Any, path: Keys, draft: Draft, folder: Path) -> Any:
-    """Let the relative paths that the file gave start from a folder."""
+    """Return the settings with relative paths of the file joined to a folder."""
     match value:
         case Path():
             return folder / value if draft.source(path) == "file" else value

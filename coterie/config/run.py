@@ -39,13 +39,13 @@ class _Checked(Run):
     @model_validator(mode="before")
     @classmethod
     def _of_the_system(cls, given: Any) -> Any:
-        """Take from the system what the file says nothing of: split, cohorts, passes, what chooses a version."""
+        """Fill in the system's own defaults of other tables' keys, such as split, cohorts and passes."""
         if not isinstance(given, Mapping):
             return given
         name = str(given.get("system", DEFAULT))
         system = systems().get(name)
         if system is None:
-            # A system that cannot be used has no table: that its name is refused says enough.
+            # A broken system has no table; drop it, since its name is refused with the reason anyway.
             broken = failure_of(name)
             return given if broken is None else {key: value for key, value in given.items() if key != name}
         made = dict(given)
@@ -58,7 +58,7 @@ class _Checked(Run):
     @field_validator("system", mode="before")
     @classmethod
     def _usable(cls, name: Any) -> Any:
-        """Say of a system that is installed and cannot be used why not."""
+        """Refuse an installed system that cannot be loaded, with the reason."""
         if (broken := failure_of(str(name))) is not None:
             raise ValueError(str(broken))
         return name

@@ -151,7 +151,7 @@ class ConsentSettings(Model):
     )
 
     def consent(self, users: int) -> Consent:
-        """Return the consent of a host with so many users."""
+        """Return the consent of a host with a number of users."""
         return Consent(
             systems=self.systems,
             secure_sums=self.secure_sums,
@@ -182,7 +182,7 @@ class KeySettings(Model):
 
     @property
     def terms(self) -> KeyTerms:
-        """What is asked of the key."""
+        """Terms that a key of encrypted sums has to meet: its length, and whether a short one is allowed."""
         return KeyTerms(bits=self.bits, comparison=self.comparison)
 
 

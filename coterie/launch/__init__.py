@@ -1,1 +1,1 @@
-"""Processes: the life of one service, and a whole federation on one machine."""
+"""Starting and watching of services: a whole federation on one machine, and one party's part of a larger one."""

@@ -1,4 +1,4 @@
-"""What an operator does before a federation starts: an authority, and a one-time token for every party."""
+"""Creation of a federation's certificate authority and of its parties' one-time tokens, by the operator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOKENS = "tokens.jsonl"
 
 
 def make_authority(state: Path) -> None:
-    """Make the authority of a federation, unless the folder holds one."""
+    """Create a federation's certificate authority in a state folder, unless the folder already holds one."""
     if not secrets_exist(state):
         create_secrets(state)
 
@@ -26,20 +26,20 @@ def make_authority(state: Path) -> None:
 def make_token(
     state: Path, role: str, name: str, participants: int, out: Path, *, hours: float = 24.0
 ) -> None:
-    """Draw a token for a party and hand it over as a file of mode 0600.
+    """Draw a party's one-time token, record its hash, and write the token to a file of mode 0600.
 
     Parameters
     ----------
     state : Path
         State folder of the third party.
     role, name : str
-        Whom the token will make its holder.
+        The party that the token enrols.
     participants : int
         For how many participants the holder may publish bundles.
     out : Path
-        Where the token goes; replaced when it is there.
+        File of the token; an existing file is replaced.
     hours : float
-        Validity.
+        Validity, hours.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Backups of services by their configuration: which folder, which database, and what must not run meanwhile."""
+"""Backup and restoration of one service's state, found by its configuration: state folder and database."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def back_up_service(role: str, settings: ServiceSettings, archive: Path) -> Mani
     Raises
     ------
     StoreError
-        As `back_up`; or the service runs and may not.
+        As `back_up`; there is no state folder; or the service is running and its role has to be stopped first.
     """
     state = settings.state
     if not state.is_dir():
@@ -52,7 +52,7 @@ def back_up_service(role: str, settings: ServiceSettings, archive: Path) -> Mani
 
 @contextlib.contextmanager
 def _taken(role: str, settings: ServiceSettings, beside: Path) -> Iterator[Path | None]:
-    """Copy the runs of a database into the file that they would be; nothing where there is no database."""
+    """Copy the COS's PostgreSQL rows into a temporary SQLite file and yield its path; None without a database."""
     if not (isinstance(settings, CosSettings) and settings.database is not None):
         yield None
         return
@@ -61,7 +61,7 @@ def _taken(role: str, settings: ServiceSettings, beside: Path) -> Iterator[Path 
             path = Path(folder) / STORES[role][0]
             file = open_sqlite(path, STORES[role][1])
             source = Place(**settings.database.model_dump()).engine()
-            # At one moment, and without the lock: the service may run.
+            # One snapshot, without the lock of a writing service: the service may run meanwhile.
             source = source.execution_options(isolation_level="REPEATABLE READ")
             try:
                 with source.connect() as held, file.begin() as copy:
@@ -80,7 +80,7 @@ def _taken(role: str, settings: ServiceSettings, beside: Path) -> Iterator[Path 
 def restore_service(
     role: str, settings: ServiceSettings, archive: Path, *, nothing_since: bool = False
 ) -> Manifest:
-    """Make the state of a service from an archive.
+    """Restore the state of a service from an archive, into its state folder and database.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ def restore_service(
         raise StoreError(f"a service runs on {state}", hint="stop it first")
     database = settings.database if isinstance(settings, CosSettings) else None
     if database is not None:
-        # Before anything is made.
+        # Checked before anything is written.
         with _opened(database) as target, target.begin() as connection:
             check_empty(connection, cos.metadata)
     manifest = restore(role, state, archive)
@@ -116,7 +116,7 @@ def restore_service(
 
 @contextlib.contextmanager
 def _opened(database: DatabaseSettings) -> Iterator[sa.Engine]:
-    """Open a database to write into: no service may use it."""
+    """Open a PostgreSQL database for writing; no service may be using it."""
     reading, writing = open_postgres(Place(**database.model_dump()), STORES["cos"][1])
     try:
         yield writing
@@ -128,7 +128,7 @@ def _opened(database: DatabaseSettings) -> Iterator[sa.Engine]:
 
 
 def _put_back(database: DatabaseSettings, path: Path) -> None:
-    """Put the rows of a file into an empty database, and keep the file out of the way once they are durable."""
+    """Copy the rows of an SQLite file into an empty database, then delete the file."""
     if not path.exists():
         return
     file = open_sqlite(path, STORES["cos"][1])

@@ -1,8 +1,9 @@
-"""A federation laid out before its first process starts: one folder for each party, to be mounted or copied to it.
+"""Layout of a federation across machines, by ``coterie bootstrap``: one folder per party, to be mounted or copied.
 
-A folder holds the configuration, the authority's certificate, a one-time token and the party's own data, and nothing
-of anybody else.  All paths in it are relative, so it works wherever it ends up.  Instead of the first three it may hold
-an invitation, by which the party makes its keys and its configuration on its own machine.
+A folder holds the party's configuration, the authority's certificate, a one-time token and the party's own data, and
+nothing of any other party.  All paths in a folder are relative, so it works wherever it is copied.  In place of
+configuration, certificate and token a folder may hold an invitation, by which the party makes its keys and its
+configuration on its own machine.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from coterie.systems.description import Driver
 __all__ = ["ENROL_PORT", "METRICS", "PORT", "ROSTER_SIGNS", "bootstrap", "held_order"]
 
 PORT = 7443
-"""Where every service listens."""
+"""Port on which every service listens."""
 
 ENROL_PORT = 7444
-"""Where the third party takes enrolments."""
+"""Port on which the third party takes enrolments."""
 
 METRICS = "127.0.0.1:9464"
-"""Where every service answers a health probe; nobody else reaches it."""
+"""Address of every service's metrics and health probe, reachable from its own machine only."""
 
 ROSTER_SIGNS = "roster.key"
-"""File of the operator's folder with the key that signs the roster, where key holders were invited."""
+"""Name of the file in the operator's folder with the key that signs the roster of invited key holders."""
 
 _CONFIG = "config.toml"
 _ORDER = "order.json"
@@ -62,34 +63,34 @@ def bootstrap(
     addresses: Mapping[str, str] | None = None,
     invitations: bool = False,
 ) -> Order:
-    """Lay out a federation: ``thirdparty``, ``cos``, ``owner-N``, ``host-N`` and ``operator`` below a folder.
+    """Write every party's folder below a root: ``thirdparty``, ``cos``, ``owner-N``, ``host-N`` and ``operator``.
 
-    The order is written last: where it is, everything is.  A bootstrap that was interrupted is run again.
+    The order is written last, so a root with an order is complete.  An interrupted bootstrap can be run again.
 
     Parameters
     ----------
     settings : RunSettings
         The run; one seed, without churn and attacks, which need a launcher on one machine.
     root : Path
-        Where the folders are or will be.
+        Folder below which the parties' folders are made; they may exist already.
     run_id : str
         Id of the run, a DNS label.
     addresses : mapping, optional
-        ``host:port`` by folder, where it is not ``FOLDER:7443`` with the folder as host name.  The third
-        party's enrolment is ``enrol``.
+        ``host:port`` by folder, for parties not at ``FOLDER:7443`` with the folder as host name.  The key
+        ``enrol`` stands for the third party's enrolment port.
     invitations : bool
-        Whether parties get invitations for `coterie.launch.joining`, and no configuration.  Holders of the key of
-        sums make theirs themselves then, so the roster that names them is signed later, by `ROSTER_SIGNS`.
+        Whether parties get invitations for `coterie.launch.joining` in place of a configuration.  Holders of the
+        key of sums then make their identities themselves, so their roster is signed later, with `ROSTER_SIGNS`.
 
     Returns
     -------
     Order
-        As the operator finds it.
+        The order written into the operator's folder.
 
     Raises
     ------
     ConfigError
-        The settings ask for what only one machine can do, or an address is of no party.
+        The settings ask for what needs a launcher on one machine, or an address names no party.
     PreflightError
         A folder cannot be written.
     DataError
@@ -122,7 +123,7 @@ def _require_one_federation(settings: RunSettings) -> None:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Folders below a root, each for its party's eyes only, and addresses: by folder unless another is given."""
+    """Folders (mode 0700) and addresses of parties below a root; an address follows the folder unless one is given."""
 
     root: Path
     addresses: dict[str, str]
@@ -135,7 +136,7 @@ class _Layout:
     def folder(self, name: str) -> Path:
         path = self.root / name
         self.root.mkdir(parents=True, exist_ok=True)
-        # One that is there already, such as a volume, has the mode that its owner chose.
+        # An existing folder, such as a volume, keeps the mode that its owner chose.
         path.mkdir(exist_ok=True, mode=0o700)
         return path
 
@@ -217,7 +218,7 @@ def _lay_out(settings: RunSettings, layout: _Layout, run_id: str) -> Order:
 
 @dataclass(frozen=True)
 class _Admission:
-    """Gives each party what it needs to enrol: a token with a configuration, or an invitation."""
+    """Writes into each party's folder what it needs to enrol: token and configuration, or an invitation."""
 
     authority: Path
     invites: bool
@@ -232,7 +233,7 @@ class _Admission:
         values: dict[str, Any],
         own: dict[str, Any],
     ) -> None:
-        """Write what one party gets; of ``own`` a party that is invited decides itself."""
+        """Write one party's enrolment files; an invited party chooses the settings in ``own`` itself."""
         if self.invites:
             told = {key: value for key, value in values.items() if value is not None}
             point = self.enrol["address"], self.enrol["name"]

@@ -1,4 +1,4 @@
-"""Service processes as children of the launcher: started, watched, stopped by their own id."""
+"""Service processes as children of the launcher, which starts, watches and stops them by process id."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _given: dict[int, socket.socket] = {}
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port that nobody has at this moment, and keep it from other launchers.
+    """Return a TCP port that is free now, and reserve it for the service that will bind it.
 
-    Services bind it only when they have started.  So it is taken from below the ports that the system itself gives to
-    connections, one of which might have it by then, and on Linux a socket of this process keeps it: who asks for any
-    free port does not get it, while a service, which binds with ``SO_REUSEADDR`` as servers do, has it beside a socket
-    that does not listen.  The last 256 are kept.
+    A service binds its port only after it has started.  The port therefore lies below the system's ephemeral ports,
+    which an outgoing connection might take meanwhile.  On Linux a bound socket of this process also reserves the port:
+    a process that asks for any free port does not get it, while a service, which binds with ``SO_REUSEADDR`` as
+    servers do, can share it with a socket that does not listen.  The last 256 ports stay reserved.
 
     Raises
     ------
     OSError
-        There is none, or none may be had at this address.
+        There is no free port, or the address cannot be bound.
     """
     ephemeral = _first_ephemeral_port()
     for _ in range(1000):
@@ -55,7 +55,7 @@ def free_port(host: str = "127.0.0.1") -> int:
             continue
         found = int(kept.getsockname()[1])
         if sys.platform == "linux":
-            # Only now: bound with it, it would share the port with others who keep it in this way.
+            # Set only after binding: a socket bound with it would share the port with other launchers' reservations.
             kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         else:
             kept.close()
@@ -76,7 +76,7 @@ def _first_ephemeral_port() -> int:
 
 
 def toml(values: dict[str, Any]) -> str:
-    """Write a flat or nested dictionary as TOML: strings, numbers, truth values, lists of tables, tables."""
+    """Return a dictionary as TOML: strings, paths, numbers, truth values, lists and tables; None is left out."""
     plain, tables = [], []
     for key, value in values.items():
         if isinstance(value, dict):
@@ -96,19 +96,19 @@ def _environment(parent: int) -> dict[str, str]:
 
 
 def start(arguments: Sequence[str], log: Path) -> Started:
-    """Start ``coterie`` with some arguments as a process that ends with this one.
+    """Start a ``coterie`` command as a child process that ends with this one.
 
-    It is forked by this process's nursery; where there is none, it is a command of its own.
+    The child is forked by this process's nursery; on systems without a nursery it is started as a new interpreter.
 
     Parameters
     ----------
     arguments : sequence of str
     log : Path
-        File to which its standard streams are appended.
+        File to which the child's standard output and error are appended.
     """
     shared = nursery()
     if shared is not None:
-        # As a command of its own it says itself what is wrong.
+        # When the nursery fails, a new interpreter below logs what is wrong.
         with contextlib.suppress(OSError):
             return shared.start(arguments, _environment(shared.pid), log)
     with log.open("ab") as stream:
@@ -117,7 +117,7 @@ def start(arguments: Sequence[str], log: Path) -> Started:
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=stream,
-            # Signals for the launcher's terminal are the launcher's; it stops its children itself.
+            # A signal from the terminal reaches the launcher alone, which stops its children itself.
             start_new_session=True,
             env=_environment(os.getpid()),
         )
@@ -125,16 +125,14 @@ def start(arguments: Sequence[str], log: Path) -> Started:
 
 @dataclass
 class Child:
-    """One service process.
+    """One service process of a launcher.
 
     Parameters
     ----------
-    role : str
-        Its role.
-    name : str
-        Its name.
+    role, name : str
+        Role and name of the service.
     folder : Path
-        Where its configuration, log and state are.
+        Folder of the service's configuration, log and state.
     """
 
     role: str
@@ -144,7 +142,7 @@ class Child:
 
     @property
     def party(self) -> str:
-        """Role and name."""
+        """Role and name, as ``client/host-0``."""
         return f"{self.role}/{self.name}"
 
     @property
@@ -154,22 +152,22 @@ class Child:
 
     @property
     def log(self) -> Path:
-        """What the process wrote."""
+        """Log file: the process's standard output and error."""
         return self.folder / "log.jsonl"
 
     def configure(self, values: dict[str, Any]) -> None:
-        """Write the configuration."""
+        """Write the service's ``config.toml``, with name and state folder added."""
         self.folder.mkdir(parents=True, exist_ok=True)
         settings = {"name": self.name, "state": self.state, **values}
         (self.folder / "config.toml").write_text(toml(settings))
 
     def start(self, *sets: str) -> None:
-        """Start the process; again after it has ended.
+        """Start the process, for the first time or after it has ended.
 
         Parameters
         ----------
         *sets : str
-            ``key=value``, stronger than the configuration.
+            ``key=value`` settings that override the configuration.
         """
         named = [f"--set={text}" for text in sets]
         config = str(self.folder / "config.toml")
@@ -181,13 +179,13 @@ class Child:
         return self.process is not None and self.process.poll() is None
 
     def kill(self) -> None:
-        """End the process as a crash would: no warning, nothing finished."""
+        """Kill the process (SIGKILL), as a crash would, and wait for its end."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
 
     async def stop(self) -> None:
-        """Ask the process to stop, and insist when it does not within its grace."""
+        """Send SIGTERM, and kill the process when it has not ended within `GRACE_S` + 5 seconds."""
         if self.process is None:
             return
         if self.alive:
@@ -198,7 +196,7 @@ class Child:
             self.kill()
 
     def last_words(self) -> str:
-        """Return what the log says last about an error, to say why a process ended."""
+        """Return the log's last error line, else its last line, for messages that say why a process ended."""
         try:
             lines = self.log.read_text(errors="replace").strip().splitlines()
         except OSError:
@@ -212,7 +210,7 @@ class Child:
         Raises
         ------
         RunError
-            When it has ended; with the last line of its log.
+            The process has ended; the message holds the last error of its log.
         """
         if self.process is not None and not self.alive:
             raise RunError(
@@ -221,7 +219,7 @@ class Child:
             )
 
     def account(self) -> dict[str, Any] | None:
-        """Return the account that the process left when it stopped; None when it was killed."""
+        """Return the account (CPU time, calls, memory) that a stopped process left; None when it was killed."""
         try:
             account: dict[str, Any] = json.loads((self.state / "account.json").read_text())
         except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""A run from beginning to end: one federation for each seed, the references, the report."""
+"""The whole of ``coterie run``: one federation for each seed, the reference rows, and the report."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from coterie.wire.v1 import operator_pb2 as wire
 __all__ = ["new_run_id", "run", "unrecorded"]
 
 Watcher = Callable[[int, wire.WatchRunResponse], None]
-"""Called with the seed and each event."""
+"""Callback of a run: receives the seed and each event."""
 
 
 def new_run_id(name: str) -> str:
-    """Return an id that sorts by time and is a DNS label."""
+    """Return a new run id: a DNS label from a name, the time in UTC and four random digits."""
     return f"{name}-{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
@@ -55,25 +55,25 @@ async def run(
     in_process: bool = False,
     warn: Callable[[str], None] | None = None,
 ) -> tuple[Report, Path]:
-    """Run a federation for each seed and report.
+    """Run a federation for each seed, then write and return the report.
 
     Parameters
     ----------
     settings : RunSettings
     run_id : str
     watcher : callable
-        Sees each event.
+        Receives the seed and each event.
     in_process : bool
         Train a rounds-based system in this process, without services.
     warn : callable, optional
-        Told, before anything is started, what may break the run off.
+        Receives, before anything is started, each warning about what may end the run early.
 
     Returns
     -------
     report : Report
-        What ``report.json`` holds.
+        The content of ``report.json``.
     folder : Path
-        Where everything of the run is.
+        Folder of the run: stores, logs and report.
 
     Raises
     ------
@@ -121,7 +121,7 @@ async def run(
 
 
 def unrecorded(settings: RunSettings) -> FederationSettings:
-    """Return the run's federation without transcripts and attacks: one of many that are compared."""
+    """Return a run's federation settings without transcripts and attacks, for runs that are only compared."""
     return settings.federation.model_copy(update={"transcripts": False, "attacks": False})
 
 
@@ -174,7 +174,7 @@ async def _in_process(
 
 
 async def _completed(settings: RunSettings, feed: Feed, seed: int, course: Course) -> SeedOutcome:
-    """Add what the sums protect and the rows beside."""
+    """Return a seed's outcome: its course with the facts of protection, its split's digest and reference rows."""
     if settings.driver is not Driver.ASYNCHRONOUS:
         course = course.having(protection=protection(settings, feed.users_of_hosts()))
     reference = None
@@ -184,7 +184,7 @@ async def _completed(settings: RunSettings, feed: Feed, seed: int, course: Cours
 
 
 def _visibility(settings: RunSettings, recorded: Mapping[str, Sequence[Path]]) -> dict[str, dict[str, str]]:
-    """Say which party saw which kind of datum, from the transcripts; without them, which it may see."""
+    """Return which party saw which kind of datum by the transcripts; without transcripts, which it may see."""
     if any(recorded.values()):
         seen = visibility.observed(recorded)
         return {
@@ -202,7 +202,7 @@ def _visibility(settings: RunSettings, recorded: Mapping[str, Sequence[Path]]) -
 
 
 async def _further(asked: Further, feed: Feed, folder: Path, run_id: str, watcher: Watcher) -> FurtherRun:
-    """Run another federation beside the run, and return its entry in the report."""
+    """Run a further federation that a study asks for, without references, and return its entry in the report."""
     settings = asked.settings.model_copy(
         update={"reference": False, "federation": unrecorded(asked.settings)}
     )
@@ -222,7 +222,7 @@ async def _further(asked: Further, feed: Feed, folder: Path, run_id: str, watche
 def _attack(
     settings: RunSettings, federation: Federation, feed: Feed, transcripts: Sequence[Path]
 ) -> dict[str, Any]:
-    """Attack the COS's transcript; the experimenter, who holds all stores, knows the truth to judge it by."""
+    """Run the system's attacks on the COS's transcript and score them by the true interactions in the feed."""
     slots, items = _numbering(federation)
     data = feed.dataset
     train = feed.split.part == TRAIN
@@ -245,7 +245,7 @@ def _attack(
 
 
 def _numbering(federation: Federation) -> tuple[dict[str, int], dict[str, int]]:
-    """Return slots by user name and catalogue indices by item key."""
+    """Return the COS's slot of each user name and catalogue index of each item key, from the stores."""
     by_participant: dict[bytes, int] = {}
     with sa.create_engine(f"sqlite:///{federation.cos.state / 'cos.db'}").connect() as connection:
         for row in connection.execute(sa.select(cos_store.participants)):
@@ -256,7 +256,7 @@ def _numbering(federation: Federation) -> tuple[dict[str, int], dict[str, int]]:
         if child.role == "client":
             with sa.create_engine(f"sqlite:///{child.state / 'client.db'}").connect() as connection:
                 names = load_users(connection)
-            # A host that holds the key has one more participant, behind its users.
+            # A host that holds the key of sums has one more participant, listed after its users.
             for name, bundle in zip(names, saved_bundles(child.state)[: len(names)], strict=True):
                 slots[name] = by_participant[bundle.participant_id]
     return slots, items

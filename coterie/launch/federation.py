@@ -1,4 +1,4 @@
-"""A whole federation on this machine: every service a process of its own, on loopback, with mutual TLS.
+"""A federation on one machine: each service is a child process on loopback, connected by mutual TLS.
 
 >>> # async with Federation(settings, feed, folder, run_id="example") as federation:
 >>> #     await federation.start()
@@ -36,7 +36,7 @@ _HOST = "127.0.0.1"
 
 
 class Federation:
-    """Third party, COS, data owners and client hosts for one run.
+    """All services of one run, as child processes: third party, COS, data owners, client hosts, key holders.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class Federation:
     feed : Feed
         The data, divided.
     folder : Path
-        Where everything of this federation goes; one folder per process.
+        Folder of this federation, with one folder per process.
     run_id : str
         Id of the run, a DNS label.
     seed : int
@@ -65,7 +65,7 @@ class Federation:
         self.start_seconds = 0.0
 
     async def __aenter__(self) -> Self:
-        """Make the folder; processes start with ``start``."""
+        """Make the folder; `start` starts the processes."""
         self._folder.mkdir(parents=True, exist_ok=True)
         return self
 
@@ -75,16 +75,16 @@ class Federation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop every process, whatever happened."""
+        """Stop every process, also after an error."""
         await self.stop()
 
     @property
     def cos(self) -> Child:
-        """The orchestration server's process."""
+        """Process of the COS, the orchestration server."""
         return self.children["cos/cos"]
 
     def plan(self) -> RunPlan:
-        """Return the plan that every participant gets."""
+        """Return the run's plan, as every participant receives it."""
         return run_plan(
             self._settings,
             run_id=self._run_id,
@@ -178,7 +178,7 @@ class Federation:
     # --- running -----------------------------------------------------------------------------------------------
 
     async def watch(self) -> AsyncGenerator[wire.WatchRunResponse, None]:
-        """Yield the run's events until it has ended; late owners are started on the way.
+        """Yield the run's events until it has ended, and start late data owners (churn) when their epoch comes.
 
         Raises
         ------
@@ -206,7 +206,7 @@ class Federation:
                     child.require_alive()
 
     async def report(self) -> dict[str, Any]:
-        """Return what the COS knows about the run."""
+        """Return the COS's facts about the run, for the report."""
         return await self._connected.report(self._run_id)
 
     async def run_state(self) -> wire.RunState:
@@ -231,6 +231,6 @@ class Federation:
             await asyncio.gather(*(child.stop() for child in self.children.values() if child.role == role))
 
     def accounts(self) -> dict[str, dict[str, Any]]:
-        """Return the accounts that the processes left, by party."""
+        """Return the accounts of all processes that stopped in order, by party."""
         found = {party: child.account() for party, child in self.children.items()}
         return {party: account for party, account in found.items() if account is not None}

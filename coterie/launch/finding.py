@@ -1,4 +1,4 @@
-"""What one check before a start found."""
+"""The result of one preflight check, as ``coterie preflight`` and joining report it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ Status = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found.
+    """The result of one preflight check.
 
     Attributes
     ----------
     check : str
-        Its name.
+        Name of the check.
     status : str
-        ``"ok"``, ``"warn"`` (can start; read it) or ``"fail"``.
+        ``"ok"``, ``"warn"`` (the run or service can start all the same) or ``"fail"``.
     problem : str
         What is wrong; empty when ok.
     fix : str
         How to put it right; empty when ok.
     note : str
-        What was found, when ok.
+        The fact that was found, when ok.
     """
 
     check: str
@@ -38,10 +38,10 @@ class Finding:
 
 
 def passed(check: str, note: str) -> Finding:
-    """Return that a check found what it wants."""
+    """Return the finding of a check that passed, with a note of what it found."""
     return Finding(check, "ok", note=note)
 
 
 def failed(check: str, error: CoterieError, fix: str) -> Finding:
-    """Return that a check met an error; ``fix`` stands where the error itself has no hint."""
+    """Return the finding of a check that failed by an error; ``fix`` is used when the error has no hint."""
     return Finding(check, "fail", error.message, error.hint or fix)

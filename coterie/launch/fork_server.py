@@ -1,9 +1,9 @@
-"""A process that has imported what services need, and forks each of them from itself.
+"""A fork server (the nursery), which imports the services' modules once and forks each service process.
 
-Most of what it costs to start a service is its imports.  Whoever starts many on one machine pays them once.  It forks
-before it has a thread or a connection, and each service then runs the same command as it would alone, with its own
-environment, its own session and its own log.  (The fork server of ``multiprocessing`` imports the launcher's main
-module again in every child, and its children may have no worker processes.)
+Imports are most of the cost of starting a service; a launcher that starts many on one machine pays them once.  The
+nursery forks while it has no thread and no connection.  Each forked service runs the same command as it would alone,
+with its own environment, session and log.  (The fork server of ``multiprocessing`` imports the launcher's main module
+again in every child, and its children may have no worker processes.)
 """
 
 from __future__ import annotations
@@ -41,55 +41,55 @@ _SET_NAME = 15  # PR_SET_NAME of prctl(2)
 
 
 class Started(Protocol):
-    """A process that was started: what the launcher uses of `subprocess.Popen`."""
+    """A child process, with the part of `subprocess.Popen`'s interface that the launcher uses."""
 
     pid: int
 
     @property
     def returncode(self) -> int | None:
-        """Exit status once that is known; the negative number of the signal that ended it."""
+        """Exit status, or the negative number of the signal that ended the process; None while unknown."""
         ...
 
     def poll(self) -> int | None:
-        """Return the exit status; None while it runs."""
+        """Return the exit status; None while the process runs."""
         ...
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit status once it has ended; raises `subprocess.TimeoutExpired`."""
+        """Wait for the end and return the exit status; raise `subprocess.TimeoutExpired` after the time, seconds."""
         ...
 
     def send_signal(self, sig: int) -> None:
-        """Send a signal, unless it has ended."""
+        """Send a signal, unless the process has ended."""
         ...
 
     def kill(self) -> None:
-        """End it without a warning."""
+        """Kill the process (SIGKILL)."""
         ...
 
 
 class Forked:
-    """A process that a nursery has forked; `Started`."""
+    """A process that the nursery has forked; implements `Started`."""
 
     def __init__(self, nursery: Nursery, pid: int, handle: int) -> None:
         self._nursery = nursery
-        # It stays this process's, whoever gets its number later.
+        # A pidfd stands for this process even after its number is given to another.
         self._handle = handle
         self.pid = pid
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit status; None while it runs."""
+        """Return the exit status; None while the process runs."""
         if self.returncode is None:
             self.returncode = self._nursery.status_of(self.pid)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit status once it has ended.
+        """Wait for the process's end and return its exit status.
 
         Raises
         ------
         subprocess.TimeoutExpired
-            When it still runs after so many seconds.
+            The process still runs after ``timeout`` seconds.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         ended = select.poll()
@@ -98,20 +98,20 @@ class Forked:
             left = float("inf") if deadline is None else deadline - time.monotonic()
             if left <= 0:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
-            # Not for longer at once: the nursery itself may have ended.
+            # Look again at intervals: the nursery itself may have ended.
             if ended.poll(1e3 * min(left, _LOOK_S)):
-                # It tells the status a moment later.
+                # The nursery reports the status a moment after the process has ended.
                 time.sleep(0.001)
         return status
 
     def send_signal(self, sig: int) -> None:
-        """Send a signal, unless it has ended."""
+        """Send a signal, unless the process has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handle, sig)
 
     def kill(self) -> None:
-        """End it without a warning."""
+        """Kill the process (SIGKILL)."""
         self.send_signal(signal.SIGKILL)
 
     def __del__(self) -> None:
@@ -119,12 +119,12 @@ class Forked:
 
 
 class Nursery:
-    """The launcher's side.
+    """The launcher's side of the fork server: starts it, and asks it to fork services.
 
     Parameters
     ----------
     environment : mapping
-        Of the nursery: what is read when modules are imported is the same for all its services.
+        Environment of the nursery's process.  Variables that modules read on import hold for all its services.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -144,16 +144,16 @@ class Nursery:
 
     @property
     def pid(self) -> int:
-        """Process id: the parent of what it forks."""
+        """Process id of the nursery, the parent of the services."""
         return self._process.pid
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Forked:
-        """Fork a process that runs ``coterie`` with some arguments and appends what it says to a log.
+        """Fork a process that runs ``coterie`` with the arguments and appends its output to a log.
 
         Raises
         ------
         OSError
-            When the nursery is gone, or cannot fork.
+            The nursery has ended, or cannot fork.
         """
         request = {
             "arguments": list(arguments),
@@ -171,13 +171,13 @@ class Nursery:
                 if "error" in message:
                     raise OSError(message["error"], os.strerror(message["error"]))
                 if handles:
-                    # The number may have been another's, for whose end nobody asked.
+                    # The process id may have been another's, whose exit status nobody collected.
                     self._ended.pop(message["pid"], None)
                     return Forked(self, message["pid"], handles[0])
                 self._ended[message["pid"]] = message["status"]
 
     def status_of(self, pid: int) -> int | None:
-        """Return the exit status of a process; None while it runs.  It is told once."""
+        """Return the exit status of a process, once; None while it runs."""
         with self._lock:
             while pid not in self._ended:
                 try:
@@ -187,14 +187,14 @@ class Nursery:
                 except ConnectionError:
                     packet = b""
                 if not packet:
-                    # Its processes end as those do whose launcher is gone; how, nobody knows any more.
+                    # Services whose parent has ended stop by themselves; their exit status is lost.
                     return -signal.SIGHUP
                 message = json.loads(packet)
                 self._ended[message["pid"]] = message["status"]
             return self._ended.pop(pid)
 
     def close(self) -> None:
-        """End the nursery, also in the middle of its imports; what it forked notices, and ends."""
+        """Kill the nursery, even in the middle of its imports; the services it forked notice and end."""
         self._channel.close()
         self._process.kill()
         self._process.wait()
@@ -202,7 +202,7 @@ class Nursery:
 
 @functools.cache
 def nursery() -> Nursery | None:
-    """Return this process's nursery, started with the first call; None where the system has no handles of processes."""
+    """Return this process's nursery, started by the first call; None on systems without process handles (pidfd)."""
     if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
         return None
     one = Nursery({key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")})
@@ -214,19 +214,19 @@ def nursery() -> Nursery | None:
 
 
 def _import_services() -> None:
-    """Import what services need; one that cannot be imported says so itself when it is started."""
+    """Import the services' modules; a service that fails to import reports that when it is started."""
     for name in ("coterie.cli.main", "coterie.config.load", "coterie.process.runtime", "alembic.command"):
         importlib.import_module(name)
     for service in entry_points(group="coterie.services"):
         with contextlib.suppress(ImportError, AttributeError):
             service.load()
     gc.collect()
-    # What is there now stays; it is not copied because its neighbours are collected.
+    # Objects that exist now are never collected, so a child's collector does not write to (and copy) their pages.
     gc.freeze()
 
 
 def _serve(channel: socket.socket) -> dict[str, Any] | None:
-    """Fork what the launcher asks for; return the request in the child, None in the nursery when it is over."""
+    """Fork a process per request; return the request in the child, and None in the nursery at the end."""
     with selectors.DefaultSelector() as selector:
         selector.register(channel, selectors.EVENT_READ)
         running: dict[int, int] = {}
@@ -265,7 +265,7 @@ def _tell_end(channel: socket.socket, pid: int, handle: int) -> None:
 
 
 def _become(request: Mapping[str, Any], set_by_imports: Mapping[str, str]) -> None:
-    """Make a process of its own of this one: session, folder, environment, standard streams, name."""
+    """Turn a forked process into a service's: own session, folder, environment, standard streams and name."""
     os.setsid()
     os.chdir(request["folder"])
     streams = (
@@ -279,7 +279,7 @@ def _become(request: Mapping[str, Any], set_by_imports: Mapping[str, str]) -> No
     os.environ.clear()
     os.environ.update({**set_by_imports, **request["environment"]})
     sys.argv = ["coterie", *request["arguments"]]
-    # For those who look at the list of processes: the command line there is the nursery's.
+    # A name for the list of processes, which shows the nursery's command line.
     ctypes.CDLL(None).prctl(
         _SET_NAME, " ".join(sys.argv[:3]).replace("coterie serve", "coterie").encode()[:15]
     )

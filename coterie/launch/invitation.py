@@ -1,8 +1,9 @@
-"""An invitation: all that a party on another machine needs to join a federation, in one file.
+"""Invitations: one signed file with all that a party on another machine needs to join a federation.
 
-The authority's certificate, where to enrol, a one-time token, and what the party's configuration says of the
-federation.  The directory signs it, so that nothing in it changes on the way unnoticed; whoever invents a whole one
-has another authority, whose fingerprint is to be compared with the one that the operator tells over another way.
+An invitation holds the authority's certificate, the address for enrolment, a one-time token, and the federation's part
+of the party's configuration.  The directory signs it, so a change on the way is noticed.  A wholly forged invitation
+names another authority; the party detects it by comparing the authority's fingerprint with the one that the operator
+tells over another channel.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from coterie.store.tokens import append_token
 __all__ = ["INVITATION", "Invitation", "invite"]
 
 INVITATION = "invitation"
-"""Name of the file where a folder holds one."""
+"""Name of an invitation's file in a party's folder."""
 
 _KIND = "coterie-invitation-1"
 _LABEL = "invitation"
@@ -42,29 +43,29 @@ _NUMBERS = ("participants", "issued", "expiry")
 
 @dataclass(frozen=True)
 class Invitation:
-    """What a party is told to join with.
+    """An invitation of one party to a federation.
 
     Parameters
     ----------
     role, name : str
-        Whom the token makes its holder.
+        The party that the token enrols.
     token : str
-        The one-time token; whoever has it first is that party.
+        The one-time token; its first user becomes that party.
     participants : int
         For how many participants the party may speak.
     issued, expiry : int
-        When it was made, and the first second at which it no longer holds; Unix seconds.
+        When the invitation was made, and the first second at which it is no longer valid; Unix seconds.
     authority : str
         The authority's certificate, PEM.
     directory_key : str
         The directory's Ed25519 public key, hexadecimal.
     enrol_address, enrol_name : str
-        Where the third party takes enrolments, and its name.
+        Address at which the third party takes enrolments, and the third party's name.
     settings : dict
-        Keys of the party's configuration that are known here: who its peers are, the run.  Files are named by name
-        only, and lie beside the invitation.
+        The federation's part of the party's configuration: its peers, the run.  Files are given by name only, and
+        lie beside the invitation.
     signature : str
-        The directory's, over everything else; hexadecimal.
+        The directory's signature over all other fields, hexadecimal.
     """
 
     role: str
@@ -82,7 +83,7 @@ class Invitation:
 
     @property
     def party(self) -> str:
-        """Role and name."""
+        """Role and name, as ``client/host-0``."""
         return f"{self.role}/{self.name}"
 
     @property
@@ -92,7 +93,7 @@ class Invitation:
         return certificate.fingerprint(hashes.SHA256()).hex()
 
     def signed(self, key: Ed25519PrivateKey) -> Self:
-        """Return the same with the directory's signature."""
+        """Return a copy that is signed by the directory's key."""
         return replace(self, signature=key.sign(self._content()).hex())
 
     def _content(self) -> bytes:
@@ -100,17 +101,17 @@ class Invitation:
         return encode(_LABEL, json.dumps(facts, sort_keys=True, separators=(",", ":")).encode())
 
     def save(self, path: Path) -> None:
-        """Write the invitation as JSON, mode 0600: whoever reads it first can be the party."""
+        """Write the invitation as JSON, mode 0600: anyone who reads the token can enrol as the party."""
         write_private_file(path, (json.dumps({"kind": _KIND, **asdict(self)}, indent=1) + "\n").encode())
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read an invitation and check that it is as it was signed.
+        """Read an invitation and verify its signature.
 
         Raises
         ------
         CertificateError
-            The file cannot be read, is no invitation, or was changed.
+            The file cannot be read, is no invitation, or was changed after it was signed.
         """
         again = "ask the operator to make it again and to send it as a file"
         try:
@@ -158,12 +159,12 @@ class Invitation:
         return found if texts and numbers and isinstance(found.settings, dict) else None
 
     def check_time(self, now: float) -> None:
-        """Check that the invitation holds now, as far as this machine's clock knows.
+        """Check that the invitation is valid at a time, Unix seconds, by this machine's clock.
 
         Raises
         ------
         CertificateError
-            It is over, or this clock is before the moment at which it was made.
+            The invitation has expired, or was made more than 300 seconds after ``now``.
         """
         clock = f"this machine's clock says {_moment(now)}"
         if now < self.issued - _SKEW_S:
@@ -180,19 +181,19 @@ class Invitation:
 
     @property
     def ask_again(self) -> str:
-        """Say how to get another."""
+        """Hint for error messages: how to get another invitation."""
         return (
             "ask the operator of the third party for another "
             f"(`coterie certs invite --role {self.role} --name {self.name}`)"
         )
 
     def check_fingerprint(self, expected: str) -> None:
-        """Check that the authority is the one whose fingerprint was told.
+        """Check that the authority has the fingerprint that the operator told over another channel.
 
         Raises
         ------
         CertificateError
-            It is another.
+            The fingerprints differ.
         """
         if expected.replace(":", "").strip().lower() != self.fingerprint:
             raise CertificateError(
@@ -212,7 +213,7 @@ def invite(
     settings: dict[str, Any],
     hours: float = 24.0,
 ) -> Invitation:
-    """Make a token for a party, note its hash, and return the invitation that carries it.
+    """Draw a token for a party, record its hash, and return the signed invitation with the token.
 
     Parameters
     ----------
@@ -221,13 +222,13 @@ def invite(
     role, name : str
         The party.
     participants : int
-        For how many participants it may speak.
+        For how many participants the party may speak.
     enrol : tuple of str
-        Where the third party takes enrolments, and its name.
+        Address at which the third party takes enrolments, and the third party's name.
     settings : dict
-        What the party's configuration says of the federation.
+        The federation's part of the party's configuration.
     hours : float
-        How long it may be used.
+        Validity, hours.
 
     Raises
     ------

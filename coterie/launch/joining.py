@@ -1,4 +1,4 @@
-"""A party joins a federation by an invitation: its folder is laid out, its keys are made in it, and it enrols."""
+"""Joining of a federation by invitation: a party lays out its folder, makes its keys there, and enrols."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ CONFIG = "config.toml"
 _TOKEN = "token"  # noqa: S105 - the name of a file
 _AUTHORITY = "ca.pem"
 _OWN = ("state", "output", "enrol.ca_file", "enrol.token_file")
-"""Paths of a configuration that are made here, and not brought."""
+"""Keys of paths that joining creates itself; no file of these is copied from beside the invitation."""
 _LATER = ("encryption.roster",)
-"""Files that may come after a party has joined: a roster names those who have."""
+"""Keys of files that may be missing at joining: a roster names parties that have joined, so it comes later."""
 _DIALLED = ("cos", "data-owner")
 _PORT = 7443
 _METRICS = "127.0.0.1:9464"
 _DIAGNOSIS_S = 5.0
 
 Enrol = Callable[[Any, TlsFiles], Awaitable[None]]
-"""What a service does to enrol: its settings, and where its key and certificate go."""
+"""Enrolment of a service: called with its settings and the files for its key and certificate."""
 
 
 @dataclass(frozen=True)
 class Joined:
-    """A party that has joined."""
+    """The result of joining: a party's configuration and certificate."""
 
     config: Path
-    """Its configuration."""
+    """File of the party's configuration."""
     settings: Any
-    """What that says."""
+    """The configuration, loaded and validated."""
     tls: TlsFiles
-    """Its key and certificate."""
+    """The party's key and certificate."""
     copied: tuple[str, ...]
-    """Names of the files that were taken from beside the invitation."""
+    """Names of the configured files that are in the folder now, copied from beside the invitation."""
     missing: tuple[Path, ...] = ()
-    """Files that have to come before the party can serve."""
+    """Configured files that have to be added before the party can serve."""
 
 
 async def join(
@@ -69,32 +69,32 @@ async def join(
 ) -> Joined:
     """Lay out a party's folder, make its keys there, and enrol.
 
-    Where an enrolment was interrupted, the same invitation into the same folder goes on with it.
+    After an interruption the same invitation with the same folder continues the enrolment.
 
     Parameters
     ----------
     invitation : Invitation
     source : Path
-        Folder of the invitation's file, where the files that it names are looked for.
+        Folder of the invitation's file, in which the files that the invitation names are looked for.
     into : Path
-        The party's folder: new, empty, or of an enrolment by this invitation.
+        The party's folder: new, empty, or left by an interrupted enrolment with this invitation.
     enrol : callable
-        How a service of this role enrols.
+        Enrols a service of this role.
     sets : sequence of str
-        ``key=value`` of the party's own, stronger than the invitation.
+        The party's own ``key=value`` settings, which override the invitation.
     timeout_s : float
         How long to try to reach the third party, seconds.
 
     Raises
     ------
     ConfigError
-        What the invitation and ``sets`` say makes no configuration, or a file that it names is missing.
+        Invitation and ``sets`` make no valid configuration, or a file that the invitation names is missing.
     PreflightError
-        The folder is in use, or cannot be written.
+        The folder holds other files, or cannot be written.
     CertificateError
-        The invitation does not hold, or the third party refuses it.
+        The invitation is not valid now, or the third party refuses it.
     PeerError
-        The third party cannot be reached, or is another one.
+        The third party cannot be reached, or another party answers at its address.
     """
     invitation.check_time(time.time())
     values = _values(invitation, timeout_s)
@@ -127,7 +127,7 @@ async def join(
 
 
 def reads(invitation: Invitation) -> list[str]:
-    """Return what an invitation sets, a line each, for people to read before they rely on it."""
+    """Return the settings of an invitation as lines ``key = value``, for people to read before they accept it."""
     return [f"{key} = {value}" for key, value in _flat(invitation.settings)]
 
 
@@ -140,7 +140,7 @@ def _flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
 
 
 def _values(invitation: Invitation, timeout_s: float) -> dict[str, Any]:
-    """Return the configuration as the invitation has it, paths from the party's folder."""
+    """Return an invited party's configuration, with paths relative to its folder."""
     if invitation.role == "operator":
         own = {"state": "state", "output": "report"}
     else:
@@ -164,7 +164,7 @@ def _settings(role: str, folder: Path | None, values: Mapping[str, Any], sets: S
 
 @contextlib.contextmanager
 def _laid_out(folder: Path, invitation: Invitation) -> Iterator[None]:
-    """Make the folder, or check that it is this party's; remove it again when nothing came of it."""
+    """Make the folder, or check that it is empty or holds this invitation's token; remove a new one on failure."""
     token = folder / _TOKEN
     try:
         made = not folder.exists()
@@ -189,7 +189,7 @@ def _laid_out(folder: Path, invitation: Invitation) -> Iterator[None]:
 
 
 def _brought(loaded: Loaded[Any], folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield key and name of the files that the invitation names."""
+    """Yield key and file name of each file that the invitation names."""
     for key, value in loaded.values.items():
         if isinstance(value, Path) and loaded.origin[key] == "file" and key not in _OWN:
             name = value.relative_to(folder) if value.is_relative_to(folder) else value
@@ -210,7 +210,7 @@ def _require(brought: Mapping[str, str], source: Path, into: Path) -> None:
 
 
 def _written(loaded: Loaded[Any], values: Mapping[str, Any], sets: Sequence[str]) -> dict[str, Any]:
-    """Return the configuration to keep: paths of the party's own no longer depend on where it was called."""
+    """Return the configuration to write, with paths from ``--set`` made absolute."""
     tree = tree_of(values, sets)
     for key, value in loaded.values.items():
         if isinstance(value, Path) and loaded.origin[key] == "--set":
@@ -226,7 +226,7 @@ async def _enrol(invitation: Invitation, settings: Any, tls: TlsFiles, enrol: En
     try:
         await enrol(settings, tls)
     except CertificateError as error:
-        # What is to be done about a token is said of an invitation here.
+        # A hint about tokens would mislead here: the party needs another invitation.
         hint = invitation.ask_again if "token" in error.message else error.hint
         raise CertificateError(error.message, hint=hint) from error
     except PeerError as error:

@@ -1,4 +1,4 @@
-"""The operator's measurement of the network between services: asked for at the COS, brought together, in numbers."""
+"""Network latency between services, measured for the operator (``coterie latency``) by way of the COS."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ __all__ = [
 ]
 
 SIZES = (0, 1 << 10, 1 << 15, 1 << 20, 1 << 24)
-"""What is carried, bytes: 0 B to 16 MiB."""
+"""Payload sizes that are measured, bytes: 0 B to 16 MiB."""
 
 _LONGEST_S = 24 * 3600.0
 
 
 class Times(TypedDict):
-    """Several measurements of a time, milliseconds."""
+    """Statistics of repeated measurements of one time: count, minimum and percentiles, milliseconds."""
 
     count: int
     least: float
@@ -53,7 +53,7 @@ class Times(TypedDict):
 
 
 class Carried(TypedDict):
-    """One size carried one way; ``mbit_s`` counts the median time from the first byte to the end of the answer."""
+    """Transfer times of one payload size in one direction, with the rate by the median time, Mbit/s."""
 
     size: int
     up: bool
@@ -62,7 +62,7 @@ class Carried(TypedDict):
 
 
 class Pair(TypedDict):
-    """From one service to another it calls; a time that was not measured is None."""
+    """Measured times from one service to another that it calls; None for a time that was not measured."""
 
     source: str
     target: str
@@ -77,28 +77,28 @@ class Pair(TypedDict):
 
 
 class Without(TypedDict):
-    """A party that measured nothing, and why."""
+    """A party that measured nothing, with the reason."""
 
     party: str
     why: str
 
 
 class Latencies(TypedDict):
-    """A whole measurement."""
+    """The result of one measurement: times by pair of services, and the parties without any."""
 
     pairs: list[Pair]
     without: list[Without]
 
 
 def of_local_run(run: LocalRun) -> tuple[TlsFiles, Service]:
-    """Return the operator's certificate and the COS of a run that is running on this machine.
+    """Return the operator's certificate and the COS of a run in progress on this machine.
 
     Raises
     ------
     RunError
-        It is not running.
+        The run is not running.
     CertificateError
-        It has no operator's certificate, or an old one.
+        The run has no operator's certificate, or an expired one.
     """
     folder = run.folder / "cos"
     if not in_use(folder / "state"):
@@ -114,12 +114,14 @@ def of_local_run(run: LocalRun) -> tuple[TlsFiles, Service]:
 
 
 async def of_operator(settings: OperateSettings) -> tuple[TlsFiles, Service]:
-    """Return the certificate of an operator, enrolled now where it has none, and its COS.
+    """Return an operator's certificate, enrolling when there is none, and the operator's COS.
 
     Raises
     ------
     CertificateError, PeerError
         The operator cannot enrol.
+    PreflightError
+        The state folder cannot be used.
     """
     try:
         settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -141,20 +143,20 @@ async def measure_all(
     parties: Sequence[str],
     told: Callable[[str], None],
 ) -> Latencies:
-    """Measure from here to the COS, then between all services that call each other.
+    """Measure times from here to the COS, then between all services that call each other.
 
     Parameters
     ----------
     tls : TlsFiles
         The operator's certificate.
     cos : Service
-        The orchestration server, by which the others are reached.
+        The COS, which asks the other services to measure.
     order : MeasureOrder
         What to measure.
     parties : sequence of str
-        Who is to measure, ``"client/host-0"``; everybody when empty.
+        Parties that measure, as ``"client/host-0"``; all when empty.
     told : callable
-        Called with a line about what was done.
+        Receives a line of progress for each pair and each party without measurements.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""The folder that ``coterie run`` leaves, and asking a user's host in it as the user's own application would.
+"""Requests to a user's host in a folder of ``coterie run``, as the user's own application would make them.
 
-While the run's services are there they are asked.  Afterwards third party, COS and the user's host are started
-again from their stores, on ports of their own, and stopped when the answer is there.  Nothing is trained: a run
-that has ended stays as it is.
+While the run's services are running, the request goes to them.  Afterwards third party, COS and the user's host are
+started again from their stores, on new ports, and stopped after the answer.  Nothing is trained: a run that has ended
+stays as it is.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _READY_S = 60.0
 _ANSWER_S = 30.0
 
 _GATHER, _DONE = "gather", "done"
-"""First and last phase of a run, whatever drives it, as the COS keeps them."""
+"""First and last phase of a run of any kind, as in the COS's store."""
 _PAUSE_S = 0.1
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What a user's host answered: suggestions, best first, by one version of the model."""
+    """The answer of a user's host: suggestions, best first, by one version of the model."""
 
     run: str
     user: str
@@ -103,7 +103,7 @@ def newest(root: Path) -> LocalRun:
     Raises
     ------
     RunError
-        There is none.
+        There is no run below the folder.
     """
     found = [file.parent.parent for file in root.glob("*/thirdparty/config.toml")]
     found += [file.parent.parent for file in root.glob("*/seed-*/thirdparty/config.toml")]
@@ -117,30 +117,30 @@ def newest(root: Path) -> LocalRun:
         return (folder / "thirdparty" / "config.toml").stat().st_mtime, folder.name
 
     last = max(found, key=started)
-    # Of several seeds the first stands for the run.
+    # The first seed's federation stands for a run of several seeds.
     return LocalRun.at(last.parent if last.name.startswith("seed-") else last)
 
 
 @dataclass(frozen=True)
 class LocalRun:
-    """The federation of one run on this machine, as its folder shows it.
+    """The folder of one run on this machine, with what can be read from it.
 
     Parameters
     ----------
     folder : Path
-        Holds ``thirdparty``, ``cos``, ``host-N`` and ``operator``.
+        Folder with ``thirdparty``, ``cos``, ``host-N`` and ``operator``.
     """
 
     folder: Path
 
     @classmethod
     def at(cls, folder: Path) -> LocalRun:
-        """Return the run in a folder; of a run with several seeds the first.
+        """Return the run in a folder; the first seed's where the run has several.
 
         Raises
         ------
         RunError
-            The folder holds none.
+            The folder holds no run.
         """
         folder = folder.absolute()
         seeds = sorted(folder.glob("seed-*"), key=lambda path: (len(path.name), path.name))
@@ -158,7 +158,7 @@ class LocalRun:
         return self.folder.parent.name if self.folder.name.startswith("seed-") else self.folder.name
 
     def phase(self) -> str | None:
-        """Return where the run stands by the store of its COS, as "done"; None before it was started.
+        """Return the run's phase from the COS's store, such as "done"; None before the run was started.
 
         Raises
         ------
@@ -167,11 +167,11 @@ class LocalRun:
         """
         path = self.folder / "cos" / "state" / "cos.db"
         rows = _read(path, lambda connection: list(connection.execute(sa.select(cos_store.runs.c.state))))
-        # Runs of every kind keep their phase under this key.
+        # Every kind of run keeps its phase under this key.
         return str(json.loads(rows[0].state)["phase"]) if rows else None
 
     def users(self) -> dict[str, str]:
-        """Return the host of each user by the user's name.
+        """Return the name of each user's host, by user name.
 
         Raises
         ------
@@ -205,7 +205,7 @@ class LocalRun:
         return host
 
     def titles(self) -> dict[str, str]:
-        """Return the titles of items by key; none where the data set has none or is not there any more."""
+        """Return item titles by item key; empty when the data set has no titles or cannot be read any more."""
         path = next(
             (f / _SETTINGS for f in (self.folder, self.folder.parent) if (f / _SETTINGS).is_file()), None
         )
@@ -220,12 +220,12 @@ class LocalRun:
         return {key: title for key, title in zip(dataset.items, dataset.item_titles, strict=True) if title}
 
     def operator(self) -> TlsFiles:
-        """Return the operator's certificate.
+        """Return the files of the operator's key and certificate.
 
         Raises
         ------
         CertificateError
-            There is none, or it has expired.
+            There is no certificate, or it has expired.
         """
         tls = TlsFiles(self.folder / "operator" / "tls")
         if not tls.complete():
@@ -268,7 +268,7 @@ async def recommend(run: LocalRun, user: str, k: int) -> Recommendation:
 
 
 async def receipt(run: LocalRun, user: str) -> wire.DisclosureReceiptResponse:
-    """Ask a user's host what has left it about the user, and what it refused.
+    """Ask a user's host for the user's disclosure receipt: what has left the host about the user, and what it refused.
 
     Raises
     ------
@@ -288,7 +288,7 @@ async def receipt(run: LocalRun, user: str) -> wire.DisclosureReceiptResponse:
 
 @asynccontextmanager
 async def _asked(run: LocalRun, host: str) -> AsyncIterator[Channel]:
-    """Yield a channel to a host that is ready to be asked."""
+    """Yield a channel to a host that serves, started again when the run has ended."""
     tls = run.operator()
     children = {
         role: Child(role, name, run.folder / folder)
@@ -323,8 +323,8 @@ async def _asked(run: LocalRun, host: str) -> AsyncIterator[Channel]:
 
 @asynccontextmanager
 async def _started_again(children: dict[str, Child]) -> AsyncIterator[str]:
-    """Start third party, COS and a host; yield the host's address."""
-    # Ports of their own: those of the run may belong to somebody else by now.
+    """Start third party, COS and a host from their stores; yield the host's address."""
+    # New ports: another process may have taken the run's by now.
     address = {name: f"{_HOST}:{free_port()}" for name in ("thirdparty", "enrol", "cos", "client")}
     directory, cos = f"thirdparty.address={address['thirdparty']}", f"cos.address={address['cos']}"
     sets = {
@@ -337,7 +337,7 @@ async def _started_again(children: dict[str, Child]) -> AsyncIterator[str]:
             child.start(
                 f"listen={address[role]}",
                 f"state={child.state}",  # the folder may have been moved
-                "transcript=false",  # what is asked now is no part of the run
+                "transcript=false",  # this request is no part of the run
                 *sets[role],
             )
         yield address["client"]
@@ -362,7 +362,7 @@ async def _connected(tls: TlsFiles, child: Child, address: str) -> AsyncIterator
 
 
 async def _ready(channel: Channel, children: Sequence[Child]) -> None:
-    """Wait until a service is healthy, while the children that it needs live."""
+    """Wait until a service reports itself healthy; fail as soon as one of the children has ended."""
     deadline = time.monotonic() + _READY_S
     while True:
         for child in children:
@@ -403,7 +403,7 @@ def _configured_address(child: Child) -> str:
 
 
 def _read(path: Path, query: Callable[[sa.Connection], T]) -> T:
-    if not path.is_file():  # connecting would make it
+    if not path.is_file():  # connecting would create the file
         raise RunError(f"{path} is not there", hint="the run did not get as far as starting")
     engine = sa.create_engine(f"sqlite:///{path}", poolclass=sa.pool.NullPool)
     try:

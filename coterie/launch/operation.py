@@ -1,4 +1,4 @@
-"""One run from the operator's side, on services that run elsewhere: enrol, start, watch, report."""
+"""The whole of ``coterie operate``: one run on services elsewhere, from the operator's enrolment to the report."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from coterie.wire.v1 import operator_pb2 as wire
 __all__ = ["operate"]
 
 Watcher = Callable[[wire.WatchRunResponse], None]
-"""Called with each event."""
+"""Callback that receives each event of the run."""
 
 
 async def operate(settings: OperateSettings, order: Order, watcher: Watcher) -> Report:
-    """Carry out an order and write its report.
+    """Start the run of an order, watch it, and write and return its report.
 
-    An operator that was stopped carries the same order out again: the run goes on meanwhile, and is watched from
-    its first event.
+    An operator that was stopped can carry out the same order again: the run continues meanwhile, and its events are
+    read from the first.
 
     Parameters
     ----------
     settings : OperateSettings
-        The operator.
+        The operator's configuration.
     order : Order
-        What to run.
+        The run.
     watcher : callable
-        Sees each event.
+        Receives each event.
 
     Returns
     -------
     Report
-        What ``report.json`` holds.  Traffic and CPU time are not in it: every party keeps its own account.
+        The content of ``report.json``, without traffic and CPU time: every party keeps its own account of these.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The operator's end of a federation: enrol, start a run, watch it, ask for what the COS knows."""
+"""The operator's client of the COS: enrols, starts a run, watches its events, fetches its report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from coterie.wire.v1.operator_pb2_grpc import OperatorStub
 __all__ = ["PATIENCE_S", "Operator"]
 
 PATIENCE_S = 60.0
-"""How long the COS may be silent before the operator gives up, seconds: it may be starting again."""
+"""How long the COS, which may be restarting, can be silent before the operator gives up, seconds."""
 
 _WATCH_S = 24 * 3600.0
 _PAUSE_S = 0.2
@@ -36,11 +36,11 @@ T = TypeVar("T")
 
 
 def _nothing_to_check() -> None:
-    """Stand for no condition beside the connection."""
+    """Check nothing: the default of `Operator` where no local processes have to be watched."""
 
 
 async def _while_checked(work: Coroutine[Any, Any, T], check: Callable[[], None]) -> T:
-    """Wait for something that may take long, and end it when the check raises."""
+    """Await a long task, calling a check every 0.2 s; cancel the task when the check raises."""
     task = asyncio.create_task(work)
     try:
         while not task.done():
@@ -57,10 +57,10 @@ class Operator:
     Parameters
     ----------
     channel : Channel
-        To the COS.
+        Channel to the COS.
     check : callable
-        Called before each attempt and at each event; what it raises ends the call.  The launcher of local
-        processes raises there when one of them has ended.
+        Called before each attempt and at each event; an exception of it ends the call.  The launcher of local
+        processes raises one when a process has ended.
     """
 
     def __init__(self, channel: Channel, check: Callable[[], None] = _nothing_to_check) -> None:
@@ -78,7 +78,7 @@ class Operator:
         *,
         thirdparty: Peer | None = None,
     ) -> Operator:
-        """Enrol where there is no certificate yet, and connect.
+        """Enrol, unless there is a certificate already, and connect to the COS.
 
         Parameters
         ----------
@@ -87,9 +87,9 @@ class Operator:
         cos : Peer
             The orchestration server.
         check : callable
-            As of the class.
+            As for the class; also called while enrolling.
         thirdparty : Peer, optional
-            Where the certificate is renewed; it is not where this is absent.
+            The third party, which renews the certificate; without it nothing is renewed.
 
         Raises
         ------
@@ -121,11 +121,11 @@ class Operator:
         return operator
 
     async def start(self, request: wire.StartRunRequest) -> None:
-        """Create a run; the same request again changes nothing."""
+        """Ask the COS to create a run; repeating the same request changes nothing."""
         await self._ask(lambda: self._stub.StartRun(request))
 
     async def watch(self, run_id: str) -> AsyncGenerator[wire.WatchRunResponse, None]:
-        """Yield a run's events from the first until it has ended; none is missed when the COS restarts.
+        """Yield a run's events from the first until the run has ended; none is lost when the COS restarts.
 
         Raises
         ------
@@ -136,11 +136,11 @@ class Operator:
         while True:
             request = wire.WatchRunRequest(run_id=run_id, from_event=following)
             try:
-                # Closed with this generator, and not when somebody finds time to collect it: the loop may be gone then.
+                # Closed with this generator: by the time of garbage collection the event loop may be gone.
                 async with contextlib.aclosing(self._stub.WatchRun(request, timeout=_WATCH_S)) as events:
                     async for event in events:
                         heard = time.monotonic()
-                        # Progress is not numbered: it is not kept.
+                        # Progress events have no number: the COS does not store them.
                         following = event.number + 1 if event.number else following
                         self._check()
                         yield event
@@ -148,14 +148,14 @@ class Operator:
             except grpc.aio.AioRpcError as error:
                 self._check()
                 if waits_for_store(error):
-                    # It lives, and goes on once its store takes writes again.
+                    # The COS is alive, and goes on once its store takes writes again.
                     heard = time.monotonic()
                 if time.monotonic() - heard > PATIENCE_S:
                     raise RunError(f"the COS cannot be reached: {error.details()}") from error
                 await asyncio.sleep(_PAUSE_S)
 
     async def report(self, run_id: str) -> dict[str, Any]:
-        """Return what the COS knows about a run."""
+        """Return the COS's facts about a run, for the report."""
         request = wire.GetReportRequest(run_id=run_id)
         response = await self._ask(lambda: self._stub.GetReport(request))
         report: dict[str, Any] = json.loads(response.json)

@@ -1,7 +1,7 @@
-"""An order: what ``coterie bootstrap`` hands to the operator of a federation across machines.
+"""Orders: the file that ``coterie bootstrap`` writes for the operator of a federation across machines.
 
-It holds the run's settings and whatever of the data an operator may know: its name and size, the digest of its split,
-and the mean metrics of the reference rows.  It holds no interaction.
+An order holds the run's settings and the facts about the data that an operator may know: name and size, the digest of
+the split, and the mean metrics of the reference rows.  It holds no interaction.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Order"]
 
 @dataclass(frozen=True)
 class Order:
-    """One run, ready to be started.
+    """One run, ready for an operator to start.
 
     Parameters
     ----------
@@ -36,17 +36,17 @@ class Order:
     settings : RunSettings
         The run.
     owners, users : int
-        Whom the COS waits for.
+        How many data owners and users the COS waits for.
     dataset : dict
         Name and size of the data set.
     split_sha256 : str
         Digest of the split.
     reference : dict
-        Rows beside the federation's, by name; empty when the run wants none.
+        Reference rows by name; empty when the run wants none.
     protection : dict
-        What the sums of a rounds-based run protect, as the report says it; empty for others.
+        The report's section on what the run's sums protect; empty for asynchronous runs, which have no sums.
     attributes : list of str
-        Names of the users' attributes, of systems that learn from them.
+        Names of the users' attributes, for systems that learn from them.
     """
 
     run_id: str
@@ -61,12 +61,12 @@ class Order:
     attributes: list[str] = field(default_factory=list)
 
     def request(self) -> wire.StartRunRequest:
-        """Return what to ask of the COS."""
+        """Return the request by which the operator starts the run at the COS."""
         plan = run_plan(self.settings, run_id=self.run_id, seed=self.seed, attributes=self.attributes)
         return start_request(self.settings, plan, owners=self.owners, users=self.users)
 
     def save(self, path: Path) -> None:
-        """Write the order; a reader finds all of it or nothing."""
+        """Write the order as JSON, atomically and with mode 0600."""
         fields = {
             **vars(self),
             "settings": self.settings.model_dump(mode="json", exclude_none=True),
@@ -76,14 +76,14 @@ class Order:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read what `save` wrote.
+        """Read an order that `save` wrote.
 
         Raises
         ------
         PreflightError
             The file cannot be read.
         ConfigError
-            It is no order.
+            The file is no order of this version.
         """
         try:
             fields = json.loads(path.read_text())

@@ -1,7 +1,7 @@
-"""Who takes part in a federation and how each is configured, on this machine or across many.
+"""Parties of a federation and their configurations, on one machine or across many.
 
-The launcher of ``coterie run`` and ``coterie bootstrap`` both lay out a federation with `lay_out`; they differ only in
-where each party's files go and how parties reach each other, which a `Layout` says.
+The launcher of ``coterie run`` and ``coterie bootstrap`` both lay out a federation with `lay_out`.  They differ only in
+the folder and address of each party, which a `Layout` gives.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ _ROSTER_S = 365 * 24 * 3600
 _SKEW_S = 300
 
 JOIN_S = 60.0
-"""How long a process tries to enrol, seconds: the third party may still be starting."""
+"""How long a process tries to enrol while the third party may still be starting, seconds."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where one party runs.
+    """Folder and addresses of one party.
 
     Parameters
     ----------
     folder : Path
-        Where its files are written.
+        Folder into which the party's files are written.
     listen : str
-        Address that it listens on, ``host:port``.
+        Address on which the party listens, ``host:port``.
     reached_at : str or None
-        Address that the others use; None when it is the same.
+        Address that other parties use; None when it is the same.
     """
 
     folder: Path
@@ -70,30 +70,30 @@ class Place:
 
     @property
     def address(self) -> str:
-        """Address that the others use."""
+        """Address that other parties use, ``host:port``."""
         return self.reached_at or self.listen
 
 
 Layout = Callable[[str, str, int], Place]
-"""From role, name and position within the role to a place."""
+"""Function that gives a party's place by role, name and position within the role."""
 
 
 @dataclass(frozen=True)
 class PartyPlan:
-    """One party as it will be configured.
+    """One party of a federation, with its configuration.
 
     Parameters
     ----------
     role, name : str
-        Who.
+        Role and name of the party.
     place : Place
-        Where.
+        Folder and addresses of the party.
     participants : int
-        For how many participants it speaks.
+        For how many participants the party speaks.
     values : dict
-        Its configuration, without what all parties have; relative paths start from its folder.
+        The party's own configuration, without the keys that all parties share; relative paths start from its folder.
     late : bool
-        Whether it joins only after some epochs (churn).
+        Whether the party joins only after some epochs (churn).
     """
 
     role: str
@@ -106,18 +106,18 @@ class PartyPlan:
 
 @dataclass(frozen=True)
 class Laid:
-    """A federation laid out, without its third party: COS, data owners, client hosts."""
+    """A federation that is laid out: all parties but the third party, with their files written."""
 
     parties: tuple[PartyPlan, ...]
     users: int
     roster_key: bytes | None = None
-    """The operator's public key for rosters, where sums are encrypted; the third party must know it."""
+    """The operator's public key for rosters, for the third party; None unless sums are encrypted."""
     signs_rosters: Ed25519PrivateKey | None = field(default=None, repr=False)
-    """The operator's key itself, where a roster is still to be signed."""
+    """The operator's private key for rosters; None unless a roster is still to be signed."""
 
     @property
     def owners(self) -> int:
-        """Data owners that are there from the beginning."""
+        """Number of data owners that take part from the beginning."""
         return sum(
             party.participants for party in self.parties if party.role == "data-owner" and not party.late
         )
@@ -126,7 +126,7 @@ class Laid:
 def lay_out(
     settings: RunSettings, feed: Feed, layout: Layout, *, run_id: str, seed: int, invited: bool = False
 ) -> Laid:
-    """Write the data of each party into its folder and say how it is configured.
+    """Write each party's data into its folder, and return the parties with their configurations.
 
     Parameters
     ----------
@@ -135,13 +135,13 @@ def lay_out(
     feed : Feed
         The data, divided.
     layout : callable
-        Where each party runs.
+        Gives the folder and addresses of each party.
     run_id : str
         Id of the run.
     seed : int
-        Seed of the order in which users deliver.
+        Seed of users' own randomness and order of delivery, where the system or an experiment has these seeded.
     invited : bool
-        Whether parties make their keys themselves: then the roster of those who hold the key of sums is signed later.
+        Whether parties make their keys themselves; the roster of key holders is then signed later.
     """
     cos = layout("cos", "cos", 0)
     common = {"run": run_id, "cos": {"address": cos.address, "name": "cos"}}
@@ -177,7 +177,7 @@ def lay_out(
 def _encryption(
     settings: RunSettings, layout: Layout, common: dict[str, Any], run_id: str | None, hosts: Sequence[Place]
 ) -> _Encryption | None:
-    """Return how sums are encrypted; None where they are not.  Without a run's id no roster is signed."""
+    """Return the encryption of a run's sums, None when they are not encrypted; without a run id, sign no roster."""
     if settings.secure_sum == "shared-key":
         return _Encryption(settings, [place.folder / "state" / HOLDER for place in hosts], run_id)
     if settings.secure_sum != "encrypted":
@@ -197,10 +197,10 @@ def _encryption(
 
 
 class _Encryption:
-    """Who holds the key of a run, and the roster that names them: decrypting clients, or the hosts themselves.
+    """Key holders of a run with encrypted sums (decrypting clients, or the hosts themselves) and their signed roster.
 
-    The operator's key for rosters is drawn here, signs this one roster, and is forgotten; unless the holders are not
-    known yet, because they make their keys themselves.
+    The operator's key for rosters is drawn here, signs this one roster, and is not kept, unless the roster is signed
+    later, because key holders make their identities themselves.
 
     Parameters
     ----------
@@ -208,7 +208,7 @@ class _Encryption:
     holders : sequence of Path
         Folders of the holders' identities.
     run_id : str, optional
-        None where the roster is signed later.
+        Id of the run that the roster is for; None when the roster is signed later.
     """
 
     def __init__(self, settings: RunSettings, holders: Sequence[Path], run_id: str | None) -> None:
@@ -217,7 +217,7 @@ class _Encryption:
         self._obfuscators = encryption.obfuscators
         self._rotate_every = encryption.rotate_every
         self.shared = settings.secure_sum == "shared-key"
-        """Whether hosts hold the key."""
+        """Whether the hosts themselves hold the key."""
         self.operator, now = Ed25519PrivateKey.generate(), int(time.time())
         self.roster_key = self.operator.public_key().public_bytes_raw()
         self._roster: Roster | None = None
@@ -225,10 +225,10 @@ class _Encryption:
             members = [_own_id(folder) for folder in holders]
             self._roster = Roster.sign(self.operator, members, now - _SKEW_S, now + _ROSTER_S, run=run_id)
         self.parties: list[PartyPlan] = []
-        """The decrypting clients."""
+        """Decrypting clients, to be added to the federation's parties."""
 
     def of_a_host(self, folder: Path) -> dict[str, Any]:
-        """Write what a host relies on, and return its configuration."""
+        """Write a host's roster files, and return its configuration of encryption."""
         own = (
             {"holds_key": True, "rotate_every": self._rotate_every}
             if self.shared
@@ -237,7 +237,7 @@ class _Encryption:
         return {"encryption": self.trust(folder) | own}
 
     def trust(self, folder: Path) -> dict[str, Any]:
-        """Write what a party relies on about the key, and return how it is configured."""
+        """Write roster and roster key into a party's folder, and return the configuration that names them."""
         if self._roster is not None:
             self._roster.save(folder / _ROSTER_FILE)
         save_roster_key(folder / ROSTER_KEY, self.roster_key)
@@ -245,7 +245,7 @@ class _Encryption:
 
 
 def _own_id(state: Path) -> bytes:
-    """Draw the keys of a key holder before it starts, because the roster names it; return its id."""
+    """Draw a key holder's identity before it starts, for the roster to name it, and return its participant id."""
     for folder in (state.parent, state):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     (identity,) = identities(state, 1)
@@ -253,17 +253,17 @@ def _own_id(state: Path) -> bytes:
 
 
 def _told(path: Path | None, key: str) -> dict[str, str]:
-    """Return the key that names a file of what is known, where one was written."""
+    """Return the setting that names a file; empty when no file was written."""
     return {} if path is None else {key: path.name}
 
 
 def _own_seed(settings: RunSettings, seed: int) -> dict[str, int]:
-    """Return what seeds the users' own randomness: nothing where they are people, and no operator may know it."""
+    """Return the seed of users' own randomness; empty unless the system or an experiment lets an operator know it."""
     return {"seed": seed} if settings.description.seeded_users or settings.rounds.experiment else {}
 
 
 def _consent(settings: RunSettings) -> dict[str, Any]:
-    """Return what a host is told to accept: this run's floors, and what they count, where it has rounds."""
+    """Return the consent that a host or key holder gives to the run: system, sums and floors; empty if asynchronous."""
     if settings.driver is Driver.ASYNCHRONOUS:
         return {}
     rounds = settings.rounds
@@ -273,7 +273,7 @@ def _consent(settings: RunSettings) -> dict[str, Any]:
             "secure_sums": [settings.secure_sum],
             "min_cohort": rounds.min_cohort,
             "min_sum": rounds.min_sum,
-            # Said, and not left to the number of its users: one of the hosts may have a single one.
+            # Set explicitly: a host would otherwise go by its number of users, which may be one.
             "experiment": rounds.experiment,
             "sparse": settings.sparse,
         }
@@ -303,12 +303,12 @@ def _owners(settings: RunSettings, feed: Feed, layout: Layout, common: dict[str,
 
 
 def start_request(settings: RunSettings, plan: RunPlan, *, owners: int, users: int) -> wire.StartRunRequest:
-    """Return what the operator asks of the COS: the plan, whom to wait for, and for how long.
+    """Return the operator's request to start a run: the plan, how many parties to wait for, and time limits.
 
     Parameters
     ----------
     owners, users : int
-        Data owners and users to wait for before interactions are taken.
+        Numbers of data owners and users to wait for before interactions are taken.
     """
     federation = settings.federation
     return wire.StartRunRequest(

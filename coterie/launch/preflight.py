@@ -1,6 +1,6 @@
-"""What must hold before a run or a service starts: each rule says what is wrong and how to put it right.
+"""Preflight checks of ``coterie run``: each returns a finding, with the problem and its fix.
 
-Nothing is changed: a store is not migrated, a token is not redeemed, a port is given back at once.
+The checks change nothing: no store is migrated and no token redeemed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ["Finding", "check_run", "check_service"]
 
 _MB = 1 << 20
 _PROCESS_MB = 120
-"""Memory of one service process with little data, MiB: what small runs report as peak."""
+"""Memory of one service process with little data, MiB: the peak that small runs report."""
 
 
 def check_run(settings: RunSettings) -> list[Finding]:
-    """Check that ``coterie run`` can carry out a run on this machine; the data set is read and divided."""
+    """Check that ``coterie run`` can carry out a run on this machine; reads and divides the data set."""
     findings = [*_services(), *check_systems(), *_packages(settings)]
     try:
         dataset = load(settings)
@@ -90,7 +90,7 @@ def _packages(settings: RunSettings) -> Iterator[Finding]:
         if not missing:
             yield passed(check, ", ".join(modules))
         else:
-            # Every run ends with its report; the others are missed only by those who use them, as this run uses a key.
+            # Every run writes a report, and this one may need a Paillier key; the other extras are optional.
             status: Status = "fail" if extra in ("report", "paillier") else "warn"
             yield Finding(
                 check,
@@ -133,7 +133,7 @@ def _rounds(settings: RunSettings, feed: Feed) -> Iterator[Finding]:
 
 
 def _versions(settings: RunSettings) -> int:
-    """Return how many versions of the model a run may keep."""
+    """Return the largest number of model versions that a run keeps."""
     return 10 if settings.description.in_rounds else settings.own.passes(settings)
 
 
@@ -141,7 +141,7 @@ def _processes(settings: RunSettings) -> int:
     federation = settings.federation
     if not settings.description.needs.owners_by_genre:
         return 2 + settings.own.catalogue_owners + federation.hosts
-    # Without a number there is one process for each owner, and about 20 genres in any data set here.
+    # By default there is one process for each owner, and a data set has about 20 genres.
     owners = federation.owner_processes or federation.owners or 20
     return 2 + owners + federation.hosts
 
@@ -150,7 +150,7 @@ def _memory(settings: RunSettings, feed: Feed) -> Finding:
     users, items, d = len(feed.dataset.users), len(feed.dataset.items), settings.own.width
     hosts = settings.federation.hosts
     model = (users + items) * d * 4
-    # A host scores 256 users at a time and holds about ten arrays of that shape; everybody holds the catalogue.
+    # A host scores 256 users at a time and holds about ten arrays of shape (256, items).
     evaluating = 256 * items * 8 * 10
     expected = (
         _processes(settings) * _PROCESS_MB * _MB

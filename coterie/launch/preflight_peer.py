@@ -1,4 +1,4 @@
-"""Who answers at an address, what is wrong with it, and how far apart two clocks are."""
+"""Preflight checks of one peer: the certificate it shows, its health, and the offset of its clock."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from coterie.net.server import CLOCK_KEY
 __all__ = ["Clock", "ask", "check_clock", "met", "mismatch"]
 
 _CLOCK_WARN_S = 30.0
-"""Certificates and tokens bear minutes; whoever reads two logs side by side bears less."""
+"""Offset that is reported, seconds: it disturbs the comparison of logs, though certificates and tokens tolerate it."""
 _CLOCK_FAIL_S = 240.0
-"""Certificates are valid from five minutes before they are made."""
+"""Offset that fails, seconds: certificates are valid from five minutes before they are made."""
 
 
 class Clock(NamedTuple):
-    """How far the clock of a peer is ahead of this machine's."""
+    """Offset of a peer's clock from this machine's."""
 
     ahead_s: float
-    """Seconds; negative when it is behind."""
+    """How far the peer's clock is ahead, seconds; negative when it is behind."""
     within_s: float
-    """It is at most so much more or less: half of the time that the call took."""
+    """Error bound of the offset, seconds: half of the call's round-trip time."""
 
 
 async def met(address: str, timeout_s: float) -> x509.Certificate | None:
-    """Return the certificate that is shown at an address, whoever it is; None where nobody speaks TLS.
+    """Return the certificate that the peer at an address shows, unverified; None when no peer there speaks TLS.
 
-    Nothing is sent but the handshake, and nothing that is learned here is relied on.
+    Only the TLS handshake is sent.  The certificate is for diagnosis only: nothing may rely on it.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -49,7 +49,7 @@ async def met(address: str, timeout_s: float) -> x509.Certificate | None:
     try:
         async with asyncio.timeout(timeout_s):
             _, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
-    except (OSError, TimeoutError):  # what TLS raises is an OSError
+    except (OSError, TimeoutError):  # ssl.SSLError is an OSError
         return None
     try:
         shown: bytes | None = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
@@ -61,17 +61,17 @@ async def met(address: str, timeout_s: float) -> x509.Certificate | None:
 
 
 def mismatch(shown: x509.Certificate, role: str, name: str, authority: bytes, now: float) -> Finding | None:
-    """Return what is wrong with a peer by its certificate, as a failure of no check yet; None when nothing is.
+    """Return what is wrong with a peer's certificate, as a finding without a check's name; None when nothing is.
 
     Parameters
     ----------
     shown : x509.Certificate
     role, name : str
-        Who it should be.
+        The expected party.
     authority : bytes
         The authority's certificate, PEM.
     now : float
-        Unix seconds.
+        This machine's time, Unix seconds.
     """
     try:
         who = str(PeerIdentity.from_certificate(shown.public_bytes(Encoding.PEM)))
@@ -108,19 +108,19 @@ def _failure(problem: str, fix: str) -> Finding:
 async def ask(
     peer: Peer, role: str, credentials: grpc.ChannelCredentials, timeout_s: float
 ) -> tuple[int, Clock | None]:
-    """Ask a peer for its health by mutual TLS, and for the time.
+    """Return a peer's health status (by mutual TLS) and the offset of its clock; None when it tells no time.
 
     Raises
     ------
     grpc.aio.AioRpcError
-        It does not answer, or refuses.
+        The peer does not answer, or refuses.
     """
     name = logical_name(role, peer.name)
     channel = grpc.aio.secure_channel(
         peer.address, credentials, options=[("grpc.ssl_target_name_override", name)]
     )
     try:
-        # The first call makes the connection; the second one takes the time.
+        # The first call makes the connection; the second one is timed.
         stub = health_pb2_grpc.HealthStub(channel)
         await stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
         before = time.time()
@@ -142,7 +142,7 @@ def _clock(told: str, before: float, after: float) -> Clock | None:
 
 
 def check_clock(party: str, clock: Clock) -> Finding:
-    """Say whether the clock of a peer is near enough to this machine's."""
+    """Check that a peer's clock is near enough to this machine's: warn above 30 s, fail above 240 s."""
     check = f"clock of {party}"
     off = abs(clock.ahead_s)
     text = (

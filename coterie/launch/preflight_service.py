@@ -1,4 +1,4 @@
-"""Whether ``coterie serve`` can run a service here."""
+"""Preflight checks of one service before ``coterie serve``: ports, state folder, store, input files, roster."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ _LITTLE_DISK = 1024 * _MB
 
 
 async def check_service(role: str, settings: ServiceSettings, *, timeout_s: float = 5.0) -> list[Finding]:
-    """Check that ``coterie serve`` can run a service here.
+    """Check that ``coterie serve`` can run a service on this machine.
 
     Parameters
     ----------
     role : str
         Role of the service.
     settings : ServiceSettings
-        Its configuration.
+        The service's configuration.
     timeout_s : float
         How long to wait for each peer, seconds.
     """
@@ -71,7 +71,7 @@ async def check_service(role: str, settings: ServiceSettings, *, timeout_s: floa
 
 
 def check_systems() -> Iterator[Finding]:
-    """Check the learning systems that are installed: one that cannot be used keeps no other from running."""
+    """Check the installed learning systems; one that cannot be loaded is a warning, since others still run."""
     yield passed("systems", ", ".join(systems()))
     for failure in failures():
         yield Finding("systems", "warn", str(failure), REMEDY)
@@ -118,7 +118,7 @@ def _advertised(settings: DataOwnerSettings) -> Finding:
 
 
 def _binds(address: str) -> str | None:
-    """Return why nobody can listen at an address now; None when somebody can."""
+    """Return why no process can listen at an address now; None when one can."""
     host, _, port = address.rpartition(":")
     try:
         found = socket.getaddrinfo(
@@ -126,10 +126,10 @@ def _binds(address: str) -> str | None:
         )
         family, kind, protocol, _, place = found[0]
         with socket.socket(family, kind, protocol) as probe:
-            # As gRPC does: connections that are closing do not count.
+            # As gRPC does: connections that are closing do not occupy the port.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(place)
-    except (OSError, OverflowError, UnicodeError) as error:  # the last: a name that is no host's
+    except (OSError, OverflowError, UnicodeError) as error:  # UnicodeError: no valid host name
         return getattr(error, "strerror", None) or str(error)
     return None
 
@@ -185,7 +185,7 @@ def _store(role: str, state: Path) -> Finding:
     path = state / name
     if not path.exists():
         return passed("store", f"{name} will be made")
-    # Not `open_sqlite`: that one migrates.
+    # Not by `open_sqlite`, which migrates the store.
     engine = sa.create_engine(f"sqlite:///{path}", poolclass=sa.pool.NullPool)
     try:
         with engine.connect() as connection:
@@ -260,7 +260,7 @@ def _roster(key: KeySettings, run: str) -> Finding:
 
 
 def _on_the_roster(key: KeySettings, state: Path) -> Iterator[Finding]:
-    """Check that a key holder is one of those that the roster names, once it has an identity."""
+    """Check that the roster names this key holder; no finding before the holder has an identity."""
     path = state / IDENTITIES
     try:
         if not path.exists():
@@ -268,7 +268,7 @@ def _on_the_roster(key: KeySettings, state: Path) -> Iterator[Finding]:
         (own,) = load_many(path)
         named = own.participant_id in Roster.load(key.roster).members
     except (CoterieError, ValueError):
-        # What is wrong with the roster is said there; of the file, when the process starts.
+        # `_roster` reports errors of the roster; the service reports errors of the identity file when it starts.
         return
     who = own.participant_id.hex()[:16]
     if named:
@@ -301,7 +301,7 @@ def _table(check: str, path: Path, columns: Iterable[str]) -> Finding:
 
 
 def existing(path: Path) -> Path:
-    """Return the path, or the nearest one above it that exists."""
+    """Return the absolute path, or its nearest ancestor that exists."""
     path = path.absolute()
     while not path.exists():
         path = path.parent
@@ -309,9 +309,9 @@ def existing(path: Path) -> Path:
 
 
 def unwritable(folder: Path) -> str | None:
-    """Return why nothing can be written into a folder, None when something can; leaves nothing there."""
+    """Return why a folder cannot be written to; None when it can.  No file is left there."""
     try:
-        # Not `os.access`: for root it says yes also on a file system that takes nothing.
+        # Not by `os.access`, which allows root even on a read-only file system.
         with tempfile.TemporaryFile(dir=folder):
             return None
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Whether a service can prove who it is, and whom it meets: certificate, token, authority, peers."""
+"""Preflight checks of a service's trust: its certificate or token, the authority, and the peers it calls."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["check_authority", "check_certificate", "check_enrolment", "check_pee
 
 
 def check_authority(settings: ThirdPartySettings) -> Iterator[Finding]:
-    """Check the third party's own keys and its file of tokens."""
+    """Check the third party's authority (keys and certificate) and its file of tokens."""
     if not secrets_exist(settings.state):
         if (settings.state / "directory.db").exists():
             yield Finding(
@@ -64,7 +64,7 @@ def check_authority(settings: ThirdPartySettings) -> Iterator[Finding]:
 
 
 def check_certificate(role: str, settings: ServiceSettings, tls: TlsFiles) -> Iterator[Finding]:
-    """Check the certificate of a service: its name, key, authority and time; without one, how to enrol."""
+    """Check a service's certificate: name, key, authority and validity; without one, its token to enrol."""
     if not tls.complete():
         yield from _token(role, settings, "no certificate yet")
         return
@@ -95,7 +95,7 @@ def check_certificate(role: str, settings: ServiceSettings, tls: TlsFiles) -> It
         return
     validity = _validity("certificate", certificate, again, tls.chain.read_bytes(), party)
     if validity.status == "fail" and settings.enrol is not None:
-        # An expired certificate is exchanged for a new one, if there is a token for it.
+        # A service with a token replaces its expired certificate when it starts.
         yield Finding("certificate", "warn", validity.problem, "a new token in enrol.token_file renews it")
         yield from _token(role, settings, "the certificate does not hold")
     else:
@@ -176,7 +176,7 @@ _Parties = DataOwnerSettings | ClientSettings | DecryptingClientSettings
 
 
 async def check_peers(settings: ServiceSettings, tls: TlsFiles, timeout_s: float) -> AsyncIterator[Finding]:
-    """Check that the services it needs answer, and are who they should be; each within a time, seconds."""
+    """Check that each service that this one calls answers within ``timeout_s`` seconds, with the right certificate."""
     wanted: list[tuple[str, Peer]] = []
     if isinstance(settings, CosSettings | _Parties):
         wanted.append(("thirdparty", settings.thirdparty))
@@ -191,7 +191,7 @@ async def check_peers(settings: ServiceSettings, tls: TlsFiles, timeout_s: float
 
 
 def _authority(settings: ServiceSettings, tls: TlsFiles) -> bytes | None:
-    """Return the authority's certificate, None where there is none that can be read."""
+    """Return the authority's certificate, PEM; None when there is no readable one."""
     places = [tls.authority, *([settings.enrol.ca_file] if settings.enrol is not None else [])]
     for path in places:
         try:
@@ -228,7 +228,7 @@ async def _peer(
         yield passed(check, f"{peer.address}, {_shown(shown)}; mutual TLS after enrolment")
         return
     try:
-        load_tls_key(tls.key)  # gRPC says of a bad key only that the handshake failed
+        load_tls_key(tls.key)  # for a clear error: gRPC reports a bad key only as a failed handshake
         status, clock = await ask(peer, role, tls.channel_credentials(), timeout_s)
     except CoterieError as error:
         yield failed(check, error, "enrol first")
@@ -277,7 +277,7 @@ def _refused(check: str, party: str, address: str, error: grpc.aio.AioRpcError, 
 
 
 async def check_enrolment(enrol: EnrolSettings, timeout_s: float) -> Finding:
-    """Check that the third party takes enrolments where a party looks for it; within a time, seconds."""
+    """Check that the third party takes enrolments at the configured address, within ``timeout_s`` seconds."""
     check = "enrolment"
     problem = await _reaches(enrol.address, timeout_s)
     if problem is not None:
@@ -319,14 +319,14 @@ async def check_enrolment(enrol: EnrolSettings, timeout_s: float) -> Finding:
 
 
 async def _reaches(address: str, timeout_s: float) -> str | None:
-    """Return why no connection is made to an address within the time; None when one is."""
+    """Return why no TCP connection to an address is made within ``timeout_s`` seconds; None when one is."""
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(timeout_s):
             _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
     except TimeoutError:
         return f"no answer within {timeout_s:g} s"
-    except socket.gaierror as error:  # its numbers are not those of `os.strerror`
+    except socket.gaierror as error:  # its error numbers are unknown to `os.strerror`
         return error.strerror or str(error)
     except (OSError, OverflowError, UnicodeError) as error:  # the last: a name that is no host's
         number = getattr(error, "errno", None)

@@ -1,1 +1,1 @@
-"""What is done with runs: their data, references, replays, attacks, tables."""
+"""Studies of systems by runs: division of data, runs in one process, reference rows, replays, tables, reports."""

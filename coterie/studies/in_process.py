@@ -1,6 +1,6 @@
-"""A rounds-based run in this process: the machines of the services without services, network and faults.
+"""Rounds-based runs in one process (``--in-process``): the services' state machines without network and faults.
 
-Its numbers are those that the services come to with the same seed, and its report has the same keys.
+A run's numbers are those that the services come to with the same seed, and its report has the same keys.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ __all__ = ["InProcess", "train_in_process", "train_plan"]
 _VALID_S = 7 * 24 * 3600
 
 See = Callable[[wire.WatchRunResponse], None]
-"""Takes an event, as a watcher of the services does."""
+"""Callback that receives each event, as a watcher of the services does."""
 
 Evaluated = Callable[[Training, Sequence[HostSide]], None]
-"""Takes the state of a run and its hosts."""
+"""Callback that receives the state of training and the hosts after an evaluation."""
 
 
 @dataclass(frozen=True)
 class InProcess:
-    """What came out of a run in this process.
+    """The result of a run in this process.
 
     Parameters
     ----------
     known : dict
-        As the orchestration server would report it (``GetReport``).
+        The run's facts, as the COS reports them (``GetReport``).
     trained : Trained
     hosts : list of HostSide
-        With the users' private state after the last round; in the order of the hosts that have users.
+        Hosts that have users, in their order, with the users' private state after the last round.
     """
 
     known: dict[str, Any]
@@ -87,19 +87,19 @@ def train_in_process(
     run_id : str
     seed : int
     see : callable
-        Sees each event.
+        Receives each event.
     on_evaluation : callable, optional
-        Is given the hosts after each evaluation, in the order of `InProcess.hosts`: what is known of single users is
-        there and in no event.
+        Receives the state of training and the hosts after each evaluation, in the order of `InProcess.hosts`; the
+        hosts hold the facts about single users, which no event has.
 
     Raises
     ------
     RunError
-        When the run fails; names why.
+        The run fails; the message gives the reason.
     """
     plan = run_plan(settings, run_id=run_id, seed=seed, attributes=feed.attribute_names)
     if not plan.rounds.beacon:
-        # There is no third party in this process, and nobody who would have to believe that it drew the groups.
+        # No party here has to be convinced that a third party drew the beacon of the groups.
         plan.rounds.beacon = secrets.token_bytes(BEACON_BYTES)
     return train_plan(
         plan,
@@ -120,7 +120,7 @@ def train_plan(
     on_evaluation: Evaluated | None = None,
     encryption: EncryptionSettings | None = None,
 ) -> InProcess:
-    """Train by a plan, of whatever system `coterie.systems.registry` offers.
+    """Train any registered rounds-based system in this process, by a run's plan.
 
     Parameters
     ----------
@@ -131,14 +131,14 @@ def train_plan(
     see, on_evaluation : callable
         As for `train_in_process`.
     encryption : EncryptionSettings, optional
-        Of an encrypted sum; the usual ones when absent.
+        Settings of an encrypted sum; the defaults when absent.
 
     Raises
     ------
     ConfigError
         There is no such system or sum, or the settings are not the system's own.
     RunError
-        When the run fails; names why.
+        The run fails; the message gives the reason.
     """
     people = _People()
     local, sides = [], []
@@ -146,7 +146,7 @@ def train_plan(
         data = feed.hosted(number)
         if not data.users:
             continue
-        # Nothing is left from before: users' own arrays begin as they are made.
+        # There are no stored private arrays in this process: users begin with the initial ones.
         keys = key_hash(data.users, plan.seed)
         side = host_side(plan.system, plan.settings, data, keys, plan.seed, lambda made: made)
         local.append(
@@ -191,15 +191,15 @@ def train_plan(
     try:
         trained = train(plan, server, half, local, holders, shared, evaluated, record.round_ended)
     except UnboundedValueError as error:
-        # Over services the users whom it concerns sit the round out; here it would be all that follows.
+        # Over services the users concerned sit out the round; here the step would fail in every further round.
         raise RunError(f"the local step failed: {error}", hint="smaller steps, perhaps") from error
-    # Under a shared key the server sees no list of open items.
+    # Under a shared key the server has no model in clear, so the share of closed items is unknown.
     closed_share = None if shared is not None else OpenModel(conductor).closed_share(trained.arrays)
     return InProcess(record.known(trained.state, closed_share), trained, sides)
 
 
 def _owners(plan: RunPlan, feed: Feed) -> list[OwnerSide]:
-    """Return the data owners that the system asks, and that know anything."""
+    """Return the data owners that have item features; none for a system that asks no owners."""
     if not asks_owners(plan.system):
         return []
     owned = [feed.owned(owner) for owner in range(len(feed.partition.names))]
@@ -211,7 +211,7 @@ def _owners(plan: RunPlan, feed: Feed) -> list[OwnerSide]:
 
 
 class _Told:
-    """A server's side that asks the owners of this process before it applies a sum of training."""
+    """A server side that asks this process's data owners before it applies a sum of training."""
 
     def __init__(self, side: ToldServerSide, owners: Sequence[OwnerSide]) -> None:
         self._side = side
@@ -226,7 +226,7 @@ class _Told:
         self.figures = side.figures
 
     def apply(self, arrays: Arrays, summed: Summed) -> Arrays:
-        """Return the arrays after a sum, with what owners tell about the version that it trained."""
+        """Return the arrays after a sum, with the owners' answers about the model that was trained."""
         if summed.purpose is Purpose.TRAIN:
             model = self._side.model(arrays)
             arrays = self._side.told(arrays, [owner.answer(model) for owner in self._owners])
@@ -234,7 +234,7 @@ class _Told:
 
 
 class _People:
-    """Participants of a run in this process, with keys of their own and a directory that vouches for them."""
+    """Participants of a run in this process: their identities, and bundles signed by a local directory."""
 
     def __init__(self) -> None:
         self._directory = Ed25519PrivateKey.generate()
@@ -246,7 +246,7 @@ class _People:
         self.obfuscators: Obfuscators | None = None
 
     def enrolled(self, count: int) -> list[bytes]:
-        """Return the ids of so many new participants."""
+        """Create ``count`` participants and return their ids."""
         found = []
         for _ in range(count):
             identity = Identity.generate()
@@ -259,14 +259,14 @@ class _People:
         return found
 
     def half(self, side: HostSide, plan: SumPlan, member: int) -> MemberHalf:
-        """Return the half of the secure sum of a member of a host."""
+        """Return a member's half of the secure sum."""
         signer = self._signers[plan.members[member].participant]
         layout = side.layout(Purpose(plan.purpose))
         return member_half(plan, member, replace(signer, obfuscators=self.obfuscators, layout=layout))
 
 
 class _Record:
-    """What watchers see of a run, and what its report keeps."""
+    """Recorder of a run in this process: sends events to the watcher and keeps the report's facts."""
 
     def __init__(self, conductor: Conductor, items: int, see: See) -> None:
         self._conductor = conductor
@@ -283,11 +283,11 @@ class _Record:
         self._rounds: list[dict[str, Any]] = []
 
     def began(self) -> None:
-        """Note the beginning."""
+        """Record the beginning of the run."""
         self._changed(self._state)
 
     def round_ended(self, state: Training, outcome: Outcome) -> None:
-        """Note a round; ``state`` is the one after it."""
+        """Record a round that has ended; ``state`` is the state of training after it."""
         now = time.perf_counter()
         before, self._state = self._state, state
         cohort = self._conductor.cohort(before)
@@ -335,7 +335,7 @@ class _Record:
             self._changed(state)
 
     def evaluated(self, state: Training, arrays: Arrays) -> None:
-        """Note an evaluation."""
+        """Record the last evaluation of a state."""
         last = state.evaluations[-1]
         metrics, users = dict(last.metrics), dict(last.users)
         entry = {
@@ -358,7 +358,7 @@ class _Record:
         self._mark = time.perf_counter()
 
     def known(self, state: Training, closed_share: float | None) -> dict[str, Any]:
-        """Return what the orchestration server would report."""
+        """Return the run's facts, as the COS reports them (``GetReport``)."""
         chosen = state.chosen
         return {
             "phase": state.phase.value,
@@ -384,7 +384,7 @@ class _Record:
         }
 
     def _changed(self, state: Training) -> None:
-        """Note the phase where it is another one."""
+        """Record the phase of a state, if it has changed."""
         phase = _phase_of(state)
         if phase == self._phase:
             return

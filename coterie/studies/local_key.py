@@ -1,4 +1,4 @@
-"""The key of an encrypted sum in one process, and the parties that hold it: the services' machines without services."""
+"""Key and key holders of encrypted sums, for runs in one process."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ __all__ = ["LocalKey", "SharedLocalKey"]
 
 
 class LocalKey:
-    """A fresh key, with as many holders as configured.
+    """A fresh Paillier key of a run in one process, with its decrypting clients.
 
     Parameters
     ----------
     run : str
     settings : EncryptionSettings
     bundles : mapping of bytes to Bundle
-        Of every contributor, by participant; may be filled afterwards.
+        Every contributor's bundle, by participant; may be filled afterwards.
     holders : sequence of str, optional
-        Their connections; decrypting clients when absent.
+        Names of the holders' connections; as many decrypting clients as configured when absent.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class LocalKey:
         self._devices = tuple(holders) or tuple(f"decrypting-client/key-{n}" for n in range(settings.holders))
         self._identities = [Identity.generate() for _ in self._devices]
         self.obfuscators = self._obfuscators(settings)
-        """What every contributor of this process encrypts with."""
+        """Source of the obfuscators with which every contributor of this process encrypts."""
         self.holders = {device: Holder(partial(self._half, n)) for n, device in enumerate(self._devices)}
-        """The holders' connections by device."""
+        """Key holders by the names of their connections."""
 
     def give(self, keys: Keyring) -> None:
-        """Let a server form sums under this key."""
+        """Enter the public key and its holders into a server's keyring."""
         members = [
             Member(one.participant_id, device)
             for one, device in zip(self._identities, self._devices, strict=True)
@@ -75,7 +75,7 @@ class LocalKey:
 
 
 class SharedLocalKey(LocalKey):
-    """A fresh key that the hosts of a run share.
+    """A fresh Paillier key that the hosts of a run in one process share.
 
     Parameters
     ----------
@@ -83,9 +83,9 @@ class SharedLocalKey(LocalKey):
     settings, bundles
         As for `LocalKey`.
     hosts : sequence of str
-        Their connections.
+        Names of the hosts' connections.
     items : int
-        Of the catalogue.
+        Number of items in the catalogue.
     """
 
     def __init__(
@@ -98,18 +98,18 @@ class SharedLocalKey(LocalKey):
     ) -> None:
         from coterie.parties.shared_model import SharedModels
 
-        # A host's members and its holder answer apart: the engine knows connections by their names.
+        # A connection answers for members or for a holder, so each host's holder gets a connection of its own.
         super().__init__(plan.run_id, settings, bundles, [f"{host}/holder" for host in hosts])
         self._models = SharedModels(plan, lambda key_id: self._held)
         self._items = items
 
     def subject(self, conductor: Conductor, state: Training, model: bytes) -> Subject:
-        """Return what the next sum changes."""
+        """Return the subject of the next sum: the model that key holders change by it."""
         shares = tuple(conductor.shares(state).tolist())
         return Subject(model, self._items, len(conductor.population), shares)
 
     def opened(self, model: bytes, conductor: Conductor) -> Arrays:
-        """Return what a server would keep of a version."""
+        """Return a sealed version in clear: the arrays that a server keeps without a shared key."""
         return self._models.opened(model, self._items, len(conductor.groups()))
 
     def _obfuscators(self, settings: EncryptionSettings) -> Obfuscators:

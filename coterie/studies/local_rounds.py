@@ -1,7 +1,7 @@
-"""A round in one process, without faults and without a network: the machines of ``coterie.rounds``, called directly.
+"""Rounds in one process: the state machines of ``coterie.rounds`` called directly, without network and faults.
 
-This is what ``--in-process`` runs, and what the time of a networked round is divided by.  So there is nothing here
-but the machines: messages are handed over as they are, vectors are not copied, nothing is stored.
+``--in-process`` runs these rounds, and benchmarks compare the time of a networked round with theirs.  So they contain
+the state machines only: messages are handed over as they are, vectors are not copied, nothing is stored.
 """
 
 from __future__ import annotations
@@ -39,45 +39,45 @@ from coterie.wire.refusal import Refusal
 __all__ = ["Holder", "Host", "Members", "Outcome", "run_round"]
 
 _STEP_S = 1.0
-"""Time for one step; it only passes when somebody did not answer."""
+"""Time limit of one step on the round's own clock, which advances only when an answer is missing, seconds."""
 
 
 class Host(Protocol):
-    """What speaks for some members of a round: one connection."""
+    """A connection that answers for some members of a round."""
 
     def answer(
         self, plan: SumPlan, step: Step, briefings: Mapping[int, bytes]
     ) -> Iterable[tuple[int, bytes]]:
-        """Return the messages of the members that a step asks.
+        """Return the messages of those of its members that a step asks.
 
         Parameters
         ----------
         plan : SumPlan
         step : Step
         briefings : mapping of int to bytes
-            For each member that is asked, what it needs for the step.
+            The data for the step, by member that is asked.
 
         Returns
         -------
         iterable of (int, bytes)
-            Members and their messages, in any order; whoever is missing has dropped out of the round.  An iterator
-            makes each message when it is summed, so that they need not all be in memory.
+            Members and their messages, in any order; a member without a message has dropped out of the round.  An
+            iterator makes each message when it is summed, so that not all are in memory at once.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a round.
+    """The result of a round.
 
     Parameters
     ----------
     total : ndarray of uint32, shape (layout size,), or None
         Sum of the submitters' codes; None when the round was abandoned.
     users : int
-        Users that it covers.
+        Number of users that the sum covers.
     submitters : tuple of int
-        Members that it covers, ascending.
+        Members that the sum covers, ascending.
     reason : str
         Why the round was abandoned; empty when it was not.
     refused : tuple of (int, Refusal)
@@ -85,7 +85,7 @@ class Outcome:
     wrong : tuple of int
         Members whose answers were found wrong when the sum was unmasked.
     dropped_places : int
-        Places of a sparse sum that too few users sent.
+        Number of places of a sparse sum that were dropped because too few users sent them.
     """
 
     total: Formed | None
@@ -105,22 +105,22 @@ def run_round(
     apply: Callable[[Formed, int], str] | None = None,
     subject: Subject | None = None,
 ) -> Outcome:
-    """Take one round through all its steps.
+    """Carry out one round, from its opening to its end.
 
     Parameters
     ----------
     plan : SumPlan
-        Names the members, in order, and the device of each.
+        The round's plan, with the members in order and the device of each.
     layout : Layout
-        Of the contributions.
+        Layout of the contributions.
     half : ServerHalf
-        The secure sum.
+        The server's half of the secure sum.
     hosts : mapping of str to Host
-        By device, those of the key holders among them; who is at a device that is missing drops out at once.
+        Connections by device, those of key holders included; members at a missing device drop out at once.
     apply : callable, optional
-        Changes the model by the sum over so many users; returns why the sum was impossible, or nothing.
+        Changes the model by a sum and its number of users; returns why the sum is impossible, else an empty string.
     subject : Subject, optional
-        What the sum changes, where key holders apply it.
+        The model that the sum changes, where key holders apply it.
 
     Returns
     -------
@@ -140,7 +140,7 @@ def run_round(
                 host = hosts.get(device)
                 if not asked or host is None:
                     continue
-                # A function of the state when the step was opened, and that does not change while it is open.
+                # Briefings depend on the state at the step's opening only, so `state` may advance below.
                 briefings = {member: state.briefing(member) for member in asked}
                 for member, message in host.answer(plan, step, briefings):
                     try:
@@ -191,29 +191,29 @@ def _carry_out(
 
 @dataclass
 class Members:
-    """A host whose members follow ``coterie.rounds.member_round``, with journals in memory.
+    """A host whose members run ``coterie.rounds.member_round``, with their journals in memory.
 
     Parameters
     ----------
     half : callable
-        Makes the secure sum's half of a member of a plan.
+        Makes a member's half of the secure sum of a plan.
     train : callable
-        Returns the contributions of the given members, in any order; whoever is missing drops out.
+        Returns the contributions of the given members, in any order; a member without one drops out.
     """
 
     half: Callable[[SumPlan, int], MemberHalf]
     train: Callable[[SumPlan, Sequence[int]], Iterable[tuple[int, NDArray[np.uint32]]]]
     journals: dict[bytes, Journal] = field(default_factory=dict)
-    """By participant."""
+    """Journals by participant."""
     sat_out: dict[int, str] = field(default_factory=dict)
-    """Why members took no further part in the present round."""
+    """Reasons of members that took no further part in the present round, by member."""
     _rounds: dict[int, MemberRound] = field(default_factory=dict)
     _plan: SumPlan | None = None
 
     def answer(
         self, plan: SumPlan, step: Step, briefings: Mapping[int, bytes]
     ) -> Iterator[tuple[int, bytes]]:
-        """Answer a step for some members."""
+        """Yield the messages of members that a step asks; see `Host.answer`."""
         if self._plan is not plan:
             self.close()
             self._plan = plan
@@ -228,7 +228,7 @@ class Members:
                 yield from self._carry_out(member, self._rounds[member].trained(codes))
 
     def close(self) -> None:
-        """Forget the present round."""
+        """End the present round for all members and forget it."""
         for member, one in self._rounds.items():
             for _ in self._carry_out(member, one.close()):
                 pass
@@ -255,18 +255,18 @@ class Members:
                 case SitOut(reason):
                     self.sat_out[member] = reason
                 case Train() | Decline():
-                    # Whoever has no answer when the hosts have answered is not waited for.
+                    # A member without an answer when all hosts have answered is not waited for.
                     pass
 
 
 @dataclass
 class Holder:
-    """A connection that speaks for one key holder, with its journal in memory.
+    """A connection that answers for one key holder, with its journal in memory.
 
     Parameters
     ----------
     half : callable
-        Makes the half of the key holder of a plan.
+        Makes the key holder's half of the secure sum of a plan.
     """
 
     half: Callable[[SumPlan], Half]
@@ -278,7 +278,7 @@ class Holder:
     def answer(
         self, plan: SumPlan, step: Step, briefings: Mapping[int, bytes]
     ) -> Iterator[tuple[int, bytes]]:
-        """Answer a step."""
+        """Yield the key holder's messages for a step; see `Host.answer`."""
         if self._round is None or self._round.plan is not plan:
             self._round, self.sat_out = HolderRound(plan, self.journal, lambda: self.half(plan)), ""
         for respondent, briefing in briefings.items():
@@ -291,5 +291,5 @@ class Holder:
                     case SitOut(reason):
                         self.sat_out = reason
                     case Train() | Decline():
-                        # Whoever has no answer when all have answered is not waited for.
+                        # A holder without an answer when all have answered is not waited for.
                         pass

@@ -1,6 +1,6 @@
-"""A whole run in one process: the same machines, the same mathematics, no network and no faults.
+"""Training in one process, round by round: the services' state machines and mathematics, without network and faults.
 
-``coterie run --in-process`` is this, and every "same mathematics" ratio is measured against it.
+``coterie run --in-process`` trains by it, and every "same mathematics" ratio is measured against it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class LocalHost:
     Parameters
     ----------
     device : str
-        Its name.
+        Name of the host's connection.
     participants : sequence of bytes
-        Ids of its users, in the order of its own positions.
+        Ids of the host's users, in the order of their positions on the host.
     side : HostSide
-        Its half of the learning system.
+        The host's side of the learning system.
     half : callable
         Makes a member's half of the secure sum.
     """
@@ -54,16 +54,16 @@ class LocalHost:
 
 @dataclass(frozen=True)
 class Trained:
-    """What came out of a run.
+    """The result of training in one process.
 
     Parameters
     ----------
     state : Training
-        With every evaluation; ``state.chosen`` is the best one.
+        Final state with every evaluation; ``state.chosen`` is the best one.
     arrays : dict
-        What the server keeps, after the last round.
+        The server's arrays after the last round.
     best : dict
-        The same at the version that was chosen.
+        The server's arrays at the chosen version.
     """
 
     state: Training
@@ -72,19 +72,19 @@ class Trained:
 
 
 class Shared(Protocol):
-    """The key that participants share, in this process."""
+    """Key that participants share, under which the server keeps sealed versions of the model."""
 
     def subject(self, conductor: Conductor, state: Training, model: bytes) -> Subject:
-        """Return what the next sum changes."""
+        """Return the subject of the next sum: the model that key holders change by it."""
         ...
 
     def opened(self, model: bytes, conductor: Conductor) -> Arrays:
-        """Return what a server would keep of a version, a ``SealedModel``."""
+        """Return a sealed version (``SealedModel``) as the arrays that a server keeps without a shared key."""
         ...
 
 
 class _Host:
-    """Members of one host, their users named by the run's population."""
+    """One host in training: its members, and the users of the run's population that each covers."""
 
     def __init__(self, host: LocalHost, first: int, conductor: Conductor) -> None:
         self._host = host
@@ -116,20 +116,20 @@ def train(
     on_evaluation: Callable[[Training, Arrays], None] | None = None,
     on_round: Callable[[Training, Outcome], None] | None = None,
 ) -> Trained:
-    """Run from the first round to the end.
+    """Train a run from the first round to the end.
 
     Parameters
     ----------
     plan : RunPlan
     side : callable
-        Makes the system's side of the server for so many groups.
+        Makes the system's server side for a number of groups.
     half : ServerHalf
-        The secure sum.
+        The server's half of the secure sum.
     hosts : sequence of LocalHost
     holders : mapping of str to Host, optional
-        Of an encrypted sum, the key holders' connections by device.
+        Connections of an encrypted sum's key holders, by device.
     shared : Shared, optional
-        Where participants share the key: then the server keeps sealed versions.
+        The key that participants share, if they do; the server then keeps sealed versions.
     on_evaluation : callable, optional
         Called after each evaluation, while the hosts' private state is that of the version measured.
     on_round : callable, optional
@@ -138,7 +138,7 @@ def train(
     Raises
     ------
     RunError
-        When the run fails; names why.
+        The run fails; the message gives the reason.
     """
     ordered = sorted(hosts, key=lambda host: host.device)
     population = Population(

@@ -1,4 +1,4 @@
-"""Makes the report of a run, from what the COS knows and what was measured beside it."""
+"""Construction of a run's report, from the COS's facts and the launcher's own measurements."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def about(dataset: Dataset) -> dict[str, Any]:
 def surroundings() -> dict[str, Any]:
     """Return ``versions`` of packages and the ``machine``, as reports and tables state them."""
     packages = {name: importlib.metadata.version(name) for name in _PACKAGES}
-    # Systems come from other distributions, too.
+    # Plug-in systems come from other distributions.
     came_with = (distribution_of(name).partition(" ") for name in systems())
     return {
         "versions": packages | {name: version for name, _, version in came_with},
@@ -67,12 +67,12 @@ def surroundings() -> dict[str, Any]:
 
 
 def from_cos(known: Mapping[str, Any]) -> Course:
-    """Return what the COS knows of a federation's course.
+    """Return the course of a federation from the COS's facts.
 
     Parameters
     ----------
     known : mapping
-        The answer to ``GetReport``.
+        The COS's answer to ``GetReport``.
     """
     found = Course(
         history=_history(known),
@@ -98,14 +98,14 @@ def from_cos(known: Mapping[str, Any]) -> Course:
 
 
 def network(found: Course, accounts: Mapping[str, Mapping[str, Any]]) -> Network:
-    """Return how much of a round, or without rounds of training, a party's calls spent on the network.
+    """Return each party's time on the network, in seconds and as a share of the rounds' time (else of the training's).
 
     Parameters
     ----------
     found : Course
-        What the COS knows, by `from_cos`.
+        Course of the federation, by `from_cos`.
     accounts : mapping
-        What each process counted, by its party.
+        Account of each process, by party.
     """
     in_rounds = "rounds" in found.model_fields_set
     if in_rounds:
@@ -126,12 +126,12 @@ def _without(record: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def _start(known: Mapping[str, Any]) -> int:
-    """Return when the first thing happened that the COS knows of, milliseconds."""
+    """Return the time of the COS's earliest record of a phase or party, milliseconds."""
     return min((one["time_ms"] for one in (*known["phases"], *known["parties"])), default=0)
 
 
 def _seconds(record: Mapping[str, Any], start: int) -> float:
-    """Return when something was recorded, in seconds since the start."""
+    """Return the time of a record, seconds since the start."""
     return round((int(record["time_ms"]) - start) / 1e3, 3)
 
 
@@ -202,9 +202,9 @@ class SeedOutcome:
     split_sha256 : str
         Digest of the seed's split.
     course : Course
-        What its federation did, cost and revealed.
+        Course of the seed's federation: metrics, costs and visibility.
     reference : mapping of str to Reference, optional
-        Rows beside it, by name; None where the run wants none.
+        Reference rows by name; None when the run wants none.
     """
 
     seed: int
@@ -214,7 +214,7 @@ class SeedOutcome:
 
     @property
     def metrics(self) -> dict[str, float | None]:
-        """The metrics that count: at the version that validation items chose, else at the last evaluation."""
+        """Metrics of the chosen version; without one, of the last evaluation."""
         return (self.course.chosen or self.course.history[-1]).metrics
 
 
@@ -247,14 +247,14 @@ def together(
         metrics=_mean_std([single.metrics for single in singles]),
         reference=_reference([single.reference for single in singles]),
         **surroundings(),
-        # What is not averaged is the first seed's; the others stand in their own folders.
+        # Facts that are not averaged are the first seed's; `per_seed` has part of the others'.
         **first.course.given(),
         **({"per_seed": [_record(single) for single in singles]} if len(singles) > 1 else {}),
     )
 
 
 def _reference(rows: Sequence[Mapping[str, Reference] | None]) -> dict[str, ReferenceRow]:
-    """Return the rows beside the run over all seeds; none unless every seed has them."""
+    """Return the reference rows averaged over all seeds; empty unless every seed has them."""
     known = [one for one in rows if one is not None]
     if len(known) < len(rows):
         return {}
@@ -286,7 +286,7 @@ def _mean_std(rows: Sequence[Mapping[str, float | None]]) -> dict[str, Average]:
 
 
 def _words(row: Reference) -> dict[str, Any]:
-    """Return what the row says of itself; nothing of the rows that the report has words for."""
+    """Return a row's own label and note, as far as it has them; the report labels the trivial rows itself."""
     return {key: text for key, text in (("label", row.label), ("note", row.note)) if text}
 
 

@@ -1,4 +1,4 @@
-"""Whether the users of a run can fill its rounds, and what its sums protect, in words."""
+"""Checks of a run's cohorts before its start, and the protection of its sums in words for the report."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _FEWEST_HOLDERS = 3
 
 
 def require_cohorts(settings: RunSettings, users: int) -> None:
-    """Check that so many users can fill the rounds of a run, and that their sums have room.
+    """Check that a number of users can fill the rounds of a run, and that their sums do not overflow.
 
     Raises
     ------
     ConfigError
-        Every round, or every evaluation, would be abandoned.
+        Every cohort is below the floors, sums are over too few users for the key holders, or a sum would overflow.
     """
     rounds = settings.rounds
     floor = max(rounds.min_cohort, rounds.min_sum)
@@ -57,7 +57,7 @@ def require_cohorts(settings: RunSettings, users: int) -> None:
 
 
 def protection(settings: RunSettings, devices: Sequence[int]) -> dict[str, Any]:
-    """Return what the sums of a run protect, and what its cohorts give away, in words.
+    """Return what the sums of a run protect and what its cohorts reveal, in words for the report.
 
     Parameters
     ----------
@@ -68,9 +68,9 @@ def protection(settings: RunSettings, devices: Sequence[int]) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``sum``, ``parties`` (``hosts`` or ``users``), ``says``: what the server sees of a contribution, ``warnings``;
-        of a masked sum ``devices``: how many there are in a cohort, how many of them may be ``curious`` and how many
-        ``lost``.
+        ``sum``, ``parties`` (``hosts`` or ``users``), ``says`` (the server's view of a contribution), ``warnings``;
+        for a masked sum also ``devices``: their ``count`` in a cohort, and how many may be ``curious`` and how many
+        ``lost``.  A system may return facts of its own in its place.
     """
     hosts = len([users for users in devices if users])
     of_its_own = settings.own.protection(settings, hosts)
@@ -119,7 +119,7 @@ def protection(settings: RunSettings, devices: Sequence[int]) -> dict[str, Any]:
 
 
 def fragile(settings: RunSettings, devices: Sequence[int]) -> list[str]:
-    """Return warnings of masked sums over so few members that not one of them may be lost.
+    """Return a warning for each masked sum over so few members that a single dropout aborts it.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ def fragile(settings: RunSettings, devices: Sequence[int]) -> list[str]:
 
 @cache
 def _bearing() -> int:
-    """Return from how many members on a masked sum can be formed without one of them."""
+    """Return the smallest number of members with which a masked sum tolerates one dropout."""
     fields = ((members, graph_fields(members)) for members in count(2))
     return next(members for members, (degree, threshold) in fields if degree > threshold)
 
@@ -173,7 +173,7 @@ def _of_encryption(settings: RunSettings) -> list[str]:
             f"A key of {encryption.bits} bits for a comparison with a paper: fewer than 2048 bits protect nobody."
         )
     shared = settings.secure_sum == "shared-key"
-    # Who holds the key draws obfuscators by it, whatever is set for others.
+    # A key holder draws obfuscators by the secret key, whatever the setting for other contributors.
     if encryption.obfuscators == "short" and not shared:
         found.append("An extra assumption: powers with exponents of 512 bits look like any others.")
     holders, who = (
@@ -194,12 +194,12 @@ def _of_encryption(settings: RunSettings) -> list[str]:
 
 
 def _least(settings: RunSettings, users: int) -> int:
-    """Return the fewest users over which a sum of so many is formed."""
+    """Return the smallest number of users over which a run with ``users`` users forms a sum."""
     rounds = settings.rounds
     if not users:
         return rounds.min_sum
     sizes = (len(one) for one in policy.cohorts(cohort_rule(rounds_plan(rounds, 0)), users, 0))
-    # Shorter ones are abandoned.
+    # Cohorts below the floors are abandoned.
     formed = [size for size in sizes if size >= max(rounds.min_cohort, rounds.min_sum)]
     return policy.min_sum(min(formed, default=0), rounds.min_sum)
 
@@ -216,7 +216,7 @@ def _short_cohorts(settings: RunSettings, users: int) -> str:
 
 
 def _devices(settings: RunSettings, devices: Sequence[int]) -> dict[str, int]:
-    """Say how many devices of a usual cohort may be curious and how many may be lost."""
+    """Return the number of devices in the first cohort, and how many may be curious and how many lost."""
     members = _members(settings, devices)
     try:
         degree, threshold = graph_fields(sum(members))
@@ -227,11 +227,11 @@ def _devices(settings: RunSettings, devices: Sequence[int]) -> dict[str, int]:
 
 
 def _members(settings: RunSettings, devices: Sequence[int]) -> list[int]:
-    """Return how many members of a usual cohort each device speaks for."""
+    """Return, for each device with any, how many members of the first cohort it speaks for."""
     sizes = [users for users in devices if users]
     if not settings.rounds.party_per_user:
         return [1] * len(sizes)
-    # Users are spread at random: each device has its share of a cohort.
+    # Users are spread over devices at random, so the first cohort stands for the others.
     cohort = policy.cohorts(cohort_rule(rounds_plan(settings.rounds, 0)), sum(sizes), 0)[0]
     place = [device for device, users in enumerate(sizes) for _ in range(users)]
     return list(Counter(place[position] for position in cohort.tolist()).values())

@@ -1,4 +1,4 @@
-"""A row that stands beside a run: same data, same split, same metrics."""
+"""Reference rows: other methods on the same data, split and metrics as a run, for its report."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ __all__ = ["Reference"]
 
 @dataclass(frozen=True)
 class Reference:
-    """One row beside the federation's.
+    """One reference row, such as popularity or the same model with all data in one place.
 
     Attributes
     ----------
     metrics : dict
         Final metrics by name.
     history : list of dict
-        Metrics by epoch, where the row learns.
+        Metrics by epoch, for a row that learns.
     label : str
-        Its name for a reader; the report has words for the usual trivial rows.
+        Name in the report; empty for the trivial rows, which the report labels itself.
     note : str
-        What it is, in a line.
+        One line that says what the row is.
     """
 
     metrics: dict[str, float]

@@ -1,8 +1,7 @@
-"""What the server of a run in rounds learned, by its transcript.
+"""Replay of the COS's transcript of a rounds-based run, for attacks: yields the vectors that the server learned.
 
-The replay takes what the orchestration server received, in order, through the same machine that the server ran.  So
-the attacker has each contribution in clear as it came, and of masked and encrypted ones exactly the sums that were
-revealed.
+The replay passes the messages that the COS received, in order, through the state machine that the COS ran.  So an
+attack gets each contribution of a clear sum as it came, and of masked and encrypted sums exactly those revealed.
 """
 
 from __future__ import annotations
@@ -54,23 +53,24 @@ _READ = (FetchResponse, PaillierPublicKeyResponse, RegisterRequest, RegisterResp
 _ReadT = TypeVar("_ReadT")
 
 _LATER = 1e9
-"""So much later every step has taken too long."""
+"""Time in seconds after which every step has exceeded its limit."""
 
 
 @dataclass(frozen=True, eq=False)
 class Received:
-    """One vector that the server learned.
+    """One vector that the server learned: a contribution in clear, or a revealed sum.
 
     Attributes
     ----------
     plan : SumPlan
-        Of its round.
+        Plan of the vector's round.
     layout : Layout
+        Layout of the vector.
     slots : tuple of int
-        Whose it is.
+        Slots of the users whose contributions the vector covers.
     codes : ndarray of uint32, shape (layout.size,)
     version : int
-        Of the model from which it was made, counted from 0 by the rounds that there were.
+        Version of the model that the round trained, counted from 0 over the models of the replayed rounds.
     """
 
     plan: SumPlan
@@ -81,21 +81,21 @@ class Received:
 
 
 class Replay:
-    """A run as its server saw it.
+    """A rounds-based run as its COS saw it, read from transcripts.
 
     Parameters
     ----------
     transcripts : sequence of Path
-        Of the server, oldest first.
+        Transcripts of the COS, oldest first.
     plan : RunPlan
-        Of the run.
+        Plan of the run.
     models : bool, optional
         Whether to keep the models that were sent as well.
 
     Raises
     ------
     StoreError
-        When a transcript is damaged.
+        A transcript is damaged.
     """
 
     def __init__(self, transcripts: Sequence[Path], plan: RunPlan, *, models: bool = False) -> None:
@@ -115,15 +115,15 @@ class Replay:
         Parameters
         ----------
         layout : callable
-            Returns what a contribution of a purpose looks like.
+            Returns the layout of a contribution for a purpose.
 
         Raises
         ------
         ConfigError
-            When sums were encrypted, and gmpy2 is not installed.
+            Sums were encrypted, and gmpy2 is not installed.
         """
         if self._plan.secure_sum == "shared-key":
-            # Of sums that do more than measure the server is told nothing.
+            # Under a shared key the server learns only the sums of evaluations.
             return
         half = self._half()
         versions: dict[bytes, int] = {}
@@ -142,25 +142,26 @@ class Replay:
                 yield Received(one.plan, shape, *revealed, version)
 
     def places(self, layout: Layout) -> Iterator[tuple[tuple[int, ...], NDArray[np.bool_], int]]:
-        """Yield what members of sparse sums said that they sent, oldest round first; what the server refused left out.
+        """Yield the places that members of sparse sums declared, oldest round first, without refused messages.
 
         Parameters
         ----------
         layout : Layout
-            Of a contribution to training.
+            Layout of a contribution to training.
 
         Yields
         ------
         slots : tuple of int
-            Whose it is.
+            Slots of the member's users.
         sent : ndarray of bool, shape (ciphertexts,)
+            Which ciphertexts the member sent.
         each : int
-            How many values of the contribution a ciphertext has.
+            Number of values of the contribution in one ciphertext.
 
         Raises
         ------
         ConfigError
-            When gmpy2 is not installed.
+            gmpy2 is not installed.
         """
         sparse = [
             (one, one.plan)
@@ -169,7 +170,7 @@ class Replay:
         ]
         if not sparse:
             return
-        # It says what to install where gmpy2 is missing.
+        # Before the imports below: it raises a ConfigError with a hint when gmpy2 is missing.
         half = self._half()
         from coterie.secure_sum.encrypted import packing_of
         from coterie.secure_sum.sparse import unpack_places
@@ -181,13 +182,13 @@ class Replay:
             try:
                 packing = packing_of(plan, keyring_of(half).of(plan))
             except Failed:
-                # Under a key that the server never had: nothing came of it.
+                # The server never had this round's key, so the round came to nothing.
                 continue
             for slots, (sent,) in one.submitted(partial(told, count=packing.ciphertexts(layout.size))):
                 yield slots, sent, packing.slots
 
     def model(self, plan: SumPlan) -> dict[str, NDArray[np.float32]] | None:
-        """Return the model that the members of a round were sent; None where the transcript does not have it."""
+        """Return the model that a round's members were sent; None when it was not kept or is not in the transcript."""
         payload = (self._models or {}).get(plan.model_sha256)
         return None if payload is None else model_from_bytes(payload)
 
@@ -225,7 +226,7 @@ class Replay:
                 self._keys[message.record.key.modulus] = message.record
 
     def _take_message(self, entry: Entry, message: SubmitRequest) -> None:
-        """Note a member's message once it is whole."""
+        """Record a member's message once all its chunks are there."""
         try:
             whole = self._submitting.add(entry, message, message.chunk)
         except DecodeError:
@@ -239,7 +240,7 @@ class Replay:
             self._rounds[head.round.round].messages.append(sent)
 
     def _take_sent(self, entry: Entry, message: FetchResponse) -> None:
-        """Note a plan that the server sent, or a model."""
+        """Record a plan or a model that the server sent, once all its chunks are there."""
         if not message.HasField("chunk"):
             return
         try:
@@ -251,7 +252,7 @@ class Replay:
         data = bytes(whole.data)
         try:
             plan = rounds_pb2.SumPlan.FromString(data)
-            # Many bytes parse as many messages: a plan has no field that it does not know.
+            # Bytes of other messages may parse as a plan; a real plan has no unknown fields.
             plan.DiscardUnknownFields()
             if plan.ByteSize() == len(data):
                 self._rounds[plan.round].plan = SumPlan.from_wire(plan)
@@ -269,20 +270,20 @@ class Replay:
 
 @dataclass
 class _Round:
-    """What the server received in a round, in order, and the plan that it sent."""
+    """One round of a transcript: the plan that the server sent, and the messages that it received, in order."""
 
     plan: SumPlan | None = None
     messages: list[tuple[Step, tuple[int, ...], bytes]] = field(default_factory=list)
 
     def submitted(self, read: Callable[[bytes], _ReadT]) -> Iterator[tuple[tuple[int, ...], _ReadT]]:
-        """Yield what is read of each contribution with its slots; the first that can be read where one was repeated."""
+        """Yield slots and content of each contribution; for repeated slots, of the first that can be read."""
         seen: set[tuple[int, ...]] = set()
         for step, slots, message in self.messages:
             if step is Step.SUBMIT and slots and slots not in seen:
                 try:
                     found = read(message)
                 except (DecodeError, Refusal, ValueError):
-                    # The server did not take it either.
+                    # The server refused this message as well.
                     continue
                 seen.add(slots)
                 yield slots, found
@@ -290,7 +291,7 @@ class _Round:
     def revealed(
         self, plan: SumPlan, layout: Layout, half: ServerHalf, slot_of: dict[bytes, int]
     ) -> tuple[tuple[int, ...], NDArray[np.uint32]] | None:
-        """Return whose contributions the revealed sum covers, and the sum; None when none was revealed."""
+        """Return the slots that the revealed sum covers, and the sum; None when none was revealed."""
         clock = itertools.count(_LATER, 2.0)
         speaks = _numbers(plan, slot_of)
         covered: dict[int, tuple[int, ...]] = {}
@@ -298,7 +299,7 @@ class _Round:
         try:
             state, _ = machine.advance(RoundState.begin(plan, layout, half, 1.0), machine.Opened(0.0))
         except Failed:
-            # Under a key that the server never had: nothing came of it.
+            # The server never had this round's key, so the round came to nothing.
             return None
         total: NDArray[np.uint32] | None = None
         for step, slots, message in self.messages:
@@ -309,10 +310,10 @@ class _Round:
                 member = half.answers_as(plan, member, step, message)
                 arrived = _at(state, step, clock)
                 said = machine.Arrived(member, step, message, 0.0)
-                # What was found wrong is not taken a second time.
+                # A member's answer that was found wrong is not taken a second time.
                 after = _after(arrived, said, None if (step, member) in heard else clock)
             except Refusal:
-                # Refused by the server as well, and no sign that it had closed anything.
+                # The server refused this message as well, so it does not show that a step was closed.
                 continue
             state = after
             heard.add((step, member))
@@ -330,7 +331,7 @@ class _Round:
 
 
 def _at(state: RoundState, step: Step, clock: Iterator[float]) -> RoundState:
-    """Close the steps before one: the server's clock did, and what was missing then stayed away."""
+    """Return the state at a step, with earlier steps closed by time, as the server's clock closed them."""
     steps = state.half.steps
     while state.phase is Phase.COLLECT and steps.index(state.step) < steps.index(step):
         state, _ = machine.advance(state, machine.Tick(next(clock)))
@@ -338,12 +339,12 @@ def _at(state: RoundState, step: Step, clock: Iterator[float]) -> RoundState:
 
 
 def _after(state: RoundState, arrived: machine.Arrived, clock: Iterator[float] | None) -> RoundState:
-    """Return the state after a message, for which time may have to pass.
+    """Return the state after a message, letting time pass where the server must have asked other key holders.
 
     Raises
     ------
     Refusal
-        When the server cannot have taken it.
+        The server cannot have taken the message.
     """
     while True:
         try:
@@ -351,7 +352,7 @@ def _after(state: RoundState, arrived: machine.Arrived, clock: Iterator[float] |
         except Refusal:
             if clock is None or not state.step is arrived.step is Step.DECRYPT:
                 raise
-            # Others were asked in the place of holders that were gone, as long as there were any.
+            # The server asked other holders in place of those that did not answer, as long as there were any.
             later, _ = machine.advance(state, machine.Tick(next(clock)))
             if later.phase is not Phase.COLLECT or later.expected == state.expected:
                 raise
@@ -359,7 +360,7 @@ def _after(state: RoundState, arrived: machine.Arrived, clock: Iterator[float] |
 
 
 def _unmasked(state: RoundState, clock: Iterator[float]) -> tuple[RoundState, NDArray[np.uint32] | None]:
-    """Form the sum where all is there for it; where it cannot be formed, the state may wait for others."""
+    """Return the state and the unmasked sum; None while the sum is incomplete or when unmasking failed."""
     if state.phase is not Phase.UNMASK or state.running is None:
         return state, None
     try:
@@ -369,7 +370,7 @@ def _unmasked(state: RoundState, clock: Iterator[float]) -> tuple[RoundState, ND
 
 
 def _numbers(plan: SumPlan, slot_of: dict[bytes, int]) -> dict[int, int]:
-    """Return as whom a slot speaks: the slot of whoever signs for a member or a key holder."""
+    """Return the member or respondent number for which each slot answers, by slot."""
     numbers = {one.participant: number for number, one in enumerate(plan.members)}
     for holder, one in enumerate(plan.holders):
         numbers[one.participant] = plan.respondent(holder, holder)

@@ -1,4 +1,4 @@
-"""From a data set to what each process is given: items for owners, histories for hosts."""
+"""Division of a run's data set among its parties: items for data owners, histories for client hosts."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ from coterie.systems.shared.host_data import HostData
 __all__ = ["CATALOGUE", "Feed", "load", "make_feed", "read_published"]
 
 CATALOGUE = "catalogue"
-"""The data owner of a rounds-based run: it registers all items, and takes no other part."""
+"""Name of the data owner that registers all items of a rounds-based run."""
 
 
 @dataclass(frozen=True)
 class Feed:
-    """A data set divided: parts of the split, items over owners, users over hosts.
+    """A data set divided for one seed: interactions into the split's parts, items over owners, users over hosts.
 
     Parameters
     ----------
     dataset : Dataset
-        What was read or generated.
+        The data set, read or generated.
     positive : ndarray of bool, shape (N,)
         Which interactions are positive.
     split : Split
@@ -63,11 +63,11 @@ class Feed:
     host : ndarray of int, shape (U,)
         Host of each user.
     seed : int
-        What the division was seeded with.
+        Seed of the division.
     negatives : ndarray of int32, shape (U, m), or None
-        Items that the published hold-out ranks the test items among, -1 where there are fewer.
+        Items that the published hold-out ranks the test items among, filled up with -1.
     attributes, features : AttributeTable, optional
-        What is known of users and of items; a row for each of the data set's.
+        Attributes of users and features of items; one row for each user or item of the data set.
     explicit : bool
         Whether hosts are given ratings.
     """
@@ -84,7 +84,7 @@ class Feed:
     explicit: bool = False
 
     def holdout(self) -> Holdout:
-        """Return what is measured for all users together."""
+        """Return the hold-out for ranking metrics over all users."""
         return Holdout(
             n_users=len(self.dataset.users),
             n_items=len(self.dataset.items),
@@ -95,9 +95,9 @@ class Feed:
         )
 
     def leave_one_out(self) -> LeaveOneOut:
-        """Return what is measured for all users together where one item of each is held out.
+        """Return the hold-out of one item per user, ranked among negatives, over all users.
 
-        The negatives are the published ones where there are any; otherwise they are drawn with the feed's seed.
+        The negatives are the published ones if there are any; otherwise they are drawn with the feed's seed.
         """
         data, part = self.dataset, self.split.part
         if self.negatives is not None:
@@ -110,9 +110,9 @@ class Feed:
         return [int(count) for count in np.bincount(self.host[users])]
 
     def hosted(self, host: int) -> HostData:
-        """Return what a host's users have, in the order of their histories, positions being theirs.
+        """Return the data of a host's users, with users numbered from 0 on the host.
 
-        Users without any interaction are nobody's.
+        Users without any interaction belong to no host.
         """
         data = self.dataset
         mine = self.host[data.user] == host
@@ -132,14 +132,14 @@ class Feed:
         return HostData(names, data.items, position, item, part, rating, told)
 
     def owned(self, owner: int) -> tuple[npt.NDArray[np.intp], AttributeTable | None]:
-        """Return a data owner's items, by position, and what it knows of them."""
+        """Return the indices of a data owner's items, and its features of them."""
         own = np.flatnonzero(self.partition.member[:, owner])
         if self.features is None:
             return own, None
         return own, AttributeTable(self.features.names, self.features.values[own])
 
     def rated(self) -> Rated:
-        """Return what is measured for all users together where ratings are predicted."""
+        """Return the hold-out for metrics of predicted ratings over all users."""
         data = self.dataset
         return Rated(len(data.users), len(data.items), data.user, data.item, data.rating, self.split.part)
 
@@ -149,7 +149,7 @@ class Feed:
         return () if self.attributes is None else self.attributes.names
 
     def write_attributes(self, host: int, path: Path) -> Path | None:
-        """Write what is known of a host's users; return None, and write nothing, where nothing is."""
+        """Write the attributes of a host's users as CSV and return the path; None, with no file, if there are none."""
         data = self.hosted(host)
         if data.attributes is None or not data.attributes.names or not data.users:
             return None
@@ -158,7 +158,7 @@ class Feed:
         return path
 
     def write_features(self, owner: int, path: Path) -> Path | None:
-        """Write what a data owner knows of its items; return None, and write nothing, where that is nothing."""
+        """Write a data owner's item features as CSV and return the path; None, with no file, if there are none."""
         own, features = self.owned(owner)
         if features is None or not features.names:
             return None
@@ -175,10 +175,10 @@ class Feed:
             writer.writerows([self.dataset.items[n]] for n in np.nonzero(self.partition.member[:, owner])[0])
 
     def write_histories(self, host: int, path: Path) -> int:
-        """Write the histories of a host's users in time order; return how many users have one.
+        """Write the histories of a host's users as CSV, in time order, and return how many users have one.
 
-        Behind them stand the items that the published hold-out ranks theirs among, where there is one.  Only where
-        the system predicts ratings is there a column of them.
+        The negatives of a published hold-out follow as rows of their own.  The column of ratings is written only for
+        systems that predict ratings.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         data = self.dataset
@@ -244,7 +244,7 @@ def make_feed(settings: RunSettings, dataset: Dataset, seed: int) -> Feed:
     published = read_published(settings, dataset)
     feed = Feed(
         dataset=dataset,
-        # Whatever a user rated counts, however it was rated; who predicts ratings looks at these.
+        # Systems that do not learn from likes count every rated item as positive.
         positive=dataset.positive(settings.data.positive_from)
         if needs.likes
         else np.ones(len(dataset), np.bool_),
@@ -262,12 +262,12 @@ def make_feed(settings: RunSettings, dataset: Dataset, seed: int) -> Feed:
 
 
 def _require_ratings(system: str, data: Dataset, lowest: float, highest: float, table: str) -> None:
-    """Check that a data set has ratings to predict, within the range that a table of the configuration says.
+    """Check that a data set has ratings to predict, within a system's configured range.
 
     Raises
     ------
     DataError
-        It has none, or some out of the range.
+        All ratings are the same, or some are out of the range.
     """
     if len(data) and (data.rating == data.rating[0]).all():
         raise DataError(
@@ -322,7 +322,7 @@ def _partition(settings: RunSettings, dataset: Dataset, seed: int) -> Partition:
             f"{settings.description.table}.item_servers {servers} for {len(dataset.items)} items; expected at most one "
             "for each"
         )
-    # Each item has one owner, whatever else is known of it: which one follows from its key.
+    # Each item has one owner, chosen by a seeded hash of its key.
     order = np.argsort(key_hash(dataset.items, seed), kind="stable")
     member = np.zeros((len(dataset.items), servers), np.bool_)
     member[order, np.arange(len(order)) % servers] = True
@@ -330,9 +330,9 @@ def _partition(settings: RunSettings, dataset: Dataset, seed: int) -> Partition:
 
 
 def _numbered_by_owner(dataset: Dataset, partition: Partition) -> tuple[Dataset, Partition]:
-    """Return both with the items, each of which has one owner, numbered owner by owner in the order of their names.
+    """Return data set and partition with items renumbered owner by owner, owners in the order of their names.
 
-    So does the orchestration server, and a model begins by these numbers.
+    The COS numbers items in this way, and initial models depend on the numbers.  Each item has one owner.
     """
     member = partition.member
     rank = np.argsort(np.argsort(partition.names))
@@ -351,7 +351,7 @@ def _numbered_by_owner(dataset: Dataset, partition: Partition) -> tuple[Dataset,
 
 
 def _catalogue(dataset: Dataset) -> Partition:
-    """Return the partition in which one owner says which items there are."""
+    """Return the partition with one owner of all items."""
     return Partition((CATALOGUE,), np.ones((len(dataset.items), 1), np.bool_))
 
 
@@ -363,7 +363,7 @@ def _split(settings: RunSettings, dataset: Dataset, published: PublishedHoldout 
         return leave_last_out(dataset, ties=options.ties, validation=options.validation > 0, seed=seed)
     if options.kind in ("cold-users", "cold-items"):
         hold_out = cold_users if options.kind == "cold-users" else cold_items
-        # Shares of the users, or items, as elsewhere of interactions.
+        # Here the shares are of users or of items; elsewhere they are of interactions.
         return hold_out(dataset, 1 - options.train, options.train * options.validation, seed)
     divide = temporal if options.kind == "temporal" else random
     return divide(dataset, train=options.train, validation=options.validation, seed=seed)
@@ -375,7 +375,7 @@ def read_published(settings: RunSettings, dataset: Dataset) -> PublishedHoldout 
     Raises
     ------
     DataError
-        None lies beside the data set, or it is malformed.
+        The data set's folder has no published hold-out, or it is malformed.
     """
     if settings.split.kind != "published":
         return None

@@ -1,4 +1,4 @@
-"""The plan of a run, as every participant gets it, from the settings of the run."""
+"""Construction of a run's plan, which every participant receives, from the settings of the run."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _KINDS = {
 
 
 def rounds_plan(settings: RoundsSettings, seed: int, *, sparse: bool = False) -> RoundsPlan:
-    """Return the rounds of a run's plan.
+    """Return the part of a run's plan about its rounds.
 
-    In an experiment the beacon is SHA-256 of a label and the seed, so that a run can be repeated: whoever starts it
-    could try seeds until the groups please.  Otherwise it is left to the third party, which draws and signs one.
+    In an experiment the beacon is SHA-256 of a label and the seed, so that a run can be repeated; it does not keep an
+    operator from trying seeds for convenient groups.  Otherwise the third party draws and signs the beacon.
     """
     seeded = hashlib.sha256(encode("experiment-beacon", seed)).digest()
     return RoundsPlan(
@@ -47,7 +47,7 @@ def rounds_plan(settings: RoundsSettings, seed: int, *, sparse: bool = False) ->
 
 
 def run_plan(settings: RunSettings, *, run_id: str, seed: int, attributes: Sequence[str] = ()) -> RunPlan:
-    """Return the plan that every participant gets.
+    """Return the plan of a run, as every participant receives it.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""What a system is studied with: rows beside a run, attacks on its transcript, tables of its paper.
+"""The study of a learning system: its reference rows, attacks on its transcripts, and tables of its paper.
 
-A room's ``study`` module has a `Study` as ``STUDY``.  It is loaded by name (`study_of`), where one of these is asked
-for, so that services never load it.
+The ``study`` module of a system's package holds a `Study` as ``STUDY``.  `study_of` loads it by name and on demand, so
+that services never load it.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ __all__ = ["Further", "Recorded", "Study", "studies", "study_of"]
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """A recorded run, and what the experimenter knows to judge attacks by.
+    """A recorded run for attacks, with the true data by which the experimenter scores them.
 
     Attributes
     ----------
     transcripts : sequence of Path
-        Of the orchestration server, oldest first.
+        Transcripts of the COS, oldest first.
     plan : RunPlan
     truth : Truth
-        Who has what in training.
+        The (user, item) pairs of the training part.
     ratings : ndarray of float, shape (p,)
-        Of the same pairs.
+        Ratings of these pairs.
     attributes : ndarray of float, shape (n_users, l)
-        By slot, NaN where missing.
+        Users' attributes by slot, NaN where missing.
     """
 
     transcripts: Sequence[Path]
@@ -55,16 +55,16 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Further:
-    """Another federation beside a run, for a section of its own in the report.
+    """A further federation that is run after a run, for a section of its own in the report.
 
     Attributes
     ----------
     section : str
-        Key of the section, a list with an entry for each federation.
+        Key of the section in the report, a list with an entry for each federation.
     folder : str
         Name of the federation's folder.
     facts : mapping
-        What sets it apart; part of its entry.
+        Facts in which the federation differs, for its entry.
     settings : RunSettings
     """
 
@@ -80,12 +80,12 @@ def _nothing_further(settings: RunSettings) -> Iterator[Further]:
 
 @dataclass(frozen=True)
 class Study:
-    """What a system is studied with.
+    """The study of a learning system.
 
     Attributes
     ----------
     references : callable
-        ``(settings, data, seed) -> {name: Reference}``: the rows beside a run, on the same data and split.
+        ``(settings, data, seed) -> {name: Reference}``: the reference rows, on the run's data and split.
     attack : callable
         ``(recorded) -> {name: figures}``: the attacks on the server's transcript.
     tables : tuple of Table
@@ -101,7 +101,7 @@ class Study:
 
 
 def study_of(system: str) -> Study:
-    """Return what a system is studied with.
+    """Return the study of a system.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def study_of(system: str) -> Study:
     module = system_named(system).study
     try:
         found = getattr(importlib.import_module(module), "STUDY", None)
-    # A plug-in is anybody's code: whatever it raises is said of its distribution.
+    # A plug-in may raise anything on import; the error names its distribution.
     except Exception as error:
         raise ConfigError(
             f"the study of system {system!r} of {distribution_of(system)} cannot be loaded: {error}",

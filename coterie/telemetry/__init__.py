@@ -1,1 +1,1 @@
-"""Metrics, logs, accounts of work, and the reports made from them."""
+"""Telemetry of services (metrics, logs, accounts of CPU time) and the reports of runs."""

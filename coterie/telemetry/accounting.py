@@ -1,4 +1,4 @@
-"""Where a process spends its CPU time, by activity; and how much memory it took at its peak."""
+"""A process's account of its CPU time by activity, and of its peak memory."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ SECURITY: Mapping[str, str] = {
     "decryption proofs": "encrypted sums",
     "sums of ciphertexts": "encrypted sums",
 }
-"""Activities that exist only to protect data, and what each is counted under.
+"""Protections by activity, for the activities that only serve to protect data.
 
-TLS runs inside gRPC and cannot be told apart from it.
+TLS is not among them: it runs inside gRPC, and its time cannot be told apart.
 """
 
 
@@ -41,9 +41,9 @@ class CpuSeconds(TypedDict):
 
 
 class Accounting:
-    """CPU seconds of one process, by activity.
+    """Account of one process's CPU seconds by activity.
 
-    Time is the calling thread's CPU time, so waiting costs nothing; activities must not nest.
+    An activity's time is the calling thread's CPU time, so waiting costs nothing; activities must not nest.
     """
 
     def __init__(self) -> None:
@@ -52,12 +52,12 @@ class Accounting:
         self._start = 0.0
 
     def started(self) -> None:
-        """Mark the end of process start: imports, stores, certificates."""
+        """Mark the end of the process's start (imports, stores, certificates)."""
         self._start = time.process_time()
 
     @contextmanager
     def process_activity(self, name: str) -> Iterator[None]:
-        """Count the CPU time of the whole process during a block that has threads of its own, and nothing beside it."""
+        """Count the whole process's CPU time during a block, for blocks that use several threads and run alone."""
         before = time.process_time()
         try:
             yield
@@ -67,14 +67,14 @@ class Accounting:
 
     @contextmanager
     def activity(self, name: str, count: int = 1) -> Iterator[None]:
-        """Count the block's CPU time under a name.
+        """Count a block's CPU time as an activity's.
 
         Parameters
         ----------
         name : str
-            The activity; one of ``SECURITY`` where it protects data.
+            The activity; one of ``SECURITY`` if it protects data.
         count : int
-            How many things the block handles (records, pairs).
+            Number of things that the block handles (records, pairs).
         """
         before = time.thread_time()
         try:
@@ -84,7 +84,7 @@ class Accounting:
             self._counts[name] += count
 
     def cpu_seconds(self) -> CpuSeconds:
-        """Return the account so far."""
+        """Return the CPU seconds so far: total, start, security and by activity."""
         activities = {name: round(value, 6) for name, value in sorted(self._seconds.items())}
         return CpuSeconds(
             total=round(time.process_time(), 6),
@@ -94,7 +94,7 @@ class Accounting:
         )
 
     def counts(self) -> dict[str, int]:
-        """Return how many things each activity handled."""
+        """Return the number of things handled, by activity."""
         return dict(sorted(self._counts.items()))
 
     @staticmethod

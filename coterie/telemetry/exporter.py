@@ -1,4 +1,4 @@
-"""Prometheus metrics and a liveness page on a second port.
+"""Prometheus metrics and a health page of a service, on a port of their own.
 
 No label ever holds a participant, a user or an item: labels are RPC names, sides, reasons, activities, and purposes and
 outcomes of rounds.
@@ -24,37 +24,37 @@ __all__ = ["AdmissionSource", "CertificateSource", "Exporter", "TrafficSource"]
 
 
 _LOOK_S = 0.05
-"""Time between two looks whether to stop, seconds: a service that stops waits for it."""
+"""Interval at which the server's thread looks whether to stop, seconds; a stopping service waits as long."""
 
 
 class TrafficSource(Protocol):
-    """Totals by RPC, as a meter keeps them."""
+    """Source of totals by RPC, such as a meter of calls."""
 
     def summary(self) -> Mapping[str, Mapping[str, Any]]:
         """Return calls, errors, bytes and percentiles by RPC."""
 
 
 class AdmissionSource(Protocol):
-    """Calls at present, and those that were turned away by the limit that did and the caller's role."""
+    """Source of the number of calls in progress, and of refused calls by limit and caller's role."""
 
     calls: int
     turned_away: Counter[tuple[str, str]]
 
 
 class CertificateSource(Protocol):
-    """A certificate that is renewed."""
+    """Source of facts about a certificate that is renewed."""
 
     @property
     def end(self) -> float:
-        """When it ends, Unix seconds."""
+        """End of the certificate, Unix seconds."""
 
     @property
     def renewed(self) -> int:
-        """How often it was renewed."""
+        """Number of renewals."""
 
     @property
     def failed(self) -> int:
-        """How often that was tried in vain."""
+        """Number of failed attempts to renew."""
 
 
 class _Collector:
@@ -153,7 +153,7 @@ def _family(measure: Measure) -> Iterator[Metric]:
 
 class _Quiet(WSGIRequestHandler):
     def log_message(self, *_: Any) -> None:
-        """Write nothing: a request for metrics is not worth a log line."""
+        """Write nothing: requests for metrics are not logged."""
 
 
 class _IPv6Server(WSGIServer):
@@ -161,9 +161,9 @@ class _IPv6Server(WSGIServer):
 
 
 class Exporter:
-    """Serves ``/metrics`` and ``/healthz`` (200 while the service is healthy, else 503) from a thread.
+    """HTTP server of ``/metrics`` and ``/healthz`` (200 while the service is healthy, else 503), in a thread.
 
-    Measures that are added to the sequence later are served, too.
+    Measures that are appended to the sequence later are served as well.
     """
 
     def __init__(
@@ -198,12 +198,12 @@ class Exporter:
         self._server: WSGIServer | None = None
 
     def start(self, address: str) -> None:
-        """Listen on ``host:port``.
+        """Listen on an address ``host:port`` and serve from a new thread.
 
         Raises
         ------
         CoterieError
-            When the address is taken or not ours.
+            The address is taken or not this machine's.
         """
         host, _, port = address.rpartition(":")
         kind = _IPv6Server if host.startswith("[") else WSGIServer
@@ -218,7 +218,7 @@ class Exporter:
         ).start()
 
     def stop(self) -> None:
-        """Stop listening."""
+        """Stop serving and close the port."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

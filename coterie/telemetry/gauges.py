@@ -1,4 +1,4 @@
-"""What a process can be asked for at any time: numbers that are read when somebody looks, not kept up to date."""
+"""Measures of a process that are read when metrics are requested: disk, memory and a service's own numbers."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from pathlib import Path
 __all__ = ["Measure", "memory_limit", "of_the_disk", "of_the_memory", "resident_bytes"]
 
 _UNLIMITED = 1 << 60
-"""What a control group without a limit says is larger."""
+"""Bound on real memory limits, bytes: an unlimited control group (version 1) states a larger number."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A number, or one for each of a few labels, as Prometheus takes it.
+    """A Prometheus metric: one number, or one for each combination of a few labels' values.
 
     Parameters
     ----------
     name : str
-        Beginning with ``coterie_`` and ending in its unit; ``_total`` is added to counters.
+        Name of the metric, with the prefix ``coterie_`` and its unit at the end; ``_total`` is added to counters.
     help : str
-        One sentence.
+        Description in one sentence.
     read : callable
-        Called from another thread whenever somebody asks.  None: there is nothing to say now.  With labels, numbers by
-        the labels' values, which are never of a participant, a user or an item.
+        Returns the number, or with labels the numbers by the labels' values, which never name a participant, a user
+        or an item; None when there is nothing to report now.  Called from another thread at each request.
     labels : tuple of str
-        Their names.
+        Names of the labels.
     counter : bool
-        Whether it only grows.
+        Whether the number only grows.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Measure:
 
 
 def of_the_disk(folder: Path) -> list[Measure]:
-    """Return what is left, and what there is, on the volume of a folder, bytes."""
+    """Return measures of free space and size of a folder's volume, bytes."""
 
     def size(blocks: str) -> float | None:
         try:
@@ -58,7 +58,7 @@ def of_the_disk(folder: Path) -> list[Measure]:
 
 
 def of_the_memory() -> list[Measure]:
-    """Return what the process takes, and the most that it and its container may, bytes."""
+    """Return measures of the process's memory and of its container's limit, bytes."""
     return [
         Measure("coterie_resident_memory_bytes", "Memory of the process.", resident_bytes),
         Measure("coterie_memory_limit_bytes", "The most that its container may take.", memory_limit),
@@ -66,7 +66,7 @@ def of_the_memory() -> list[Measure]:
 
 
 def resident_bytes(status: Path = Path("/proc/self/statm")) -> float | None:
-    """Return the resident set of this process; None where the system does not say."""
+    """Return the resident set of this process, bytes; None where the system does not state it."""
     try:
         pages = int(status.read_text().split()[1])
     except (OSError, ValueError, IndexError):
@@ -75,7 +75,7 @@ def resident_bytes(status: Path = Path("/proc/self/statm")) -> float | None:
 
 
 def memory_limit(groups: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """Return the limit of the control group, as a container sees its own; None where there is none."""
+    """Return the memory limit of the container's control group, bytes; None without a limit."""
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         try:
             limit = int((groups / name).read_text())

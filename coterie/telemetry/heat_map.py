@@ -1,4 +1,4 @@
-"""A square of coloured cells with numbers, as SVG that needs nothing beside it."""
+"""Heat maps as self-contained SVG: a table of coloured cells with numbers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _CELL_W, _CELL_H, _LETTER = 88, 34, 7.2
 def heat_map(
     title: str, rows: Sequence[str], columns: Sequence[str], cells: Mapping[tuple[str, str], float], unit: str
 ) -> str:
-    """Return an SVG image: the darker a cell, the larger its number, on a logarithmic scale.
+    """Return a heat map as SVG; darker cells have larger numbers, on a logarithmic scale.
 
     Parameters
     ----------
     title : str
-        What the numbers are.
+        Title, which says what the numbers are.
     rows, columns : sequence of str
-        Names, in their order.
+        Names of rows and columns, in order.
     cells : mapping
-        Numbers by row and column; a cell without one stays empty.
+        Numbers by row and column; a cell without a number stays empty.
     unit : str
-        Of the numbers.
+        Unit of the numbers.
     """
     left = 24 + _LETTER * max(map(len, rows), default=0)
     top = 84
@@ -42,7 +42,7 @@ def heat_map(
     ]
     for number, name in enumerate(columns):
         x = left + _CELL_W * (number + 0.5)
-        # Long names go over two lines, and in full to whoever points at them.
+        # Long names are cut and set in two lines; the full name is shown as a tooltip.
         role, _, rest = name.rpartition("/")
         lines = "".join(
             f'<tspan x="{x:g}" y="{top - 24 + 15 * line}">{_short(text)}</tspan>'

@@ -15,10 +15,10 @@ __all__ = ["configure"]
 
 
 class _StandardError(io.TextIOBase):
-    """Standard error as it is at the moment of writing; loggers are made once and outlive a replaced stream."""
+    """Stream that writes to the present ``sys.stderr``; loggers are made once and outlive a replaced stream."""
 
     def write(self, text: str, /) -> int:
-        # A log whose volume is full, or whose reader is gone, stops no service.
+        # A full volume or a closed pipe of the log must not stop the service.
         with contextlib.suppress(OSError):
             return sys.stderr.write(text)
         return 0
@@ -36,7 +36,7 @@ def configure(level: str, *, service: str) -> None:
     level : str
         Lowest level that is written: debug, info, warning or error.
     service : str
-        Role and name of the process, on every line.
+        Role and name of the process, written on every line.
     """
     common: list[Processor] = [
         _naming(service),
@@ -50,7 +50,7 @@ def configure(level: str, *, service: str) -> None:
         logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _StandardError())),
         cache_logger_on_first_use=True,
     )
-    # What libraries log takes the same form.
+    # Libraries log through the standard module: the same form for their messages.
     handler = logging.StreamHandler(cast(TextIO, _StandardError()))
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -66,7 +66,7 @@ def configure(level: str, *, service: str) -> None:
 
 
 def _naming(service: str) -> Processor:
-    # Not a context variable: threads that were not started by a task have none of ours.
+    # Not a context variable, which threads that no task started would not have.
     def name(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
         event["service"] = service
         return event
@@ -75,7 +75,7 @@ def _naming(service: str) -> Processor:
 
 
 def _only_the_type(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Leave the kind of an exception alone: its text may carry what was being handled."""
+    """Replace an exception by the name of its type: its text may hold the data that was being handled."""
     error = event.pop("exc_info", None)
     error = error[1] if isinstance(error, tuple) else error
     if isinstance(error, BaseException):

@@ -1,7 +1,7 @@
-"""Plots as inline SVG that takes its colours and typeface from the page around it.
+"""Plots of the report as inline SVG, which takes its colours and typeface from the page around it.
 
-Matplotlib draws with one placeholder colour for each role; the placeholders then become CSS variables, so that
-one SVG serves a light page, a dark one and print.  Text stays text.  The page defines the variables ``--ink``,
+Matplotlib draws with one placeholder colour for each role; the placeholders then become CSS variables, so that one
+SVG serves a light page, a dark page and print.  Text stays text.  The page defines the variables ``--ink``,
 ``--muted``, ``--rule``, ``--paper``, ``--alert``, ``--s1`` to ``--s6`` and ``--sans``.
 """
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["Bars", "Line", "Plot", "Role", "curves", "histogram", "over_time", "report_extra", "stacked_bars"]
 
 Role = Literal["ink", "muted", "rule", "paper", "alert", "s1", "s2", "s3", "s4", "s5", "s6"]
-"""What a colour is for; the page decides how it looks."""
+"""Purpose of a colour; the page defines the colour itself."""
 
-# Any colours will do as long as they differ and black, which the SVG writer leaves out, is not among them.
+# Any distinct colours but black, which the SVG writer leaves out.
 _PLACEHOLDERS: dict[Role, str] = {
     "ink": "#010203",
     "muted": "#010205",
@@ -60,9 +60,9 @@ class Plot:
     Attributes
     ----------
     name : str
-        Unique in the page; prefix of every id inside the SVG.
+        Name of the plot, unique in the page; prefix of every id inside the SVG.
     title, description : str
-        What it shows, for everybody; what it says, for who cannot see it.  Both are in the SVG.
+        Title of the plot, and its content in words for screen readers.  Both are in the SVG.
     svg : str
         The ``<svg>`` element, without references to anything outside it.
     """
@@ -75,7 +75,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Line:
-    """A series of points; a single y value stands for a level over the whole width."""
+    """A line of a plot: a series of points, or, with a single y value and no x, a level over the whole width."""
 
     label: str
     x: Sequence[float]
@@ -87,7 +87,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Bars:
-    """One part of every bar: as many values as there are bars."""
+    """One part of every stacked bar, with one value for each bar."""
 
     label: str
     values: Sequence[float]
@@ -96,12 +96,12 @@ class Bars:
 
 @contextmanager
 def report_extra() -> Iterator[None]:
-    """Turn a missing optional package into an error that says how to get it.
+    """Turn the failed import of an optional package into an error that says how to install it.
 
     Raises
     ------
     PreflightError
-        When matplotlib or jinja2 is not installed.
+        matplotlib or jinja2 is not installed.
     """
     try:
         yield
@@ -126,7 +126,7 @@ def curves(
     whole_x: bool = True,
     from_zero: bool = False,
 ) -> Plot:
-    """Draw lines over a common axis; a line of a single y value and no x is a level across the plot.
+    """Draw lines over a common axis; a line with a single y value and no x is a level across the plot.
 
     Parameters
     ----------
@@ -199,12 +199,12 @@ def stacked_bars(
     *,
     write: Callable[[float], str],
 ) -> Plot:
-    """Draw one horizontal bar for each label, first label on top, with its total written at its end.
+    """Draw one horizontal bar for each label, the first on top, with its total written at its end.
 
     Parameters
     ----------
     write : callable
-        How a value reads, on the axis and at the ends of the bars.
+        Formats the totals at the ends of the bars.
     """
     totals = [sum(part.values[row] for part in parts) for row in range(len(labels))]
     legend_rows = -(-len(parts) // 3) if len(parts) > 1 else 0
@@ -238,7 +238,7 @@ def stacked_bars(
         axes.set_yticks(list(places), [_shortened(label) for label in labels])
         axes.tick_params(axis="y", labelcolor=_PLACEHOLDERS["ink"])
         axes.invert_yaxis()
-        # Room for the totals; the ticks below would say the same again.
+        # Room for the totals, which make ticks below unnecessary.
         axes.set_xlim(0, 1.2 * longest)
         axes.xaxis.set_visible(False)
         axes.grid(visible=False)
@@ -258,7 +258,7 @@ def histogram(
     y_label: str,
     limit: float | None = None,
 ) -> Plot:
-    """Draw counts between edges (one more edge than counts), and a limit that was set as a vertical line."""
+    """Draw counts between edges (one more edge than counts), and a limit, if any, as a vertical line."""
     with _figure(2.95) as figure:
         axes = figure.add_subplot()
         widths = [right - left for left, right in pairwise(edges)]
@@ -296,7 +296,7 @@ def _figure(height_in: float) -> Iterator[Figure]:
         {
             "svg.fonttype": "none",
             "svg.hashsalt": "coterie",
-            # Names come from data: a dollar sign in one is a dollar sign.
+            # Labels come from data: a dollar sign in them starts no formula.
             "text.parse_math": False,
             "font.family": ["sans-serif"],
             "font.sans-serif": ["DejaVu Sans"],
@@ -305,7 +305,7 @@ def _figure(height_in: float) -> Iterator[Figure]:
         }
     )
     with style, warnings.catch_warnings():
-        # The page's typeface draws what Matplotlib's own, used for measuring only, does not hold.
+        # Matplotlib's typeface only measures text; the page's typeface draws it, missing glyphs included.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield Figure(figsize=(_WIDTH_IN, height_in), layout="constrained")
 
@@ -350,7 +350,7 @@ def _axes(axes: Axes, x_label: str, y_label: str, *, whole_x: bool) -> None:
 
 
 def _ticks_of(axis: Axis) -> Callable[[float, int | None], str]:
-    """Write all ticks of an axis with the decimals that the finest of them needs."""
+    """Return a formatter that writes all ticks of an axis with the decimals that the finest of them needs."""
 
     def write(value: float, _: int | None) -> str:
         shown = (f"{abs(tick):.6f}".rstrip("0") for tick in axis.get_majorticklocs())
@@ -367,7 +367,7 @@ def _whole_numbers(most: int) -> MaxNLocator:
 
 
 def _from_start(axes: Axes, places: Sequence[float]) -> None:
-    """Begin the axis at 0, the start of the run, also where the first point comes later."""
+    """Begin the horizontal axis at 0, the start of the run, even when the first point comes later."""
     last = max(places, default=0.0) or 1.0
     axes.set_xlim(min(0.0, *places, 0.0) - 0.03 * last, 1.03 * last)
 
@@ -376,7 +376,7 @@ def _legend(figure: Figure, *panels: Axes) -> None:
     found = [axes.get_legend_handles_labels() for axes in panels]
     handles = [handle for some, _ in found for handle in some]
     labels = [_shortened(label) for _, some in found for label in some]
-    if len(handles) < 2:  # a single line is what the title says
+    if len(handles) < 2:  # the title names a single line
         return
     figure.legend(
         handles,
@@ -395,7 +395,7 @@ def _legend(figure: Figure, *panels: Axes) -> None:
 
 
 def _shortened(label: str) -> str:
-    """Cut a long label in the middle: services and RPCs differ at their ends."""
+    """Return a label of at most 23 characters, cut in the middle: names of services and RPCs differ at their ends."""
     return label if len(label) <= 23 else f"{label[:11]}…{label[-11:]}"
 
 
@@ -408,9 +408,9 @@ def _plot(figure: Figure, name: str, title: str, description: str) -> Plot:
 
 
 def _themed(svg: str, name: str, title: str, description: str) -> str:
-    """Make a stand-alone SVG document an element of a page: no prologue, own ids, colours of the page."""
+    """Return a stand-alone SVG document as an element of a page: without prologue, with own ids and CSS colours."""
     body = svg[svg.index("<svg") :]
-    # Its style sheet would hold for the whole page.
+    # The document's style sheet would apply to the whole page.
     body = re.sub(r"<(metadata|style)\b.*?</\1>|<!--.*?-->", "", body, flags=re.DOTALL)
     view = re.search(r'viewBox="([^"]+)"', body)
     inside = body[body.index(">") + 1 :]
@@ -423,7 +423,7 @@ def _themed(svg: str, name: str, title: str, description: str) -> str:
         text = re.sub(r"(font-family:|font: [^;\"]*?px) [^;\"]+", r"\1 var(--sans)", text)
         return re.sub(r"#010[23]0[0-9a-f]", lambda colour: f"var(--{_ROLE_OF[colour[0]]})", text)
 
-    # Only inside tags: text between them is data, and stays as it was escaped by the writer.
+    # Only inside tags: the text between them is data, which the writer has escaped already.
     inside = re.sub(r"<[^>]+>", adapt, inside)
     return (
         f'<svg role="img" aria-labelledby="{name}-title {name}-desc" viewBox="{view[1] if view else ""}">'

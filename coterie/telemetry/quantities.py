@@ -1,4 +1,4 @@
-"""Numbers as a reader wants them: few digits, a unit, and a dash where nothing was measured."""
+"""Formatting of numbers for reports: few digits, a unit, and a dash for a value that was not measured."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = [
 ]
 
 ABSENT = "\N{EN DASH}"
-"""Stands where a report holds no number."""
+"""Text in place of a number that the report does not hold."""
 MINUS = "\N{MINUS SIGN}"
 
 
 def finite(value: object) -> float | None:
-    """Return the value as a float, or None where it is no finite number.
+    """Return the value as a float; None when it is no finite number.
 
-    Reports are JSON: a value that was not measured is absent, null or NaN, and all three mean the same.
+    A value that was not measured may be absent, null or NaN in a report; all three mean the same.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
@@ -35,7 +35,7 @@ def finite(value: object) -> float | None:
 
 
 def count(value: object) -> str:
-    """Return a whole number with separators.
+    """Return a number as text, rounded to a whole number, with separators of thousands.
 
     >>> count(100000)
     '100,000'
@@ -45,7 +45,7 @@ def count(value: object) -> str:
 
 
 def significant(value: object, digits: int = 3) -> str:
-    """Return a number with so many significant digits, never in exponent form.
+    """Return a number as text with ``digits`` significant digits, never in exponent form.
 
     >>> significant(0.012345), significant(1234.5), significant(2.0)
     ('0.0123', '1,234', '2.00')
@@ -62,7 +62,7 @@ def significant(value: object, digits: int = 3) -> str:
 
 
 def measure(value: object) -> str:
-    """Return a metric with four decimals below 10, three significant digits or more above.
+    """Return a metric as text, with four decimals below 10 and two from there.
 
     >>> measure(0.21344), measure(12.3456)
     ('0.2134', '12.35')
@@ -75,7 +75,7 @@ def measure(value: object) -> str:
 
 
 def signed(value: object, digits: int = 3) -> str:
-    """Return a difference with its sign and so many decimals.
+    """Return a difference as text, with its sign and ``digits`` decimals.
 
     >>> signed(0.13), signed(-0.5, 1), signed(-0.0001)
     ('+0.130', '−0.5', '0.000')
@@ -88,7 +88,7 @@ def signed(value: object, digits: int = 3) -> str:
 
 
 def percent(share: object) -> str:
-    """Return a share as a percentage; two decimals below 10%, one below 100%.
+    """Return a share as a percentage, with two decimals below 10% and one below 100%.
 
     >>> percent(0.01523), percent(0.257), percent(1.0)
     ('1.52%', '25.7%', '100%')
@@ -103,7 +103,7 @@ def percent(share: object) -> str:
 
 
 def volume(size: object) -> str:
-    """Return bytes in the decimal unit that fits.
+    """Return a number of bytes as text in the decimal unit that fits.
 
     >>> volume(999), volume(67_200_000)
     ('999 B', '67.2 MB')
@@ -112,7 +112,7 @@ def volume(size: object) -> str:
     if number is None:
         return ABSENT
     for unit in ("B", "kB", "MB", "GB"):
-        # 999.5 would read "1,000"; it belongs to the next unit.
+        # 999.5 would be rounded to "1,000", so it belongs to the next unit.
         if abs(number) < 999.5:
             return f"{count(number) if unit == 'B' else significant(number)} {unit}"
         number /= 1000
@@ -120,7 +120,7 @@ def volume(size: object) -> str:
 
 
 def duration(seconds: object) -> str:
-    """Return a time in the two units that a reader would say.
+    """Return a duration as text in one or two units that fit.
 
     >>> duration(0.0042), duration(12.34), duration(252), duration(3840)
     ('4.20 ms', '12.3 s', '4 min 12 s', '1 h 04 min')

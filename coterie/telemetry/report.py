@@ -1,8 +1,7 @@
-"""The report of a run: the one type that runs write as ``report.json`` and that pages and terminals read.
+"""Models of a run's report, which runs write as ``report.json``, and which the HTML page and the terminal show.
 
-Every part is optional.  A key that does not apply is absent, and absent again when the report is written; a number that
-is not known or not finite is None.  Keys that this version does not know are kept.  ``Report.read`` takes reports of
-other versions.
+Every part is optional.  A key that does not apply is absent, and stays absent when the report is written again; a
+number that is not known or not finite is None.  Unknown keys are kept.  ``Report.read`` takes reports of any version.
 
 ``python -m coterie.telemetry.report`` prints the tables of keys; ``--write docs/report.md`` puts them into the page.
 """
@@ -68,7 +67,7 @@ def _number(value: object) -> float | None:
 
 
 def _finite(value: Any) -> Any:
-    """Return the value without numbers that JSON does not know."""
+    """Return a JSON-like value with every number that is not finite replaced by None."""
     if isinstance(value, Mapping):
         return {str(key): _finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -77,12 +76,12 @@ def _finite(value: Any) -> Any:
 
 
 def _scored(value: object) -> object:
-    """Take a bare number for the mean of one seed."""
+    """Return a bare number as the mean of one seed; other values as they are."""
     return {"mean": value} if isinstance(value, Real) and not isinstance(value, bool) else value
 
 
 Number = Annotated[float | None, PlainValidator(_number), PlainSerializer(lambda value: value)]
-"""A finite number, whole where it was written so, or None."""
+"""A finite number, or None; an integer stays one."""
 Figures = dict[str, Annotated[Any, AfterValidator(_finite)]]
 """Figures whose names are not fixed: numbers, words or lists by name."""
 
@@ -95,13 +94,13 @@ class Part(BaseModel):
 
     @classmethod
     def read(cls, found: object) -> Self:
-        """Return what can be read of a part that another version, or nobody of ours, has written.
+        """Return a part from parsed JSON of any version, without the values that this version cannot read.
 
         Parameters
         ----------
         found : object
-            Parsed JSON.  Values of another shape than this version writes are left out one by one, with everything
-            around them kept; what is no object at all reads as an empty part.
+            Parsed JSON.  Each value of an unexpected shape is left out, and everything around it kept; anything but
+            an object is read as an empty part.
         """
         kept = _copied(found) if isinstance(found, Mapping) else {}
         while True:
@@ -111,17 +110,17 @@ class Part(BaseModel):
                 _leave_out(kept, [one["loc"] for one in error.errors(include_url=False, include_input=False)])
 
     def having(self, **parts: Any) -> Self:
-        """Return a copy with more parts, which are checked like those of a new one."""
+        """Return a copy with further parts, which are validated."""
         return type(self)(**{**self.given(), **parts})
 
     def given(self) -> dict[str, Any]:
-        """Return the parts that were given, by name."""
+        """Return the fields that were set, and unknown ones, by name."""
         return {
             name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set
         } | (self.model_extra or {})
 
     def content(self) -> dict[str, Any]:
-        """Return what stands in ``report.json``: only keys that were given."""
+        """Return the content of ``report.json``: only the keys that were set."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
@@ -132,7 +131,7 @@ def _copied(value: Any) -> Any:
 
 
 def _leave_out(kept: dict[str, Any], places: list[tuple[int | str, ...]]) -> None:
-    """Delete what stands at these places, each as deep as it can be followed."""
+    """Delete the values at validation errors' locations, each followed as deep as it exists."""
     dead: dict[int, tuple[Any, set[Any]]] = {}
     for place in places:
         holder: Any = None

@@ -1,6 +1,6 @@
-"""Works out the facts of a report once, for the page and for the terminal.
+"""Facts derived from a report (metrics, rows, costs), for the HTML page and for the terminal.
 
-Every part of a report is optional: absent parts are empty here, and numbers that are not known are None.
+Every part of a report is optional: absent parts are empty here, and unknown numbers are None.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ROWS = {
     "positive_share": ("Positive share", "items by share of positives"),
     "random": ("Random order", "no learning"),
 }
-"""Names and notes of rows that any system may have beside it; other rows bring theirs along."""
+"""Labels and notes of the reference rows that any system may have; other rows carry their own."""
 _RANKED = {
     "ndcg": "NDCG",
     "map": "MAP",
@@ -62,9 +62,9 @@ _TRAINING = "train_"
 _HEADLINE_AT_MOST = 6
 _HEADLINE = ("ndcg", "map", *_ERRORS)
 _EVERYTHING = "_all"
-"""Ends the keys of a ranking of all unseen items where the bare keys are a ranking of sampled ones."""
+"""Suffix of keys for a ranking of all unseen items, where keys without it are of a ranking of sampled items."""
 _RATED = "_rated"
-"""Ends the keys of a ranking of the user's own rated test items."""
+"""Suffix of keys for a ranking of the user's own rated test items."""
 _POPULATIONS = {
     name: place
     for place, name in enumerate(
@@ -80,15 +80,15 @@ class Metric:
     Attributes
     ----------
     key : str
-        Its key in the report, such as ``ndcg_test_items@10``.
+        Key in the report, such as ``ndcg_test_items@10``.
     label : str
-        Its name for a reader, such as ``NDCG@10``.
+        Name for a reader, such as ``NDCG@10``.
     population : str
-        The items that are ranked, empty where that does not apply.
+        The items that are ranked; empty for a metric without a ranking.
     on_validation : bool
-        Whether it was measured on the part of the training data that chooses among versions.
+        Whether the metric was measured on the validation part, which chooses among versions.
     lower_is_better : bool
-        Whether a smaller value wins (losses and errors).
+        Whether a smaller value is better (losses and errors).
     """
 
     key: str
@@ -99,12 +99,12 @@ class Metric:
 
     @property
     def is_loss(self) -> bool:
-        """Whether it is a loss, drawn with the training loss and not by itself."""
+        """Whether the metric is a loss, which is drawn with the training loss and not by itself."""
         return self.key.endswith("_loss")
 
     @property
     def full_label(self) -> str:
-        """Name, population and part of the data in one line."""
+        """Name, population and part of the data, in one line."""
         part = "on validation data" if self.on_validation and self.population != "validation items" else ""
         parts = (self.label, self.population, part)
         return ", ".join(text for text in parts if text)
@@ -120,18 +120,18 @@ class Score:
 
     @property
     def mean_text(self) -> str:
-        """The mean with sensible digits."""
+        """The mean as text."""
         return measure(self.mean)
 
     @property
     def spread_text(self) -> str:
-        """The standard deviation, empty where there is none."""
+        """The standard deviation as text; empty when there is none."""
         return "" if self.mean is None or self.std is None else f"± {measure(self.std)}"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the result table; ``scores`` are in the order of the metrics asked for."""
+    """One line of the result table: the run or a reference row, with scores in the order of the asked metrics."""
 
     name: str
     label: str
@@ -142,7 +142,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Costs:
-    """Totals over all services and RPCs of a run; None where the report has no account of it."""
+    """Total costs of a run over all services and RPCs; None where the report has no account."""
 
     calls: int | None
     errors: int | None
@@ -151,7 +151,7 @@ class Costs:
     cpu_seconds: float | None
     security_seconds: float | None
     protections: Mapping[str, float]
-    """CPU seconds by what protects data (`SECURITY`), in its order; what took none is left out."""
+    """CPU seconds by protection, in the order of `SECURITY`; protections without any are left out."""
 
     @property
     def bytes_total(self) -> float | None:
@@ -175,24 +175,24 @@ class Costs:
 
 
 def run_label(report: Report, otherwise: str = "this run") -> str:
-    """Return the name of what was run: the system's, as its paper writes it, or that of the model that it trained."""
+    """Return the run's label, which names the trained model as its paper does; without one, the system's name."""
     return report.label or report.system or otherwise
 
 
 def row_label(report: Report, name: str) -> str:
-    """Return the name of a row beside the run; the key itself where nothing says more."""
+    """Return the label of a reference row; the key itself when there is no label."""
     return _of_row(report, name)[0]
 
 
 def _of_row(report: Report, name: str) -> tuple[str, str]:
-    """Return name and note of a row beside the run."""
+    """Return label and note of a reference row."""
     label, note = _ROWS.get(name, (name, ""))
     own = report.reference.get(name, ReferenceRow())
     return own.label or label, own.note or note
 
 
 def taught(report: Report) -> tuple[str, Sequence[Evaluation]]:
-    """Return the reference that learned, and its evaluations; no evaluation where there is none."""
+    """Return the first reference row that learned and its evaluations; else the first row's name and no evaluations."""
     for name, reference in _references(report):
         if reference.history:
             return name, reference.history
@@ -200,7 +200,7 @@ def taught(report: Report) -> tuple[str, Sequence[Evaluation]]:
 
 
 def metric(key: str, *, sampled: bool = False, new_items: bool = False) -> Metric:
-    """Return how a metric key reads.
+    """Return the metric that a key of the report stands for.
 
     Parameters
     ----------
@@ -208,7 +208,7 @@ def metric(key: str, *, sampled: bool = False, new_items: bool = False) -> Metri
     sampled : bool
         Whether keys without ``_all`` are of a ranking of sampled items, as with one held-out item.
     new_items : bool
-        Whether whole items were held out, and what would be ranked among all unseen items is ranked among those.
+        Whether whole items were held out, so that only these are ranked in place of all unseen items.
 
     >>> metric("ndcg_test_items@10").full_label
     'NDCG@10, test items'
@@ -234,7 +234,7 @@ def metric(key: str, *, sampled: bool = False, new_items: bool = False) -> Metri
 
 
 def metrics(report: Report) -> list[Metric]:
-    """Return the metrics of the run and its references: by population, then losses, validation last."""
+    """Return the metrics of the run and its reference rows: ordered by population, then losses, validation last."""
     keys = list(report.metrics)
     for _, reference in _references(report):
         keys += [key for key in reference.metrics if key not in keys]
@@ -251,9 +251,9 @@ def metrics(report: Report) -> list[Metric]:
 
 
 def headline(report: Report) -> list[Metric]:
-    """Return the metrics for the first table: all of a few, and of many only NDCG, MAP, errors and losses.
+    """Return the metrics of the first table: all if there are at most six, else NDCG, MAP, errors and losses.
 
-    Metrics on validation data are for choosing, not for reporting, and never among them.
+    Metrics on validation data serve to choose versions and are never among them.
     """
     found = [one for one in metrics(report) if not one.on_validation]
     if len(found) <= _HEADLINE_AT_MOST:
@@ -270,9 +270,9 @@ def _stem(key: str) -> str:
 
 
 def leading_metric(report: Report) -> Metric | None:
-    """Return the metric that stands for the run.
+    """Return the one metric that represents the run; None without any.
 
-    The hit ratio among sampled items where one item is held out, else NDCG over all unseen items where it was measured.
+    It is the hit ratio among sampled items if one item is held out, else the first NDCG, else the first metric.
     """
     found = [one for one in metrics(report) if not one.is_loss and not one.on_validation]
     if found and found[0].population == "sampled items":
@@ -281,10 +281,10 @@ def leading_metric(report: Report) -> Metric | None:
 
 
 def rows(report: Report, columns: Sequence[Metric]) -> list[Row]:
-    """Return the scores of these metrics: the run first, then its references; systems without any are left out.
+    """Return the lines of the result table: the run, then its reference rows, without lines that have no score.
 
-    The best score of each metric is marked where at least two systems have one; equal at the digits shown
-    counts as equal.
+    The best score of each metric is marked if at least two lines have one; scores that are equal at the digits shown
+    count as equal.
     """
     tables = {"": report.metrics, **{name: row.metrics for name, row in _references(report)}}
     best = {column.key: _best(column, list(tables.values())) for column in columns}
@@ -305,7 +305,7 @@ def rows(report: Report, columns: Sequence[Metric]) -> list[Row]:
 
 
 def costs(report: Report) -> Costs:
-    """Return totals of traffic and CPU time."""
+    """Return the total traffic and CPU time of a run."""
     traffic, services = report.traffic.values(), report.cpu_seconds.values()
     protections = dict.fromkeys(SECURITY.values(), 0.0)
     for row in services:
@@ -324,16 +324,16 @@ def costs(report: Report) -> Costs:
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    """Return the sum of the known values, None where none is known."""
+    """Return the sum of the known values; None when none is known."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 
 
 def epoch_positions(history: Sequence[Evaluation]) -> list[tuple[float, Evaluation]]:
-    """Place evaluations on an axis of epochs.
+    """Return evaluations with their positions on an axis of epochs, for plots.
 
-    The last evaluation of epoch e stands at e.  Earlier ones of the same epoch stand between e - 1 and e, at
-    the share of the epoch's model versions that were made by then, or evenly where versions are not known.
+    The last evaluation of epoch e is at e.  Earlier ones of the same epoch are between e - 1 and e, at the share of
+    the epoch's model versions that were made by then, or evenly spaced if versions are not known.
 
     Returns
     -------
@@ -360,7 +360,7 @@ def epoch_positions(history: Sequence[Evaluation]) -> list[tuple[float, Evaluati
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield nested settings as dotted names with their values written out."""
+    """Yield nested settings as pairs of dotted key and value in words."""
     for key, value in settings.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:

@@ -1,7 +1,7 @@
-"""The report of a run as one HTML page that needs nothing but itself: no script, no file, no network.
+"""The report of a run as one self-contained HTML page, without scripts, other files or network.
 
-The page is made from the report alone, so it can be made again from a stored one (`Report.read`).  Everything in it
-is escaped; a section that the report does not have is not on the page.
+The page is made from the report alone, so it can be made again from a stored one (`Report.read`).  All text is
+escaped; sections without content are left out.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from coterie.telemetry.report_sections import sections
 __all__ = ["render", "write"]
 
 _POPULARITY_TOLERANCE = 0.02
-"""An attack within this of the popularity-only attacker's AUC tells no more than popularity does."""
+"""Gain in AUC over the popularity-only attacker up to which an attack reveals no more than popularity."""
 
 
 def render(report: Report) -> str:
-    """Return the page.
+    """Return a report as an HTML page.
 
     Parameters
     ----------
     report : Report
-        Every part is optional.
+        The report, of which every part is optional.
 
     Returns
     -------
@@ -62,13 +62,13 @@ def render(report: Report) -> str:
     Raises
     ------
     PreflightError
-        When matplotlib or jinja2, the packages of the extra ``report``, are not installed.
+        matplotlib or jinja2, the packages of the extra ``report``, are not installed.
     """
     with plots.report_extra():
         from jinja2 import Environment, StrictUndefined
         from markupsafe import Markup
 
-    # Everything is escaped; the only text marked safe is an SVG of ours, whose writer escapes what it is given.
+    # All text is escaped; the only text marked safe is SVG from `plots`, which escapes its own input.
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -93,14 +93,14 @@ def render(report: Report) -> str:
 
 
 def write(report: Report, path: Path) -> None:
-    """Write the page to a file, replacing it only once the new one is whole.
+    """Write a report as an HTML page to a file, atomically.
 
     Raises
     ------
     PreflightError
-        When matplotlib or jinja2 is not installed; nothing is written then.
+        matplotlib or jinja2 is not installed; nothing is written then.
     OSError
-        When the file cannot be written.
+        The file cannot be written.
     """
     page = render(report)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -175,7 +175,7 @@ def _tiles(report: Report) -> list[Fact]:
 
 
 def _every_metric(report: Report) -> Table | None:
-    """Return all metrics, one a row, where the first table shows only some."""
+    """Return a table of all metrics, one a row; None when the first table has them all."""
     columns = metrics(report)
     if len(columns) == len(headline(report)):
         return None
@@ -219,7 +219,7 @@ def _random_over_test_items(report: Report) -> str | None:
 
 
 def _visibility(report: Report) -> dict[str, Any] | None:
-    """Return kinds of data by party: words, and the class that colours them."""
+    """Return the table of visibility, kinds of data by party, each cell with its word and CSS class."""
     parties = report.visibility
     kinds = list(dict.fromkeys(kind for row in parties.values() for kind in row))
     if not kinds:
@@ -243,7 +243,7 @@ def _attacks(report: Report) -> Table | None:
     attacks = report.attacks
     if not attacks:
         return None
-    # With popularity between equals, an attack that saw nothing is as good as popularity, not as chance.
+    # With ties broken by popularity, an attack that saw nothing reaches popularity's AUC and not 0.5.
     helped = any(finite(row.get("auc_with_popularity")) is not None for row in attacks.values())
 
     def line(name: str, row: Figures) -> list[str]:
@@ -282,7 +282,7 @@ def _attacks(report: Report) -> Table | None:
 
 
 def _attack_figures(report: Report) -> Table | None:
-    """Return whatever else was measured, one figure a row."""
+    """Return a table of the attacks' other figures, one a row; None without any."""
     attacks = report.attacks
     shown = {"auc", "auc_with_popularity", "popularity_auc"}
     keys = [key for key in dict.fromkeys(key for row in attacks.values() for key in row) if key not in shown]

@@ -1,4 +1,4 @@
-"""What the page of a report is made of: sections with figures, facts and tables."""
+"""Building blocks of a report's HTML page: sections with figures, facts and tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Fact", "Section", "Table"]
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts; the first column heads its rows."""
+    """A table of texts, whose first column names the rows."""
 
     caption: str
     columns: Sequence[str]
@@ -23,7 +23,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Fact:
-    """A single figure with its name, and in ``note`` what it is measured against."""
+    """A single figure with its name and a note, such as the figure that it is compared with."""
 
     name: str
     value: str
@@ -32,7 +32,7 @@ class Fact:
 
 @dataclass
 class Section:
-    """A part of the page; empty ones are not shown."""
+    """A section of the page; it is false, and not shown, when it is empty."""
 
     name: str
     short: str

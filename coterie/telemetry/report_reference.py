@@ -1,6 +1,7 @@
-"""The tables of keys in the page on reports, written from the models.
+"""Generation of the tables of keys in ``docs/report.md`` from the report's models.
 
-``python -m coterie.telemetry.report`` prints them; ``--write docs/report.md`` puts them between two marks of that page.
+``python -m coterie.telemetry.report`` prints the tables; ``--write docs/report.md`` puts them between two marks of that
+page.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _WORDS = {float: "number", int: "number", str: "text", bool: "true or false"}
 
 
 def markdown() -> str:
-    """Return a table of the keys of a report, and one for each of its parts."""
+    """Return a table of a report's keys, and one for each of its parts, as Markdown."""
     lines = ["| key | takes | what it holds |", "| --- | --- | --- |", *_lines(Report), ""]
     for part in dict.fromkeys(_parts(Report)):
         lines += [f"### {_title(part)}", "", inspect.cleandoc(part.__doc__ or ""), ""]
@@ -33,12 +34,12 @@ def markdown() -> str:
 
 
 def with_tables(page: str) -> str:
-    """Return a page with the tables between its two marks.
+    """Return a page's text with the tables between the page's two marks.
 
     Raises
     ------
     ValueError
-        The page has no such marks.
+        The page lacks the marks.
     """
     before, begin, rest = page.partition(_BEGIN)
     _, end, after = rest.partition(_END)
@@ -54,7 +55,7 @@ def _lines(part: type[BaseModel]) -> Iterator[str]:
 
 
 def _takes(kind: Any) -> str:
-    """Return in words what a key takes; a number may always be null."""
+    """Return the type of a key's value in words; that a number may be null is not said."""
     origin, inner = get_origin(kind), get_args(kind)
     if isinstance(kind, type) and issubclass(kind, Part):
         title = _title(kind)
@@ -75,7 +76,7 @@ def _takes(kind: Any) -> str:
 
 
 def _parts(part: Any) -> Iterator[type[Part]]:
-    """Yield the parts of a part, each before its own."""
+    """Yield a model's parts, each followed by its own parts."""
     for field in part.model_fields.values():
         for found in _within(field.annotation):
             yield found
@@ -100,7 +101,7 @@ def _title(part: type[Part]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the tables, or write them into a page."""
+    """Print the tables of keys, or write them into a page."""
     parser = argparse.ArgumentParser(
         prog="python -m coterie.telemetry.report", description="Tables of the keys of a report."
     )

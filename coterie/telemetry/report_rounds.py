@@ -1,4 +1,4 @@
-"""Adds up the rounds of a report, for the page and for the terminal: members, outcomes, time."""
+"""Totals over a report's rounds (members, outcomes, time), for the HTML page and for the terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PURPOSES = {
     "window": "owners hand over their sums",
 }
 _SHOWN = 200
-"""Rounds of which the page lists each; of more, the last."""
+"""Number of rounds that the page lists; of more rounds it lists the last."""
 _SPARSE = 0.25
 """Share held back above which groups are small for the data (docs/threat-model.md, The attacks on rounds)."""
 _SMALL_GROUPS = (
@@ -30,26 +30,26 @@ _SMALL_GROUPS = (
 
 @dataclass(frozen=True)
 class Rounds:
-    """The rounds of a run, added up.
+    """Totals over all rounds of a run.
 
     Attributes
     ----------
     by_purpose : mapping of str to int
-        Rounds.
+        Number of rounds by purpose.
     seconds : mapping of str to float
-        By phase, the longest first.
+        Seconds by phase, the longest first.
     abandoned : mapping of str to int
-        Rounds by the reason why they were abandoned.
+        Number of abandoned rounds by reason.
     silent : mapping of str to int
-        Rounds that were applied without what some data owners know of their items, by the names of these.
+        Number of rounds that lacked item features of silent data owners, by the owners' names.
     members, dropped, refused, liars : int
-        Members of all rounds, those of them that sent nothing at some step, messages refused, wrong shares.
+        Numbers of members, of members that sent nothing at some step, of refused messages, and of wrong shares.
     dropped_places : int
-        Places of sparse sums that too few users sent, over all rounds.
+        Number of places of sparse sums that too few users sent.
     per_member : float or None
-        Bytes that a member sent in a round of training, on average; None where nothing crossed a network.
+        Mean bytes that a member sent in a round of training; None when nothing crossed a network.
     per_user : float or None
-        Bytes that the contributions of the whole run took for each user.
+        Bytes that all members sent in the whole run, per user; None when nothing crossed a network.
     """
 
     by_purpose: Mapping[str, int]
@@ -66,7 +66,7 @@ class Rounds:
 
 
 def rounds_of(report: Report) -> Rounds | None:
-    """Return the rounds of a report, added up; None where it has none."""
+    """Return totals over a report's rounds; None for a report without rounds."""
     rounds = report.rounds
     if not rounds:
         return None
@@ -108,7 +108,7 @@ def _share(total: float | None, among: float | None) -> float | None:
 
 
 def protection_lines(report: Report) -> list[tuple[str, str]]:
-    """Return what the sums protected, name and text a line."""
+    """Return lines about the protection by secure sums, as pairs of name and text, for the terminal."""
     known = report.protection
     if not known.given():
         return []
@@ -123,7 +123,7 @@ def protection_lines(report: Report) -> list[tuple[str, str]]:
 
 
 def rounds_lines(report: Report) -> list[tuple[str, str]]:
-    """Return what became of the rounds, name and text a line."""
+    """Return lines about the rounds' outcomes, as pairs of name and text, for the terminal."""
     rounds = rounds_of(report)
     if rounds is None:
         return []
@@ -177,7 +177,7 @@ def _became(rounds: Rounds) -> str:
 
 
 def rounds_section(report: Report) -> Section:
-    """Return the section of the page."""
+    """Return the HTML page's section on rounds; empty for a report without rounds."""
     found = Section("rounds", "Rounds", "What the rounds summed")
     rounds = rounds_of(report)
     if rounds is None:

@@ -1,6 +1,6 @@
-"""The sections of a report's page that explain how a run learned and what it cost.
+"""Sections of a report's HTML page on learning, traffic, CPU time, staleness and events.
 
-Each takes the report and returns what is to be shown; a section without content is false.
+Each builder takes the report and returns a section; a section without content is false.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _learning(report: Report) -> Section:
             )
         )
     losses = [
-        # One colour for a system, one pattern for each line.
+        # One colour for each system, one dash pattern for each line.
         plots.Line(f"{label}, test", *_series(run, "test_loss"), colour="s1"),
         plots.Line(f"{label}, train", *_series(run, "train_loss"), colour="s1", style=":"),
         plots.Line(f"{reference_label}, test", *_series(reference, "test_loss"), colour="s2", style="--"),
@@ -116,7 +116,7 @@ def _series(placed: Sequence[tuple[float, Evaluation]], key: str) -> tuple[list[
 
 
 def _levels(report: Report, column: Metric) -> list[plots.Line]:
-    """Return references that do not learn, as levels; three dash patterns tell the usual three apart."""
+    """Return reference rows that do not learn, as level lines with three dash patterns in turn."""
     styles: tuple[plots.Style, ...] = ("-", "-.", ":")
     flat = [
         row
@@ -144,7 +144,7 @@ def _timed(report: Report, leading: Metric, label: str) -> list[plots.Plot]:
     unit, unit_name = (60.0, "minutes") if last > 600 else (1.0, "seconds")
     line = plots.Line(label, [t / unit for t, _ in points], [y for _, y in points], colour="s1", marker=True)
     scaled = [
-        # A count holds until the end of what is shown.
+        # The last count holds until the end of the plot.
         plots.Line(one.label, [x / unit for x in (*one.x, last)], [*one.y, one.y[-1]], one.colour, one.style)
         for one in steps
     ]
@@ -171,12 +171,12 @@ def _timed(report: Report, leading: Metric, label: str) -> list[plots.Plot]:
 
 
 def _alive(report: Report) -> list[plots.Line]:
-    """Return owners and hosts alive over time, each only where it changes."""
+    """Return the numbers of present owners and hosts over time; a number that never changes is left out."""
     timeline = [
         (one.time_s, one.version, {"owners": one.owners, "hosts": one.hosts})
         for one in report.owners_timeline
     ] or [(one.time_s, one.version, {"owners": one.owners}) for one in report.history]
-    # Everybody joins before the first update; that is no change during the run.
+    # Parties that join before the first update are no change during the run.
     before = [n for n, one in enumerate(timeline) if one[1] == 0]
     timeline = timeline[before[-1] if before else 0 :]
     found: list[plots.Line] = []
@@ -196,7 +196,7 @@ def _history(run: Sequence[tuple[float, Evaluation]], unit: str, known: Mapping[
     keys = list(dict.fromkeys(key for _, entry in run for key in entry.metrics))
     every = math.ceil(len(run) / _HISTORY_ROWS)
     shown = [one for n, one in enumerate(reversed(run)) if n % every == 0][::-1]
-    # Not every system has owners who train, or a loss.
+    # Not every system has training owners, or a loss.
     owners = any(entry.owners is not None for _, entry in run)
     losses = any(entry.train_loss is not None for _, entry in run)
     heads = [*(["Owners"] if owners else []), *(["Train loss"] if losses else [])]
@@ -299,7 +299,7 @@ def _traffic(report: Report) -> Section:
 
 
 def _network(report: Report) -> list[Fact]:
-    """Say what share of a round the network took, of the party where it took most."""
+    """Return the network's largest share of a round (or of training) among parties, as a fact; empty without any."""
     network = report.network
     shares = {party: one.share for party, one in network.by_party.items() if one.share is not None}
     if not shares:
@@ -391,7 +391,7 @@ def _activities(services: Iterable[CpuAccount]) -> dict[str, float]:
 
 
 def _cpu_plot(services: Mapping[str, CpuAccount], activities: Mapping[str, float]) -> plots.Plot:
-    """Stack security, the five longest other activities, process start and what no activity claims."""
+    """Plot CPU time by service: security, the five longest other activities, process start, and the rest."""
     colours: tuple[plots.Role, ...] = ("s1", "s3", "s2", "s4", "s5")
     named = [name for name in activities if name not in SECURITY and activities[name] > 0][: len(colours)]
     security = [row.security or 0.0 for row in services.values()]
@@ -482,13 +482,13 @@ def _whole(text: str) -> int | None:
 
 
 def _bins(ages: Mapping[int, float]) -> tuple[list[float], list[float]]:
-    """Gather ages in at most about 40 bins of equal whole width."""
+    """Return edges and counts of at most 40 bins of ages, of equal whole width."""
     width = max(1, math.ceil((max(ages) + 1) / 40))
     bins = max(ages) // width + 1
     counts = [0.0] * bins
     for age, amount in ages.items():
         counts[age // width] += amount
-    # Bars stand around their whole number where each bin holds one.
+    # A bar for a single age is centred on it.
     shift = 0.5 if width == 1 else 0.0
     return [n * width - shift for n in range(bins + 1)], counts
 

@@ -1,4 +1,4 @@
-"""The result of a run in a terminal: one table, and the facts that fit in a line."""
+"""The result of a run for the terminal: one table of metrics, and one-line facts."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["tables"]
 
 
 def tables(report: Report) -> list[RenderableType]:
-    """Return what the command line prints at the end of a run.
+    """Return the renderables that the command line prints at the end of a run.
 
     Parameters
     ----------
     report : Report
-        Every part is optional.
+        The report, of which every part is optional.
 
     Returns
     -------
     list of rich renderables
-        The result table (systems by metrics, mean and standard deviation over the seeds, the best in bold)
-        where there are results, then one line for each known fact.
+        The result table (systems by metrics, mean and standard deviation over the seeds, the best in bold) if there
+        are results, then one line for each known fact.
     """
     found: list[RenderableType] = []
     columns = headline(report)
@@ -40,7 +40,7 @@ def tables(report: Report) -> list[RenderableType]:
 
 
 def _results(report: Report, columns: Sequence[Metric], lines: Sequence[Row]) -> Table:
-    # Names come from files and configuration: Text, never markup, so that brackets in them mean nothing.
+    # Text, never markup: brackets in names from files and configuration must mean nothing.
     table = Table(
         title=Text(_title(report), style="bold"),
         title_justify="left",
@@ -71,7 +71,7 @@ def _results(report: Report, columns: Sequence[Metric], lines: Sequence[Row]) ->
 def _cell(score: Score) -> Text:
     cell = Text(score.mean_text, style="bold" if score.best else "")
     if score.spread_text:
-        # Below the mean: five metrics then fit in 80 columns.
+        # On a line below the mean, so that five metrics fit in 80 columns.
         cell.append(f"\n{score.spread_text}", style="dim not bold")
     return cell
 

@@ -1,7 +1,7 @@
-"""Tables of the papers, run again: one harness, and a module for each table.
+"""Reproduction of the papers' tables, for ``coterie evaluate`` and ``coterie tune``.
 
 Versions and options are chosen on validation data and never on test data; every row of a table gets the same number of
-trials; trivial rows stand beside.
+trials; each table also has trivial rows.
 """
 
 from coterie.errors import ConfigError, nearest
@@ -23,7 +23,7 @@ def find(name: str) -> Table:
     Raises
     ------
     ConfigError
-        No such table.
+        There is no such table.
     """
     known = tables()
     if name not in known:

@@ -1,4 +1,4 @@
-"""Rows that stand beside a table of one held-out item: chance, popularity, alternating least squares."""
+"""Baseline rows for tables with one held-out item per user: random order, popularity, alternating least squares."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _random(settings: RunSettings, options: Options, feed: Feed, seed: int) -> T
 
 def _popularity(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trained:
     data, train = feed.dataset, feed.split.train
-    # Implicit feedback: whatever a user rated counts, however it was rated.
+    # Implicit feedback: every rated item counts, whatever the rating.
     every = np.ones(int(train.sum()), np.bool_)
     known = popularity(data.item[train], every, len(data.items))
     return measured_once(

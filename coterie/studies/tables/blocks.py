@@ -1,4 +1,4 @@
-"""Sections that several tables have: figures beside the paper's, curves, paired differences."""
+"""Sections shared by several tables: our figures beside the paper's, curves, paired differences."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from coterie.studies.tables.table import Block, Results, Section
 __all__ = ["ABSENT", "Entry", "beside", "curves", "differences", "shown"]
 
 ABSENT = "\N{EN DASH}"
-"""Stands where there is no figure."""
+"""Text of a cell without a figure."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A line that shows a row beside the paper.
+    """A line of `beside`, which shows a row's figures beside the paper's.
 
     Parameters
     ----------
     row : str
-        Name of the row. One that this table cannot train yet is shown with the paper's figures alone.
+        Name of the row. A row without results is shown with the paper's figures alone.
     label : str
     paper : mapping of str to float
         The paper's figures for this data set, by metric.
     best_on_test : bool
         Show the version that is best on the test part: the paper's practice, not ours.
     variant : bool
-        Leave the line out where the row cannot be trained yet: another one has the paper's figures.
+        Leave the line out while the row has no results, since another line has the paper's figures.
     """
 
     row: str
@@ -47,17 +47,17 @@ def beside(
     notes: tuple[str, ...] = (),
     digits: int = 3,
 ) -> Section:
-    """Return a section of the paper's figures and ours, row by row.
+    """Return a section with the paper's figures and ours, row by row.
 
     Parameters
     ----------
     title : str
     entries : mapping of str to sequence of Entry
-        By name of the data set; under ``""`` those of any other.
+        Lines by name of the data set; those under ``""`` are for any other data set.
     metrics : mapping of str to str
         Heading by metric, for figures that the paper has.
     more : mapping of str to str, optional
-        The same for figures that it does not have.
+        Heading by metric, for figures that the paper does not have.
     notes : tuple of str
     digits : int
         Decimals of our figures.
@@ -109,7 +109,7 @@ def _line(
 
 
 def shown(values: Sequence[float], digits: int = 3) -> str:
-    """Print the mean of some seeds and their standard deviation; `ABSENT` without one."""
+    """Return the mean over seeds and their standard deviation as text; `ABSENT` without values."""
     if not values:
         return ABSENT
     spread = f" ±{np.std(values, ddof=1):.{digits}f}".replace("±0.", "±.") if len(values) > 1 else ""
@@ -119,9 +119,9 @@ def shown(values: Sequence[float], digits: int = 3) -> str:
 def curves(
     title: str, rows: Mapping[str, str], metric: str, steps: Sequence[int], notes: tuple[str, ...] = ()
 ) -> Section:
-    """Return a section of a figure: a metric over the steps of training, as means over the seeds.
+    """Return a section with a learning curve: a metric over the steps of training, as means over the seeds.
 
-    Behind the steps stand the value of the version that counts and the highest, which is the papers' practice.
+    After the steps come the value of the chosen version and the highest value, which papers report.
 
     Parameters
     ----------
@@ -129,9 +129,9 @@ def curves(
     rows : mapping of str to str
         Label by row.
     metric : str
-        One that the history has.
+        A metric of the history.
     steps : sequence of int
-        Steps to print; the last version up to each is shown. The whole curve is in the JSON.
+        Steps to print, each by the last version up to it. The whole curve is in the JSON.
     notes : tuple of str
     """
 
@@ -162,7 +162,7 @@ def curves(
 
 
 def differences(title: str, pairs: Sequence[tuple[str, str]], metrics: Sequence[str]) -> Section:
-    """Return a section of paired differences over users, the first row minus the second."""
+    """Return a section with paired differences over users, the first row minus the second."""
 
     def section(results: Results) -> Block | None:
         labels = {row.name: row.label for row in results.rows}

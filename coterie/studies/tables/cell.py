@@ -1,4 +1,4 @@
-"""One row of a table trained with one seed: its figures, and the files in which they are kept."""
+"""Cells of a table: one row trained with one seed, with its figures and the files that keep them."""
 
 from __future__ import annotations
 
@@ -26,23 +26,24 @@ from coterie.studies.tables.row import Options, Row
 __all__ = ["Also", "Cell", "read_pairs", "train_cell", "write_pairs"]
 
 Values = Mapping[str, NDArray[np.float64]]
-"""Metrics by key, float64 (U,) each."""
+"""Metrics of single users by name, float64 (U,) each."""
 
 Also = Callable[[Values], Values]
-"""Makes further metrics of users from those that were measured."""
+"""Function that computes further metrics of users from the measured ones."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A row trained with a seed.
+    """One row of a table, trained with one seed.
 
     Parameters
     ----------
     record : mapping
-        JSON-ready: ``row``, ``label``, ``seed``, ``options``, ``tuned``, ``step`` of the version that counts, its
+        JSON-ready: ``row``, ``label``, ``seed``, ``options``, ``tuned``, ``step`` of the chosen version, its
         ``metrics`` and ``users`` by metric, ``history``, ``best_on_test`` (``step`` and ``metrics`` of the version with
         the best test result, which no honest row may choose), ``split_sha256``, ``per_user`` (name of the file of
-        pairs, or None), ``seconds``, ``facts``, and ``key``, a digest of all that the cell depends on but the code.
+        users' values, or None), ``seconds``, ``facts``, and ``key``, a digest of all that the cell depends on but the
+        code.
     per_user : mapping of str to ndarray of float64, shape (U,), or None
         Metrics of each user, for paired comparison.
     """
@@ -64,13 +65,13 @@ def train_cell(
     resume: bool = False,
     also: Also | None = None,
 ) -> Cell:
-    """Train a row with a seed, or take up what an earlier evaluation left.
+    """Train a row with a seed and keep its files, or load the cell of an earlier evaluation.
 
     Parameters
     ----------
     row : Row
     options : mapping
-        Those of this cell.
+        Options of this cell.
     settings, feed, seed
         As in `Engine`.
     tuned : str
@@ -78,11 +79,11 @@ def train_cell(
     best_by : str
         Test metric by which ``best_on_test`` is found.
     folder : Path
-        Where the cell is kept, ``ROW-seed-N.json`` and ``.csv``.
+        Folder of the cell's files, ``ROW-seed-N.json`` and ``.csv``.
     resume : bool
-        Whether a cell that is there, for the same options, settings, data and version of Coterie, is taken.
+        Whether to load an existing cell of the same options, settings, data and version of Coterie.
     also : callable, optional
-        Makes further metrics.
+        Computes further metrics of users.
 
     Returns
     -------
@@ -91,7 +92,7 @@ def train_cell(
     Raises
     ------
     CoterieError
-        Whatever training raises.
+        Training fails.
     """
     split = feed.split.sha256(feed.dataset)
     key = _key(row, options, settings, split, seed)
@@ -120,13 +121,13 @@ def train_cell(
     folder.mkdir(parents=True, exist_ok=True)
     if trained.per_user is not None:
         write_pairs(folder / f"{stem}.csv", feed.dataset.users, trained.per_user)
-    # Last: a cell whose record stands is complete.
+    # Written last, so that a cell with a record is complete.
     (folder / f"{stem}.json").write_text(json.dumps(record, indent=1, default=float))
     return Cell(record, trained.per_user)
 
 
 def write_pairs(path: Path, users: Sequence[str], values: Values) -> None:
-    """Write metrics of each user as CSV: ``user`` and the metrics; an empty field where there is no value."""
+    """Write users' metrics as CSV: a column ``user`` and one for each metric, with empty fields for NaN."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["user", *values])
@@ -135,7 +136,7 @@ def write_pairs(path: Path, users: Sequence[str], values: Values) -> None:
 
 
 def read_pairs(path: Path) -> tuple[tuple[str, ...], dict[str, NDArray[np.float64]]]:
-    """Read what `write_pairs` wrote.
+    """Read users' metrics that `write_pairs` wrote.
 
     Returns
     -------
@@ -145,7 +146,7 @@ def read_pairs(path: Path) -> tuple[tuple[str, ...], dict[str, NDArray[np.float6
     Raises
     ------
     DataError
-        No such file, or one that is malformed.
+        The file does not exist or is malformed.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -175,7 +176,7 @@ def _completed(trained: Trained, also: Also | None) -> Trained:
 
 
 def _best_on_test(trained: Trained, best_by: str) -> dict[str, Any] | None:
-    """Return step and metrics of the version that is best on the test part: the papers' practice, not ours."""
+    """Return step and metrics of the version that is best on the test part, as papers report; None without any."""
     if not any(best_by in entry["metrics"] for entry in trained.history):
         return None
     entry = trained.history[best_of(trained.history, best_by)]
@@ -201,7 +202,7 @@ def _key(row: Row, options: Options, settings: RunSettings, split: str, seed: in
     about = {
         "row": row.name,
         "options": dict(options),
-        # What is as usual is left out: a key that a later release adds makes no cell another one.
+        # Defaults are left out, so that a setting added by a later release does not change the keys of cells.
         "settings": settings.model_dump(
             mode="json", exclude={"output", "name", "seeds"}, exclude_defaults=True
         ),

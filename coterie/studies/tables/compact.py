@@ -1,4 +1,4 @@
-"""Writes tables of figures as JSON with one line for each row, for files that are kept beside the code."""
+"""Compact JSON of tables of figures, with one line for each row, for files in the repository."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ __all__ = ["row_lines"]
 
 
 def row_lines(made: Mapping[str, Any]) -> str:
-    """Return a table as JSON: a line for each key, and for each entry of a list of records.
+    """Return a table as JSON with one line for each key and for each entry of a list of records.
 
-    A change of one row then is a change of one line.
+    A change of one row is then a change of one line.
 
     Parameters
     ----------
     made : mapping
-        What ``coterie evaluate`` found.  Numbers that JSON does not know become floats.
+        The table, as ``coterie evaluate`` made it.  Values that JSON does not support become floats.
 
     Returns
     -------
     str
-        Ends with a newline.
+        JSON that ends with a newline.
     """
     parts = [f"{_line(str(key))}:{_value(value)}" for key, value in made.items()]
     return "{\n" + ",\n".join(parts) + "\n}\n"

@@ -1,8 +1,8 @@
-"""Figures for readers: ``docs/results.md`` and the table of the README, from tables that were run.
+"""Generation of ``docs/results.md`` and the README's table of figures, from tables that `evaluate` wrote.
 
-``python -m coterie.studies.tables.results TABLE.json ...`` keeps what `evaluate` wrote in ``docs/results``, without
-what belongs to single users, and writes both pages from all that is kept there.  ``--runs NAME REPORT.json ...`` keeps
-runs over services side by side.  No figure is written by hand.
+``python -m coterie.studies.tables.results TABLE.json ...`` copies the tables into ``docs/results``, without the data of
+single users, and writes both pages from all tables there.  ``--runs NAME REPORT.json ...`` adds a table of runs over
+services, side by side.  No figure is written by hand.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ hand. What the metrics mean, how versions are chosen and what each row is: [eval
 
 
 def kept(made: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table without what belongs to single users or to the machine's folders.
+    """Return a table for the repository: without names of files, the operating system's version and single trials.
 
     Parameters
     ----------
     made : mapping
-        What `evaluate` wrote.
+        The table, as `evaluate` wrote it.
 
     Returns
     -------
     dict
-        The same without names of files, digests of cells and single trials; of each history only the steps and the
-        metrics by which versions are chosen and shown.
+        A copy without names of files, digests of cells and single trials; each history is reduced to the steps and
+        the metrics by which versions are chosen and shown.
     """
     shown = (made["headline"], made["chosen_by"])
     rows = [
@@ -65,7 +65,7 @@ def kept(made: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_runs(reports: Sequence[Report]) -> dict[str, Any]:
-    """Return runs over services, side by side, in the form of a table.
+    """Return runs over services, side by side, as a table.
 
     Parameters
     ----------
@@ -126,17 +126,17 @@ def of_runs(reports: Sequence[Report]) -> dict[str, Any]:
 
 
 def read_kept(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the tables that are kept in a folder, by the name of their file."""
+    """Return the tables in a folder, by file name."""
     return {path.name: json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))}
 
 
 def page(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return ``docs/results.md``.
+    """Return the text of ``docs/results.md``.
 
     Parameters
     ----------
     tables : mapping of str to mapping
-        By name of the file.
+        Tables by file name.
     """
     parts = [_HEAD]
     for name, table in tables.items():
@@ -164,7 +164,7 @@ def _about(name: str, table: Mapping[str, Any]) -> str:
 
 
 def _with_figures(block: Mapping[str, Any]) -> list[Sequence[str]]:
-    """Return the lines that have figures of our own."""
+    """Return the lines of a block that have figures of our own."""
     own = [
         at for at, column in enumerate(block["columns"]) if at and not column.startswith(("paper", "tuned"))
     ]
@@ -172,7 +172,7 @@ def _with_figures(block: Mapping[str, Any]) -> list[Sequence[str]]:
 
 
 def _rows(table: Mapping[str, Any]) -> str:
-    """Return what was run: options, the step that counts and the time, row by row."""
+    """Return the section on options, chosen steps and last steps, row by row; empty without a summary."""
     if not table["summary"]:
         return ""
     lines = []
@@ -222,26 +222,26 @@ def readme_table(tables: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _groups(table: Mapping[str, Any], facts: Sequence[Mapping[str, Any]]) -> str:
-    """Return how large fixed groups were, where that is not as usual."""
+    """Return the size of fixed groups as text; empty for the default size and for other cohorts."""
     group = table["settings"]["rounds"]["group"]
     usual = group == RoundsSettings().group or any(one["cohorts"] != "groups" for one in facts)
     return "" if usual else f", groups of {group}"
 
 
 def _tuned(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
-    """Return with how many trials both of them were tuned; nothing where one was not, or they had other numbers."""
+    """Return the number of trials by which both rows were tuned, as text; empty unless it is the same for both."""
     both = first.get("trials"), second.get("trials")
     tuned = first.get("tuned") == second.get("tuned") == "tuned" and both[0] == both[1]
     return f", tuned with {both[0]} trials each" if tuned else ""
 
 
 def with_table(text: str, table: str) -> str:
-    """Return a page with the table between its two marks.
+    """Return a page's text with the table between the page's two marks.
 
     Raises
     ------
     ValueError
-        The page has no such marks.
+        The page lacks the marks.
     """
     before, begin, rest = text.partition(_BEGIN)
     _, end, after = rest.partition(_END)
@@ -251,7 +251,7 @@ def with_table(text: str, table: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Keep tables and write the pages."""
+    """Copy tables into the folder of results and write both pages."""
     parser = argparse.ArgumentParser(
         prog="python -m coterie.studies.tables.results",
         description="Keep tables; write the pages of figures.",

@@ -1,4 +1,4 @@
-"""Rows of a table: what is trained, with which options, and among which others it is tuned."""
+"""Rows of a table: a method, its options, and the space in which its options are tuned."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ __all__ = [
 ]
 
 Options = Mapping[str, Any]
-"""Settings of a row by name; for rows that are runs by dotted key, as in ``drift.rate``."""
+"""Options of a row by name; the names of rows that are runs are dotted keys, as ``drift.rate``."""
 
 
 class Engine(Protocol):
-    """Trains one row once."""
+    """Function that trains a row of a table once."""
 
     def __call__(self, settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trained:
-        """Train.
+        """Train a row with some options and a seed.
 
         Parameters
         ----------
         settings : RunSettings
-            What holds for the whole table: data, split, federation.
+            Settings of the whole table: data, split, federation.
         options : mapping
-            What holds for this row.
+            Options of this row.
         feed : Feed
             The data, divided with this seed.
         seed : int
@@ -52,37 +52,37 @@ class Engine(Protocol):
 
 
 class TrainRun(Protocol):
-    """Trains a run that its settings describe in full: a federation, over the network or in one process."""
+    """Function that trains a run described by its settings alone, over services or in one process."""
 
     def __call__(self, settings: RunSettings, feed: Feed, seed: int) -> Trained:
-        """Train; what the table wants of the row is in the settings."""
+        """Train a run; its settings already contain the row's options."""
 
 
 @dataclass(frozen=True)
 class Choices:
-    """One of some values, each as likely."""
+    """A set of values to draw from uniformly, for tuning."""
 
     values: tuple[Any, ...]
 
     def sample(self, rng: np.random.Generator) -> Any:
-        """Return one of the values."""
+        """Draw one of the values."""
         return self.values[int(rng.integers(len(self.values)))]
 
 
 @dataclass(frozen=True)
 class LogUniform:
-    """A number between two others, each order of magnitude as likely."""
+    """An interval to draw from uniformly on a logarithmic scale, for tuning."""
 
     low: float
     high: float
 
     def sample(self, rng: np.random.Generator) -> float:
-        """Return a number, with three significant digits so that it can be written down."""
+        """Draw a number, rounded to three significant digits so that it can be written down."""
         return float(f"{math.exp(rng.uniform(math.log(self.low), math.log(self.high))):.3g}")
 
 
 Space = Mapping[str, Choices | LogUniform]
-"""What is tuned, by the names that options have."""
+"""Distributions of the options that are tuned, by option name."""
 
 
 @dataclass(frozen=True)
@@ -94,19 +94,19 @@ class Row:
     name : str
         Key in the JSON, lower case with hyphens.
     label : str
-        What is printed.
+        Name that is printed.
     engine : Engine
     options : mapping
-        Before tuning.
+        Options before tuning.
     space : mapping
-        What tuning may change; empty for a row without anything to tune.
+        Options that tuning may change; empty for a row without anything to tune.
     like : str, optional
-        Name of another row, whose tuned options this one takes beneath its own: variants that differ by one setting.
+        Name of another row, whose tuned options this row takes where it has none of its own; for variants that
+        differ by one setting.
     found : mapping of str to mapping
-        By data set, what to change in ``options`` there: found on its validation items before `coterie tune` ever
-        ran on this row.
+        Changes of ``options`` by data set, found on its validation items before `coterie tune` ran on this row.
     note : str
-        What a reader must know beside the figures.
+        Remark for readers of the figures.
     """
 
     name: str
@@ -119,38 +119,38 @@ class Row:
     note: str = ""
 
     def on(self, dataset: str) -> Row:
-        """Return the row as it begins on a data set."""
+        """Return the row with the options found before for a data set."""
         return replace(self, options={**self.options, **self.found.get(dataset, {})})
 
 
 def draw(row: Row, trials: int, seed: int) -> Iterator[Options]:
-    """Yield options to try: those of the row, then random ones.
+    """Yield options to try: the row's own, then random ones from its space.
 
-    Each row has a random stream of its own, so that the trials of one do not depend on which others there are, and more
-    trials begin with the fewer.
+    Each row has a random stream of its own: its trials do not depend on other rows, and a larger number of trials
+    begins with those of a smaller one.
 
     Parameters
     ----------
     row : Row
     trials : int
-        How many in all.
+        Number of trials, the row's own options included.
     seed : int
-        Not negative.
+        Seed of the draws, not negative.
     """
     rng = np.random.default_rng([seed, *row.name.encode()])
     for trial in range(trials):
-        # Drawn for the first trial, too: a stream that does not depend on its number.
+        # Options are drawn (and not used) for the first trial as well, to keep the stream in step.
         drawn = {name: row.space[name].sample(rng) for name in sorted(row.space)}
         yield {**row.options, **(drawn if trial else {})}
 
 
 def enumerated(row: Row) -> Iterator[Options]:
-    """Yield every combination of a space of choices.
+    """Yield a row's options with every combination of its space, which must consist of `Choices`.
 
     Raises
     ------
     TypeError
-        The space has something else than choices.
+        The space has an entry other than `Choices`.
     """
     values: list[tuple[Any, ...]] = []
     for name, one in row.space.items():
@@ -162,7 +162,7 @@ def enumerated(row: Row) -> Iterator[Options]:
 
 
 def with_options(settings: RunSettings, options: Options) -> RunSettings:
-    """Return settings with some keys changed.
+    """Return a run's settings with some keys changed.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ def with_options(settings: RunSettings, options: Options) -> RunSettings:
     Raises
     ------
     ConfigError
-        No such key, or a value that it does not take.
+        There is no such key, or the settings are not valid with the value.
     """
     content = settings.model_dump()
     for key, value in options.items():
@@ -189,7 +189,7 @@ def with_options(settings: RunSettings, options: Options) -> RunSettings:
 
 
 def configured(train: TrainRun) -> Engine:
-    """Return the engine of rows whose options are keys of a run."""
+    """Return an engine that trains runs, for rows whose options are keys of a run's settings."""
 
     def engine(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trained:
         return train(with_options(settings, options), feed, seed)
@@ -198,7 +198,7 @@ def configured(train: TrainRun) -> Engine:
 
 
 def _inside(place: Any, part: str, key: str) -> dict[str, Any]:
-    """Return the table that holds a part of a key."""
+    """Return ``place`` if it is a table that has the key's part; raise a `ConfigError` otherwise."""
     if isinstance(place, dict) and part in place:
         return place
     guess = nearest(part, place) if isinstance(place, dict) else None

@@ -1,4 +1,4 @@
-"""A paper's table, run again: every row with every seed, the paper beside, as blocks of text and as JSON."""
+"""Reproduction of a paper's table: every row is trained with every seed; the result is blocks of text and JSON."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ __all__ = ["Block", "Results", "Section", "Table", "chosen_rows", "evaluate", "s
 Say = Callable[[str], None]
 
 _SPLIT = "split."
-"""How options begin by which a row divides the data in a way of its own."""
+"""Prefix of a row's options that divide the data in another way than the table's settings."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """One table as it is printed.
+    """One printed table.
 
     Parameters
     ----------
     title : str
     columns : tuple of str
-        The first one names the rows.
+        Headings; the first column names the rows.
     rows : tuple of tuple of str
     notes : tuple of str
-        Lines below.
+        Lines below the table.
     """
 
     title: str
@@ -52,7 +52,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Results:
-    """What the rows gave.
+    """Results of a table's rows, for the sections that print them.
 
     Parameters
     ----------
@@ -62,11 +62,11 @@ class Results:
     rows : tuple of Row
         In the table's order.
     cells : mapping of str to sequence of Cell
-        By row, one for each seed in the order of ``seeds``.
+        Cells by row, one for each seed in the order of ``seeds``.
     budgets : mapping of str to int
-        By row, number of trials by which it was tuned.
+        Number of trials by which a row was tuned, by row.
     tried : mapping of str to sequence of Cell
-        By row that was tuned by enumeration: all cells of all options.
+        All cells of all options, by row, for rows that were tuned by enumeration.
     """
 
     dataset: str
@@ -77,7 +77,7 @@ class Results:
     tried: Mapping[str, Sequence[Cell]] = field(default_factory=dict)
 
     def values(self, row: str, metric: str, *, best_on_test: bool = False) -> list[float]:
-        """Return a metric of a row, one value for each seed that has it."""
+        """Return the values of a row's metric, one for each seed that has it."""
         values = []
         for cell in self.cells.get(row, ()):
             source = cell.record["best_on_test"] if best_on_test else cell.record
@@ -86,7 +86,7 @@ class Results:
         return values
 
     def difference(self, first: str, second: str, metric: str) -> Difference | None:
-        """Compare two rows user by user; None where one of them keeps no values of users."""
+        """Return the paired difference of two rows over users; None when a row has no values of single users."""
         pairs = [
             (one.per_user[metric], other.per_user[metric])
             for one, other in zip(self.cells.get(first, ()), self.cells.get(second, ()), strict=False)
@@ -99,48 +99,48 @@ class Results:
 
 
 Section = Callable[[Results], Block | None]
-"""Makes a block, or None where there is nothing to show yet."""
+"""Function that makes a block from results; None when there is nothing to show."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table that can be run again.
+    """A paper's table that ``coterie evaluate`` can reproduce.
 
     Parameters
     ----------
     name : str
-        As it is asked for on the command line.
+        Name on the command line.
     title : str
     paper : str
-        Which one, and which tables and figures of it.
+        The paper, and which of its tables and figures.
     file : str or None
-        Configuration of a run whose settings hold for every cell, where none is given.
+        Configuration of a run, used for every cell when the user gives none.
     prepare : callable
-        Completes these settings for a data set: the split that the table needs.
+        Completes these settings for a data set, with the split that the table needs.
     rows : callable
-        The rows that can be trained here.
+        Returns the rows that can be trained here.
     sections : tuple of Section
     headline, choose_by : str
         The metric of the paper, and the validation metric that chooses versions and options.
     compared : tuple of (str, str)
-        Rows that are compared user by user, the first minus the second.
+        Pairs of rows that are compared user by user, the first minus the second.
     compared_by : tuple of str
-        Metrics for that.
+        Metrics of this comparison.
     seeds : tuple of int
-        Unless others are asked for.
+        Default seeds.
     enumerate_options : bool
         Whether the rows are tuned by trying every combination with all seeds while the table is made, instead of by
         ``coterie tune``.
     suffix : callable
-        What else names the table's files, for settings that make it another table.
+        Returns a suffix of the names of the table's files, for settings that make it another table.
     studies : mapping of str to tuple of str
-        Rows that are trained only when they are asked for, by a name for all of them.
+        Groups of rows, by name, that are trained only when they are asked for.
     always : tuple of str
-        Rows of studies that are trained in any case.
+        Rows of these groups that are trained in any case.
     also : callable, optional
-        Given settings and data set, returns what turns the values of users into further metrics of theirs, or None.
+        Returns, for settings and data set, the function that computes further metrics of users, or None.
     system : str, optional
-        That of every row, for a table without a file.
+        System of every row, for a table without a file.
     """
 
     name: str
@@ -164,25 +164,25 @@ class Table:
 
 
 def stem(table: Table, settings: RunSettings, dataset: Dataset) -> str:
-    """Return how the files of a table begin."""
+    """Return the common prefix of the names of a table's files."""
     return f"{table.name}-{dataset.name}{table.suffix(settings)}"
 
 
 def chosen_rows(table: Table, names: Sequence[str] | None, dataset: str) -> tuple[Row, ...]:
-    """Return the rows of a table without its studies, or those asked for, as they begin on a data set.
+    """Return the rows to train, with their options on a data set: those asked for, else all but the table's studies.
 
     Parameters
     ----------
     table : Table
     names : sequence of str, optional
-        Of rows or of studies.
+        Names of rows or of studies.
     dataset : str
-        Its name.
+        Name of the data set.
 
     Raises
     ------
     ConfigError
-        No such row or study.
+        There is no such row or study.
     """
     rows = {row.name: row.on(dataset) for row in table.rows()}
     if not names:
@@ -211,29 +211,29 @@ def evaluate(
     resume: bool = False,
     say: Say = lambda _: None,
 ) -> tuple[dict[str, Any], Path]:
-    """Run a table again.
+    """Train every row of a table with every seed, and write the table's JSON.
 
     Parameters
     ----------
     table : Table
     settings : RunSettings
-        With the data set.
+        Settings of the run, which name the data set.
     seeds : sequence of int
     out : Path
         Folder for the table's files.
     names : sequence of str, optional
-        Rows to run; all by default.
+        Rows or studies to train; by default all rows that belong to no study.
     trials : Trials, optional
-        By which the rows are tuned; without them a row that could be is marked as untuned.
+        Trials that tune the rows; without them a row that could be tuned is marked as untuned.
     resume : bool
-        Take up cells that an earlier evaluation left below ``out``.
+        Load cells that an earlier evaluation left below ``out``.
     say : callable
-        Told of every cell.
+        Receives a line about every cell.
 
     Returns
     -------
     made : dict
-        What is in the file (docs/evaluation.md).
+        Content of the file (docs/evaluation.md).
     path : Path
         The file.
 
@@ -249,7 +249,7 @@ def evaluate(
     feeds: dict[tuple[str, int], Feed] = {}
 
     def feed_of(options: Options, seed: int) -> Feed:
-        """Return the data as a row divides it: most do as the table says."""
+        """Return the data divided by a row's own split options, or else by the table's settings."""
         own = {name: value for name, value in options.items() if name.startswith(_SPLIT)}
         key = json.dumps(own, sort_keys=True), seed
         if key not in feeds:
@@ -339,9 +339,9 @@ def _how_tuned(row: Row, by_trials: bool, tunable: bool, dataset: str) -> str:
 
 
 def _score(cells: Sequence[Cell], choose_by: str) -> float:
-    """Return the validation metric of some options, as the mean over the seeds; of an error the negative.
+    """Return the mean over seeds of the metric that chooses options, negated for errors, so that more is better.
 
-    Less than any without a value.
+    Minus infinity when a seed has no value.
     """
     values = [cell.record["metrics"].get(choose_by, np.nan) for cell in cells]
     mean = float(np.mean(values)) * (-1 if lower_is_better(choose_by) else 1)

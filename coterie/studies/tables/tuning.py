@@ -1,4 +1,4 @@
-"""Tuning: the same number of trials for every row, judged by validation data, kept as JSON."""
+"""Random search over rows' options for ``coterie tune``: equally many trials per row, scored on validation data."""
 
 from __future__ import annotations
 
@@ -23,27 +23,26 @@ Say = Callable[[str], None]
 
 @dataclass
 class Trials:
-    """What was tried, row by row.
+    """Trials of a table's rows, with their scores.
 
     Parameters
     ----------
     about : dict
         JSON-ready: ``table``, ``dataset``, ``split_sha256``, ``choose_by``, ``seed``.
     rows : dict of str to list of dict
-        By row, one entry for each trial in the order of trying: ``options``; ``score``, the validation metric at its
-        best version, None where training ended without
-        one (``failed`` says why); ``step`` of that version; ``seconds``.
+        Trials by row, in the order of trying: ``options``; ``score``, the validation metric at the best version, None
+        when training ended without one (``failed`` says why); ``step`` of that version; ``seconds``.
     """
 
     about: dict[str, Any]
     rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def best(self, row: str) -> Options | None:
-        """Return the options of a row's best trial, the first among equals; None for a row without one."""
+        """Return the options of a row's best trial, the first among equals; None for a row without a score."""
         scored = [trial for trial in self.rows.get(row, ()) if trial["score"] is not None]
         if not scored:
             return None
-        # Both give the first among equals.
+        # Both `min` and `max` return the first among equals.
         best = min if lower_is_better(str(self.about.get("choose_by"))) else max
         options: Options = best(scored, key=lambda trial: trial["score"])["options"]
         return options
@@ -53,18 +52,18 @@ class Trials:
         return len(self.rows.get(row, ()))
 
     def write(self, path: Path) -> None:
-        """Write as JSON."""
+        """Write the trials as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({**self.about, "rows": self.rows}, indent=1, default=float))
 
     @classmethod
     def read(cls, path: Path) -> Trials:
-        """Read what `write` wrote.
+        """Read trials that `write` wrote.
 
         Raises
         ------
         DataError
-            No such file, or one that holds something else.
+            The file does not exist, or holds no trials.
         """
         try:
             content = json.loads(path.read_text())
@@ -91,10 +90,10 @@ def tune(
     keep: Callable[[Trials], None] = lambda _: None,
     say: Say = lambda _: None,
 ) -> Trials:
-    """Search at random, with the same number of trials for every row that has anything to tune.
+    """Tune rows by random search, with the same number of trials for every row that has a space.
 
-    The first trial of a row are its own options. Nothing of the test part is looked at: of each trial only the
-    validation metric is kept.
+    The first trial of a row is its own options. Of each trial only the validation metric is kept, so nothing is chosen
+    by the test part.
 
     Parameters
     ----------
@@ -102,15 +101,15 @@ def tune(
     settings, feed, seed
         As in `Engine`; the seed also draws the options.
     trials : int
-        For each row, at least 1.
+        Number of trials for each row, at least 1.
     choose_by : str
         Metric on validation data.
     known : Trials
-        Trials that need not be repeated; completed in place.
+        Earlier trials, which are not repeated; completed in place.
     keep : callable
-        Called after every trial, to write them down.
+        Called with all trials after each one, to write them.
     say : callable
-        Told of every trial.
+        Receives a line about every trial.
 
     Returns
     -------
@@ -121,6 +120,8 @@ def tune(
     ------
     DataError
         There is no validation data to tune by.
+    ValueError
+        ``choose_by`` is no metric on validation data.
     """
     if not choose_by.startswith("validation_"):
         raise ValueError(f"choose_by is {choose_by!r}; expected a metric on validation data")
