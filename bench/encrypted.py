@@ -31,8 +31,7 @@ _CPU = ("local step", "encryption", "sums of ciphertexts", "decryption", "decryp
 
 @dataclass(frozen=True)
 class Measured:
-    """The cost of training: median seconds by phase of a round, CPU seconds by activity over the run, bytes of a
-    member."""
+    """The cost of training: median seconds of a round by phase, CPU seconds of a run by activity, bytes of a member."""
 
     phases: Mapping[str, float]
     activities: Mapping[str, float]

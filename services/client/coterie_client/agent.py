@@ -130,7 +130,7 @@ class Agent(UserAgentServicer):
             rows, refused = store.load_sent(connection), store.load_declined(connection)
         found: dict[tuple[str, str], wire.Disclosure] = {}
         for row in rows:
-            # What the host sent for all its users (user 0) concerns each of them.
+            # Messages that the host sent for all its users (user 0) concern each of them.
             if wanted is not None and row.user not in (wanted, 0):
                 continue
             line = found.setdefault(

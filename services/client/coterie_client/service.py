@@ -98,7 +98,7 @@ class ClientProcess:
         return self._revocations.participants
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Register the user agent."""
+        """Add the user agent to the gRPC server."""
         agent = Agent(self._host.histories, self._host.engine, self._recommend, self._recorded, self._ratings)
         add_UserAgentServicer_to_server(agent, server)
 

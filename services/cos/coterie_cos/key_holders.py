@@ -72,7 +72,7 @@ class KeyHolders:
 
     @property
     def says(self) -> str:
-        """What the run still waits for, in words, for the reason of a failed gathering."""
+        """State of the gathering of key holders, in words, for the reason of a failed gathering."""
         if self._key is None:
             return "its key holders have no key yet"
         return f"{len(self._there())} of {len(self._key[0].holders)} key holders came"

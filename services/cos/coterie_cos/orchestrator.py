@@ -65,7 +65,7 @@ class Orchestrator(OrchestratorServicer):
     revoked : callable
         Tells whether a participant is revoked.
     accounting : Accounting
-        Where CPU time is counted.
+        Counts CPU time by activity.
     max_uploads, max_payload : int
         Most uploads at once; most bytes of one item.
     """

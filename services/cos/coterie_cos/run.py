@@ -228,7 +228,7 @@ class Run(abc.ABC):
         """Note that a party is alive; return whether it counted as absent until now."""
         presence = self._parties.get(party)
         if presence is None:
-            # It has left: a call of its own that is still under way does not bring it back.
+            # The party has left: a call of its own that is still under way does not bring it back.
             return False
         presence.heard = time.monotonic()
         returned, presence.lost = presence.lost, False
@@ -257,7 +257,7 @@ class Run(abc.ABC):
         if catalogue:
             await self.new_catalogue()
         if known and more:
-            # It was never away, and only adds participants.
+            # The party was never away, and only adds participants.
             return
         change = "returned" if known else "joined"
         await self.emit(operator.WatchRunResponse(party=operator.PartyEvent(party=party, change=change)))

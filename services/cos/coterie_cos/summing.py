@@ -62,7 +62,7 @@ class Surroundings:
     term, traffic
         As for `Run`.
     accounting : Accounting
-        Where CPU time is counted.
+        Counts CPU time by activity.
     directory_key : bytes
         The directory's public key.
     revoked : callable

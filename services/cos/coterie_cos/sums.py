@@ -1,4 +1,4 @@
-"""Run a run's sums at the COS, one at a time: the server's round state machine, with its effects made durable."""
+"""Form the sums of a run at the COS, one at a time: the server's round state machine, with its effects made durable."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class SumOwner(Protocol):
         ...
 
     async def summed(self, current: OpenSum, formed: Formed, users: int) -> str:
-        """Apply a sum and delete its stored messages, in one transaction; return why it was impossible, or ""."""
+        """Apply a sum and delete its stored messages, in one transaction; return why it was impossible, if so."""
         ...
 
     async def abandoned(self, reason: str) -> None:
@@ -158,7 +158,7 @@ class Sums:
     term : Term
         Writes of the present term.
     accounting : Accounting
-        Where CPU time is counted.
+        Counts CPU time by activity.
     touch : callable
         Wakes parties that poll.
     revoked : callable

@@ -28,7 +28,7 @@ class AsynchronousCalls:
     Parameters
     ----------
     accounting : Accounting
-        Where CPU time is counted.
+        Counts CPU time by activity.
     """
 
     def __init__(self, accounting: Accounting) -> None:

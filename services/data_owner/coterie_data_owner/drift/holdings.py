@@ -119,7 +119,7 @@ class Holdings:
     writer : Writer
         The store's writer.
     accounting : Accounting
-        Where CPU time is counted.
+        Counts CPU time by activity.
     refresh : callable
         Fetches the newest model and hands it to `told`.
     """

@@ -66,7 +66,7 @@ class Intake(DataOwnerServicer):
     writer : Writer
         The store's writer.
     accounting : Accounting
-        Where CPU time is counted.
+        Counts CPU time by activity.
     """
 
     def __init__(

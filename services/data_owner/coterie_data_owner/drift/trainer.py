@@ -55,7 +55,7 @@ class Trainer:
     writer : Writer
         The store's writer.
     accounting : Accounting
-        Where CPU time is counted.
+        Counts CPU time by activity.
     flush_due : callable
         Tells whether all records of the owner's first epoch have been delivered, so that trailing blocks may be closed.
     """
