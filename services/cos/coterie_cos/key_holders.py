@@ -23,8 +23,8 @@ _log = structlog.get_logger("coterie.cos")
 class KeyHolders:
     """The encryption key and key holders of one run; used by `RoundsRun`.
 
-    The server takes the key from the third party without checking it: contributors and holders check it themselves
-    against the operator's roster, and take part under no other key.
+    The server takes the key as the third party gives it: contributors and holders verify it themselves against the
+    operator's roster, and take part under no other key.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class KeyHolders:
         Raises
         ------
         CryptoError
-            When the record's key is malformed.
+            When the record's key is malformed or cannot be a valid key.
         """
         self._key = record, record.key.as_stated()
         _log.info("paillier key", run=record.run, epoch=record.epoch, key=record.key_id.hex()[:16])

@@ -126,7 +126,7 @@ class RoundsRun(SummingRun[Training]):
         Raises
         ------
         CryptoError
-            When the record's key is malformed.
+            When the record's key is malformed or cannot be a valid key.
         """
         if self._key_holders is None:
             raise AssertionError("a key for a run that does not encrypt")
