@@ -1,4 +1,4 @@
-"""``python -m bench [--only NAME] [--json FILE] [--data PATH] [--smallest]``."""
+"""Run benchmarks: ``python -m bench [--only NAME] [--json FILE] [--data PATH] [--smallest]``."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ SUITES: dict[str, Callable[[Ask], Iterator[Row]]] = {
 }
 
 ON_REQUEST = frozenset({"encrypted", "scale", "connections", "resets", "wan"})
-"""Measured only when they are named."""
+"""Suites that run only when they are named."""
 
 
 def main() -> int:
-    """Run the benchmarks that are asked for."""
+    """Run the requested benchmarks, print a table and write JSON."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--only", metavar="NAME", help=f"one of {', '.join(SUITES)}")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write machine and rows as JSON")

@@ -1,6 +1,6 @@
-"""Many clients at one COS: each with a certificate and a connection of its own, registered, and waiting for a task.
+"""Measure one COS under many clients, each with a certificate and a connection, registered and waiting for a task.
 
-The variable ``COTERIE_BENCH_CONNECTIONS`` says how many, 2,000 when it is absent.  All clients are in this process,
+The variable ``COTERIE_BENCH_CONNECTIONS`` sets their number, 2,000 when it is absent.  All clients are in this process,
 which shares the machine with the COS.
 """
 
@@ -38,12 +38,12 @@ _POLLS = 5
 _HOLD_MS = 20_000
 _CALL_S = 60.0
 _SETTLE_S = 3.0
-"""Before the memory is read, so that every poll is held."""
+"""Wait before the memory is read, seconds, so that every poll is held."""
 
 
 @dataclass
 class _Measured:
-    """What became of the clients, and what it cost the COS."""
+    """Outcomes of the clients' registrations, and costs at the COS."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     connect_s: float = 0.0
@@ -78,7 +78,7 @@ class _Client:
         self._stub: Any = self.channel.stub(OrchestratorStub)
 
     async def register(self, member: Member) -> str:
-        """Register a user; return OK, or what became of it."""
+        """Register a user; return "OK", or the kind of failure."""
         try:
             await asyncio.wait_for(self.party.register([member]), _CALL_S)
         except TimeoutError:
@@ -101,7 +101,7 @@ async def _measured(clients: int, settle_s: float, **cos: Any) -> _Measured:
     turns = asyncio.Semaphore(_AT_ONCE)
     with tempfile.TemporaryDirectory() as folder:
         async with Site(Path(folder), _RUN, **cos) as site:
-            # The keys of all users are enrolled by one host; each then has a client of its own.
+            # One host enrols the keys of all users; each user then registers by a client of its own.
             _, members, _ = await site.party("client", "host", clients)
             await site.begin(RunSettings.model_validate({"system": "drift"}), users=clients + 1)
             authority = Authority.load(site.authority)
@@ -129,7 +129,7 @@ async def _measured(clients: int, settle_s: float, **cos: Any) -> _Measured:
                 return revision
 
             revisions = await asyncio.gather(*map(ask, there))
-            # Everybody waits for a task at the same time, as clients do, while some ask anew.
+            # All clients wait for a task at the same time, while some poll again.
             waiting = [
                 asyncio.create_task(client.poll(revision, _HOLD_MS))
                 for client, revision in zip(there, revisions, strict=True)
@@ -157,7 +157,7 @@ def _outcomes(found: _Measured) -> str:
 
 
 def rows(ask: Ask) -> Iterator[Row]:
-    """Measure so many clients at a COS that takes them all, and at one that takes half of them."""
+    """Measure a COS that takes all clients, and one that takes half of them."""
     clients, settle_s = ask.size((_CLIENTS, _SETTLE_S), (4, 0.1))
     found = asyncio.run(_measured(clients, settle_s))
     each = f"{clients} clients"

@@ -1,6 +1,7 @@
-"""Rounds under encryption through all processes, at 3,072 bits: seconds by phase, CPU by what is done, bytes.
+"""Measure encrypted rounds through all processes at 3,072 bits: seconds by phase, CPU by activity, bytes.
 
-The papers' figures are of other machines and of loops over single values; they stand in the notes, and are no ratios.
+The papers' figures are of other machines and of loops over single values, so they stand in the notes and give no
+ratios.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from coterie.studies.run_data import load, make_feed
 __all__ = ["Measured", "measure", "rows"]
 
 _ROUNDS = int(os.environ.get("COTERIE_BENCH_ROUNDS", "3"))
-"""Rounds of training that are measured, after one in which tables are made; with 0 that one is."""
+"""Measured rounds of training, after a first one in which tables are built; with 0, that one is measured."""
 
 _CPU = ("local step", "encryption", "sums of ciphertexts", "decryption", "decryption proofs")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Of a round of training: median seconds by phase; CPU seconds by activity, over all rounds; bytes of a member."""
+    """The cost of training: median seconds of a round by phase, CPU seconds of a run by activity, bytes of a member."""
 
     phases: Mapping[str, float]
     activities: Mapping[str, float]
@@ -70,7 +71,7 @@ def _settings(
 
 
 async def measure(settings: RunSettings, rounds: int = _ROUNDS) -> Measured:
-    """Run a federation until so many rounds have trained, after a first one."""
+    """Run a federation until ``rounds`` rounds of training are over, after a first one."""
     feed = make_feed(settings, load(settings), 0)
     with tempfile.TemporaryDirectory() as folder:
         async with Federation(settings, feed, Path(folder), run_id="bench", seed=0) as federation:
@@ -118,14 +119,14 @@ _SHORT = {"bits": 1024, "comparison": True}
 
 
 def rows(ask: Ask) -> Iterator[Row]:
-    """Measure FedNeuMF with 20 participants, and FedMVMF with as many as ``COTERIE_BENCH_MEMBERS`` says (100)."""
+    """Measure FedNeuMF with 20 participants, and FedMVMF with ``COTERIE_BENCH_MEMBERS`` of them (100 by default)."""
     data = data_set(ask.data)
     few: dict[str, Any] = ask.size({}, {"encryption": _SHORT})
     synthetic = ask.size(None, FEW)
     rounds = ask.size(_ROUNDS, 0)
     where = "synthetic data" if data is None else data.name
     published = data is not None and (data / "ncf-split").is_dir()
-    # Decrypting clients hold the key, or the participants, as in the paper's MF-HEAvg.
+    # The key is held by decrypting clients, or by the participants as in the paper's MF-HEAvg.
     for name, secure_sum in (
         ("encrypted.fedncf.neumf.round", "encrypted"),
         ("encrypted.fedncf.neumf.shared.round", "shared-key"),

@@ -1,4 +1,4 @@
-"""A DRIFT epoch through all processes against the same mathematics in one process; growth; the security share."""
+"""Compare DRIFT epochs through all processes with the same mathematics in one process; measure growth with size."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from coterie.wire.v1 import operator_pb2 as wire
 _TICK = os.sysconf("SC_CLK_TCK")
 THETAS = (2, 8, 32, 128)
 _ALL = 1_000_000
-"""More users than a host has: it then measures nothing, as the same mathematics in one process does not."""
+"""A floor above the users of any host, so that hosts evaluate nothing, as in the run in one process."""
 
 
 @dataclass(frozen=True)
 class Spent:
-    """CPU seconds of all service processes together."""
+    """CPU seconds of a run, over all service processes."""
 
     start: float
     epoch_1: float
@@ -53,7 +53,7 @@ def _process_seconds(federation: Federation) -> float:
 
 
 def settings_for(data: Path | None, theta: int, **federation: int) -> RunSettings:
-    """Return the settings of a measured run: two epochs, few processes, no reference, nothing evaluated."""
+    """Return the settings of a measured run: two epochs, few processes, no reference run, no evaluation."""
     return RunSettings.model_validate(
         {
             "data": {"path": data},
@@ -65,7 +65,7 @@ def settings_for(data: Path | None, theta: int, **federation: int) -> RunSetting
 
 
 async def spent(settings: RunSettings, feed: Feed) -> Spent:
-    """Run a federation and read the processes' CPU clocks at the phases' ends."""
+    """Run a federation and read the processes' CPU clocks whenever a phase begins."""
     marks: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         async with Federation(settings, feed, Path(folder), run_id="bench", seed=0) as federation:
@@ -107,7 +107,7 @@ def streams(feed: Feed) -> list[Stream]:
 
 
 def in_process(settings: RunSettings, feed: Feed) -> list[float]:
-    """Return the CPU seconds of each epoch of the same mathematics in this process."""
+    """Return the CPU seconds of each epoch of the same training in this process."""
     data, marks = feed.dataset, [time.process_time()]
     run_in_process(
         streams(feed),
@@ -122,7 +122,7 @@ def in_process(settings: RunSettings, feed: Feed) -> list[float]:
 
 
 def block_by_block(settings: RunSettings, feed: Feed) -> float:
-    """Return the CPU seconds of one pass in this process where each block's gradient is computed for itself."""
+    """Return the CPU seconds of one pass in this process with each block's gradient computed separately."""
     data, learning = feed.dataset, settings.table(DriftSettings)
     stored = []
     for stream in streams(feed):
@@ -152,7 +152,7 @@ def _dataset(ask: Ask) -> Dataset:
 
 
 def epoch_rows(ask: Ask) -> Iterator[Row]:
-    """Measure one epoch at each Theta."""
+    """Measure one epoch for each Theta."""
     dataset = _dataset(ask)
     for theta in ask.size(THETAS, THETAS[:1]):
         settings = settings_for(ask.data, theta)
@@ -206,7 +206,7 @@ def growth_rows(ask: Ask) -> Iterator[Row]:
         settings = settings_for(None, 8, owners=processes, owner_processes=processes)
         feed = make_feed(settings, generate(spec), 0)
         found = [asyncio.run(spent(settings, feed)) for _ in range(ask.size(3, 1))]
-        # A clock of processes has ticks: less than one is none.
+        # Processes' clocks count ticks: a cost below one tick would be 0.
         costs.append(max(float(np.median([one.epoch_1 for one in found])), 1 / _TICK))
     exponent = float(np.polyfit(np.log(sizes), np.log(costs), 1)[0])
     shown = ", ".join(f"{size / 1000:g} k: {cost:.2f} s" for size, cost in zip(sizes, costs, strict=True))

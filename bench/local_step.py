@@ -1,4 +1,4 @@
-"""The local step of FedNCF for a cohort of users against a per-user PyTorch loop with the same result."""
+"""Compare FedNCF's local step for a cohort of users with a per-user PyTorch loop that has the same result."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def torch_user(
     history: NDArray[np.integer],
     rng: np.random.Generator,
 ) -> dict[str, Any]:
-    """Train one user with autograd and PyTorch's optimisers, drawing as the product does.
+    """Train one user with autograd and PyTorch's optimisers, with the same random draws as `local_step`.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def torch_user(
         The user's ``embedding``, ``first``, ``second``, ``steps``.
     history : ndarray of int
     rng : Generator
-        Of the user in this round.
+        Generator of the user in this round.
 
     Returns
     -------
@@ -135,7 +135,7 @@ def torch_user(
 
 
 def _cohort(ask: Ask) -> tuple[list[NDArray[np.int64]], int, str]:
-    """Return the histories of a cohort: of a MovieLens 100K folder, or synthetic with the same sizes."""
+    """Return a cohort's histories, number of items and origin: from a MovieLens 100K folder, or synthetic."""
     rng = np.random.default_rng(0)
     if ask.smallest:
         return [rng.choice(40, 18, replace=False) for _ in range(3)], 40, "synthetic"

@@ -1,7 +1,7 @@
-"""The masked sum against SecAgg+ of flwr in the same run: masks, a member's round, the server's unmasking.
+"""Compare the masked sum with SecAgg+ of flwr: masks, a member's round, the server's unmasking.
 
 Theirs runs in ``.venv-peers`` (``make peers``), as a child process that measures its own CPU time; without it the rows
-have no ratio.  Both are asked in turn.
+have no ratio.  Both are measured in turn.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _ROOT = Path(__file__).resolve().parent.parent
 _PYTHON = _ROOT / ".venv-peers" / "bin" / "python"
 _SIZE = 65_536
 _STRICT = 3
-"""Members that check every signature themselves; the others find it checked by a member before them."""
+"""Number of members that check every signature themselves; others share a memory of checked signatures."""
 _FEDNEUMF = 44_824
-"""Values of an update of FedNeuMF on MovieLens 100K."""
+"""Number of values of an update of FedNeuMF on MovieLens 100K."""
 _TERMS = ("keys", "signatures", "shares", "masks", "hashes", "messages")
 
 
 class _Account:
-    """CPU seconds by term, of calls that are watched while it is open; what is called within one counts to it."""
+    """Context that counts the CPU seconds of watched calls, by term; nested calls count to the outer one."""
 
     def __init__(self, watched: Sequence[tuple[object, str, str]]) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -79,11 +79,11 @@ class _Account:
 
 
 def _know_nobody(_host: HostRound, _public: bytes) -> None:
-    """Take the place of ``HostRound.have``."""
+    """Replace ``HostRound.have`` by a no-op, so that members share no key agreements."""
 
 
 def _all_terms() -> _Account:
-    """Watch everything that is no reading and writing of messages."""
+    """Return an account of all work but the reading and writing of messages."""
     watched: list[tuple[object, str, str]] = [
         (masking.RoundKey, "__init__", "keys"),
         (masking.RoundKey, "agree", "keys"),
@@ -106,7 +106,7 @@ def _all_terms() -> _Account:
 
 
 class _Peer:
-    """SecAgg+ of flwr in a process of its own; absent where ``.venv-peers`` is."""
+    """SecAgg+ of flwr in a child process; without ``.venv-peers`` there is none."""
 
     def __init__(self) -> None:
         self.version = ""
@@ -132,7 +132,7 @@ class _Peer:
             self._process.wait(timeout=60)
 
     def seconds(self, **asked: object) -> float | None:
-        """Return the CPU seconds of a piece of work, or nothing where there is no peer."""
+        """Return the peer's CPU seconds for a piece of work; None when there is no peer."""
         if self._process is None or self._process.stdin is None:
             return None
         self._process.stdin.write(json.dumps(asked) + "\n")
@@ -150,7 +150,7 @@ class _Peer:
 
 
 class _People:
-    """Enrolled participants, and the directory that vouches for them."""
+    """Enrolled participants, with bundles countersigned by a directory."""
 
     def __init__(self, count: int) -> None:
         directory = Ed25519PrivateKey.generate()
@@ -164,21 +164,21 @@ class _People:
 
 
 class _Round:
-    """A round in which every member's CPU time is kept.
+    """A masked round in this process that keeps each member's CPU time.
 
     Parameters
     ----------
     people : _People
     hosts : sequence of Verified
-        What each member's host remembers.
+        Memory of checked signatures of each member's host.
     dropped : int
-        How many, the last ones, are lost after they shared.
+        Number of members, the last ones, that drop out after the step SHARE.
     size : int
-        Values of a contribution.
+        Number of values of a contribution.
     number : int
-        Of the round.
+        Number of the round.
     watching : context manager
-        Open while members and server work.
+        Context that is open while members and server work.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class _Round:
                     message = halves[member].answer(step, briefing, codes if step is Step.SUBMIT else None)
                     self.spent[member] += time.process_time() - before
                     if step is Step.SUBMIT:
-                        # The transport has compared the message's SHA-256.
+                        # In the service, the transport has computed the message's SHA-256.
                         vector = server.vector(
                             plan, self.closed, arrived, member, message, layout, sha256=bytes(32)
                         )
@@ -250,14 +250,14 @@ class _Round:
             raise AssertionError("the masked sum is wrong")
 
     def unmask(self) -> np.ndarray:
-        """Do what the server does after the last step."""
+        """Unmask the sum, as the server does after the last step."""
         return self.server.unmask(self.plan, self.closed, self.running).codes
 
 
 def _against(
     ours: Callable[[], float], theirs: Callable[[], float | None], rounds: int
 ) -> tuple[float, float | None]:
-    """Return the medians of two measurements that were made in turn."""
+    """Return the medians of two measurements, made in turn."""
     pairs = [(ours(), theirs()) for _ in range(rounds)]
     known = [their for _, their in pairs if their is not None]
     return statistics.median(own for own, _ in pairs), statistics.median(known) if known else None
@@ -310,7 +310,7 @@ def _round_rows(
         together = Verified()
         hosts = [together] * members
         hosts[strict] = [Verified() for _ in range(_STRICT)]
-        # A member agrees on all its keys itself, as if it were alone on its host.
+        # Make a member agree on all its keys itself, as if it were alone on its host.
         alone = mock.patch.object(HostRound, "have", _know_nobody)
         played.append(_Round(people, hosts, dropped, size, len(played) + 1, alone))
         return float(np.median(played[-1].spent[1 : strict.start]))
@@ -343,7 +343,7 @@ def _round_rows(
 
 
 def _term_rows(ask: Ask, hosts: int = 2) -> Iterator[Row]:
-    """Measure what a participant's share of a round takes, both halves together, by term."""
+    """Measure a participant's share of a round's CPU time, members and server together, by term."""
     members, rounds, values = ask.size((50, 5, _FEDNEUMF), (4, 1, 256))
     people = _People(members)
     memories = [Verified() for _ in range(hosts)]
@@ -355,7 +355,7 @@ def _term_rows(ask: Ask, hosts: int = 2) -> Iterator[Row]:
         account.seconds["messages"] = seconds - sum(account.seconds.values())
         found.append(account.seconds)
     where = f"{members} users at {hosts} hosts, {values} values"
-    # In the first round the hosts meet all bundles.
+    # Leave out the first round, in which hosts check all bundles for the first time.
     medians = {term: statistics.median(one[term] for one in found[1:]) / members * 1e3 for term in _TERMS}
     notes = {
         "keys": "X25519 pairs, agreements, derivations",

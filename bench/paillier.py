@@ -1,7 +1,7 @@
-"""Packed Paillier against stock ``phe``, element by element: one update of FedNeuMF at 3,072 bits, CPU seconds.
+"""Compare packed Paillier with stock ``phe``, which works value by value: a FedNeuMF update at 3,072 bits, CPU seconds.
 
-Both work on the same modulus, and ``phe`` with gmpy2, too.  It is asked for a sample of the values, in turn with ours,
-and its time is scaled up to all of them.
+Both work on the same modulus, and ``phe`` uses gmpy2, too.  It encrypts a sample of the values, in turn with ours, and
+its time is scaled up to all values.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from coterie.crypto.paillier.stock import to_stock, to_stock_public, to_stock_se
 
 @dataclass(frozen=True)
 class _Size:
-    """How much is measured; by default an update of FedNeuMF on MovieLens 100K.
+    """Sizes of the measurement; by default those of an update of FedNeuMF on MovieLens 100K.
 
     Parameters
     ----------
     bits : int
-        Of the modulus.
+        Length of the modulus.
     values : int
-        Of an update.
+        Number of values of an update.
     addends : int
     encrypted, summed, decrypted : int
-        Values of the sample that the other library is given.
+        Number of values of the sample for the other library.
     rounds : int
-        How often both are asked in turn.
+        Number of alternating measurements of both.
     """
 
     bits: int = 3072
@@ -64,11 +64,11 @@ class _Size:
 
     @property
     def packings(self) -> dict[str, Packing]:
-        """By the suffix of the rows: slots of 21 and of 32 bits."""
+        """Packings with slots of 21 and of 32 bits, by the suffix of their rows."""
         return {"": Packing(self.bits, 16, 32), ".w32": Packing(self.bits, 24, 256)}
 
     def key(self, *, subgroup: bool) -> SecretKey:
-        """Draw a key; one that is too short to be used serves for comparison only."""
+        """Draw a key; a key below 2,048 bits is marked as for comparison only."""
         short = self.bits < 2048
         return generate("bench", bytes(32), bits=self.bits, subgroup=subgroup, comparison=short)
 
@@ -105,7 +105,7 @@ def rows(ask: Ask) -> Iterator[Row]:
 
 
 class _Update:
-    """Codes and tags, drawn from a seed."""
+    """Codes and tags of an update to encrypt, drawn from a seed."""
 
     def __init__(self, packing: Packing, size: _Size) -> None:
         rng = np.random.default_rng(0)
@@ -202,7 +202,7 @@ def _row(
     sample: int,
     note: str,
 ) -> Row:
-    """Time an update of ours, and a sample of theirs scaled up, in turn."""
+    """Time our whole update and their sample in turn, and return the row with theirs scaled up."""
     ours(), theirs()
     pairs = [(cpu_seconds(ours), cpu_seconds(theirs)) for _ in range(size.rounds)]
     own = statistics.median(one for one, _ in pairs)
@@ -212,7 +212,7 @@ def _row(
 
 
 def _timed(build: Callable[[], Obfuscators]) -> tuple[Obfuscators, float]:
-    """Return what is built, and the CPU seconds that it took."""
+    """Return the result of a call, and its CPU seconds."""
     began = time.process_time()
     found = build()
     return found, time.process_time() - began

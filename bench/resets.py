@@ -1,7 +1,7 @@
-"""Polls of one caller while another one begins calls and gives them up at once, as fast as it can.
+"""Measure one caller's polls while another floods a COS with calls that it cancels at once.
 
-The flood comes from a process of its own.  It goes to another COS of the same machine, to one that cuts off who gives
-up too many calls, and to one that does not.
+The flood comes from a process of its own.  It goes to another COS on the same machine, to a COS that cuts off a caller
+that cancels too many calls, and to a COS that does not.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _frame(kind: int, stream: int = 0, payload: bytes = b"", flags: int = 0) -> 
 
 
 def _call_headers() -> bytes:
-    """Return the headers of a call, entered in no table of HPACK; all are shorter than 127 bytes."""
+    """Return the headers of a call as HPACK literals without indexing; all are shorter than 127 bytes."""
     fields = {
         ":method": "POST",
         ":scheme": "https",
@@ -58,7 +58,7 @@ def _call_headers() -> bytes:
 
 
 async def _acknowledge(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer what has to be answered, until the other side closes."""
+    """Acknowledge SETTINGS and PING frames until the other side closes."""
     with contextlib.suppress(OSError, asyncio.IncompleteReadError):
         while True:
             head = await reader.readexactly(9)
@@ -68,7 +68,7 @@ async def _acknowledge(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
 
 
 async def _flood(address: str, tls: TlsFiles) -> None:
-    """Begin calls and give them up, over one connection after the other, until killed."""
+    """Begin and cancel calls, over one connection after the other, until killed."""
     context = ssl.create_default_context(cafile=str(tls.authority))
     context.load_cert_chain(tls.chain, tls.key)
     context.set_alpn_protocols(["h2"])
@@ -108,7 +108,7 @@ async def _flooded(address: str, tls: TlsFiles, lead_s: float) -> AsyncIterator[
 
 
 async def _polls(channel: Channel, seconds: float) -> list[float]:
-    """Return how long each poll takes that names no run, milliseconds."""
+    """Return the milliseconds of each poll; polls name an unknown run, so each is refused."""
     stub = channel.stub(OrchestratorStub)
     taken = []
     ends = time.monotonic() + seconds
@@ -143,7 +143,7 @@ async def _measured(
 
 
 def rows(ask: Ask) -> Iterator[Row]:
-    """Measure polls beside a flood."""
+    """Measure polls beside a flood, in three cases."""
     seconds, lead_s = ask.size((_SECONDS, _LEAD_S), (0.2, 0.1))
     cases: dict[str, tuple[dict[str, float], bool, str]] = {
         "elsewhere": ({}, True, "another process of the machine is flooded"),

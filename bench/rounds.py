@@ -1,4 +1,4 @@
-"""A round through all processes with mutual TLS against the same round in one process; the time of an empty round."""
+"""Compare a round through all processes, with mutual TLS, with the same round in one process; time empty rounds."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from coterie.wire.v1 import operator_pb2 as wire
 _COHORT = 50
 _PASSES = 4
 _FIRST = 5
-"""Rounds of training before the measured ones: caches are warm, keys are agreed."""
+"""Rounds of training before the measured ones, in which caches fill and keys are agreed."""
 
 
 @dataclass(frozen=True)
 class Spent:
-    """What a round of training took, on average over the measured rounds.
+    """The cost of a round of training, on average over the measured rounds.
 
     Parameters
     ----------
@@ -38,11 +38,11 @@ class Spent:
     by_process : mapping of str to float
         CPU seconds by role.
     activities : mapping of str to float
-        CPU seconds of what the processes account for, over the whole run and all processes.
+        CPU seconds by activity, over the whole run and all processes.
     rounds : int
         Rounds measured.
     sent : float
-        Bytes of messages of one member.
+        Bytes of one member's messages in a round.
     """
 
     cpu: float
@@ -62,7 +62,7 @@ def settings_for(
     synthetic: Mapping[str, int] | None = None,
     **changes: Mapping[str, Any],
 ) -> RunSettings:
-    """Return the settings of a measured run: cohorts of 50 users at two hosts, in one pass, evaluated at its ends."""
+    """Return the settings of a measured run: random cohorts of 50 users at two hosts, evaluated only at the ends."""
     sections: dict[str, dict[str, Any]] = {
         "data": {"path": None if synthetic else data, "synthetic": dict(synthetic or {})},
         "fedncf": {"model": model, "touch": "exact"},
@@ -83,10 +83,10 @@ def settings_for(
 
 
 def cpu_of(pid: int) -> float:
-    """Return the CPU seconds of a process so far, all its threads, also those that have ended.
+    """Return the CPU seconds of a process so far, over all its threads, also ended ones.
 
-    The number of another process's clock is made as ``clock_getcpuclockid`` makes it on Linux; it counts nanoseconds,
-    where ``/proc/PID/stat`` has ticks of 10 ms.
+    The id of another process's clock is made as ``clock_getcpuclockid`` makes it on Linux.  That clock counts
+    nanoseconds, where ``/proc/PID/stat`` has ticks of 10 ms.
     """
     return time.clock_gettime((~pid << 3) | 2)
 
@@ -101,7 +101,7 @@ def process_seconds(federation: Federation) -> dict[str, float]:
 
 
 def data_set(data: Path | None) -> Path | None:
-    """Return the data set to measure on: the one named, or MovieLens 100K where ``COTERIE_DATA`` has it."""
+    """Return the data set to measure on: the given one, or MovieLens 100K where ``COTERIE_DATA`` has it."""
     root = os.environ.get("COTERIE_DATA")
     if data is None and root and (Path(root) / "ml-100k").is_dir():
         return Path(root) / "ml-100k"
@@ -149,7 +149,7 @@ def in_process(settings: RunSettings, feed: Feed, first: int = _FIRST) -> float:
 
 
 FEW = {"users": 8, "items": 40, "interactions": 120}
-"""Data of the smallest size."""
+"""Synthetic data of the smallest size."""
 COHORT_OF_FEW = {"cohort": 4, "min_cohort": 4, "min_sum": 4}
 
 

@@ -1,4 +1,4 @@
-"""What a benchmark reports, and how two things are timed against each other."""
+"""Define the rows that benchmarks report, and helpers that time two implementations against each other."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ask:
-    """What a suite is asked for.
+    """The options of a suite.
 
     Parameters
     ----------
     data : Path, optional
-        The data set to measure on; synthetic data otherwise.
+        The data set to measure on; synthetic data when absent.
     smallest : bool
-        Whether each thing is measured once, at the smallest size that it has: the figures then say nothing.
+        Whether each case is measured once, at its smallest size: the figures then mean nothing.
     """
 
     data: Path | None = None
     smallest: bool = False
 
     def size(self, usual: T, smallest: T) -> T:
-        """Return one of two sizes."""
+        """Return the usual or the smallest size, as asked."""
         return smallest if self.smallest else usual
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line: ours against theirs; a ratio above 1 means that ours is better."""
+    """One measured quantity, ours against theirs; a ratio above 1 means that ours is better."""
 
     name: str
     ours: float
@@ -47,12 +47,12 @@ class Row:
 
 
 def higher(name: str, ours: float, theirs: float | None, unit: str, note: str = "") -> Row:
-    """Return a row of a quantity of which more is better."""
+    """Return a row for a quantity of which more is better."""
     return Row(name, ours, theirs, unit, ours / theirs if theirs else None, note)
 
 
 def lower(name: str, ours: float, theirs: float | None, unit: str, note: str = "") -> Row:
-    """Return a row of a quantity of which less is better."""
+    """Return a row for a quantity of which less is better."""
     return Row(name, ours, theirs, unit, theirs / ours if theirs and ours else None, note)
 
 
@@ -64,7 +64,7 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 
 
 def in_turn(ours: Callable[[], object], theirs: Callable[[], object], rounds: int = 5) -> tuple[float, float]:
-    """Return the median CPU seconds of two things, measured alternately."""
+    """Return the median CPU seconds of two calls, measured alternately."""
     ours(), theirs()
     pairs = [(cpu_seconds(ours), cpu_seconds(theirs)) for _ in range(rounds)]
     return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)

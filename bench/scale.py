@@ -1,8 +1,7 @@
-"""What rounds cost as users become more: CPU time of all processes, and memory of the COS.
+"""Measure how the cost of rounds grows with users: CPU time of all processes, and memory of the COS.
 
-Users are synthetic with few interactions each, so that what grows is what there is for each user.  The variable
-``COTERIE_BENCH_USERS`` names the sizes, ``1000,5000,20000`` when it is absent.  It is measured only on request: the
-largest size takes minutes.
+Users are synthetic with few interactions each, so that costs per user dominate.  The variable ``COTERIE_BENCH_USERS``
+names the sizes, ``1000,5000,20000`` when it is absent.  The suite runs only on request: the largest size takes minutes.
 """
 
 from __future__ import annotations
@@ -29,23 +28,23 @@ from coterie.wire.v1 import operator_pb2 as wire
 _SIZES = tuple(int(n) for n in os.environ.get("COTERIE_BENCH_USERS", "1000,5000,20000").split(","))
 _COHORT = 500
 _EACH = 10
-"""Interactions of a user."""
+"""Number of interactions of a user."""
 
 
 @dataclass(frozen=True)
 class Grown:
-    """What a run took.
+    """The cost of a run.
 
     Parameters
     ----------
     registered : float
         Bytes resident at the COS when the population was fixed.
     peak : float
-        Most bytes resident from then on.
+        Most bytes resident at the COS from then on.
     cpu : float
         CPU seconds of all processes for one measured round, the median.
     cos : float
-        The COS's part of it.
+        CPU seconds of the COS for one measured round, the median.
     """
 
     registered: float
@@ -78,7 +77,7 @@ def _resident(pid: int, key: str) -> float:
 
 
 async def _grown(settings: RunSettings, purpose: Purpose, rounds: int) -> Grown:
-    """Run a federation until some rounds of a purpose are over; the first of them is not measured."""
+    """Run a federation until ``rounds`` measured rounds of a purpose are over, after a first one."""
     feed = make_feed(settings, load(settings), 0)
     marks: list[dict[str, float]] = []
     registered = 0.0
@@ -91,7 +90,7 @@ async def _grown(settings: RunSettings, purpose: Purpose, rounds: int) -> Grown:
             async for event in federation.watch():
                 if event.HasField("phase") and event.phase.phase == wire.RunPhase.RUN_PHASE_ROUNDS:
                     registered = _resident(process.pid, "VmRSS")
-                    # The peak from here on.
+                    # Reset the peak, so that it counts from here on.
                     Path(f"/proc/{process.pid}/clear_refs").write_text("5")  # noqa: ASYNC240 - no disk behind it
                 if event.HasField("round") and event.round.purpose == purpose.value:
                     marks.append(process_seconds(federation))
@@ -122,7 +121,7 @@ def _shown(sizes: Sequence[int], values: list[float], unit: str) -> str:
 
 
 def rows(ask: Ask) -> Iterator[Row]:
-    """Measure hosts as parties with every user in each round; users as parties in cohorts of 500."""
+    """Measure hosts as members with every user in each round, and users as members in cohorts of 500."""
     population, cohort = ask.size((_SIZES, _COHORT), ((24,), 6))
     everybody = [
         asyncio.run(_grown(_settings(users, "clear", {"cohorts": "all"}), Purpose.TRAIN, 2))
@@ -148,7 +147,7 @@ def rows(ask: Ask) -> Iterator[Row]:
         f"memory of the COS for each registered participant, by the slope over users ({shown}); target <= 1 kB",
     )
     for secure_sum in ("clear", "masked"):
-        # What a cohort costs does not depend on how many others are registered; that is shown in clear.
+        # The cost of a cohort does not depend on the number of registered users; clear sums show that.
         sizes = population if secure_sum == "clear" else population[:1]
         floors = {"min_cohort": min(cohort, 20), "min_sum": min(cohort, 20)}
         own = {"cohorts": "random", "cohort": cohort, "party_per_user": True, **floors}

@@ -1,4 +1,4 @@
-"""Sealed records against JSON with a fresh random nonce for each record; key agreement on its own line."""
+"""Compare sealing of records with AES-GCM over one JSON message per record; time key agreement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedMF's PartText against its FullText at 3,072 bits: what a sparse contribution costs, and what it gives away."""
+"""Compare FedMF's sparse contributions (PartText) with whole ones (FullText) at 3,072 bits: cost and leakage."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BITS = 3072
 
 
 def rows(ask: Ask) -> Iterator[Row]:
-    """Measure the contribution of the user in the middle, one of all users as members; mode B, CPU seconds."""
+    """Measure the contribution of the user with the median number of ciphertexts, in CPU time (mode B)."""
     few = {"synthetic": ask.size({}, {"users": 12, "items": 20, "interactions": 100})}
     given = {"data": few if ask.data is None else {"path": str(ask.data)}}
     dataset = load(RunSettings.model_validate({"system": "fedmf", "split": {"kind": "random"}, **given}))
@@ -43,7 +43,7 @@ def rows(ask: Ask) -> Iterator[Row]:
     )
     keys = Keyring()
     keys.use(key.public, [Member(identity.participant_id, "holder")])
-    # The others are counted, and send nothing here.
+    # The other members count in the plan, and send nothing here.
     others = (hashlib.sha256(b"%d" % user).digest() for user in range(1, users))
     members = tuple(Member(one, "host") for one in (identity.participant_id, *others))
     plans = [
@@ -96,7 +96,7 @@ def rows(ask: Ask) -> Iterator[Row]:
 
 
 def _codes(shape: Layout, rated: NDArray[np.bool_]) -> NDArray[np.uint32]:
-    """Return the codes of a user who has something in the rows that it has rated."""
+    """Return the codes of a contribution with random values in the rows of rated items and zeros elsewhere."""
     codes = shape.zeros(1).copy()
     rows = codes[shape.places["items"]].reshape(shape["items"].shape)
     drawn = np.random.default_rng(0).integers(1, 2**15, (int(rated.sum()), rows.shape[1]))

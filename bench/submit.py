@@ -1,8 +1,8 @@
-"""``Submit`` with many items in one stream against a bare ``grpc.aio`` stream of the same messages.
+"""Compare ``Submit`` of many items in one stream with a bare ``grpc.aio`` stream of the same messages.
 
-The COS is a process of its own, and so is the bare server; both have the certificate of the COS.  This process is the
-client host of both: it plays rounds of users as parties in clear, whose contributions are those of FedNeuMF on
-MovieLens 100K in size.
+The COS and the bare server are processes of their own; both have the certificate of the COS.  This process is the
+client host of both: it plays rounds with users as members of clear sums, whose contributions have the size of
+FedNeuMF's on MovieLens 100K.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _WARM = 2
 
 
 def issued(folder: Path, authority: Authority) -> TlsFiles:
-    """Write key and certificate of a client that is called as its folder."""
+    """Write key and certificate of a client named like its folder."""
     tls = TlsFiles(folder)
     folder.mkdir(parents=True)
     save_tls_key(tls.key, new_tls_key())
@@ -76,14 +76,14 @@ def issued(folder: Path, authority: Authority) -> TlsFiles:
 
 
 class Site:
-    """Directory and COS as processes, and the parties that this process plays.
+    """Third party and COS as processes, and the parties that this process plays; used by several suites.
 
     Parameters
     ----------
     folder : Path
     run_id : str
     **cos
-        Keys of the configuration of the COS.
+        Further entries of the COS's configuration.
     """
 
     def __init__(self, folder: Path, run_id: str = _RUN, **cos: Any) -> None:
@@ -134,7 +134,7 @@ class Site:
 
     @property
     def address(self) -> str:
-        """Where the COS listens."""
+        """Address at which the COS listens."""
         return self._at["cos"]
 
     @property
@@ -158,14 +158,14 @@ class Site:
         return ServiceSettings(name=name, state=self._folder / name, listen=f"{_HOST}:0", enrol=how)
 
     async def begin(self, settings: RunSettings, users: int = _USERS) -> None:
-        """Create the run."""
+        """Start the run at the COS."""
         if self._operator is None:
             raise RuntimeError("the site is not open")
         plan = run_plan(settings, run_id=self._run, seed=0)
         await self._operator.start(start_request(settings, plan, owners=1, users=users))
 
     async def party(self, role: str, name: str, participants: int) -> tuple[Party, list[Member], TlsFiles]:
-        """Enrol a party."""
+        """Enrol a party; return it with its members and TLS files."""
         settings = self._settings(role, name, participants)
         tls = TlsFiles(settings.state / "tls")
         people = identities(settings.state, participants)
@@ -233,7 +233,7 @@ def _item(slot: int, purpose: Purpose, settings: RunSettings, n_items: int) -> I
 
 
 async def _measured(ask: Ask) -> list[tuple[float, float, float, float, int]]:
-    """Return wall and CPU seconds of ours and of the bare stream, and the bytes, for each round of training."""
+    """Return, for each round of training, wall and CPU seconds of ours and of the bare stream, and the bytes."""
     n_users, n_items, warm, rounds = ask.size((_USERS, _ITEMS, _WARM, _ROUNDS), (2, 30, 0, 1))
     settings = RunSettings.model_validate(
         {
@@ -295,7 +295,7 @@ async def _measured(ask: Ask) -> list[tuple[float, float, float, float, int]]:
 
 
 def _hash_seconds(bytes_: float, users: int) -> float:
-    """Return the CPU seconds of the SHA-256 of so many bytes in items of that size, by both sides."""
+    """Return the CPU seconds of SHA-256 by both sides over all bytes, split into an item for each user."""
     item = bytes(int(bytes_ / users))
     return (
         2 * users * statistics.median(cpu_seconds(lambda: hashlib.sha256(item).digest()) for _ in range(50))
@@ -303,7 +303,7 @@ def _hash_seconds(bytes_: float, users: int) -> float:
 
 
 def rows(ask: Ask) -> Iterator[Row]:
-    """Measure both, in turn."""
+    """Measure both streams, in turn."""
     found = asyncio.run(_measured(ask))
     ours, cpu, theirs, their_cpu, bytes_ = (statistics.median(column) for column in zip(*found, strict=True))
     users = ask.size(_USERS, 2)

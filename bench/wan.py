@@ -1,6 +1,6 @@
-"""Seconds of a round of FedNCF on slow networks: delay one way, and a link that all share, for each form of the sum.
+"""Measure rounds of FedNCF on slow networks, by secure sum: with a one-way delay, or a slow shared link.
 
-Each case runs in a process of its own, in a network namespace of its own: nothing but its own loopback is slowed.
+Each case runs in a process and a network namespace of its own, so that only its own loopback is slowed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NEW_NETWORK = 0x40000000
 
 
 def _network_of_our_own() -> None:
-    """Move this process into a network namespace that holds nothing but loopback."""
+    """Move this process into a new network namespace, which has only loopback."""
     if ctypes.CDLL(None, use_errno=True).unshare(_NEW_NETWORK):
         raise PreflightError(
             f"no network namespace: {os.strerror(ctypes.get_errno())}",
@@ -91,7 +91,7 @@ def _measured(network: str, secure_sum: str, data: Path | None, smallest: bool) 
 
 
 def rows(ask: Ask) -> Iterator[Row]:
-    """Measure rounds of 50 users at two hosts; a ratio is against the same sum on a network without delay."""
+    """Measure rounds of 50 users at two hosts; ratios are against the same sum without a slowed network."""
     data = data_set(ask.data)
     where = "synthetic data" if data is None else data.name
     for secure_sum in ask.size(SUMS, SUMS[1:2]):

@@ -1,7 +1,7 @@
-"""SecAgg+ of flwr, driven from outside: one request a line (JSON) on standard input, one answer a line.
+"""Time SecAgg+ of flwr on request: one JSON request a line on standard input, one answer a line.
 
-Run by the interpreter of ``.venv-peers``; imports nothing of ours.  Each answer is the CPU time of one piece of work,
-in seconds, measured here; what others have to prepare is not counted.
+Run by the interpreter of ``.venv-peers`` as a child of `bench.masked`; imports nothing of Coterie.  Each answer is the
+CPU time of one piece of work, in seconds, measured here; preparations are not counted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import Key
 from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen, share_keys_plaintext_concat
 from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_public_key
 
-# The package offers the function of the same name in its place.
+# Import by name: the package's attribute of this name is a function.
 mod = importlib.import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")
 
 MOD_RANGE = 1 << 32
@@ -45,7 +45,7 @@ def cpu(work: Callable[[], object]) -> float:
 
 
 def settings(members: int, threshold: int) -> ConfigRecord:
-    """Return what the workflow sends for its first stage."""
+    """Return the configuration that the workflow sends for its first stage."""
     return ConfigRecord(
         {
             Key.SAMPLE_NUMBER: members,
@@ -60,7 +60,7 @@ def settings(members: int, threshold: int) -> ConfigRecord:
 
 
 def members_of(count: int, threshold: int) -> tuple[list[Any], ConfigRecord]:
-    """Return members after the first stage, and everybody's public keys."""
+    """Return members after the first stage, and the public keys of all."""
     states = []
     for number in range(count):
         state = mod.SecAggPlusState()
@@ -71,13 +71,13 @@ def members_of(count: int, threshold: int) -> tuple[list[Any], ConfigRecord]:
 
 
 def mask(size: int) -> float:
-    """Time one mask."""
+    """Return the CPU seconds of one mask."""
     seed = os.urandom(32)
     return cpu(lambda: pseudo_rand_gen(seed, MOD_RANGE, [(size,)]))
 
 
 def client(members: int, threshold: int, size: int) -> float:
-    """Time all stages of one member; the others' ciphertexts hold random bytes of the same length."""
+    """Return the CPU seconds of all stages of one member; others' ciphertexts hold random bytes of the right length."""
     states, keys = members_of(members, threshold)
     values = ndarrays_to_parameters([np.zeros(size, np.float32)])
     fresh = mod.SecAggPlusState()
@@ -101,7 +101,7 @@ def client(members: int, threshold: int, size: int) -> float:
 
 
 def unmask(members: int, threshold: int, size: int, dropped: int, *, whole: bool) -> float:
-    """Time the server's last stage: the calls of ``SecAggPlusWorkflow.unmask_stage``, one after the other.
+    """Return the CPU seconds of the server's last stage: the calls of ``SecAggPlusWorkflow.unmask_stage`` in turn.
 
     Unless ``whole``, one secret of each kind is reconstructed and one mask of each kind removed, and the times are
     multiplied by their numbers.
@@ -148,7 +148,7 @@ def unmask(members: int, threshold: int, size: int, dropped: int, *, whole: bool
 
 
 def main() -> None:
-    """Answer requests until there are no more."""
+    """Answer requests until standard input ends."""
     logging.disable(logging.CRITICAL)
     print(json.dumps({"flwr": version("flwr")}), flush=True)
     work: dict[str, Callable[..., float]] = {"mask": mask, "client": client, "unmask": unmask}

@@ -1,4 +1,4 @@
-"""A bare ``grpc.aio`` server with mutual TLS: it takes a stream of messages and answers with one.
+"""Run a bare ``grpc.aio`` server with mutual TLS, which counts a stream of messages, as baseline of `bench.submit`.
 
 Nothing stands between gRPC and the loop that counts: no guard, no meter, no hash, no store.
 """
@@ -28,7 +28,7 @@ async def _take(requests: AsyncIterator[wire.SubmitRequest], context: Any) -> wi
 
 
 async def serve(address: str, tls: Path) -> None:
-    """Answer until the process is killed."""
+    """Serve until the process is killed."""
     handler = grpc.stream_unary_rpc_method_handler(
         _take, wire.SubmitRequest.FromString, wire.SubmitResponse.SerializeToString
     )
@@ -41,7 +41,7 @@ async def serve(address: str, tls: Path) -> None:
 
 
 def main() -> None:
-    """Serve on the loop that services use."""
+    """Serve on uvloop, as services do, where it is installed."""
     work = serve(sys.argv[1], Path(sys.argv[2]))
     with contextlib.suppress(ImportError):
         import uvloop

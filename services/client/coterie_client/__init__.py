@@ -1,1 +1,1 @@
-"""Client hosts: private histories, sealing, delivery, evaluation, recommendation."""
+"""Run client hosts, which keep users' histories, take part in training and answer users' applications."""

@@ -1,4 +1,4 @@
-"""What a user's own application asks of the client that keeps its history."""
+"""Answer users' applications: record interactions, recommend items, show disclosure receipts."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ PROTECTIONS = {
     for what in CONTRIBUTIONS.values()
     for how, protection in (("clear", "in clear"), ("masked", "masked: only the sum over the cohort"))
 }
-"""How each kind of datum leaves, in words."""
+"""Protection under which each kind of datum leaves the host, in words."""
 
 
 class Agent(UserAgentServicer):
-    """The servicer.
+    """The gRPC servicer that users' applications call.
 
     Parameters
     ----------
@@ -50,11 +50,11 @@ class Agent(UserAgentServicer):
     engine : sqlalchemy.Engine
         The store, for receipts.
     recommend : callable
-        ``(user, k) -> (item keys, scores, version)``, without what the user has seen.
+        ``(user, k) -> (item keys, scores, version)``, without items that the user has seen.
     recorded : callable
-        Told after a new interaction is durable; returns how many owners hold the item.
+        Called with the item's key once a new interaction is durable; returns how many owners will be sent it.
     ratings : callable
-        Returns the lowest and the highest rating that the run learns from; None where it learns from none.
+        Returns the lowest and highest rating that the run learns from; None when it learns from no ratings.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Agent(UserAgentServicer):
     async def RecordInteraction(  # noqa: N802
         self, request: wire.RecordInteractionRequest, context: Any
     ) -> wire.RecordInteractionResponse:
-        """Keep an interaction; it is on its way to its owners when this returns, and may arrive later."""
+        """Store an interaction; it may reach the item's owners after this returns."""
         user = self._user(request.user)
         if not request.item:
             raise Refusal(
@@ -110,7 +110,7 @@ class Agent(UserAgentServicer):
     async def Recommend(  # noqa: N802
         self, request: wire.UserRecommendRequest, context: Any
     ) -> wire.UserRecommendResponse:
-        """Recommend what the user has not seen."""
+        """Recommend items that the user has not seen."""
         if not 1 <= request.k <= _MAX_K:
             raise Refusal(
                 ErrorReason.ERROR_REASON_INVALID_FIELD,
@@ -124,13 +124,13 @@ class Agent(UserAgentServicer):
     async def DisclosureReceipt(  # noqa: N802
         self, request: wire.DisclosureReceiptRequest, context: Any
     ) -> wire.DisclosureReceiptResponse:
-        """List what has left, and what was refused."""
+        """List data that have left the host, and requests that it refused."""
         wanted = self._user(request.user) if request.user else None
         with self._engine.connect() as connection:
             rows, refused = store.load_sent(connection), store.load_declined(connection)
         found: dict[tuple[str, str], wire.Disclosure] = {}
         for row in rows:
-            # What the host sent for all its users (user 0) concerns each of them.
+            # Messages that the host sent for all its users (user 0) concern each of them.
             if wanted is not None and row.user not in (wanted, 0):
                 continue
             line = found.setdefault(

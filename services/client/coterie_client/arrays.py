@@ -1,4 +1,4 @@
-"""Arrays as files that are there as a whole or not at all."""
+"""Replace files atomically and durably, for private state that must never be half written."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["replace_array", "replace_bytes"]
 
 
 def replace_array(path: Path, array: NDArray[Any]) -> None:
-    """Write an array as a whole, mode 0600, durably."""
+    """Replace a file by an array in NPY format, atomically and durably, mode 0600."""
     buffer = io.BytesIO()
     npy.write_array(buffer, array, allow_pickle=False)
     replace_bytes(path, buffer.getvalue())
 
 
 def replace_bytes(path: Path, content: bytes) -> None:
-    """Write a file as a whole, mode 0600, durably."""
+    """Replace a file's content atomically and durably, mode 0600."""
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -31,6 +31,6 @@ def replace_bytes(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         Path(temporary).replace(path)
     except BaseException:
-        # Where there is no room, a part of the content takes what is left.
+        # On a full disk, a partial file would take the space that is left.
         Path(temporary).unlink(missing_ok=True)
         raise

@@ -1,4 +1,4 @@
-"""The key under which a host's members encrypt: fetched, checked against the operator's roster, never an older one."""
+"""Fetch and check the public key under which a host's members encrypt; an older key is never accepted again."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __all__ = ["Encryption"]
 _log = structlog.get_logger("coterie.client")
 
 _FIRST_S = 60.0
-"""How long a run's first key is waited for."""
+"""Longest wait for a run's first key, seconds."""
 _NEWER_S = 5.0
-"""How long a newer key is waited for when a plan names one that is not known here."""
+"""Longest wait for a newer key when a plan names an unknown one, seconds."""
 
 
 class Encryption:
-    """Of a host in one run.
+    """The encryption key of a host in one run, with tables that speed up encryption; used by `Rounds`.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class Encryption:
     Raises
     ------
     ConfigError
-        The host's configuration says nothing about keys.
+        The host's configuration has no ``[encryption]``.
     """
 
     def __init__(self, host: Host) -> None:
@@ -54,16 +54,16 @@ class Encryption:
         self._custody = host.custody
         trust = key_trust(host.settings.run, settings, host.revoked)
         self._keys = PublicKeys(host.thirdparty, trust, host.settings.state / "paillier.json")
-        # Made for a key once: the tables behind it take seconds.
+        # Made once for each key: building the tables takes seconds.
         self._made: tuple[bytes, Obfuscators] | None = None
 
     async def for_plan(self, plan: SumPlan) -> Obfuscators:
-        """Return what the members of a plan encrypt with.
+        """Return the tables with which the members of a plan encrypt.
 
         Raises
         ------
         Declined
-            When the plan's key is not the one that may be used now, or others than its holders would decrypt.
+            When the plan's key is not the accepted one, or the plan lets others than its holders decrypt.
         """
         try:
             record = self._keys.record

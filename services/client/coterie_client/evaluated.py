@@ -1,6 +1,6 @@
-"""Private state as it was when a version was evaluated: after the run, the version that counts is served with its own.
+"""Keep copies of users' private arrays for evaluated versions, to serve the chosen version after the run.
 
-What users keep moves on with every round, and the version that is chosen is rarely the last one.
+Private arrays change with every round, and the version that is chosen is rarely the last one.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Evaluated:
         self._folder = folder
 
     def keep(self, version: int, arrays: Arrays, among: Iterable[int]) -> None:
-        """Write the arrays of a version, unless they are there; drop versions that are not ``among`` the others."""
+        """Write the arrays of a version, unless they are kept; drop all versions but this and those ``among``."""
         if not self._path(version, "whole").exists():
             for name, array in arrays.items():
                 replace_array(self._path(version, name), array)
-            # Written last: without it the others count for nothing.
+            # Written last: it marks the version's files as complete.
             replace_array(self._path(version, "whole"), np.ones(1, np.uint8))
         kept = {version, *among}
         for path in self._folder.glob("evaluated-*.npy"):
@@ -47,7 +47,7 @@ class Evaluated:
                 path.unlink(missing_ok=True)
 
     def adopt(self, version: int, arrays: Arrays) -> bool:
-        """Give the arrays the values of a version, in memory; return whether it is kept."""
+        """Copy a version's values into the arrays, in memory; return whether the version is kept."""
         if not self._path(version, "whole").exists():
             _log.warning("the private state of the chosen version is not kept", version=version)
             return False

@@ -1,4 +1,4 @@
-"""The private histories of a host's users, and one outbox for each (user, owner)."""
+"""Keep the histories of a host's users, and an outbox for each user and data owner (DRIFT)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _PARTS = (TRAIN, VALIDATION, TEST, RANKED)
 
 
 def read_histories(path: Path) -> tuple[list[str], list[store.Interaction]]:
-    """Read histories from CSV with columns ``user,item,positive,time,part`` and, where there are ratings, ``rating``.
+    """Read histories from CSV with columns ``user,item,positive,time,part`` and optionally ``rating``.
 
-    A row of part ``RANKED`` is no interaction: it names an item among which what is held out of the user is ranked.
+    A row of part ``RANKED`` is no interaction: it names an item among which the user's held-out items are ranked.
 
     Returns
     -------
@@ -83,7 +83,7 @@ def _interaction(path: Path, line: int, user: int, row: dict[str, str]) -> store
 
 @dataclass(frozen=True)
 class Catalogued:
-    """The catalogue as a host uses it: item keys to indices, and which owners hold each item."""
+    """The catalogue as a host uses it: indices of item keys, and a table of which owners hold which item."""
 
     version: int
     index: dict[str, int]
@@ -92,10 +92,10 @@ class Catalogued:
 
 
 class Outbox:
-    """What one user sends to one owner: history rows in sequence order; position ``n - 1`` has number ``n``.
+    """An outbox: the records that a user sends to an owner, in sequence order; position ``n - 1`` has number ``n``.
 
-    ``doubtful`` says that the owner may have been restored from a backup since it acknowledged: the last record that
-    it acknowledged is sent once more, and the answer tells.
+    ``doubtful`` says that the owner may have been restored from a backup since it acknowledged.  The last acknowledged
+    record is then sent once more, and the answer shows whether the owner still has it.
     """
 
     __slots__ = ("acknowledged", "doubtful", "rows")
@@ -107,7 +107,7 @@ class Outbox:
 
     @property
     def waits(self) -> bool:
-        """Whether something is not acknowledged, or no longer sure to be."""
+        """Whether a record is not acknowledged, or its acknowledgement is in doubt."""
         return self.acknowledged < len(self.rows) or (self.doubtful and self.acknowledged > 0)
 
     @property
@@ -146,7 +146,7 @@ class Histories:
                 for row in store.load_sent(connection)
                 if row.kind == "interaction"
             }
-        # Cut short, either would leave memory behind the store.
+        # A change that is cut short would leave memory behind the store.
         self._changing = asyncio.Lock()
 
     def __len__(self) -> int:
@@ -170,7 +170,7 @@ class Histories:
         outbox.rows = np.concatenate([outbox.rows, np.frombuffer(entry.rows, "<u4")])
 
     async def take(self, names: Sequence[str], interactions: Iterable[store.Interaction]) -> None:
-        """Take users and interactions into the store, all or nothing; whoever gives up waiting stops nothing."""
+        """Add users and interactions to the store, all or nothing; a cancelled caller does not stop the write."""
         await completed(self._take(names, list(interactions)))
 
     async def _take(self, names: Sequence[str], taken: Sequence[store.Interaction]) -> None:
@@ -207,7 +207,7 @@ class Histories:
         return {catalogue.index[key] for key in keys if key in catalogue.index}
 
     def acknowledged_before(self, owner: bytes, recipient: str) -> Outbox | None:
-        """Take up, after a restart, what an owner had acknowledged; return the outbox where it did so last."""
+        """Restore, after a restart, an owner's acknowledgements; return the outbox with the latest one."""
         latest, latest_ms = None, -1
         for user, outbox in self.outboxes[owner].items():
             held, last_ms = self._acknowledged.get((user, recipient), (0, -1))
@@ -217,7 +217,7 @@ class Histories:
         return latest
 
     async def queue(self, catalogue: Catalogued) -> None:
-        """Put what is not queued yet into the outboxes of the owners that hold it, durably."""
+        """Put interactions that are not queued yet into the outboxes of the owners that hold their items, durably."""
         await completed(self._queue(catalogue))
 
     async def _queue(self, catalogue: Catalogued) -> None:
@@ -264,7 +264,7 @@ class Histories:
         return held[2], held[3]
 
     def holdout(self, catalogue: Catalogued, *, at_most: int) -> Holdout:
-        """Return what is to be measured for this host's users on the first ``at_most`` items of the catalogue."""
+        """Return the hold-out of this host's users on the first ``at_most`` items of the catalogue."""
         index, positive = self._by_row(catalogue)
         n_items = min(len(catalogue.index), at_most)
         part = np.array([one.part for one in self._interactions], np.int64)
@@ -283,14 +283,14 @@ class Histories:
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Return user (from 0), item, part and rating of rows with the catalogue's items.
 
-        Of equal interactions it is the first, with the last rating that was given.  Behind them stand the rows of part
-        ``RANKED``, which are none.
+        A repeated interaction appears once, at its first row, with the last rating that was given.  Rows of part
+        ``RANKED``, which are no interactions, come last.
 
         Returns
         -------
         user, item, part : ndarray of int64, shape (N,)
         rating : ndarray of float32, shape (N,)
-            NaN where there is none.
+            NaN where there is no rating.
         """
         item, _ = self._by_row(catalogue)
         user = np.array([one.user for one in self._interactions], np.int64) - 1

@@ -1,4 +1,4 @@
-"""What every client host has, whatever it takes part in."""
+"""Define a client host's shared state, and the interface of its part in a run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Recommended = tuple[list[str], list[float], int]
 class Host:
     """A host: its users' keys and histories, its store, its connection to the COS.
 
-    User ``n`` stands at position ``n - 1`` of ``identities``, ``bundles`` and the party's slots.
+    User ``n`` has position ``n - 1`` in ``identities``, ``bundles`` and the party's slots.
     """
 
     settings: ClientSettings
@@ -55,17 +55,17 @@ class Host:
     writer: Writer
     directory_key: bytes
     told: tuple[Mapping[str, int], AttributeTable] | None = None
-    """What is known of users: row by name, and the rows; None where nothing is."""
+    """Users' attributes: row by user name, and the table; None when none are configured."""
     thirdparty: Channel | None = None
-    """To the key directory; only where keys are fetched."""
+    """Connection to the key directory, from which encryption keys are fetched."""
     revoked: Callable[[], Collection[bytes]] = frozenset
     """Gives the ids of all revoked participants, as known now."""
     custody: Custody | None = None
-    """Of the run's key, where the host holds it with others."""
+    """Custody of the run's key, where the host holds a share of it."""
 
     @property
     def consent(self) -> Consent:
-        """What this host agrees to take part in."""
+        """The conditions under which this host's users take part in a run."""
         return self.settings.consent.consent(len(self.identities))
 
     async def fetch_catalogue(self) -> wire.Catalogue:
@@ -74,12 +74,12 @@ class Host:
         return read(wire.Catalogue, payload)
 
     async def note_sent(self, recipient: str, kind: str, count: int, size: int, user: int = 0) -> None:
-        """Write down that something has left; user 0 is the host as a whole."""
+        """Add an entry to the disclosure receipt; user 0 is the host as a whole."""
         thing = store.Sent(user, recipient, kind, count, size, now_ms())
         await self.writer.run(lambda connection: store.add_sent(connection, [thing]))
 
     async def note_refused(self, recipient: str, reasons: Sequence[str]) -> None:
-        """Write down what was refused for all users of the host."""
+        """Add refusals, for all users of the host, to the disclosure receipt."""
         things = [store.Refused(0, recipient, reason, now_ms()) for reason in reasons]
         await self.writer.run(lambda connection: store.add_declined(connection, things))
 
@@ -94,10 +94,10 @@ class Host:
         Parameters
         ----------
         point : int
-            Of the evaluation.
+            Number of the evaluation.
         measured : mapping of str to ndarray of float64, shape (users,)
         users : sequence of int, optional
-            Positions at this host; all when absent.
+            Positions of users at this host; all when absent.
         """
         path = self.settings.state / "metrics.csv"
         fresh = not path.exists()
@@ -112,31 +112,31 @@ class Host:
 
 
 class TakingPart(Protocol):
-    """A way of taking part in a run."""
+    """A client host's part in a run; one implementation for each kind of run."""
 
     metrics: Sequence[str]
-    """Metrics that leave, inside sums."""
+    """Names of metrics that leave the host, inside sums."""
 
     async def begin(self, running: asyncio.TaskGroup) -> None:
-        """Take up what was under way; what goes on beside the tasks runs in the group."""
+        """Resume interrupted work, and start background work in the task group."""
 
     async def told(self, tasks: Sequence[wire.Task]) -> None:
-        """Take note of the tasks that are open now."""
+        """Take the COS's list of open tasks."""
 
     async def finished(self) -> None:
-        """Take note that nothing more will be asked."""
+        """Take note that the run is over: the COS sends no more tasks."""
 
     def recorded(self, item: str) -> int:
-        """Take note of a new interaction; return how many owners hold the item and will be sent it."""
+        """Take note of a new interaction; return how many owners will be sent it."""
 
     async def recommend(self, user: int, k: int) -> Recommended:
-        """Return the best items for a user, from 1, without what it has seen."""
+        """Return the best unseen items for a user, whose number counts from 1."""
 
     async def stop(self) -> None:
         """Send nothing more."""
 
     def close(self) -> None:
-        """Close what it has opened; the store takes no more writes."""
+        """Close files; the store takes no more writes."""
 
 
 def now_ms() -> int:
@@ -145,12 +145,12 @@ def now_ms() -> int:
 
 
 def read(kind: type[M], payload: bytes | None) -> M:
-    """Return the message that a fetched payload must be.
+    """Parse a fetched payload as a message of a kind.
 
     Raises
     ------
     PeerError
-        When it is none.
+        When the payload is no such message.
     """
     try:
         return kind.FromString(payload or b"")
@@ -161,9 +161,9 @@ def read(kind: type[M], payload: bytes | None) -> M:
 def best_unseen(
     items: Sequence[str], scores: npt.NDArray[np.floating], seen: set[int], k: int
 ) -> tuple[list[str], list[float]]:
-    """Return keys and scores of the best items that are not seen; equal ones in the order of the catalogue.
+    """Return keys and scores of the best unseen items; ties are in the order of the catalogue.
 
-    Of scores that are all equal none is best: of such a user nothing is known, and nothing is recommended.
+    When all scores are equal, nothing is known of the user, and nothing is recommended.
     """
     if len(scores) > 1 and (scores == scores[0]).all():
         return [], []
@@ -173,7 +173,7 @@ def best_unseen(
 
 
 def catalogued(message: wire.Catalogue, owners: Sequence[bytes]) -> Catalogued:
-    """Return a catalogue as a host uses it; ``owners`` are the participants of its owners."""
+    """Build the host's form of a catalogue; ``owners`` are participant ids of its owners, in its order."""
     member = np.zeros((len(message.items), len(message.owners)), bool)
     item = np.repeat(np.arange(len(message.items)), np.array(message.owner_counts, np.int64))
     member[item, np.array(message.owner_positions, np.int64)] = True

@@ -1,8 +1,8 @@
-"""What members of rounds keep on disk: one row each in the store, contributions in a file beside it.
+"""Store the journals of a host's members: a row for each in the store, contributions in a file beside it.
 
-A contribution may be long, and it is needed only until its round is closed.  So contributions of one round go one
-after the other into a file that the next round writes over; a row names its range and the checksum of what is there.
-Both are durable before anything is sent.
+A contribution may be long, and it is needed only until its round is closed.  Contributions of one round are therefore
+written one after the other to a file that the next round overwrites; a row names its range in the file and the checksum
+of the content.  Both are durable before anything is sent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _log = structlog.get_logger("coterie.journals")
 
 
 class Journals:
-    """Journals of a host's participants in one run.
+    """Journals of a host's members in one run; used by `Rounds` and DRIFT's evaluations.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class Journals:
     path : Path
         The file of contributions.
     run : str
-        The run: numbers of rounds count within it.
+        Id of the run, within which round numbers are unique.
 
     Raises
     ------
@@ -57,7 +57,7 @@ class Journals:
         self._entries: dict[bytes, store.Entry] = {}
         self._contributions: dict[bytes, bytes] = {}
         self.private: list[bytes] = []
-        """Private state that belongs to the contributions found, in the order in which they were made."""
+        """Packed private rows of the contributions found at the start, in the order in which they were made."""
         with engine.connect() as connection:
             for entry in store.load_journals(connection, run):
                 self._entries[entry.participant] = entry
@@ -72,7 +72,7 @@ class Journals:
             self._contributions[entry.participant] = held[: entry.length]
             self.private.append(held[entry.length :])
         else:
-            # Its member sits out what is left of the round, as one does that lost its contribution.
+            # The member sits out the rest of the round: its contribution is lost.
             _log.warning("a contribution is damaged", round=entry.joined)
 
     @property
@@ -98,18 +98,18 @@ class Journals:
         taking_part: Sequence[int] = (),
         day: int = 0,
     ) -> None:
-        """Make journals durable, in one transaction with what belongs to them.
+        """Store journals and receipts in one transaction, and contributions with private rows in the file.
 
         Parameters
         ----------
         journals : mapping of bytes to Journal
             By participant.
         private : mapping of bytes to bytes
-            Private state of the users of members whose contribution is new, by participant.
+            Packed private rows of the users of members whose contribution is new, by participant.
         sent, refused : sequence
-            For the receipts: what leaves once this is durable, and what was refused.
+            Entries for the receipts: messages that leave once this is durable, and refusals.
         taking_part, day : sequence of int, int
-            Users for whom one more round of this day counts.
+            Users for whom one more round counts today, and the day's number.
 
         Raises
         ------
@@ -121,7 +121,7 @@ class Journals:
             held = self._entries.get(participant)
             entry = store.Entry(participant, journal.joined, ",".join(journal.reveals), 0, 0, 0, 0)
             if journal.contribution and held is not None and held.length and held.joined == journal.joined:
-                # Never another one in one round.
+                # A member makes one contribution in a round: keep the one that is stored.
                 entry = entry._replace(
                     offset=held.offset, length=held.length, private=held.private, checksum=held.checksum
                 )
@@ -145,7 +145,7 @@ class Journals:
             store.add_declined(connection, refused)
             store.add_taken_part(connection, taking_part, day)
 
-        # Both at once: a row whose range is not what its checksum says is that of a contribution that was lost.
+        # Write both at once: after a crash, a row whose checksum does not fit its range marks a lost contribution.
         beside = [self._writer.files_when_possible("keep contributions", write_file)] if new else []
         await asyncio.gather(self._writer.run_when_possible(write), *beside)
         for entry in entries:
@@ -156,7 +156,7 @@ class Journals:
                 self._contributions.pop(entry.participant, None)
 
     def _end(self, journals: Mapping[bytes, Journal]) -> int:
-        """Return where the file is free: behind the contributions that are still kept."""
+        """Return the offset behind the contributions that are still kept."""
         return max(
             (
                 entry.offset + entry.length + entry.private

@@ -1,4 +1,4 @@
-"""What the users of a host learn with: their side of the system, the model, the items open to their groups."""
+"""Provide a host's members with what a local step needs: the system's host side, the model, the open items."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ _SECRET_BYTES = 32
 
 @dataclass(frozen=True)
 class Model:
-    """A version of the model.
+    """A version of the model, as a host trains or recommends by it.
 
     Parameters
     ----------
     version : int
     sha256 : bytes
-        Of its payload.
+        Hash of its payload.
     arrays : dict of str to ndarray of float32
     opened : ndarray of bool, shape (groups, items), optional
-        Which items each group may train, where that is in the version.
+        Items that each group may train, where the version itself carries them.
     """
 
     version: int
@@ -66,7 +66,7 @@ class Model:
 
 
 def user_keys(state: Path, names: Sequence[str], seed: int | None) -> NDArray[np.uint64]:
-    """Return each user's own number, from which all its randomness in learning follows.
+    """Return each user's own seed, from which all its randomness in learning is derived.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def user_keys(state: Path, names: Sequence[str], seed: int | None) -> NDArray[np
     names : sequence of str
         The users.
     seed : int, optional
-        Of an experiment, in place of that randomness: the same keys on every machine.
+        Seed of an experiment, used in place of that randomness: keys are the same on every machine.
 
     Returns
     -------
@@ -96,14 +96,14 @@ def user_keys(state: Path, names: Sequence[str], seed: int | None) -> NDArray[np
 
 
 class Learner:
-    """A host's half of a rounds-based system, and what it is given.
+    """A host's side of a rounds-based system, with its model and private arrays; used by `Rounds`.
 
     Parameters
     ----------
     host : Host
         Registered.
     journals : Journals
-        Of its members, as they were found.
+        Journals of its members, as loaded at the start.
     """
 
     def __init__(self, host: Host, journals: Journals) -> None:
@@ -130,11 +130,11 @@ class Learner:
 
             self._shared = SharedModels(self._plan, host.custody.secrets)
         self.catalogue: Catalogued | None = None
-        """As it was when the population was fixed."""
+        """The catalogue at the time when the population was fixed."""
         self.items: list[str] = []
 
     async def side(self) -> HostSide:
-        """Return the host's side, made anew when users have recorded something."""
+        """Return the host's side, rebuilt when users have recorded new interactions."""
         async with self._building:
             histories = self._host.histories
             if self.catalogue is None:
@@ -178,11 +178,11 @@ class Learner:
         self._files.save(users)
 
     def evaluated(self, version: int, best: int) -> None:
-        """Keep what users have at a version that is evaluated."""
+        """Keep a copy of users' private arrays for a version under evaluation."""
         self._files.evaluated(version, best)
 
     async def adopt(self, version: int) -> None:
-        """Serve users by the version that was chosen, with what they had then."""
+        """Restore users' private arrays as they were at the chosen version."""
         await self.side()
         await asyncio.to_thread(self._files.adopt, version)
 
@@ -192,7 +192,7 @@ class Learner:
         Raises
         ------
         Declined
-            When what the COS sends does not have the hash that the round's plan names.
+            When the model that the COS sends does not have the hash that the round's plan names.
         StaleError
             When the COS has gone on to another version.
         VerificationError
@@ -211,7 +211,7 @@ class Learner:
         return held
 
     async def newest(self) -> Model:
-        """Return the newest version, or after the run the one that was chosen; fetched once."""
+        """Return the newest version or, after the run, the chosen one; fetched only when it is not held."""
         self._newest = await self._fetch(0, self._newest)
         return self._newest
 
@@ -225,7 +225,7 @@ class Learner:
             return held
 
         if self._shared is not None:
-            # What opens a version wants to know how many items there are.
+            # Opening a sealed version needs the number of items.
             await self.side()
         return await asyncio.to_thread(self._decode, found, payload)
 
@@ -233,18 +233,18 @@ class Learner:
         digest = hashlib.sha256(payload).digest()
         if self._shared is None:
             return Model(version, digest, model_from_bytes(payload))
-        # Of the first version, which is not sealed, no group has a list yet.
+        # The first version is not sealed and has no list of open items for any group.
         arrays = self._shared.opened(payload, len(self.items), 1)
         side = self._shared.side(len(self.items), 1)
         return Model(version, digest, side.model(arrays), side.opened(arrays))
 
     async def opened(self, model: Model) -> NDArray[np.bool_]:
-        """Return which items each group may train, bool (groups, I), by the model's version or the COS's list.
+        """Return which items each group may train, bool (groups, I), from the model's version or the COS's list.
 
         Raises
         ------
         Declined
-            When the COS has no such list: without it, nobody trains a system that opens items group by group.
+            When the COS has no such list, without which a system that opens items by group cannot be trained.
         """
         if model.opened is not None:
             return model.opened

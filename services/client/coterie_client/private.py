@@ -1,7 +1,7 @@
-"""What users of a host keep between rounds: one file for each array, a row for each user.
+"""Store users' private arrays (such as user factors) between rounds: a file for each array, a row for each user.
 
-Files are mapped copy-on-write: training changes memory only.  Rows go into the journal with the contribution that
-belongs to them (`rows`), and from there to the files (`save`).  After a crash between the two, the journal has them.
+Files are mapped copy-on-write: training changes memory only.  Changed rows go into the journal together with the
+contribution (`rows`), then to the files (`save`).  After a crash between the two they are restored from the journal.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _MARK = "belongs-to.json"
 
 
 class PrivateFiles:
-    """Private arrays of a host's users in a folder.
+    """Private arrays of a host's users in a folder; used by `Learner`.
 
     Parameters
     ----------
     folder : Path
         Made when missing, mode 0700.
     plan_hash : bytes
-        Of the run to which the arrays belong: under another plan they mean nothing.
+        Hash of the run's plan; arrays of another plan are not used.
     """
 
     def __init__(self, folder: Path, plan_hash: bytes) -> None:
@@ -51,16 +51,16 @@ class PrivateFiles:
         self._using = threading.Lock()
 
     def take_up(self, initial: Arrays, journal: Sequence[bytes] = (), *, expected: bool) -> Arrays:
-        """Return the arrays as they were left; users that are new, and all where there is nothing, as given.
+        """Take initial arrays; return the stored ones, with initial rows for users that are not stored.
 
         Parameters
         ----------
         initial : dict of str to ndarray, shape (users, ...)
-            What users have before their first round.
+            Users' rows before their first round.
         journal : sequence of bytes
-            Rows that may not have come to the files, as `rows` packed them, in order.
+            Rows that may not have reached the files, as `rows` packed them, in order.
         expected : bool
-            Whether users have been in rounds of this run: nothing found means that it was lost.
+            Whether users have been in rounds of this run, so that an empty folder means lost state.
 
         Raises
         ------
@@ -85,7 +85,7 @@ class PrivateFiles:
         return dict(self._arrays)
 
     def _held(self, initial: Arrays) -> Arrays | None:
-        """Return what the folder holds; None unless it belongs to the plan and is whole."""
+        """Return the folder's arrays; None unless they belong to the plan and are complete."""
         try:
             mark = json.loads((self._folder / _MARK).read_bytes())
             if mark != {"plan": self._plan_hash.hex()}:
@@ -122,9 +122,9 @@ class PrivateFiles:
         return self._folder / f"{name}.npy"
 
     def rows(self, users: Sequence[int]) -> bytes:
-        """Return the rows of some users, packed: their number, positions, then each array's rows by its name.
+        """Pack the rows of some users: number of users, their positions, then each array's rows, by name.
 
-        Integers are uint32, little-endian; arrays as in memory of this machine, which is where they are read again.
+        Integers are uint32, little-endian; arrays are in this machine's memory layout, since only it reads them again.
         """
         head = np.array([len(users), *users], "<u4").tobytes()
         return head + b"".join(self._arrays[name][list(users)].tobytes() for name in sorted(self._arrays))
@@ -144,7 +144,7 @@ class PrivateFiles:
         self.save(users.tolist())
 
     def evaluated(self, version: int, best: int) -> None:
-        """Keep what users have at a version that is being evaluated, beside that of the best one so far.
+        """Keep a copy of the arrays for a version under evaluation, beside the copy for the best version so far.
 
         Raises
         ------
@@ -152,7 +152,7 @@ class PrivateFiles:
             When it cannot be written.
         """
         if not self._arrays:
-            # The system keeps nothing with its users: there may not even be a folder.
+            # The system has no private arrays, so there may not even be a folder.
             return
         try:
             self._evaluated.keep(version, self._arrays, [best])
@@ -160,7 +160,7 @@ class PrivateFiles:
             raise file_failure("write the private state", error) from error
 
     def adopt(self, version: int) -> None:
-        """Go back to what users had at the version that was chosen: the run is over."""
+        """Restore the arrays kept for the chosen version, once the run is over."""
         if self._arrays and self._evaluated.adopt(version, self._arrays):
             self.save(range(len(next(iter(self._arrays.values())))))
 

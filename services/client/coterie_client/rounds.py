@@ -1,7 +1,7 @@
-"""A host in the rounds of a run: its members' tasks from the COS, answered by ``coterie.rounds.member_round``.
+"""Drive a host's members through the rounds of a run, with `coterie.rounds.member_round` as their state machine.
 
-The COS is polled beside the work.  Of the tasks only the newest count: they are level-triggered, so what was missed is
-asked again, and a round with a higher number means that those below are over.
+The COS is polled beside the work.  Only its newest tasks count: they are level-triggered, so a missed task is asked
+again, and a round with a higher number means that all lower ones are over.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ _SENT = {
     Step.CONFIRM: "confirmation",
     Step.UNMASK: "revealed shares",
 }
-"""What leaves in each step but SUBMIT, as receipts name it."""
+"""Name on receipts of the message of each step but SUBMIT."""
 
 CONTRIBUTIONS = {
     Purpose.TRAIN: "model update",
     Purpose.EVALUATE: "metrics",
     Purpose.SUPPORTS: "items of the history",
 }
-"""What leaves in SUBMIT, by purpose, as receipts name it; the secure sum follows in parentheses."""
+"""Name on receipts of the message of SUBMIT, by purpose; the secure sum follows in parentheses."""
 
 _ACTIVITIES = {
     Step.ADVERTISE: "round keys",
@@ -74,19 +74,19 @@ _ACTIVITIES = {
 }
 
 _HIDING = {"masked": "masks", "encrypted": "encryption", "shared-key": "encryption"}
-"""What is done to contributions before they leave, by secure sum."""
+"""CPU-account label for protecting contributions before they leave, by secure sum."""
 
 _TRAIN = Purpose.TRAIN.value
 
 _BATCH_BYTES = 32 << 20
-"""Contributions that are made durable and sent together, bytes."""
+"""Contributions that are stored and sent together, bytes."""
 
 _DAY_S = 24 * 3600
 
 
 @dataclass
 class _Round:
-    """The round in progress, as this host takes part in it; ``rounds`` has the members that do."""
+    """The round in progress at this host; ``rounds`` has the state machine of each member that takes part."""
 
     number: int
     plan: SumPlan | None = None
@@ -98,17 +98,17 @@ class _Round:
     opened: NDArray[np.bool_] | None = None
     taking_part: list[int] = field(default_factory=list)
     sent: set[tuple[int, Step]] = field(default_factory=set)
-    """Which messages are on the receipt."""
+    """Messages that are on the receipt already."""
     taken: dict[tuple[int, Step], float] = field(default_factory=dict)
-    """When the COS answered to each message, ``time.monotonic`` seconds."""
+    """When the COS acknowledged each message, ``time.monotonic`` seconds."""
     waited_for: set[int] = field(default_factory=set)
-    """Slots of this host that the COS asks, until it was told which of them take no part."""
+    """Slots of this host that the COS waits for, until the host has declined for those that take no part."""
     declined_at: float = -1.0
-    """When the COS answered last to slots that decline."""
+    """When the COS last acknowledged declining slots, ``time.monotonic`` seconds."""
 
     @property
     def passive(self) -> list[int]:
-        """Slots that the COS asks and that take no part, ascending."""
+        """Slots that the COS waits for and that take no part, ascending."""
         active = {
             slot for member, one in self.rounds.items() if not one.reason for slot in self.slots[member]
         }
@@ -116,7 +116,7 @@ class _Round:
 
 
 class Rounds(SumTasks):
-    """A host in a run of a rounds-based system.
+    """A client host's part in a run of a rounds-based system.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ class Rounds(SumTasks):
         super().__init__(host.party)
         self._host = host
         self._plan = host.party.plan
-        # Names of metrics and whether groups are asked for their items depend on nothing else.
+        # Metric names and `asks_supports` depend on nothing but the system and its settings: any sizes do.
         server = server_side(self._plan.system, self._plan.settings, 1, self._plan.seed, 1)
         self.metrics: Sequence[str] = server.metrics
         self._asks_supports = server.asks_supports
@@ -139,19 +139,19 @@ class Rounds(SumTasks):
         self._verified = Verified()
         self._encryption = Encryption(host) if self._plan.secure_sum in KEYED else None
         self._membership: Membership | None = None
-        # Version of the best evaluation so far, and once the run is over the one that counts.
+        # Version of the best evaluation so far; once the run is over, the chosen version.
         self._best = 0
         self._chosen: int | None = None
         self._settled = asyncio.Event()
         self._round: _Round | None = None
-        # Written with the next journals.
+        # Waiting to be written with the next journals.
         self._pending: dict[bytes, Journal] = {}
         self._private: dict[bytes, bytes] = {}
         self._sent: list[store.Sent] = []
         self._refused: list[store.Refused] = []
 
     async def begin(self, running: asyncio.TaskGroup) -> None:
-        """Answer what the COS asks from now on."""
+        """Start answering the COS's tasks in a background task."""
         fetches = wire.FetchKind
         self.attached = (
             fetches.FETCH_KIND_SUM_PLAN,
@@ -163,7 +163,7 @@ class Rounds(SumTasks):
         running.create_task(self.run())
 
     async def told(self, tasks: Sequence[wire.Task]) -> None:
-        """Take note of the open tasks, and of the versions that they name."""
+        """Take the COS's open tasks, and the best or chosen version that they name."""
         for task in tasks:
             if task.kind == wire.TaskKind.TASK_KIND_FINISH:
                 self._chosen = task.version
@@ -172,15 +172,15 @@ class Rounds(SumTasks):
         self.hear(tasks)
 
     async def finished(self) -> None:
-        """Forget the last round."""
+        """Stop answering: the run is over."""
         self.finish()
 
     def recorded(self, item: str) -> int:
-        """Return 0: an interaction stays here, and is trained on from the next round on."""
+        """Return 0: an interaction stays at this host, and enters training with the next round."""
         return 0
 
     async def stop(self) -> None:
-        """Nothing is under way that the end of the process does not end."""
+        """Do nothing: no work outlives the process."""
 
     def close(self) -> None:
         """Close the files."""
@@ -190,7 +190,7 @@ class Rounds(SumTasks):
     # --- the rounds, one after the other ---------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Answer what is asked until `finish`; then keep the version that counts."""
+        """Answer tasks until `finish`; then restore users' private arrays for the chosen version."""
         await super().run()
         self._leave_round()
         await self._keep()
@@ -214,7 +214,7 @@ class Rounds(SumTasks):
             member
             for member in current.rounds
             if current.slots[member][0] in slots
-            # A task that was on its way before an answer was taken asks for it once more.
+            # A task that left the COS before it took an answer asks for it again: skip it.
             and current.taken.get((member, step), -1.0) < asked_at
         ]
         current.waited_for = (
@@ -251,7 +251,7 @@ class Rounds(SumTasks):
         Raises
         ------
         Declined
-            When the plan is outside the run's plan or the consent, or model, layout or list of items are not its own.
+            When the plan is outside the run's plan or the consent, or does not fit the model, layout or list of items.
         """
         if self._membership is None:
             self._membership = await self._find_places()
@@ -284,7 +284,7 @@ class Rounds(SumTasks):
         obfuscators: Obfuscators | None,
         layout: Layout,
     ) -> None:
-        """Let a member take part, unless the consent of its users is against it."""
+        """Let a member take part, unless its users' consent or its journal forbids it."""
         participant = plan.members[member].participant
         journal = self._pending.get(participant, self._journals.of(participant))
         fresh = journal.joined < plan.round
@@ -310,17 +310,17 @@ class Rounds(SumTasks):
         if fresh and self._consent.rounds_per_day:
             current.taking_part += [user.index + 1 for user in users]
         if not fresh:
-            # It went out, or was about to, before a restart.
+            # Its contribution was sent, or about to be, before a restart.
             current.sent.add((member, Step.SUBMIT))
         current.slots[member] = [self._party.slots[user.index] for user in users]
         current.rounds[member] = one
 
     def _receipt_of(self, users: Sequence[User]) -> int:
-        """Return on whose receipt it belongs what a member does: 0 for all users of the host."""
+        """Return the user on whose receipt a member's messages belong; 0 for all users of the host."""
         return users[0].index + 1 if self._plan.rounds.party_per_user else 0
 
     def _today(self) -> dict[int, int]:
-        """Return in how many rounds of this day users took part; empty where that is nobody's concern."""
+        """Return the number of today's rounds by user; empty unless consent limits rounds per day."""
         if not self._consent.rounds_per_day:
             return {}
         with self._host.engine.connect() as connection:
@@ -369,7 +369,7 @@ class Rounds(SumTasks):
         return await self._party.briefings(current.number, TASK_STEP[step])
 
     async def _train(self, current: _Round, members: Sequence[int]) -> None:
-        """Make the contributions of some members, as one batch; keep and send them piece by piece."""
+        """Compute contributions of some members as one batch; store and send them piece by piece."""
         side, model, plan = current.side, current.model, current.plan
         if side is None or model is None or plan is None:
             raise AssertionError("a round was begun without its model")
@@ -388,13 +388,13 @@ class Rounds(SumTasks):
                     current, batch, trained if plan.purpose == _TRAIN else (), last=not waiting
                 )
             except PeerError as error:
-                # The others are still kept, so that they can be sent when the COS can be reached again.
+                # Go on storing the others, so that they can be sent when the COS can be reached again.
                 failure = error
         if failure is not None:
             raise failure
 
     async def _evaluated(self, plan: SumPlan, version: int, side: HostSide, users: Sequence[int]) -> None:
-        """Keep what belongs to a version that was evaluated, before the COS learns that it was."""
+        """Keep private arrays of an evaluated version before its metrics are sent to the COS."""
         await self._host.writer.files_when_possible(
             "write the private state", partial(self._learner.evaluated, version, self._best)
         )
@@ -412,18 +412,18 @@ class Rounds(SumTasks):
         size, reason = 0, "the local step made no contribution"
         while size < _BATCH_BYTES:
             try:
-                # What overflows is found when the contribution is rounded, and said there.
+                # An overflow is found and reported when the contribution is rounded.
                 with activity("local step"), np.errstate(over="ignore", invalid="ignore"):
                     member, codes = next(made)
             except StopIteration:
                 break
             except UnboundedValueError as error:
-                # Its words name a segment and no value.
+                # The error's message names a segment and no value.
                 _log.error("the local step failed", round=current.number, error=str(error))
                 reason = f"the local step failed: {error}"
                 break
             except Exception as error:
-                # Whatever it is, the run goes on without these members; its words may hold private values.
+                # The run goes on without these members.  The error's message is not logged: it may hold private values.
                 _log.error("the local step failed", round=current.number, error=type(error).__name__)
                 reason = f"the local step failed: {type(error).__name__}"
                 break
@@ -451,7 +451,7 @@ class Rounds(SumTasks):
     ) -> None:
         """Make all journals of a batch durable in one transaction, then send everything in one stream.
 
-        The ``last`` batch of a step also says which members take no part.
+        The ``last`` batch of a step also declines for members that take no part.
         """
         if current.plan is None:
             raise AssertionError("a round without a plan has no effects")
@@ -468,12 +468,12 @@ class Rounds(SumTasks):
                         who = self._receipt_of(current.covered[member])
                         self._sit_out(current.number, reason, who)
                     case Train() | Decline():
-                        # Who declines is said for all members after the step.
+                        # `_hand_in` declines for all such members at the end of the step.
                         pass
         for member, send in sends:
             self._note(current, member, send)
         if (sends and self._pending) or self._refused:
-            # A member that is only asked to train is written down with its contribution: before that nothing leaves.
+            # A member that is only asked to train is journalled with its contribution: before that nothing leaves.
             await self._keep(current)
         saving = (
             asyncio.create_task(
@@ -487,7 +487,7 @@ class Rounds(SumTasks):
         try:
             await self._hand_in(current, sends, last=last)
         finally:
-            # Before the next round writes over the journal, which has the same rows.
+            # Finish before the next round overwrites the journal, which has the same rows.
             if saving is not None:
                 await saving
 
@@ -539,14 +539,14 @@ class Rounds(SumTasks):
 
     def _sit_out(self, number: int, reason: str, user: int = 0) -> None:
         _log.warning("sits out", round=number, reason=reason, user=user)
-        # Numbers of rounds would make every line a new one.
+        # Receipts count equal reasons: leave out round numbers, which would make each one different.
         reason = re.sub(r"\bround \d+( is not above \d+)?", "a round", reason)
         self._refused.append(store.Refused(user, "cos", reason, now_ms()))
 
     # --- recommendation --------------------------------------------------------------------------------------------
 
     async def recommend(self, user: int, k: int) -> Recommended:
-        """Score all items here, by the newest model, or after the run by the one that counts."""
+        """Recommend by scores computed here, from the newest model or, after the run, the chosen one."""
         if self._chosen is not None:
             await self._settled.wait()
         try:

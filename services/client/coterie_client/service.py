@@ -1,4 +1,4 @@
-"""A client host as a service: keep histories, join a run, take part in it, answer the users' applications."""
+"""Run the client-host service: keep histories, join a run, take part in it, answer users' applications."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class ClientProcess:
         self._way: TakingPart | None = None
 
     def _holds(self, condition: str) -> None:
-        # Of the run the users' part says whether the host takes part.
+        # The condition "run" is set by the users' part, not by the key holder's.
         if condition == "key":
             self._runtime.holds(condition)
 
@@ -98,12 +98,12 @@ class ClientProcess:
         return self._revocations.participants
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Register the user agent."""
+        """Add the user agent to the gRPC server."""
         agent = Agent(self._host.histories, self._host.engine, self._recommend, self._recorded, self._ratings)
         add_UserAgentServicer_to_server(agent, server)
 
     async def run(self) -> None:
-        """Take up the histories, join, then do what the COS asks."""
+        """Load the histories, join the run, then carry out the COS's tasks."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._revocations.run())
             tasks.create_task(self._runtime.watch_store(self._host.writer))
@@ -144,13 +144,13 @@ class ClientProcess:
                     return
 
     async def _stay_out(self, objections: list[str]) -> None:
-        """Leave a run that is outside the consent; the process goes on to answer its users, and is not healthy."""
+        """Leave a run that is outside the consent; the process still answers its users, and is not healthy."""
         _log.warning("outside this host's consent", reasons=objections)
         await self._host.note_refused("cos", objections)
         await self._host.party.leave()
 
     def _recorded(self, item: str) -> int:
-        # Before the host has joined, nobody can be named; what is recorded is sent with everything else.
+        # Before the host has joined, the item's owners are not known; the interaction is sent with the rest later.
         return 0 if self._way is None else self._way.recorded(item)
 
     def _ratings(self) -> tuple[float, float] | None:
@@ -176,12 +176,12 @@ class ClientProcess:
 
 
 def _holds_key(settings: ClientSettings) -> bool:
-    """Whether the host is a holder of the run's key, beside its users."""
+    """Return whether the host holds a share of the run's key, beside its users."""
     return settings.encryption is not None and settings.encryption.holds_key
 
 
 def _way(host: Host) -> TakingPart:
-    """Return how a host takes part in the run whose plan it was given."""
+    """Build the host's part in the run, by the plan's system and form."""
     match driver_of(host.party.plan.system, host.party.plan.form):
         case Driver.ROUNDS:
             return Rounds(host)
@@ -192,12 +192,12 @@ def _way(host: Host) -> TakingPart:
 
 
 def _told(settings: ClientSettings) -> tuple[dict[str, int], AttributeTable] | None:
-    """Return what is known of users: row by name, and the rows."""
+    """Return users' attributes: row by user name, and the table; None when no file is configured."""
     return None if settings.attributes is None else read_attributes(settings.attributes, "user")
 
 
 def _people(settings: ClientSettings) -> tuple[list[str], list[Interaction]]:
-    """Return the users that the files name, those without a history last, and their interactions."""
+    """Return the users that the files name, with users without a history last, and their interactions."""
     names, interactions = ([], []) if settings.histories is None else read_histories(settings.histories)
     known, told = set(names), _told(settings)
     return [*names, *(name for name in (told[0] if told else ()) if name not in known)], interactions

@@ -1,6 +1,7 @@
-"""A host that holds the run's key with others: it encrypts as a holder, and opens and makes versions of the model.
+"""Build the key holder's part of a client host that holds the run's key with others.
 
-Needs ``gmpy2``; imported only where a host holds the key.
+Such a host encrypts as a holder, and opens and makes versions of the model.  Needs ``gmpy2``; imported only where a
+host holds the key.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ def key_holding(
     bundles: Bundles,
     revoked: Callable[[], Collection[bytes]],
 ) -> KeyHolding:
-    """Return a host's part as a holder of the key.
+    """Build a host's part as a holder of the key.
 
     Parameters
     ----------
     settings : ClientSettings
     runtime : Runtime
     party : Party
-        For the holder alone.
+        The holder's own party, apart from the users'.
     thirdparty : Channel
     bundle : Bundle
         The holder's keys, countersigned.
@@ -53,13 +54,13 @@ def key_holding(
     Raises
     ------
     ConfigError
-        The host's configuration says nothing about keys.
+        The host's configuration has no ``[encryption]``.
     """
     encryption = settings.encryption
     if encryption is None:
         raise ConfigError("a host that holds no key", hint="encryption.holds_key")
     (identity,) = identities(settings.state / HOLDER, 1)
-    # What is sealed under an old key is still read: the version that counts may be an old one.
+    # Old keys are kept: the version that is served may be sealed under one.
     holding = KeyHolding(
         party,
         thirdparty,

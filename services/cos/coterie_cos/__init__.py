@@ -1,1 +1,1 @@
-"""The central orchestration server (COS): registry, catalogue, model, runs."""
+"""Run the central orchestration server (COS), which keeps registry, catalogue and model of each run."""

@@ -1,4 +1,4 @@
-"""What data owners tell of their items in a round: who is asked, who has answered, who is waited for."""
+"""Collect item factors from data owners in a round of training."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ __all__ = ["ItemServers"]
 _log = structlog.get_logger("coterie.cos")
 
 _LOOK_S = 0.5
-"""How often an owner that is waited for is looked for among those present."""
+"""How often presence of awaited owners is checked again, seconds."""
 
 
 class ItemServers:
-    """The data owners of a run whose system asks them, in the round in progress.
+    """The data owners' answers in the round in progress; used by `RoundsRun` where the system asks owners.
 
     Parameters
     ----------
     run_id : str
     registry : Registry
     present : callable
-        Whether a party takes part and was heard lately.
+        Tells whether a party takes part and was heard lately.
     """
 
     def __init__(self, run_id: str, registry: Registry, present: Callable[[str], bool]) -> None:
@@ -46,13 +46,13 @@ class ItemServers:
         self._more = asyncio.Event()
 
     def ask(self, round_: int, version: int, patience_s: float) -> None:
-        """Begin to ask about a version that a round trains; what was told before is over."""
+        """Ask owners about the version that a round trains; answers of earlier rounds are dropped."""
         self._round, self._version = round_, version
         self._deadline = time.monotonic() + patience_s
         self._answers = {}
 
     def tasks(self, slots: Iterable[int]) -> list[wire.Task]:
-        """Return what a party with these slots is asked: to tell of the items of its owners that have not yet."""
+        """Return a party's task: item factors for those of its slots that are owners and have not answered."""
         waiting = [slot for slot in slots if slot in self._registry.owners and slot not in self._answers]
         if not waiting:
             return []
@@ -66,13 +66,14 @@ class ItemServers:
         ]
 
     def submitted(self, head: wire.SubmitRequest, slots: Sequence[int], payload: bytes) -> None:
-        """Take what an owner tells; the last answer about a version counts.
+        """Take an owner's item factors; its last answer about a version counts.
 
         Raises
         ------
         Refusal
-            UNKNOWN_ROUND for another round or version than the one in progress, INVALID_FIELD for more or fewer owners
-            than one or an item in both lists, UNKNOWN_ITEM for one that is not the owner's, WRONG_SHAPE, NOT_FINITE.
+            UNKNOWN_ROUND for another round or version than the one in progress, INVALID_FIELD unless there is exactly
+            one owner or for an item in both lists, UNKNOWN_ITEM for an item that is not the owner's, WRONG_SHAPE,
+            NOT_FINITE.
         """
         message = parse(wire.ItemFactors, payload)
         if head.round.round != self._round or message.version != self._version:
@@ -111,12 +112,12 @@ class ItemServers:
         self._more.set()
 
     async def answers(self, factors: int) -> tuple[list[Arrays], list[str]]:
-        """Return what owners told, once all that are present have or the time is over, and the names of the others.
+        """Wait for all present owners or the deadline; return the answers, and the names of owners without one.
 
         Parameters
         ----------
         factors : int
-            Length of a row; an answer of another length counts as none.
+            Length of a row; an answer with rows of another length counts as none.
         """
         while True:
             waiting = [
@@ -136,7 +137,7 @@ class ItemServers:
         told, silent = [], []
         for slot in sorted(self._registry.owners, key=self._registry.by_name):
             found = self._answers.get(slot)
-            # An owner that knows nothing sends no rows, of whatever length.
+            # An owner without features sends no rows, so their length does not matter.
             if found is None or not all(
                 found[name].shape[1] == factors or not len(found[name]) for name in ("pull", "rows")
             ):

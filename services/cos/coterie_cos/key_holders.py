@@ -1,4 +1,4 @@
-"""The key under which a run's sums are encrypted, and which of its holders are there to decrypt."""
+"""Keep the key under which a run's sums are encrypted, and choose the present holders to decrypt."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _log = structlog.get_logger("coterie.cos")
 
 
 class KeyHolders:
-    """Of one run.
+    """The encryption key and key holders of one run; used by `RoundsRun`.
 
-    The server takes the key as the third party has it: who relies on it, contributors and holders, check it
-    themselves against the operator's roster, and take part under no other one.
+    The server takes the key as the third party gives it: contributors and holders verify it themselves against the
+    operator's roster, and take part under no other key.
 
     Parameters
     ----------
     keys : Keyring
-        Of the secure sum: is told the key.
+        The secure sum's keyring, which is told the key and the present holders.
     registry : Registry
     present, revoked : callable
-        Whether a party was heard lately; whether a participant is revoked.
+        Tells whether a party was heard lately; whether a participant is revoked.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class KeyHolders:
         Raises
         ------
         CryptoError
-            When it is no key that can be.
+            When the record's key is malformed or cannot be a valid key.
         """
         self._key = record, record.key.as_stated()
         _log.info("paillier key", run=record.run, epoch=record.epoch, key=record.key_id.hex()[:16])
@@ -67,27 +67,27 @@ class KeyHolders:
 
     @property
     def complete(self) -> bool:
-        """Whether there is a key and all of its holders are there."""
+        """Whether there is a key and all of its holders are present."""
         return self._key is not None and len(self._there()) == len(self._key[0].holders)
 
     @property
     def says(self) -> str:
-        """How far it is, in words."""
+        """State of the gathering of key holders, in words, for the reason of a failed gathering."""
         if self._key is None:
             return "its key holders have no key yet"
         return f"{len(self._there())} of {len(self._key[0].holders)} key holders came"
 
     def choose(self) -> None:
-        """Let those decrypt the next sum who are there now."""
+        """Use the holders that are present now to decrypt the next sum."""
         if self._key is not None:
             self._keys.use(self._key[1], self._there())
 
     def knows(self, plan: SumPlan) -> bool:
-        """Whether the key is the one of a plan."""
+        """Return whether a plan's key is the present one."""
         return self._key is not None and self._key[0].key_id == plan.key_id
 
     def slots(self, plan: SumPlan) -> dict[int, list[int]]:
-        """Return the slot of each holder of a plan, by each number under which it is asked."""
+        """Return the slot of each holder of a plan, by every number under which the holder is asked."""
         found = {}
         for holder, one in enumerate(plan.holders):
             slot = self._registry.slot_of(one.participant)

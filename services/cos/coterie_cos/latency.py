@@ -1,4 +1,4 @@
-"""How a measurement of the network reaches those who cannot be called: they ask for it, and bring what they found."""
+"""Pass an operator's order to measure the network to parties, which poll for it and bring their results."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from coterie.wire.v1.latency_pb2_grpc import LatencyServicer
 __all__ = ["Latency"]
 
 _GONE_S = HOLD_S + 15.0
-"""Who has not asked for so long does not attend any more."""
+"""Silence after which a party counts as not attending, seconds."""
 
 _SILENCE_S = 180.0
-"""How long a party may take to measure to one service.  On a slow link 16 MiB take their time."""
+"""How long a party may take to measure to one service, seconds: on a slow link 16 MiB take long."""
 
 _FETCH_S = 10.0
-"""How long an order waits to be fetched, seconds: who attends asks again at once."""
+"""How long an order waits to be fetched, seconds: an attending party polls again at once."""
 
 _SIGN_S = 5.0
-"""How often the operator gets a sign while a party measures, seconds: a call on which nothing moves may be cut."""
+"""How often the operator gets an empty message while a party measures, seconds: an idle call may be cut."""
 
 _LONGEST_MS = 3.6e6
 _MAX_NAME = 200
@@ -37,7 +37,7 @@ Results = AsyncIterator[tuple[wire.PairTimes | None, str]]
 
 @dataclass
 class _Seat:
-    """One who attends."""
+    """A party that polls for orders to measure."""
 
     heard: float
     order: wire.MeasureOrder | None = None
@@ -47,18 +47,18 @@ class _Seat:
 
 
 class Latency(LatencyServicer):
-    """The servicer.
+    """The gRPC servicer that operators and attending parties call.
 
     Parameters
     ----------
     party : str
         Role and name of the COS.
     own : callable
-        Measures from the COS itself to each service that it calls.
+        Measures the network from the COS itself to each service that it calls.
     stopping : asyncio.Event
-        When the process stops: nobody is held then.
+        Set when the process stops, which ends all waiting polls.
     hold_s, silence_s : float
-        How long who attends is held, and how long a party may say nothing while it measures, seconds.
+        How long an attending party's poll is held, and how long a party may be silent while it measures, seconds.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Latency(LatencyServicer):
         self._orders = 0
 
     async def Attend(self, request: wire.AttendRequest, context: Any) -> wire.AttendResponse:  # noqa: N802
-        """Take what was measured; answer once there is something to measure."""
+        """Take a party's results; answer once there is an order for it, or the hold is over."""
         party, now = str(current_peer()), time.monotonic()
         _check(request)
         seat = self._seats.get(party)
@@ -112,7 +112,7 @@ class Latency(LatencyServicer):
     async def Measure(  # noqa: N802
         self, request: wire.MeasureRequest, context: Any
     ) -> AsyncGenerator[wire.MeasureResponse, None]:
-        """Have one after the other measure, and pass on what each brings."""
+        """Let parties measure one after the other, and stream their results."""
         check_order(request.order)
         wanted = set(request.parties)
         attending = {
@@ -143,7 +143,7 @@ class Latency(LatencyServicer):
                     yield wire.MeasureResponse(pair=pair, party=party, without=without)
 
     async def _of(self, party: str, order: wire.MeasureOrder) -> Results:
-        """Yield what one who attends measured."""
+        """Give an order to one attending party, and yield its results."""
         seat = self._seats[party]
         self._orders += 1
         order.number = seat.expected = self._orders
@@ -177,7 +177,7 @@ class Latency(LatencyServicer):
 
 
 def _check(request: wire.AttendRequest) -> None:
-    """Check what a party brings: it is shown to the operator.
+    """Check a party's results, which are shown to the operator.
 
     Raises
     ------

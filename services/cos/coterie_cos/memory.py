@@ -1,4 +1,4 @@
-"""What the C library does with memory that is free again."""
+"""Set the C library's allocator to return freed memory to the system."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import ctypes
 
 __all__ = ["return_freed_memory"]
 
-# Of <malloc.h>.
+# Constants of <malloc.h>.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 
 _SETTINGS = (
-    # A message is received by one thread, taken apart by a second and written by a third.  Each would have a heap of
-    # its own that keeps room for what passed through once.
+    # A message is received by one thread, parsed by a second and written by a third.  Each would have a heap of its own
+    # that stays as large as it ever was.
     (_M_ARENA_MAX, 2),
-    # Otherwise both limits rise with the largest block that was ever free, up to 64 and 32 MiB.
+    # Unless set, both thresholds rise with the largest block that was ever freed, up to 64 and 32 MiB.
     (_M_TRIM_THRESHOLD, 128 << 10),
     (_M_MMAP_THRESHOLD, 1 << 20),
 )
 
 
 def return_freed_memory() -> bool:
-    """Have the C library return most of what is freed to the system: there are few heaps, and they shrink again.
+    """Make the C library return most freed memory to the system: few heaps, which shrink again.
 
-    Large cohorts come as bursts of messages of some ten kilobytes; by its usual settings, glibc keeps several times as
-    much as there ever is at once.
+    Large cohorts send bursts of messages of some ten kilobytes; by default, glibc keeps several times the memory that
+    is ever in use at once.
 
     Returns
     -------
     bool
-        Whether it has these settings: glibc does.
+        Whether the C library has these settings: glibc does.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

@@ -1,4 +1,4 @@
-"""What the operator asks of the COS."""
+"""Answer the operator's calls to the COS: start, stop, list and watch runs, fetch reports."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["Operator"]
 
 
 class Operator(OperatorServicer):
-    """The servicer.
+    """The gRPC servicer that the operator's command-line tool calls.
 
     Parameters
     ----------
     runs : mapping
         All runs by id.
     start : callable
-        Creates a run durably, or returns the one with the same plan.
+        Creates a run durably, or returns the existing run with the same id and plan.
     """
 
     def __init__(
@@ -34,14 +34,14 @@ class Operator(OperatorServicer):
         self._start = start
 
     def find(self, run_id: str) -> Run:
-        """Return a run.
+        """Return a run by its id.
 
         Raises
         ------
         Refusal
-            UNKNOWN_ROUND when there is none of this id.
+            UNKNOWN_ROUND when there is no run of this id.
         StoreError
-            When the store takes no writes now: what is in memory may never have been.
+            When the store takes no writes now: state in memory may never become durable.
         """
         run = self._runs.get(run_id)
         if run is None:
@@ -55,7 +55,7 @@ class Operator(OperatorServicer):
         return run
 
     async def StartRun(self, request: wire.StartRunRequest, context: Any) -> wire.StartRunResponse:  # noqa: N802
-        """Create a run."""
+        """Create a run, or return the existing one with the same plan."""
         run = await self._start(request)
         return wire.StartRunResponse(plan_hash=plan_hash(run.plan))
 
@@ -66,7 +66,7 @@ class Operator(OperatorServicer):
         return wire.StopRunResponse()
 
     async def ListRuns(self, request: wire.ListRunsRequest, context: Any) -> wire.ListRunsResponse:  # noqa: N802
-        """Return all runs."""
+        """Return the state of all runs."""
         for run in self._runs.values():
             run.term.check()
         return wire.ListRunsResponse(runs=[run.summary() for run in self._runs.values()])
@@ -84,5 +84,5 @@ class Operator(OperatorServicer):
                 yield event
 
     async def GetReport(self, request: wire.GetReportRequest, context: Any) -> wire.GetReportResponse:  # noqa: N802
-        """Return what the COS knows about a run."""
+        """Return a run's report as JSON."""
         return wire.GetReportResponse(json=self.find(request.run_id).report())

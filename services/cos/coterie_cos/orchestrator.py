@@ -1,4 +1,4 @@
-"""What parties ask of the COS: checked, carried out by the run, answered."""
+"""Answer parties' calls to the COS: check them, pass them to the run, reply."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ __all__ = ["Orchestrator"]
 _MAX_PARTICIPANTS = 1000
 _MAX_ITEMS = 20_000
 _HELD = (wire.FetchKind.FETCH_KIND_MODEL, wire.FetchKind.FETCH_KIND_OPEN_ITEMS)
-"""What parties keep from round to round; the same for all of them."""
+"""Payloads that parties keep from round to round, the same for all parties."""
 
 M = TypeVar("M", bound=Message)
 
 
 def _kinds(role: str, secure_sum: str) -> tuple[wire.ParticipantKind.ValueType, ...]:
-    """Return which participants a role speaks for: users and holders of the same key are those who share it."""
+    """Return the kinds of participants for which a role may speak."""
     kinds = wire.ParticipantKind
     if secure_sum == "shared-key" and role in ("client", "decrypting-client"):
         both = (kinds.PARTICIPANT_KIND_USER, kinds.PARTICIPANT_KIND_KEY_HOLDER)
@@ -54,7 +54,7 @@ def _kinds(role: str, secure_sum: str) -> tuple[wire.ParticipantKind.ValueType, 
 
 
 class Orchestrator(OrchestratorServicer):
-    """The servicer.
+    """The gRPC servicer that client hosts, data owners and decrypting clients call.
 
     Parameters
     ----------
@@ -63,11 +63,11 @@ class Orchestrator(OrchestratorServicer):
     directory_key : bytes
         The directory's Ed25519 public key; every bundle must carry its countersignature.
     revoked : callable
-        Whether a participant is revoked.
+        Tells whether a participant is revoked.
     accounting : Accounting
-        Where CPU time is counted.
+        Counts CPU time by activity.
     max_uploads, max_payload : int
-        Uploads at once; bytes of one item.
+        Most uploads at once; most bytes of one item.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Orchestrator(OrchestratorServicer):
     async def Register(  # noqa: N802 - the contract's name
         self, request_iterator: AsyncIterator[wire.RegisterRequest], context: Any
     ) -> wire.RegisterResponse:
-        """Take up participants and the items of owners."""
+        """Register a party's participants and data owners' items, or take the party's leave."""
         roll = Roll()
         try:
             return await self._register(request_iterator, roll)
@@ -131,7 +131,7 @@ class Orchestrator(OrchestratorServicer):
                 raise _not_registered(party)
             await completed(run.left(party))
         elif intent == wire.RegisterIntent.REGISTER_INTENT_JOIN:
-            # From here on it goes on without the caller, if need be.
+            # From here on the registration completes even if the caller is gone.
             roll.joining = True
             slots = await completed(self._join(run, party, roll, items))
         else:
@@ -208,7 +208,7 @@ class Orchestrator(OrchestratorServicer):
                 field="items_of",
                 expected="the position of a participant of this registration",
             )
-        # A database may know text only without NUL.
+        # Some databases take no NUL in text.
         keyless = any(not key or "\0" in key for keys in items.values() for key in keys)
         if keyless or not items.keys() <= roll.owners.keys():
             raise Refusal(
@@ -226,8 +226,8 @@ class Orchestrator(OrchestratorServicer):
         for position, keys in sorted(items.items()):
             indices, fresh, first = registry.add_items(keys)
             slot = slots[position]
-            # Also when everything in it is as before: an owner that registers again has started again, perhaps from
-            # a backup, and hosts make sure that it still has what they sent.
+            # Make a new catalogue even if it is the same: an owner that registers again has restarted, perhaps from a
+            # backup, and hosts then check that it still has the records that they sent.
             catalogue_changed = True
             registry.hold(slot, indices)
             new.append((fresh, first))
@@ -250,7 +250,7 @@ class Orchestrator(OrchestratorServicer):
     # --- Poll, Fetch -------------------------------------------------------------------------------------------
 
     async def Poll(self, request: wire.PollRequest, context: Any) -> wire.PollResponse:  # noqa: N802
-        """Answer with the open tasks, once there is something newer than the cursor."""
+        """Return the open tasks, once they are newer than the cursor or the hold is over."""
         run, party = await self._known(request.run_id)
         with run.charged("Poll", party):
             return await self._polled(run, party, request)
@@ -274,9 +274,10 @@ class Orchestrator(OrchestratorServicer):
         request: wire.PollRequest,
         task: wire.Task,
     ) -> int:
-        """Attach what a party would fetch for a step of a round, of the kinds that it asks for; what it may not, not.
+        """Attach the payloads that a party would fetch for a step of a round, of the kinds that it asks for.
 
-        What does not fit into the bytes that are left is left out; returns how many are left then.
+        Payloads that the party may not fetch, or that do not fit into the bytes left, are omitted.  Returns the bytes
+        left.
         """
         round_ = task.round.round
         fetches = []
@@ -310,7 +311,7 @@ class Orchestrator(OrchestratorServicer):
         return left
 
     def _sha256(self, kind: wire.FetchKind.ValueType, payload: bytes) -> bytes:
-        """Return the hash of a payload; of what everybody fetches it is computed once."""
+        """Return the hash of a payload, cached for payloads that all parties fetch."""
         hashed = self._hashed.get(kind)
         if hashed is None or hashed[0] is not payload:
             hashed = payload, hashlib.sha256(payload).digest()
@@ -329,7 +330,7 @@ class Orchestrator(OrchestratorServicer):
     async def Fetch(  # noqa: N802
         self, request: wire.FetchRequest, context: Any
     ) -> AsyncIterator[wire.FetchResponse]:
-        """Stream a model, own user rows, the catalogue or the roster."""
+        """Stream a payload, such as the model, the catalogue or the roster."""
         run, party = await self._known(request.run_id)
         with run.charged("Fetch", party):
             version, payload = run.payload(party, current_peer().role, request)
@@ -349,7 +350,7 @@ class Orchestrator(OrchestratorServicer):
     async def Submit(  # noqa: N802
         self, request_iterator: AsyncIterator[wire.SubmitRequest], context: Any
     ) -> wire.SubmitResponse:
-        """Take items one after the other; each counts when it is whole and fits, whatever becomes of the others."""
+        """Take items one after the other; each is accepted or refused independently of the others."""
         response = wire.SubmitResponse()
         index = 0
         head: wire.SubmitRequest | None = None
@@ -372,7 +373,7 @@ class Orchestrator(OrchestratorServicer):
                     response.refused.append(refused)
                 index, head = index + 1, None
         if head is not None:
-            # Raises: the last item never became whole.
+            # Raises, because the last item is incomplete.
             assembler.payload(head.sha256)
         if poll is not None:
             run, party = await self._known(poll.run_id)
@@ -390,12 +391,12 @@ class Orchestrator(OrchestratorServicer):
     # --- calls of the asynchronous driver ----------------------------------------------------------------------
 
     async def Exchange(self, request: wire.ExchangeRequest, context: Any) -> wire.ExchangeResponse:  # noqa: N802
-        """Apply the gradient of the last rows, if any, and hand out the next ones."""
+        """Apply an owner's gradient, if any, and return the rows for its next one (DRIFT, published form)."""
         run, party = await self._known(request.run_id)
         return await self._asynchronous.exchange(run, party, request)
 
     async def Recommend(self, request: wire.RecommendRequest, context: Any) -> wire.RecommendResponse:  # noqa: N802
-        """Return the best items by the user's factors; what was seen is filtered at the client."""
+        """Return the best items by the user's factors; the client filters out seen items (DRIFT, published form)."""
         run, party = await self._known(request.run_id)
         return self._asynchronous.recommend(run, party, request)
 

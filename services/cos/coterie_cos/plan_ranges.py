@@ -1,4 +1,4 @@
-"""Checks of an operator's order to start a run that every system shares."""
+"""Check those parts of an operator's request to start a run that every system shares."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["check_ranges"]
 
 
 def check_ranges(request: StartRunRequest, ranges: Mapping[str, tuple[bool, str]]) -> None:
-    """Check the name of a run, fields of its system, and its timeouts.
+    """Check a run's id, the fields of its system, and its timeouts.
 
     Parameters
     ----------
     request : StartRunRequest
     ranges : mapping of str to (bool, str)
-        By field: whether its value fits, and what is expected, in words.
+        By field of the system: whether its value fits, and the expected range, in words.
 
     Raises
     ------
@@ -27,7 +27,7 @@ def check_ranges(request: StartRunRequest, ranges: Mapping[str, tuple[bool, str]
         INVALID_FIELD names the first field that is out of its range.
     """
     both = {
-        # It names a folder, too.
+        # The id is also the name of a folder.
         "plan.run_id": (_is_label(request.plan.run_id), "a DNS label: 1 to 63 of a-z, 0-9 and inner '-'"),
         **ranges,
         "phase_timeout_ms": (request.phase_timeout_ms > 0, "at least 1"),

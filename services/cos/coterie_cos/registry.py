@@ -1,4 +1,4 @@
-"""Who takes part in a run, by slot, and which owner holds which item."""
+"""Keep a run's participants by slot, and the table of which owner holds which item."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def _holds(message: Participant) -> bool:
 
 
 class Roll:
-    """Participants of a registration that is under way: their ids, and on disk what they have sent.
+    """The participants of a registration under way: ids in memory, messages on disk; used by `Orchestrator`.
 
-    Nothing of them counts before all have been checked, and there may be very many.
+    Participants enter the registry only once all have been checked, and there may be very many.
     """
 
     def __init__(self) -> None:
@@ -52,13 +52,13 @@ class Roll:
         self.owners: dict[int, Participant] = {}
         """Messages of data owners, by position."""
         self.holders = False
-        """Whether they are key holders."""
+        """Whether the participants are key holders."""
         self.joining = False
-        """Whether all have been checked, and are being registered."""
+        """Whether all participants have been checked and are being registered."""
         self._file = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 - closed with the roll
 
     def takes(self, message: Participant) -> bool:
-        """Whether a participant may come after those before it: key holders register by themselves."""
+        """Return whether a participant may follow those before it: key holders register apart from all others."""
         return not self.participants or self.holders == _holds(message)
 
     def add(self, participant: bytes, message: Participant) -> None:
@@ -71,7 +71,7 @@ class Roll:
         self._file.write(_LENGTH.pack(len(packed)) + packed)
 
     def rows(self, slots: Sequence[int], party: str) -> Iterator[list[tuple[int, bytes, str, bytes]]]:
-        """Yield what the store writes: slot, id, party, message; some hundreds at a time."""
+        """Yield rows for the store: slot, id, party, message; some hundreds at a time."""
         self._file.seek(0)
         for first in range(0, len(slots), _ROWS):
             some = range(first, min(first + _ROWS, len(slots)))
@@ -82,38 +82,38 @@ class Roll:
         return self._file.read(length)
 
     def close(self) -> None:
-        """Forget what is on disk."""
+        """Delete the file of messages."""
         self._file.close()
 
 
 @dataclass(slots=True)
 class Registered:
-    """One participant as registered.
+    """A registered participant.
 
-    Of its message only a data owner's is kept, for the catalogue; those of the many users are in the store.
+    Only a data owner's message is kept in memory, for the catalogue; users' messages, which are many, are in the store.
     """
 
     participant: bytes
     party: str
     owner: Participant | None
     is_holder: bool = False
-    """Whether it is a key holder."""
+    """Whether the participant is a key holder."""
 
     @property
     def is_owner(self) -> bool:
-        """Whether it is a data owner."""
+        """Whether the participant is a data owner."""
         return self.owner is not None
 
     @property
     def is_user(self) -> bool:
-        """Whether it is a person."""
+        """Whether the participant is a user."""
         return self.owner is None and not self.is_holder
 
 
 class Registry:
-    """Participants and catalogue of one run.
+    """The participants and the catalogue of one run.
 
-    Slots are given in the order of registration and never change; a participant that registers again keeps its own.
+    Slots are given in the order of registration and never change; a participant that registers again keeps its slot.
     """
 
     def __init__(self, run_id: str) -> None:
@@ -127,12 +127,12 @@ class Registry:
         self.items: list[str] = []
         self._item_index: dict[str, int] = {}
         self.held: dict[int, npt.NDArray[np.uint32]] = {}
-        # The same as one flag per item, for a look-up at every exchange.
+        # The same as one flag for each item, for a look-up at every exchange.
         self._is_held: dict[int, npt.NDArray[np.bool_]] = {}
         self.catalogue_version = 0
 
     def restore(self, connection: sa.Connection, catalogue_version: int) -> None:
-        """Take up what the store holds."""
+        """Restore participants and items from the store."""
         for row in connection.execute(
             sa.select(store.participants)
             .where(store.participants.c.run_id == self._run_id)
@@ -169,9 +169,9 @@ class Registry:
         participants : sequence of bytes
             Their ids.
         owners : mapping of int to Participant
-            Messages of those that are data owners, by position.
+            Messages of the participants that are data owners, by position.
         holders : bool
-            Whether they are key holders.
+            Whether the participants are key holders.
 
         Returns
         -------
@@ -181,7 +181,7 @@ class Registry:
         Raises
         ------
         Refusal
-            CONFLICT when another party speaks for the participant already.
+            CONFLICT when another party already speaks for one of the participants.
         """
         for participant in participants:
             held = self._slots.get(participant)
@@ -203,7 +203,7 @@ class Registry:
         return slots
 
     def slot_of(self, participant: bytes) -> int | None:
-        """Return the slot of a participant; None for one that is not registered."""
+        """Return the slot of a participant; None when it is not registered."""
         return self._slots.get(participant)
 
     def _append(
@@ -218,16 +218,16 @@ class Registry:
         return slot
 
     def add_items(self, keys: Iterable[str]) -> tuple[npt.NDArray[np.uint32], list[str], int]:
-        """Give indices to item keys.
+        """Return indices of item keys; new keys get new indices.
 
         Returns
         -------
         indices : ndarray of uint32
-            Of the keys, in order.
+            Indices of the keys, in their order.
         fresh : list of str
             The keys that were new.
         first : int
-            Index of the first new one.
+            Index of the first new key.
         """
         first = len(self.items)
         indices = []
@@ -240,21 +240,21 @@ class Registry:
         return np.asarray(indices, np.uint32), self.items[first:], first
 
     def hold(self, slot: int, indices: npt.NDArray[np.uint32]) -> None:
-        """Note that an owner holds these items, and no others."""
+        """Set the items that an owner holds, replacing earlier ones."""
         self.held[slot] = indices
         self._is_held[slot] = np.zeros(len(self.items), bool)
         self._is_held[slot][indices] = True
 
     def number_by_owner(self) -> bool:
-        """Give the items new numbers: owner by owner in the order of their names, each owner's in its own order.
+        """Renumber the items: owner by owner in the order of their names, each owner's items in its own order.
 
-        As they stand, they follow the order in which owners happened to register.  Whoever has fetched the catalogue
-        has to fetch it again.
+        Before, indices follow the order in which owners happened to register.  Parties that fetched the catalogue
+        before have to fetch it again.
 
         Returns
         -------
         bool
-            Whether the numbers have changed.
+            Whether any index has changed.
         """
         order: dict[int, None] = {}
         for slot in sorted(self.held, key=self.by_name):
@@ -272,17 +272,17 @@ class Registry:
         return True
 
     def by_name(self, slot: int) -> tuple[str, bytes]:
-        """Return what owners are sorted by, where the order in which they came must not matter."""
+        """Return the sort key of an owner, name then id, where the order of registration must not matter."""
         one = self.by_slot[slot]
         return "" if one.owner is None else one.owner.name, one.participant
 
     def check_items(self, slot: int, items: npt.NDArray[np.uint32], *, field: str) -> None:
-        """Check that strictly increasing item indices are all an owner's own.
+        """Check that an owner holds all items of strictly increasing indices.
 
         Raises
         ------
         Refusal
-            UNKNOWN_ITEM when one is not.
+            UNKNOWN_ITEM when it does not hold one.
         """
         if not len(items):
             return
@@ -300,12 +300,12 @@ class Registry:
         return self._by_party.get(party, [])
 
     def own_slot(self, party: str, slot: int, *, owner: bool) -> Registered:
-        """Return the participant at a slot that must be the party's.
+        """Return the participant at a slot, after checking that the party may speak for it.
 
         Raises
         ------
         Refusal
-            UNKNOWN_PARTICIPANT for a slot that is nobody's, somebody else's, or of the other kind.
+            UNKNOWN_PARTICIPANT for a slot that is empty, another party's, or of the other kind.
         """
         if slot < len(self.by_slot):
             registered = self.by_slot[slot]
@@ -319,7 +319,7 @@ class Registry:
         )
 
     def own_slots(self, party: str, found: Iterable[SlotRange], *, owner: bool) -> list[int]:
-        """Return the slots of ranges one by one; all must be the party's.
+        """Return the slots of ranges one by one, after checking that the party may speak for all.
 
         Raises
         ------
@@ -327,7 +327,7 @@ class Registry:
             UNKNOWN_PARTICIPANT as for `own_slot`, or when the ranges name more slots than there are.
         """
         parts = list(found)
-        # Before they are written out: a range of a few bytes can name four billion.
+        # Check before the ranges are expanded: a range of a few bytes can name four billion slots.
         if sum(part.count for part in parts) > len(self.by_slot):
             raise Refusal(
                 ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,

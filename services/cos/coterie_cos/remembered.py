@@ -1,4 +1,4 @@
-"""What a run remembers of its events, for the report."""
+"""Collect a run's evaluations and sums for its report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Remembered"]
 
 
 class Remembered:
-    """Evaluations and sums, as the report lists them (docs/report.md).
+    """A run's evaluations and sums, as its report lists them (docs/report.md).
 
     Attributes
     ----------
@@ -21,7 +21,7 @@ class Remembered:
         self.rounds: list[dict[str, object]] = []
 
     def take(self, event: operator.WatchRunResponse) -> None:
-        """Take note of an event, if it is one of these."""
+        """Add an event, if it is an evaluation or a sum."""
         if event.HasField("metrics"):
             metrics = event.metrics
             self.history.append(

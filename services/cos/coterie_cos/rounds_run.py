@@ -1,4 +1,4 @@
-"""A run of a rounds-based system at the COS: its machines, carried out durably."""
+"""Run a rounds-based system at the COS: gather users, open one sum after the other, apply each to the model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = ["RoundsRun"]
 _log = structlog.get_logger("coterie.cos")
 
 _IN_ROUNDS = ("client", "decrypting-client")
-"""Roles that take part in rounds."""
+"""Roles whose parties are members or key holders in rounds."""
 
 _PURPOSES = {
     Purpose.SUPPORTS: operator.RunPhase.RUN_PHASE_SUPPORTS,
@@ -48,7 +48,7 @@ _PURPOSES = {
 
 
 class RoundsRun(SummingRun[Training]):
-    """A run in rounds.
+    """A run of a rounds-based system, created by the COS service.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class RoundsRun(SummingRun[Training]):
             if plan.secure_sum in KEYED
             else None
         )
-        # What was in progress before a restart, until its key is known again.
+        # A sum in progress before a restart, until its key is known again.
         self._deferred: SavedRound | None = None
 
     def _side(self, n_items: int, groups: int) -> ServerSide:
@@ -86,7 +86,7 @@ class RoundsRun(SummingRun[Training]):
     # --- durable state -----------------------------------------------------------------------------------------
 
     def restore(self, connection: sa.Connection, state: str, snapshot: int) -> None:
-        """Take up a run after a restart."""
+        """Restore the run from the store after a restart."""
         self.state = self._published = Training.from_json(state)
         self.take_up(connection, 0, {})
         present = {one.party: True for one in self.registry.by_slot}
@@ -117,16 +117,16 @@ class RoundsRun(SummingRun[Training]):
 
     @property
     def key_epoch(self) -> int | None:
-        """Epoch of the key that is known; None where sums are not encrypted."""
+        """Epoch of the present key, 0 before there is one; None where sums are not encrypted."""
         return None if self._key_holders is None else self._key_holders.epoch
 
     async def new_key(self, record: KeyRecord) -> None:
-        """Encrypt the next sums under another key.
+        """Take a new key, under which the next sums are encrypted.
 
         Raises
         ------
         CryptoError
-            When it is no key that can be.
+            When the record's key is malformed or cannot be a valid key.
         """
         if self._key_holders is None:
             raise AssertionError("a key for a run that does not encrypt")
@@ -140,7 +140,7 @@ class RoundsRun(SummingRun[Training]):
             await self._gathered()
 
     def _conduct(self) -> Conductor:
-        """Return the conductor; the population is fixed."""
+        """Return the conductor, made once the population is fixed."""
         if self._conductor is None:
             by_slot = self.registry.by_slot
             population = Population(
@@ -152,20 +152,20 @@ class RoundsRun(SummingRun[Training]):
         return self._conductor
 
     def _model_state(self) -> ModelState:
-        """Return how the model is kept; the population is fixed."""
+        """Return the model's keeper, open or sealed, made once the population is fixed."""
         if self._kept is None:
             conductor = self._conduct()
             self._kept = SealedVersions(conductor) if self._sealed else OpenModel(conductor)
         return self._kept
 
     def _refresh(self) -> None:
-        """Make again what participants fetch."""
+        """Rebuild the payloads of the model and of open items, which participants fetch."""
         kept = self._model_state()
         self._model = kept.model(self._arrays)
         self._opened = kept.opened(self._arrays)
 
     def _subject(self, conductor: Conductor) -> Subject | None:
-        """Return what the next sum changes, where key holders apply it and not this server."""
+        """Return the model that key holders change by the next sum; None where this server applies sums."""
         if not self._sealed:
             return None
         shares = tuple(conductor.shares(self.state).tolist())
@@ -174,7 +174,7 @@ class RoundsRun(SummingRun[Training]):
     # --- the run -----------------------------------------------------------------------------------------------
 
     async def _gathered(self) -> None:
-        """Begin, once everybody expected has come."""
+        """Fix the population and begin, once all expected parties have come."""
         users = [
             slot
             for slot, one in enumerate(self.registry.by_slot)
@@ -189,12 +189,12 @@ class RoundsRun(SummingRun[Training]):
         ):
             return
         order = sorted(present, key=lambda slot: (self.registry.by_slot[slot].party, slot))
-        # Groups and cohorts are functions of the population, not of the side that is made for them.
+        # Groups and cohorts depend on the population only, so a conductor with an empty side will do here.
         population = Population(
             [self.registry.by_slot[slot].participant for slot in order],
             [self.registry.by_slot[slot].party for slot in order],
         )
-        # The model begins by the items' numbers: they must not depend on who came first.
+        # The initial model depends on items' indices, which must not depend on the order of registration.
         renumbered = self._item_servers is not None and self.registry.number_by_owner()
         sketch = Conductor(self.plan, population, self._side(0, 0), self._half)
         self.state = training.step(self.state, sketch.started(order))
@@ -223,13 +223,13 @@ class RoundsRun(SummingRun[Training]):
         self._sums.open(opening, self._slots(conductor, opening.plan), self.present)
 
     def _ask_owners(self) -> None:
-        """Let data owners tell of their items in a round of training, where the system asks them."""
+        """Ask data owners for item factors in a round of training, where the system uses them."""
         self._silent = []
         if self._item_servers is not None and self.state.purpose is Purpose.TRAIN:
             self._item_servers.ask(self.state.round, self.state.version, self._step_s)
 
     async def _with_items(self, conductor: Conductor) -> Arrays:
-        """Return the arrays with what data owners told for the round; those that are silent are done without."""
+        """Return the arrays with data owners' item factors for the round; owners that did not answer are left out."""
         if self._item_servers is None or self.state.purpose is not Purpose.TRAIN:
             return self._arrays
         side = cast(ToldServerSide, conductor.side)
@@ -243,7 +243,7 @@ class RoundsRun(SummingRun[Training]):
         return found if self._key_holders is None else found | self._key_holders.slots(plan)
 
     async def summed(self, current: OpenSum, formed: Formed, users: int) -> str:
-        """Apply a sum: the next version, the metrics in it, or nothing but a group's items."""
+        """Apply a sum: a new model version, metrics of an evaluation, or a group's open items."""
         conductor, before = self._conduct(), self.state
         arrays = await self._with_items(conductor)
         if not self.in_progress(current):
@@ -324,7 +324,7 @@ class RoundsRun(SummingRun[Training]):
         return operator.WatchRunResponse(round=event)
 
     def _consequences(self, before: Training) -> list[operator.WatchRunResponse]:
-        """Return the events of what a round's end changed: an evaluation that is complete, another phase."""
+        """Return events for what a round's end changed: a complete evaluation, a new phase."""
         events = []
         if len(self.state.evaluations) > len(before.evaluations):
             made = self.state.evaluations[-1]
@@ -345,19 +345,19 @@ class RoundsRun(SummingRun[Training]):
     # --- what parties ask --------------------------------------------------------------------------------------
 
     async def on_joined(self, party: str, slots: Sequence[int], owners: Sequence[int]) -> None:
-        """Begin when it was the last one expected."""
+        """Begin when all expected parties have come."""
         await self._gathered()
 
     async def on_lost(self, party: str) -> None:
-        """Wait for its members no longer."""
+        """Stop waiting for the party's members."""
         self._sums.lost(party)
 
     async def on_seen(self, party: str) -> None:
-        """Count it in again; its members are waited for from their next message on."""
+        """Count a returned party as present; its members are waited for from their next message on."""
         await self._gathered()
 
     async def on_catalogue(self) -> None:
-        """Items that come after the beginning take no part."""
+        """Do nothing: items that come after the beginning take no part."""
 
     async def stop(self, reason: str) -> None:
         """End the run before its time."""
@@ -367,7 +367,7 @@ class RoundsRun(SummingRun[Training]):
             await self._save_state()
 
     def tasks(self, party: str) -> list[wire.Task]:
-        """Return what a party is asked to do now."""
+        """Return the open tasks of a party."""
         chosen = self._published.chosen
         if self._published.phase.ended:
             version = self._published.version if chosen is None else chosen.version
@@ -381,7 +381,7 @@ class RoundsRun(SummingRun[Training]):
         return tasks
 
     def payload(self, party: str, role: str, request: wire.FetchRequest) -> tuple[int, bytes]:
-        """Return model, plan, briefings, places, open items, catalogue or roster."""
+        """Return version and bytes of a model, plan, briefings, places, open items, catalogue or roster."""
         shared = self.shared_payload(role, request)
         if shared is not None:
             return shared
@@ -435,7 +435,7 @@ class RoundsRun(SummingRun[Training]):
     async def submitted(
         self, party: str, head: wire.SubmitRequest, slots: Sequence[int], payload: bytes
     ) -> None:
-        """Take a member's message for a step, or what a data owner tells of its items."""
+        """Take a member's message for a step, or a data owner's item factors."""
         if self._item_servers is not None and head.kind == wire.SubmitKind.SUBMIT_KIND_ITEM_FACTORS:
             self._item_servers.submitted(head, slots, payload)
             self.touch()
@@ -445,7 +445,7 @@ class RoundsRun(SummingRun[Training]):
     # --- time, watching ----------------------------------------------------------------------------------------
 
     async def on_time(self) -> None:
-        """Let a step that takes too long close, and a gathering fail."""
+        """Close a step, or fail a gathering, that takes too long; open the next round."""
         if await self.stopped_by_fault():
             return
         if self.state.phase is training.Phase.GATHER:
@@ -468,16 +468,16 @@ class RoundsRun(SummingRun[Training]):
 
     @property
     def epoch(self) -> int:
-        """Complete passes over all users."""
+        """Number of complete passes over all users."""
         return self.state.pass_number
 
     @property
     def passes(self) -> tuple[int, int]:
-        """Complete passes, and how many there are at most."""
+        """Number of complete passes, and of passes at most."""
         return self.state.pass_number, self.state.passes
 
     def facts(self) -> dict[str, Any]:
-        """Return history, rounds and the version that was chosen."""
+        """Return history, rounds and the chosen version, for the report."""
         chosen = self.state.chosen
         return {
             "history": self._remembered.history,

@@ -1,6 +1,6 @@
-"""What every run at the COS has: who takes part, who is alive, events for watchers, tasks for those who poll.
+"""Define the base of every run at the COS: participants, presence, events for watchers, tasks for polling parties.
 
-How a run proceeds is the affair of `AsynchronousRun` and `RoundsRun`.
+Subclasses decide how a run proceeds: `AsynchronousRun`, `RoundsRun` and `ShieldedRun`.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ _log = structlog.get_logger("coterie.cos")
 M = TypeVar("M", bound=Message)
 
 HOLD_S = 20.0
-"""Longest time that a poll is held, seconds."""
+"""Longest time for which a poll is held, seconds."""
 
 _PROGRESS_S = 0.5
 
 _MOST_FAULTS = 10
-"""Calls of one kind by one party, or ticks, that may fail one after the other by faults of this service."""
+"""Calls of one kind by one party, or ticks, that may fail in a row by faults of this service before the run ends."""
 
 
 @dataclass
 class _Presence:
-    """When a party was last heard, by the monotonic clock."""
+    """When a party was last heard, monotonic seconds, and whether it counts as lost."""
 
     heard: float
     lost: bool = False
 
 
 class Run(abc.ABC):
-    """A run: registry, presence, events.
+    """A run at the COS, as the orchestrator and operator servicers see it.
 
     Parameters
     ----------
@@ -71,20 +71,21 @@ class Run(abc.ABC):
         self.registry = Registry(self.plan.run_id)
         self.ended = asyncio.Event()
         self.dropped = False
-        """Whether the run was taken up anew elsewhere, from what is durable."""
+        """Whether another object, restored from the store, has replaced this one."""
         self.term = self._term = term
         self._traffic = traffic
         self._parties: dict[str, _Presence] = {}
-        # Another number after each start, so that no cursor from before is taken for the present one.
+        # Start from the time, so that no cursor from before a restart is taken for a present one.
         self._revision = time.time_ns() // 1_000_000
         self._changed = asyncio.Event()
         self._happened = asyncio.Event()
-        # What each party was told last: the revision, and its tasks then.
+        # Last answer to each party's poll: the revision, and its tasks then.
         self._told: dict[str, tuple[int, list[wire.Task]]] = {}
         self._events: list[operator.WatchRunResponse] = []
         self.rounds: Counter[tuple[str, str]] = Counter()
-        """How many rounds there were, by purpose and outcome."""
-        # Calls in a row that failed by a fault of this service, by kind and party; and the reason to end the run.
+        """Number of rounds that ended, by purpose and outcome."""
+        # Calls in a row that failed by a fault of this service, by kind and party; and the reason to end the run, if
+        # any.
         self._faults: dict[tuple[str, str], int] = {}
         self._fault = ""
 
@@ -121,32 +122,32 @@ class Run(abc.ABC):
 
     @abc.abstractmethod
     def restore(self, connection: sa.Connection, state: str, snapshot: int) -> None:
-        """Take up a run after a restart."""
+        """Restore the run from the store after a restart."""
 
     @abc.abstractmethod
     def tasks(self, party: str) -> list[wire.Task]:
-        """Return what a party is asked to do now."""
+        """Return the open tasks of a party."""
 
     @abc.abstractmethod
     def payload(self, party: str, role: str, request: wire.FetchRequest) -> tuple[int, bytes]:
-        """Return version and bytes of what a party fetches.
+        """Return version and bytes of the payload that a party fetches.
 
         Raises
         ------
         Refusal
-            When there is nothing of the kind for this caller.
+            When there is no such payload for this caller.
         """
 
     @abc.abstractmethod
     async def submitted(
         self, party: str, head: wire.SubmitRequest, slots: Sequence[int], payload: bytes
     ) -> None:
-        """Carry out a submitted item whose bytes are whole.
+        """Take a submitted item whose bytes are complete.
 
         Raises
         ------
         Refusal
-            When it does not fit the run's state.
+            When the item does not fit the run's state.
         """
 
     @abc.abstractmethod
@@ -155,27 +156,27 @@ class Run(abc.ABC):
 
     @abc.abstractmethod
     async def on_joined(self, party: str, slots: Sequence[int], owners: Sequence[int]) -> None:
-        """Carry out that a party registered; ``owners`` are those of its slots that are data owners."""
+        """React to a party's registration; ``owners`` are those of its slots that are data owners."""
 
     @abc.abstractmethod
     async def on_lost(self, party: str) -> None:
-        """Carry out that a party left or was silent for too long."""
+        """React to a party that left or was silent for too long."""
 
     @abc.abstractmethod
     async def on_seen(self, party: str) -> None:
-        """Carry out that a party which counted as absent was heard again."""
+        """React to an absent party that was heard again."""
 
     @abc.abstractmethod
     async def on_catalogue(self) -> None:
-        """Carry out that the catalogue has a new version, ``registry.catalogue_version``."""
+        """React to a new version of the catalogue, ``registry.catalogue_version``."""
 
     @abc.abstractmethod
     async def on_time(self) -> None:
-        """Carry out what only the clock can tell."""
+        """React to time: called at each tick while the run goes on."""
 
     @abc.abstractmethod
     def remember(self, event: operator.WatchRunResponse) -> None:
-        """Take note of an event for the report; also of those from before a restart."""
+        """Keep an event for the report; called also for events from before a restart."""
 
     @abc.abstractmethod
     def progress(self) -> operator.ProgressEvent:
@@ -183,12 +184,12 @@ class Run(abc.ABC):
 
     @abc.abstractmethod
     def facts(self) -> dict[str, Any]:
-        """Return what the report says beside what every run's does."""
+        """Return the entries of the report that only this kind of run has."""
 
     # --- durable state -----------------------------------------------------------------------------------------
 
     def take_up(self, connection: sa.Connection, catalogue: int, present: dict[str, bool]) -> None:
-        """Take up registry, events and parties; those present get their full time to be heard again."""
+        """Restore registry, events and parties; present parties get their full time to be heard again."""
         self.registry.restore(connection, catalogue)
         rows = connection.execute(
             sa.select(store.events.c.message)
@@ -201,17 +202,17 @@ class Run(abc.ABC):
         self.take_up_parties(present)
 
     def take_up_parties(self, present: Mapping[str, bool]) -> None:
-        """Give every party that was present its full time to be heard again."""
+        """Set the parties; present ones get their full time to be heard again."""
         now = time.monotonic()
         self._parties = {party: _Presence(now, lost=not there) for party, there in present.items()}
 
     async def drop(self) -> None:
-        """Let go of what is in memory, which is ahead of the store: nothing more is told, and nothing more kept."""
+        """Stop using this object, as its memory is ahead of the store: it answers and writes nothing more."""
         self.dropped = True
         self.touch()
 
     def touch(self) -> None:
-        """Wake everybody who waits for a change."""
+        """Wake polling parties and watchers."""
         self._revision += 1
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
@@ -227,19 +228,19 @@ class Run(abc.ABC):
         """Note that a party is alive; return whether it counted as absent until now."""
         presence = self._parties.get(party)
         if presence is None:
-            # It has left: a call of its own that was under way does not bring it back.
+            # The party has left: a call of its own that is still under way does not bring it back.
             return False
         presence.heard = time.monotonic()
         returned, presence.lost = presence.lost, False
         return returned
 
     def present(self, party: str) -> bool:
-        """Whether a party takes part and was heard lately."""
+        """Return whether a party takes part and was heard lately."""
         presence = self._parties.get(party)
         return presence is not None and not presence.lost
 
     async def joined(self, party: str, *, catalogue: bool, more: bool) -> None:
-        """Carry out the registration of a party's participants, which the registry has taken up.
+        """React to a party's registration, once its participants are in the registry.
 
         Parameters
         ----------
@@ -256,19 +257,19 @@ class Run(abc.ABC):
         if catalogue:
             await self.new_catalogue()
         if known and more:
-            # It never was away: it speaks for others, too.
+            # The party was never away, and only adds participants.
             return
         change = "returned" if known else "joined"
         await self.emit(operator.WatchRunResponse(party=operator.PartyEvent(party=party, change=change)))
 
     async def left(self, party: str, change: str = "left") -> None:
-        """Carry out that a party takes no further part."""
+        """Remove a party that takes no further part."""
         self._parties.pop(party, None)
         self._told.pop(party, None)
         await self._gone(party, change)
 
     async def returned(self, party: str) -> None:
-        """Carry out that a party which counted as absent was heard again."""
+        """React to an absent party that was heard again."""
         await self.on_seen(party)
         if self._owners(party):
             await self.new_catalogue()
@@ -306,9 +307,10 @@ class Run(abc.ABC):
 
     @contextlib.contextmanager
     def charged(self, rpc: str, party: str) -> Iterator[None]:
-        """Count what fails in here and is no refusal: what always fails would keep its party busy for ever.
+        """Count failures other than refusals within this context, by call and party.
 
-        The run is ended with the next `tick` when too many of one kind, by one party, failed one after the other.
+        The next `tick` ends the run when too many calls of one kind, by one party, failed in a row: otherwise the party
+        would repeat such a call for ever.
         """
         try:
             yield
@@ -316,7 +318,7 @@ class Run(abc.ABC):
             raise
         except Exception as error:
             if self._term.lost is not None:
-                # A matter of the store: the run is taken up again from what is durable.
+                # The store failed: the run is restored from it later.
                 raise
             failed = self._faults[rpc, party] = self._faults.get((rpc, party), 0) + 1
             if failed >= _MOST_FAULTS:
@@ -328,7 +330,7 @@ class Run(abc.ABC):
         self._faults.pop((rpc, party), None)
 
     async def poll(self, party: str, cursor: int, hold_s: float) -> wire.PollResponse:
-        """Return the open tasks of a party; wait while they are those that it was told with its cursor."""
+        """Return the open tasks of a party; wait while they are the same as those sent with its cursor."""
         # A party that waits here must be heard again well before it counts as silent.
         patience = self.request.party_timeout_ms / 1e3
         deadline = time.monotonic() + min(hold_s, HOLD_S, patience / 3)
@@ -350,12 +352,12 @@ class Run(abc.ABC):
         return wire.PollResponse(revision=revision, tasks=tasks, deadline_ms=self.request.phase_timeout_ms)
 
     def answered(self, party: str, cursor: int) -> None:
-        """Note that a party has answered what it was told with its cursor: it waits for something to do."""
+        """Note that a party has done the tasks sent with its cursor, so that its next poll waits for new ones."""
         if not self.tasks(party):
             self._told[party] = (cursor, [])
 
     def shared_payload(self, role: str, request: wire.FetchRequest) -> tuple[int, bytes] | None:
-        """Return what may be fetched from every kind of run; None for anything else."""
+        """Return a payload that every kind of run has, catalogue or roster; None for any other kind."""
         if request.kind == wire.FetchKind.FETCH_KIND_CATALOGUE:
             catalogue = self.registry.catalogue(self.present_owners())
             return catalogue.version, catalogue.SerializeToString(deterministic=True)
@@ -367,7 +369,7 @@ class Run(abc.ABC):
     # --- watching ----------------------------------------------------------------------------------------------
 
     def summary(self) -> operator.RunState:
-        """Return the run in numbers."""
+        """Return the run's state, as operators see it."""
         return operator.RunState(
             plan=self.plan,
             phase=self.phase,
@@ -381,7 +383,7 @@ class Run(abc.ABC):
         )
 
     async def watch(self, first: int) -> AsyncGenerator[operator.WatchRunResponse, None]:
-        """Yield events from a number on, as they happen, until the run has ended."""
+        """Yield events from number ``first`` on, as they happen, until the run has ended."""
         number = max(first, 1)
         while True:
             self._term.check()
@@ -389,24 +391,24 @@ class Run(abc.ABC):
             while number <= len(self._events):
                 yield self._events[number - 1]
                 number += 1
-            # Only once that is durable: before, the last events are still on their way to the store.
+            # `over` is durable: before that, the last events may still be on their way to the store.
             if self.over:
                 return
             try:
                 async with asyncio.timeout(_PROGRESS_S):
                     await happened.wait()
             except TimeoutError:
-                # Progress is worth seeing and not worth keeping: it has no number.
+                # Progress events are not stored, and have no number.
                 yield _stamped(operator.WatchRunResponse(progress=self.progress()), self.summary())
 
     async def emit(self, event: operator.WatchRunResponse) -> None:
-        """Write an event and wake watchers."""
+        """Store an event, and wake polling parties and watchers."""
         await self.record(lambda _: [event])
         self.touch()
 
     async def record(self, make: Callable[[sa.Connection], list[operator.WatchRunResponse]]) -> None:
-        """Write what ``make`` writes, and the events that it returns, in one transaction."""
-        # Taken here: the writer's thread sees nothing that this one may change meanwhile.
+        """Run ``make``, which may write, and store the events that it returns, in the same transaction."""
+        # Read the state here: the writer's thread must not see what this thread may change meanwhile.
         state = self.summary()
 
         def write(connection: sa.Connection) -> list[operator.WatchRunResponse]:
@@ -429,7 +431,7 @@ class Run(abc.ABC):
         self.remember(event)
 
     def report(self) -> str:
-        """Return what the COS knows, as JSON (docs/report.md)."""
+        """Return the run's report as JSON (docs/report.md)."""
         received, sent = self._traffic()
         parties = [
             {"time_ms": event.time_ms, "party": event.party.party, "change": event.party.change}
@@ -467,9 +469,9 @@ class Run(abc.ABC):
     # --- time --------------------------------------------------------------------------------------------------
 
     async def tick(self) -> None:
-        """Carry out what only the clock can tell: silent parties, and phases that take too long.
+        """Drive the run's clock: mark silent parties as lost, and call `on_time`.
 
-        Never raises: what fails here again and again ends this run, and no other.
+        Never raises: repeated failures end this run, and no other.
         """
         try:
             with self.charged("the clock", ""):
@@ -503,12 +505,12 @@ def _stamped(event: operator.WatchRunResponse, state: operator.RunState) -> oper
 
 
 def parse(kind: type[M], payload: bytes) -> M:
-    """Return the message that a submitted payload must be.
+    """Parse a submitted payload as a message of a kind.
 
     Raises
     ------
     Refusal
-        INVALID_FIELD when it is none.
+        INVALID_FIELD when the payload is no such message.
     """
     try:
         return kind.FromString(payload)

@@ -1,4 +1,4 @@
-"""The COS as a service: stores and servicers put together, health, the clock."""
+"""Run the COS service: put stores and servicers together, restore runs, drive their clock, report health."""
 
 from __future__ import annotations
 
@@ -59,10 +59,11 @@ _log = structlog.get_logger("coterie.cos")
 _TICK_S = 0.5
 
 _PAUSES_S = 0.5, 10.0
-"""First and longest pause before a store that failed is tried again, seconds."""
+"""First and longest pause before a failed store is tried again, seconds."""
 
 _STORE_CACHE_KIB = 256
-"""Messages of rounds go through the store once, and are deleted: a large cache would be full of what nobody reads."""
+"""Cache of the store.  Small, because messages of rounds are written once and deleted: a large one would fill with rows
+that are never read."""
 
 
 class CosProcess:
@@ -82,7 +83,7 @@ class CosProcess:
         self._term = Term(self._writer)
         self._runs: dict[str, Run] = {}
         self._starting = asyncio.Lock()
-        # When the store was taken up last, and the pause before that.
+        # When the store was last restored, and the pause before that.
         self._since, self._pause = -1e9, _PAUSES_S[0]
         self._directory_key = (settings.state / "directory.key").read_bytes()
         thirdparty = runtime.connect(settings.thirdparty, "thirdparty")
@@ -113,7 +114,7 @@ class CosProcess:
         runtime.measures += _of_the_runs(self._runs)
 
     def _restore(self) -> None:
-        """Take up what is durable, and nothing else."""
+        """Replace all runs by those in the store."""
         self._term = Term(self._writer, self._limit_s, self._term.largest)
         found: dict[str, Run] = {}
         try:
@@ -122,7 +123,7 @@ class CosProcess:
                     run = found[row.run_id] = self._new(StartRunRequest.FromString(row.request))
                     run.restore(connection, row.state, row.snapshot)
         except Exception:
-            # Those before it have begun to work.
+            # Runs restored before the failure have begun to work: stop their writes.
             self._term.lose(StoreError("the store cannot be read", trouble="away"))
             raise
         self._runs.clear()
@@ -130,7 +131,7 @@ class CosProcess:
         self._runtime.holds("store")
 
     def _in_time(self, connection: sa.Connection) -> contextlib.AbstractContextManager[None]:
-        """Let a database that hangs not hold this process for ever."""
+        """Return a context that ends a read of a hanging database after a time limit."""
         return contextlib.nullcontext() if self._limit_s is None else bounded(connection, self._limit_s)
 
     def _new(self, request: StartRunRequest) -> Run:
@@ -155,7 +156,7 @@ class CosProcess:
         return await completed(self._start_in_turn(request))
 
     async def _start_in_turn(self, request: StartRunRequest) -> Run:
-        # An operator that had no answer asks again while the first request is being written.
+        # An operator may repeat its request while the first one is being written.
         async with self._starting:
             return await self._start_alone(request)
 
@@ -211,13 +212,13 @@ class CosProcess:
             ) from error
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Register the servicers."""
+        """Add all servicers to the gRPC server."""
         add_OrchestratorServicer_to_server(self._orchestrator, server)
         add_OperatorServicer_to_server(self._operator, server)
         add_LatencyServicer_to_server(self._latency, server)
 
     async def run(self) -> None:
-        """Watch the clock, the revocation list, and the keys of runs that encrypt."""
+        """Drive the clock, and watch the revocation list and the keys of encrypted runs."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._revocations.run())
             tasks.create_task(self._tick(tasks))
@@ -225,7 +226,7 @@ class CosProcess:
                 tasks.create_task(self._watch_database(self._settings.database.timeout_s))
 
     async def _watch_database(self, every_s: float) -> None:
-        """Notice a database that is gone or hangs, also while nothing is to be written."""
+        """Probe the database, so that one that is gone or hangs is noticed also while nothing is written."""
         while True:
             await asyncio.sleep(every_s)
             await self._term.probe()
@@ -247,17 +248,17 @@ class CosProcess:
             await asyncio.sleep(_TICK_S)
 
     async def _taken_up_again(self, lost: StoreError) -> None:
-        """Wait until the store takes writes again, and go on from what is durable: memory may be ahead of it.
+        """Wait until the store takes writes again, and restore all runs from it, as memory may be ahead of the store.
 
-        Meanwhile everything is refused that asks for or changes a run.
+        Meanwhile every call about a run is refused.
 
         Raises
         ------
         StoreError
-            When the store is broken in a way that does not pass.
+            When the store's failure is permanent.
         """
         self._runtime.holds("store", False)
-        # With room for some rows only, the next version would be refused again.
+        # Wait for room for a whole model version, not only for some rows.
         needed = self._term.largest + MARGIN
         _log.error(
             "the store takes no writes", message=lost.message, trouble=lost.trouble, needed_bytes=needed
@@ -291,7 +292,7 @@ class CosProcess:
         _log.info("the store takes writes again", runs=len(self._runs))
 
     async def _watch_key(self, run: RoundsRun) -> None:
-        """Tell a run of its newest key, for as long as it goes on."""
+        """Pass each new key of an encrypted run from the third party to the run, until it ends."""
         while not (run.over or run.dropped):
             try:
                 held = run.key_epoch or 0
@@ -299,7 +300,7 @@ class CosProcess:
                 if record is not None and record.epoch > held and not run.dropped:
                     await run.new_key(record)
             except StoreError as error:
-                # The run is taken up again, and its key asked for then.
+                # The run will be restored from the store, and its key fetched again then.
                 _log.warning("a paillier key is not taken up", run=run.plan.run_id, error=error.message)
                 return
             except (PeerError, CryptoError) as error:
@@ -313,7 +314,7 @@ class CosProcess:
 
 
 def _of_the_runs(runs: Mapping[str, Run]) -> list[Measure]:
-    """Return what metrics say of all runs together; their names are no labels, because there may be ever more."""
+    """Return gauges and counters over all runs; run ids are no labels, as their number grows without bound."""
 
     def rounds() -> dict[tuple[str, ...], float]:
         found = Counter[tuple[str, ...]]()
@@ -343,7 +344,7 @@ def _may_redraw(rounds: RoundsPlan) -> bool:
 
 
 def _with_beacon_of(held: RunPlan, plan: RunPlan) -> RunPlan:
-    """Return a plan with the beacon that the third party gave for it, where it asks for one."""
+    """Return a plan with the held plan's beacon, if the third party drew that and the plan names none."""
     asked = RunPlan()
     asked.CopyFrom(plan)
     if held.rounds.beacon_signature and not plan.rounds.beacon:
@@ -352,7 +353,7 @@ def _with_beacon_of(held: RunPlan, plan: RunPlan) -> RunPlan:
 
 
 def _check_rounds(request: StartRunRequest) -> None:
-    """Check that a run in rounds can be made as asked.
+    """Check an operator's request to start a run of a rounds-based system.
 
     Raises
     ------
@@ -404,7 +405,7 @@ class _Cos:
     role = "cos"
 
     async def enrol(self, settings: CosSettings, tls: TlsFiles) -> None:
-        # The first thing that is done here: threads that are there before have heaps of their own.
+        # Must come first: threads that exist before keep heaps of their own.
         return_freed_memory()
         await enrol(self.role, settings, tls, [])
 

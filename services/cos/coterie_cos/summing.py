@@ -1,4 +1,4 @@
-"""What runs that form sums have in common: one sum at a time, versions on disk, a state that is published durably."""
+"""Define the base of runs that form sums: one sum at a time, model versions on disk, tasks from durable state."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ S = TypeVar("S", bound=_State)
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a server gives each of its runs that form sums.
+    """Resources that the COS gives to each run that forms sums.
 
     Parameters
     ----------
@@ -62,11 +62,11 @@ class Surroundings:
     term, traffic
         As for `Run`.
     accounting : Accounting
-        Where CPU time is counted.
+        Counts CPU time by activity.
     directory_key : bytes
         The directory's public key.
     revoked : callable
-        Whether a participant is revoked.
+        Tells whether a participant is revoked.
     """
 
     folder: Path
@@ -78,7 +78,7 @@ class Surroundings:
 
 
 class SummingRun(Run, SumOwner, Generic[S]):
-    """A run that forms sums.
+    """A run that forms sums; base of `RoundsRun` and DRIFT's `ShieldedRun`.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class SummingRun(Run, SumOwner, Generic[S]):
         As for `Run`.
     around : Surroundings
     state : S
-        Before anybody came.
+        The initial state.
     """
 
     def __init__(self, request: operator.StartRunRequest, around: Surroundings, state: S) -> None:
@@ -107,7 +107,7 @@ class SummingRun(Run, SumOwner, Generic[S]):
         )
         self._remembered = Remembered()
         self.state = state
-        # What tasks are made from: the last state that is durable.
+        # The last durable state, from which tasks are made.
         self._published = state
         self._step_s = self.plan.rounds.step_timeout_ms / 1e3
         self._not_before = 0.0
@@ -115,10 +115,10 @@ class SummingRun(Run, SumOwner, Generic[S]):
     @property
     @abc.abstractmethod
     def passes(self) -> tuple[int, int]:
-        """Passes over all users that are complete, or in progress; and how many there are at most."""
+        """Number of passes over all users that are complete, or in progress; and of passes at most."""
 
     async def drop(self) -> None:
-        """Let go of what is in memory, and of the sum in progress."""
+        """Stop using the state in memory, and drop the sum in progress."""
         await super().drop()
         await self._sums.drop()
 
@@ -127,50 +127,50 @@ class SummingRun(Run, SumOwner, Generic[S]):
         return self.state.to_json()
 
     def saved(self) -> None:
-        """Make tasks from the present state, which is durable now."""
+        """Make tasks from the present state from now on: it is durable."""
         self._published = self.state
 
     def settle(self, durable: S) -> None:
-        """Make tasks from a state that is durable, and tell everybody when it is the last one."""
+        """Make tasks from a durable state from now on, and tell all parties when the run has ended."""
         self._published = durable
         if durable.phase.ended and not self.ended.is_set():
             _log.info("run ended", run=self.plan.run_id, phase=durable.phase.value, reason=durable.reason)
             self.ended.set()
-            # Between two sums there may be nothing else that a party could be told.
+            # Wake pollers: between two sums nothing else would.
             self.touch()
 
     def pause(self, in_a_row: int) -> None:
-        """Open no sum for a while: so many were abandoned one after the other."""
+        """Open no sum for a while, longer the more sums in a row were abandoned."""
         self._not_before = time.monotonic() + pause_s(in_a_row, self._step_s)
 
     @property
     def waits(self) -> bool:
-        """Whether no sum may be opened now: the run is over, one is in progress, or it pauses."""
+        """Whether no sum may be opened now: the run is over, a sum is in progress, or the run pauses."""
         return self.state.phase.ended or self._sums.busy or time.monotonic() < self._not_before
 
     def save_version(self, arrays: Arrays, version: int, round_: int) -> None:
-        """Write a version of the model; when this returns it is durable.
+        """Write a version of the model, durably.
 
         Raises
         ------
         StoreError
-            When it cannot be written.
+            When the version cannot be written.
         """
         size = sum(array.nbytes for array in arrays.values())
         with self._term.keeping("write a version of the model", size):
             self._versions.save(arrays, version, round_)
 
     def in_progress(self, current: OpenSum) -> bool:
-        """Whether a sum was not stopped meanwhile."""
+        """Return whether a sum is still in progress, not stopped meanwhile."""
         return current is self._sums.current
 
     async def lied(self, parties: Sequence[str]) -> None:
-        """Name parties that said something wrong, in an event."""
+        """Emit an event for each party that gave a wrong answer."""
         for party in parties:
             await self.emit(operator.WatchRunResponse(party=operator.PartyEvent(party=party, change="lied")))
 
     async def stopped_by_fault(self) -> bool:
-        """End the run when a sum met a fault of this service; return whether it did."""
+        """End the run when a sum failed by a fault of this service; return whether it did."""
         failure, self._sums.failure = self._sums.failure, None
         if failure is not None:
             await self.stop(f"a fault of the orchestration server: {type(failure).__name__}")
@@ -202,5 +202,5 @@ class SummingRun(Run, SumOwner, Generic[S]):
         return event
 
     def remember(self, event: operator.WatchRunResponse) -> None:
-        """Take note of evaluations and sums."""
+        """Keep evaluations and sums for the report."""
         self._remembered.take(event)

@@ -1,4 +1,4 @@
-"""One sum at a time at the COS: the machine of a round, carried out durably."""
+"""Form the sums of a run at the COS, one at a time: the server's round state machine, with its effects made durable."""
 
 from __future__ import annotations
 
@@ -36,32 +36,33 @@ __all__ = ["OpenSum", "SumOwner", "Sums"]
 _log = structlog.get_logger("coterie.cos")
 
 _ADDING = dict.fromkeys(("encrypted", "shared-key"), "sums of ciphertexts")
-"""What each contribution takes the server, by secure sum, where that is much."""
+"""CPU-account label for adding a contribution, for costly sums."""
 
 _OPENING = dict.fromkeys(("encrypted", "shared-key"), "decryption proofs")
-"""What the end of a sum takes the server, by secure sum."""
+"""CPU-account label for opening a sum, by secure sum; "unmask" for all others."""
 
 _FORMING = {"masked": "unmask sum", "encrypted": "verify decryption", "shared-key": "compare models"}
 """The phase in which a sum is formed, by secure sum."""
 
 _BRIEFINGS_BYTES = 1 << 18
-"""Briefings sent at once, bytes: members beyond are asked for in another call.  They are copied several times on their
-way to the network."""
+"""Most bytes of briefings in one answer; a party fetches the rest in another call.  Bounded because briefings are
+copied several times on their way to the network."""
 _OWN_BYTES = 1 << 17
-"""Of these, what is each member's own.  What members share is better sent once for many of them."""
+"""Most bytes of members' own parts in one answer.  Lower, because parts that members share are best sent once for many
+members."""
 
 
 @dataclass
 class OpenSum:
-    """The sum in progress, and what is told about it when it is over.
+    """The sum in progress, with counters for the event that reports it.
 
-    ``slots`` are those that each member covers, in the order of the plan.
+    ``slots`` are the slots that each member covers, in the order of the plan.
     """
 
     state: RoundState
     slots: Mapping[int, Sequence[int]]
     durable: Step | None = None
-    """The step that is durably open: nobody is asked for one that is not."""
+    """The last step whose opening is durable: members are asked for no other step."""
     refused: int = 0
     bytes_in: int = 0
     wrong: tuple[int, ...] = ()
@@ -69,10 +70,10 @@ class OpenSum:
     marks: list[tuple[str, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # By its lowest slot: a host may cover very many.
+        # Find a member by its lowest slot: a host may cover very many slots.
         plan = self.state.plan
         self.member_of = {min(own): member for member, own in self.slots.items()}
-        # A key holder is asked under several numbers, and known by that of its own part.
+        # A key holder is asked under several numbers; its slot leads to the number of its own part.
         for holder in range(len(plan.holders)):
             number = plan.respondent(holder, holder)
             if number in self.slots:
@@ -80,7 +81,7 @@ class OpenSum:
         self.by_party = plan.by_device
 
     def mark(self) -> None:
-        """Note when a phase begins."""
+        """Note the time at which a phase begins."""
         name = self.phase
         if not self.marks or self.marks[-1][0] != name:
             self.marks.append((name, time.monotonic()))
@@ -102,7 +103,7 @@ class OpenSum:
 
 
 class SavedRound(NamedTuple):
-    """What is durable of a sum in progress."""
+    """A sum in progress as loaded from the store after a restart."""
 
     row: store.SavedSum
     closed: Mapping[str, Mapping[int, bytes]]
@@ -110,15 +111,15 @@ class SavedRound(NamedTuple):
 
     @property
     def plan(self) -> SumPlan:
-        """Its plan."""
+        """The sum's plan."""
         return SumPlan.from_wire(rounds_pb2.SumPlan.FromString(self.row.plan))
 
 
 class SumOwner(Protocol):
-    """The run for which sums are formed."""
+    """The interface of a run for which `Sums` forms sums."""
 
     def state_json(self) -> str:
-        """Return the run's state, in which the number of the open round is taken."""
+        """Return the run's state, which includes the number of the open round."""
         ...
 
     def saved(self) -> None:
@@ -126,42 +127,42 @@ class SumOwner(Protocol):
         ...
 
     async def summed(self, current: OpenSum, formed: Formed, users: int) -> str:
-        """Apply a sum and forget it, in one transaction; return why it was impossible, or nothing."""
+        """Apply a sum and delete its stored messages, in one transaction; return why it was impossible, if so."""
         ...
 
     async def abandoned(self, reason: str) -> None:
-        """Take note that the sum is not formed, and forget it, in one transaction."""
+        """Count the sum as abandoned and delete its stored messages, in one transaction."""
         ...
 
     async def lied(self, parties: Sequence[str]) -> None:
-        """Take note of parties whose key holders said that something else was in the sum."""
+        """Take note of parties whose key holders gave wrong answers about the sum."""
         ...
 
     def proceed(self) -> None:
-        """Open the next sum, unless that has to wait or the run is over; called again when time has passed."""
+        """Open the next sum, unless it has to wait or the run is over; called again at each tick."""
         ...
 
 
 class Sums:
-    """The sums of a run, one after the other.
+    """The sums of a run, one after the other; used by `SummingRun`.
 
     Parameters
     ----------
     run_id : str
     half : ServerHalf
-        How they are formed.
+        The server's half of the secure sum.
     owner : SumOwner
-        Whose they are.
+        The run, which applies the sums.
     folder : Path
-        State folder of the service: messages on their way are kept in a file there when they are many.
+        State folder of the service, where many messages of a step are kept in a file.
     term : Term
         Writes of the present term.
     accounting : Accounting
-        Where CPU time is counted.
+        Counts CPU time by activity.
     touch : callable
-        Wakes those who poll.
+        Wakes parties that poll.
     revoked : callable
-        Whether a participant is revoked.
+        Tells whether a participant is revoked.
     """
 
     def __init__(
@@ -190,7 +191,7 @@ class Sums:
             asyncio.Queue()
         )
         self._worker: asyncio.Task[None] | None = None
-        # The write of the last step's close, while the sum is computed.
+        # The write that closes the last step, under way while the sum is computed.
         self._saving: asyncio.Task[None] | None = None
 
     # --- the life of a sum -------------------------------------------------------------------------------------
@@ -198,7 +199,7 @@ class Sums:
     def open(
         self, opening: RoundState, slots: Mapping[int, Sequence[int]], present: Callable[[str], bool]
     ) -> None:
-        """Open a sum; members of parties that are not present are not waited for, revoked ones take no part."""
+        """Open a sum; members of absent parties are not waited for, and revoked members take no part."""
         opening = replace(opening, keep=Spool(self._folder).keep)
         current = self.current = OpenSum(opening, slots)
         now = time.monotonic()
@@ -226,7 +227,7 @@ class Sums:
         return self.current is not None or self._skipping
 
     def saved(self, connection: sa.Connection) -> SavedRound | None:
-        """Return what is durable of the sum that was in progress before a restart; None between rounds."""
+        """Load the sum that was in progress before a restart; None between rounds."""
         keep = Spool(self._folder).keep
         found = store.load_sum(connection, self._run_id, keep)
         return None if found is None else SavedRound(*found, keep)
@@ -239,7 +240,7 @@ class Sums:
         patience_s: float,
         subject: Subject | None = None,
     ) -> None:
-        """Go on after a restart with what is durable."""
+        """Resume a loaded sum after a restart."""
         row = saved.row
         if Phase(row.phase).ended:
             self.skip(row.reason)
@@ -267,7 +268,7 @@ class Sums:
         self.current = None
 
     async def drop(self) -> None:
-        """Drop the sum in progress, and return once nothing of it is being carried out any more."""
+        """Drop the sum in progress, and return once all its effects and writes have ended."""
         self.stop()
         self._work.put_nowait(None)
         if self._worker is not None:
@@ -276,13 +277,13 @@ class Sums:
             await asyncio.gather(self._saving, return_exceptions=True)
 
     def lost(self, party: str) -> None:
-        """Wait no longer for a party's members."""
+        """Stop waiting for a party's members."""
         current = self.current
         if current is not None and party in current.by_party:
             self._advance(current, machine.Lost(frozenset(current.by_party[party]), time.monotonic()))
 
     def tick(self) -> None:
-        """Take out whoever was revoked meanwhile, and let a step that takes too long close."""
+        """Remove members revoked meanwhile, and close a step that takes too long."""
         current, now = self.current, time.monotonic()
         if current is None or current.durable is None:
             return
@@ -291,14 +292,14 @@ class Sums:
         self._advance(current, machine.Tick(now))
 
     def _do(self, effects: Sequence[_Task]) -> None:
-        """Have effects carried out, in order and after those before."""
+        """Queue effects, to be carried out in order by one worker."""
         if effects:
             self._work.put_nowait((self.current, self.current.state if self.current else None, effects))
             if self._worker is None:
                 self._worker = asyncio.create_task(self._carry_out())
 
     async def _carry_out(self) -> None:
-        # Nothing of a sum is held here while there is nothing to do.
+        # Hold no reference to a sum while there is nothing to do.
         while (work := await self._work.get()) is not None:
             await self._all(*work)
             del work
@@ -307,11 +308,11 @@ class Sums:
         try:
             closed = [effect.closed for effect in effects if isinstance(effect, machine.Save)]
             if closed and current is not None and current is self.current and state is not None:
-                # Steps that closed together are written together: no crash comes between them.
+                # Write steps that closed together in one transaction, so that no crash comes between them.
                 saving = asyncio.create_task(self._save(current, state, closed))
                 if state.phase is Phase.UNMASK:
-                    # Nobody is told of the end of the last step before the sum is applied.  The store writes that
-                    # after this, so the sum is computed meanwhile.
+                    # Compute the sum during this write: the end of the last step is announced only once the sum is
+                    # applied, and the store makes that write after this one.
                     self._saving = saving
                 else:
                     await saving
@@ -354,7 +355,7 @@ class Sums:
                     self._owner.proceed()
 
     def _advance(self, current: OpenSum, event: machine.Event) -> None:
-        """Take an event into a sum; one that is not in progress any more has no more effects."""
+        """Advance a sum by an event; effects of a sum that is no longer in progress are dropped."""
         current.state, effects = machine.advance(current.state, event)
         if current is self.current:
             self._do(effects)
@@ -372,7 +373,7 @@ class Sums:
             None if running is None else self._half.to_bytes(running),
         )
         messages = {step.value: state.closed[step] for step in closed if step is not None}
-        # The number of a round is taken for good when the round is opened.
+        # Opening a round also stores the run's state, which takes the round's number for good.
         text = self._owner.state_json() if None in closed else None
 
         def write(connection: sa.Connection) -> None:
@@ -420,7 +421,7 @@ class Sums:
     # --- what members ask --------------------------------------------------------------------------------------
 
     def tasks(self, party: str, version: int, best: int = 0) -> list[wire.Task]:
-        """Return what the open step asks of a party; ``version`` is the model's, ``best`` the best one so far."""
+        """Return the open step's tasks for a party; ``version`` is the model's, ``best`` the best version so far."""
         current = self.current
         if current is None or party not in current.by_party:
             return []
@@ -459,7 +460,7 @@ class Sums:
         return plan.round, plan.to_wire().SerializeToString(deterministic=True)
 
     def briefings(self, party: str, request: wire.FetchRequest) -> bytes:
-        """Return what a party's members need for the open step, from one position on and as far as it is not long.
+        """Return the briefings of a party's members for the open step, from one member on, up to a number of bytes.
 
         Raises
         ------
@@ -489,7 +490,7 @@ class Sums:
             pieces = state.pieces(member)
             own += len(pieces.own)
             for piece in pieces.shared:
-                # The same object for everybody who needs it, and kept as long as the step is open.
+                # Shared pieces are the same object for all members, alive as long as the step is open.
                 if id(piece) not in named:
                     named[id(piece)] = len(named)
                     parts.append(piece)
@@ -500,7 +501,7 @@ class Sums:
             rest = wire.Briefings(common=b"".join(parts), next=following)
         else:
             rest = wire.Briefings(parts=parts, next=following)
-        # Parts of a message only have to be joined: a whole one would be in memory three times while it is written.
+        # Join serialised parts of the message: a whole one would be in memory three times while it is written.
         written = [
             wire.Briefings(
                 briefings=[wire.Briefing(member=member, payload=payload, of=of)]
@@ -515,7 +516,7 @@ class Sums:
         Raises
         ------
         Refusal
-            When it does not fit; the state does not change.
+            When the message does not fit the step; the state does not change.
         """
         if head.kind == DECLINED:
             self._declined(head.round.round, set(slots), payload)
@@ -549,7 +550,7 @@ class Sums:
         current.bytes_in += len(payload)
 
     def _declined(self, number: int, slots: set[int], payload: bytes) -> None:
-        """Wait no longer for the members that these slots cover."""
+        """Stop waiting for the members whose slots are all among these."""
         current = self._open(number)
         if payload:
             current.refused += 1
@@ -588,7 +589,7 @@ class Sums:
     # --- watching ----------------------------------------------------------------------------------------------
 
     def event(self, users: int, version: int, reason: str) -> operator.RoundEvent:
-        """Return what is told about the sum in progress, which is over."""
+        """Build the event that reports the sum in progress, once it is over."""
         current = self.current
         if current is None:
             return operator.RoundEvent(version=version, reason=reason)
@@ -613,12 +614,12 @@ class Sums:
         )
 
     def progress(self) -> operator.RoundProgress | None:
-        """Return how far the sum in progress is."""
+        """Return how far the sum in progress is; None when there is none."""
         current = self.current
         if current is None:
             return None
         state, plan = current.state, current.state.plan
-        # After the first step of an encrypted sum it is key holders that are asked, each under several numbers.
+        # After the first step of an encrypted sum, key holders are asked, each under several numbers.
         holding = bool(plan.holders) and state.step is not Step.SUBMIT
         asked = len(plan.holders) if holding else len(plan.members)
         heard, awaited = (

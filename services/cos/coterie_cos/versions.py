@@ -1,4 +1,4 @@
-"""Versions of a rounds-based model on disk: everything that the server keeps, one file each."""
+"""Store versions of a model on disk, for runs that form sums: all arrays of a version in one file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MILESTONE = 50
 
 
 class Versions:
-    """The files of one run.  A file is named by the model's version and by the round that made it.
+    """The model versions of one run, each in a file named by its version and the round that made it.
 
     Parameters
     ----------
@@ -32,17 +32,17 @@ class Versions:
         folder.mkdir(parents=True, exist_ok=True)
 
     def save(self, arrays: Arrays, version: int, round_: int) -> None:
-        """Write a version; when this returns it is durable."""
-        # Written beside and renamed: a reader finds the whole file or none.  Renamed before it is synced, which takes
-        # one commit of the file system and not two: after a crash in between the file may be damaged, but then nothing
-        # names it yet.
+        """Write a version, durably."""
+        # Write beside and rename, so that a reader finds the whole file or none.  Rename before the sync, which takes
+        # one commit of the file system and not two: after a crash in between the file may be damaged, but then no
+        # snapshot names it yet.
         path = self._path(version, round_)
         beside = path.with_name(f".{path.name}.part")
         try:
             save_file(arrays, beside)
             beside.replace(path)
         except BaseException:
-            # Where there is no room, a part of a version takes what is left.
+            # On a full disk, a partial file would take the space that is left.
             beside.unlink(missing_ok=True)
             raise
         with path.open("rb") as written:
@@ -54,12 +54,12 @@ class Versions:
             os.close(folder)
 
     def load(self, round_: int) -> Arrays:
-        """Return what a round made.
+        """Return the arrays that a round made.
 
         Raises
         ------
         FileNotFoundError
-            When it is not kept.
+            When they are not kept.
         """
         for path, _, made in self._files():
             if made == round_:
@@ -67,16 +67,16 @@ class Versions:
         raise FileNotFoundError(f"what round {round_} made is not kept in {self._folder}")
 
     def load_version(self, version: int) -> Arrays | None:
-        """Return a version as its last round left it; None when it is not kept, or not whole."""
+        """Return a version as its last round left it; None when it is not kept, or damaged."""
         found = [path for path, held, _ in self._files() if held == version]
         try:
             return load_file(found[-1]) if found else None
         except (SafetensorError, OSError):
-            # What a crash has left of a version that never counted.
+            # A crash left a damaged file of a version that no snapshot names.
             return None
 
     def prune(self, present: int, keep: Iterable[int]) -> None:
-        """Drop versions, but the last three, every fiftieth, those named, and what the round ``present`` made."""
+        """Delete all versions but the last three, every fiftieth, those in ``keep``, and that of round ``present``."""
         kept = set(keep) | {version for _, version, _ in self._files()[-_KEPT:]}
         for path, version, made in self._files():
             if version not in kept and version % _MILESTONE and made != present:

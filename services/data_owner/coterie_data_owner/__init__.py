@@ -1,1 +1,1 @@
-"""Data owners: sealed intake, blocks, gradients."""
+"""Run data owners: they take sealed interactions, form blocks of them and compute gradients of item factors."""

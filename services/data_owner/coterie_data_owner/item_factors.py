@@ -1,4 +1,4 @@
-"""What the owners of a process tell of their items in rounds, from the features that each was given of its own."""
+"""Answer the COS's requests for item factors in a round, computed from each owner's item features."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ _NOTHING: Arrays = {
     "new_items": np.empty(0, np.uint32),
     "rows": np.empty((0, 0), np.float32),
 }
-"""What an owner tells that knows no features: nobody waits for it."""
+"""Answer of an owner without features: empty, so that no round waits for it."""
 
 
 def read_features(path: Path, items: Sequence[str]) -> AttributeTable:
-    """Read what an owner knows of its items: CSV with a column ``item``, then one for each feature.
+    """Read an owner's item features from CSV: a column ``item``, then one column for each feature.
 
     Returns
     -------
     AttributeTable
-        A row for each of the owner's items; of an item that the file does not name everything is missing.
+        A row for each of the owner's items; all values of an item that the file does not name are missing.
 
     Raises
     ------
@@ -60,10 +60,10 @@ def read_features(path: Path, items: Sequence[str]) -> AttributeTable:
 
 
 class _Kept:
-    """What an owner's side keeps from version to version, in a file.
+    """The private arrays of one owner's side, in a file.
 
-    A version may be asked about twice, after a restart or when its round was abandoned: then the side begins again from
-    what it had before it.
+    The COS may ask about one version twice, after a restart or when a round was abandoned.  The file therefore holds
+    the arrays from before and from after the last version, and the side computes a repeated version from those before.
     """
 
     def __init__(self, path: Path, mark: str) -> None:
@@ -71,7 +71,7 @@ class _Kept:
         self._mark = mark
 
     def before(self, version: int) -> Arrays | None:
-        """Return what the side had before a version; None where nothing is known of this run."""
+        """Return the side's arrays from before a version; None where the file holds none of this run."""
         try:
             with safe_open(self._path, "numpy") as file:
                 about = file.metadata() or {}
@@ -84,7 +84,7 @@ class _Kept:
         return {name.removeprefix(part): value for name, value in arrays.items() if name.startswith(part)}
 
     def save(self, version: int, before: Arrays, after: Arrays) -> None:
-        """Write what the side had before and has after a version; a reader finds all of it or what was there."""
+        """Write the side's arrays from before and after a version; the file is replaced as a whole."""
         beside = self._path.with_name(f".{self._path.name}.part")
         arrays = {f"before.{name}": value for name, value in before.items()}
         arrays |= {f"after.{name}": value for name, value in after.items()}
@@ -93,14 +93,14 @@ class _Kept:
 
 
 class ItemFactors:
-    """The owners of this process, as a system with rounds asks them.
+    """Answers tasks for item factors on behalf of all owners of this process (rounds-based systems).
 
     Parameters
     ----------
     owners : sequence of Owner
         Registered.
     features : sequence of (AttributeTable or None)
-        What each knows of its items, in the order of ``Owner.items``.
+        Each owner's item features, in the order of ``Owner.items``; None for an owner that has none.
     party : Party
         To the COS.
     state : Path
@@ -140,7 +140,7 @@ class ItemFactors:
                 self._news.set()
 
     async def run(self) -> None:
-        """Answer what is asked; of several questions the newest counts."""
+        """Answer tasks until cancelled; a newer task replaces an older one."""
         while True:
             await self._news.wait()
             self._news.clear()
@@ -150,13 +150,13 @@ class ItemFactors:
             try:
                 await self._answer(task, asked_at)
             except PeerError as error:
-                # Asked again for as long as the round waits for it.
+                # The COS repeats the task for as long as the round waits for the answer.
                 _log.info("items are not told of", round=task.round.round, error=error.message)
 
     async def _answer(self, task: wire.Task, asked_at: float) -> None:
         number = task.round.round
         slots = [slot for part in task.slots for slot in range(part.first, part.first + part.count)]
-        # A task that was on its way before an answer was taken asks for it once more.
+        # A task that left the COS before it took an answer names that slot again: skip it.
         slots = [slot for slot in slots if self._sent.get((number, slot), -1.0) < asked_at]
         if not slots:
             return
@@ -182,7 +182,7 @@ class ItemFactors:
             self._sent = {**self._of_round(number), (number, slot): time.monotonic()}
 
     async def _begin(self) -> None:
-        """Learn the items' numbers, which hold from the first question on."""
+        """Fetch the items' indices and make the owners' sides; indices are fixed once the COS asks for item factors."""
         plan = self._party.plan
         _, payload = await self._party.fetch(wire.FetchKind.FETCH_KIND_CATALOGUE)
         index = {key: n for n, key in enumerate(wire.Catalogue.FromString(payload or b"").items)}
@@ -207,7 +207,7 @@ class ItemFactors:
         return found
 
     async def _fetch(self, version: int) -> dict[str, NDArray[np.float32]] | None:
-        """Fetch the version that a round trains; None where the COS has gone on to another."""
+        """Fetch the model version that a round trains; raise PeerError when the COS sends another one."""
         held = self._model
         found, payload = await self._party.fetch(
             wire.FetchKind.FETCH_KIND_MODEL, version=version, held_sha256=held[0] if held else b""

@@ -1,4 +1,4 @@
-"""One data owner: its name, its keys, its items."""
+"""A data owner's identity: its name, keys and items, and the slot that the COS gives it."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def read_items(path: Path) -> list[str]:
 
 
 class Owner:
-    """A data owner of this process.
+    """A data owner of this process, as every system knows it.
 
     Parameters
     ----------
     name : str
         Its name in the catalogue.
     identity : Identity
-        Its keys.
+        Its private keys.
     bundle : Bundle
-        The same, countersigned.
+        Its public keys, countersigned by the directory.
     items : list of str
         External keys of its items.
     """

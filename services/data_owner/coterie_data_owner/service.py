@@ -1,4 +1,4 @@
-"""Data owners as a service: join the run, take interactions, train when asked, leave."""
+"""Run the data-owner service: join a run, take interactions, train when the COS asks, leave."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ class DataOwnerProcess:
         self._item_factors: ItemFactors | None = None
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Register the servicer."""
+        """Add the intake of interactions to the gRPC server."""
         add_DataOwnerServicer_to_server(self._drift.intake, server)
 
     async def run(self) -> None:
-        """Join, then do what the COS asks until the run has ended."""
+        """Join the run, then carry out the COS's tasks until the run has ended."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._revocations.run())
             tasks.create_task(self._runtime.watch_store(self._writer))
@@ -131,7 +131,7 @@ class DataOwnerProcess:
         self._runtime.holds("run")
 
     async def close(self) -> None:
-        """Close the store."""
+        """Finish training that is under way and close the store."""
         await self._drift.close()
         self._writer.close()
         self._engine.dispose()

@@ -1,1 +1,1 @@
-"""The decrypting client: holds the key of encrypted sums with others, and decrypts a part of each sum."""
+"""Run a decrypting client, which shares the key of encrypted sums with others and decrypts a part of each sum."""

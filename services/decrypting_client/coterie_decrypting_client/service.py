@@ -1,4 +1,4 @@
-"""A decrypting client as a service: hold the key, join a run, decrypt its sums."""
+"""Run the decrypting-client service: hold a share of the key, join a run, decrypt its sums."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _RETRY_S = 120.0
 
 
 class DecryptingProcess:
-    """A running decrypting client."""
+    """A running decrypting client, started and closed by the process runtime."""
 
     def __init__(self, settings: DecryptingClientSettings, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -54,16 +54,16 @@ class DecryptingProcess:
         )
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Offer nothing: nobody calls a decrypting client."""
+        """Add nothing to the gRPC server: a decrypting client is not called."""
 
     async def run(self) -> None:
-        """Hold the key, join, then decrypt what the COS asks for until the run has ended."""
+        """Take part in making the key, join the run, then decrypt its sums until the run has ended."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._revocations.run())
             tasks.create_task(self._holding.run(tasks, self._runtime.holds))
 
     async def close(self) -> None:
-        """There is nothing under way that the end of the process does not end."""
+        """Do nothing: no work outlives the process."""
 
 
 class _DecryptingClient:

@@ -1,1 +1,1 @@
-"""The third party: certificate authority and directory of public keys."""
+"""Run the third party, which is certificate authority and directory of public keys."""

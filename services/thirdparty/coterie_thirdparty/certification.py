@@ -1,4 +1,4 @@
-"""What the third party signs: certificates of parties and bundles of participants."""
+"""Sign parties' certificates and participants' bundles with the third party's keys."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ PER_MESSAGE = 1_000
 """Most bundles in one message."""
 
 _RENEWABLE_AT = 0.5
-"""From this part of its validity on a certificate is replaced."""
+"""Share of its validity after which a certificate may be renewed."""
 
 
 class Issued(NamedTuple):
-    """A new certificate."""
+    """A newly issued certificate."""
 
     chain: bytes
     """The certificate and the authority's, PEM."""
     fingerprint: bytes
     """SHA-256 of the certificate, 32 bytes."""
     public_key_hash: bytes
-    """SHA-256 of its public key, 32 bytes."""
+    """SHA-256 of the certificate's public key (DER), 32 bytes."""
 
 
 class Countersigned(NamedTuple):
-    """A bundle that the directory vouches for."""
+    """A bundle with the directory's countersignature."""
 
     published: Published
     signature: bytes
-    """The directory's, 64 bytes."""
+    """The directory's signature, 64 bytes."""
 
 
 def check_count(count: int, limit: int, field: str) -> None:
@@ -73,12 +73,12 @@ def check_count(count: int, limit: int, field: str) -> None:
 
 
 class Certification:
-    """Signs with the authority's and the directory's keys.
+    """Signs with the authority's and the directory's keys, for enrolment and the key directory.
 
     Parameters
     ----------
     secrets : DirectorySecrets
-        The keys.
+        The authority's and the directory's keys.
     days : float
         Validity of certificates, days.
     """
@@ -92,17 +92,17 @@ class Certification:
 
     @property
     def valid(self) -> bool:
-        """Whether the authority's own certificate still holds."""
+        """Whether the authority's own certificate has not expired."""
         return time.time() < self._ends
 
     @staticmethod
     def check_due(shown: bytes) -> None:
-        """Check that a certificate (PEM) is old enough to be renewed: so nobody has any number of them.
+        """Check that a certificate (PEM) is old enough to be renewed, which bounds certificates per party.
 
         Raises
         ------
         Refusal
-            NOT_READY before half of its validity.
+            NOT_READY before half of its validity is over.
         """
         left = renewal_time(shown, _RENEWABLE_AT) - time.time()
         if left > 0:
@@ -148,15 +148,15 @@ class Certification:
         )
 
     def certify_self(self, tls: TlsFiles, name: str) -> bool:
-        """Give the third party a certificate of its own where it has none, or one past half of its validity.
+        """Certify the third party itself, when it has no certificate or one past half of its validity.
 
-        That is before anybody else renews: all of them need it.  The key stays; running servers take up the new
-        certificate at the next handshake.
+        That is before other parties renew theirs, for which they need the third party.  The key stays; running servers
+        use the new certificate from the next handshake on.
 
         Returns
         -------
         bool
-            Whether there is a new certificate.
+            Whether a new certificate was issued.
 
         Raises
         ------

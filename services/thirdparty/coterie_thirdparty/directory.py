@@ -1,4 +1,4 @@
-"""The servicer for those who have a certificate: look-ups, later bundles, revocations, Paillier keys."""
+"""Answer certified parties: look-ups of bundles, new bundles, renewals, revocations, Paillier keys."""
 
 from __future__ import annotations
 
@@ -56,22 +56,22 @@ _DIGEST_BYTES = 32
 
 
 class KeyDirectory(KeyDirectoryServicer):
-    """Tells who is enrolled and who is revoked.
+    """The gRPC servicer of the key directory, for parties that have a certificate.
 
     Parameters
     ----------
     certification : Certification
-        Countersigns.
+        Signs certificates, bundles and beacons.
     store : ThirdPartyStore
-        What is known.
+        Keeps bundles, certificates, revocations and beacons.
     guard : Guard
-        This process's own; revoked certificates are refused here at once.
+        This process's guard, told of revoked certificates at once.
     paillier : PaillierRelay
-        Takes Paillier keys and hands them on.
+        Answers the calls about Paillier keys.
     accounting : Accounting
-        Takes down the time for signatures.
+        Counts CPU time for signatures.
     store_holds : callable
-        Told whether the store works.
+        Called with whether the store works.
     """
 
     def __init__(
@@ -93,17 +93,17 @@ class KeyDirectory(KeyDirectoryServicer):
         self._stopping = False
 
     async def restore(self) -> None:
-        """Refuse the certificates that were revoked before a restart."""
+        """Load revoked certificates after a restart, so that they are refused."""
         self._guard.revoke((await self._store.revocations()).certificates)
 
     def release(self) -> None:
-        """Answer everybody who waits, and hold nobody from now on: the service stops."""
+        """Answer all waiting callers, and hold no call from now on: the service stops."""
         self._stopping = True
         self._wake()
         self._paillier.release()
 
     async def Lookup(self, request: LookupRequest, context: Any) -> LookupResponse:  # noqa: N802 - contract
-        """Return bundles in the order asked for."""
+        """Return participants' bundles, in the order of the request."""
         check_count(len(request.participants), PER_MESSAGE, "participants")
         _check_digests(request.participants, "participants")
         with storing(self._store_holds):
@@ -123,7 +123,7 @@ class KeyDirectory(KeyDirectoryServicer):
     async def PublishBundles(  # noqa: N802 - the contract's name
         self, request: PublishBundlesRequest, context: Any
     ) -> PublishBundlesResponse:
-        """Countersign and keep the bundles of the caller's participants, all or none."""
+        """Countersign and store bundles of the caller's participants, all or none."""
         check_count(len(request.bundles), PER_MESSAGE, "bundles")
         done = await asyncio.to_thread(self._countersign, request.bundles)
         with storing(self._store_holds):
@@ -133,7 +133,7 @@ class KeyDirectory(KeyDirectoryServicer):
     async def RenewCertificate(  # noqa: N802 - the contract's name
         self, request: RenewCertificateRequest, context: Any
     ) -> RenewCertificateResponse:
-        """Sign a certificate that follows the one that the caller shows."""
+        """Issue a certificate to replace the one that the caller shows."""
         peer = current_peer()
         self._certification.check_due(certificate_of(context))
         issued = self._certification.issue(request.certificate_request, peer.role, peer.name)
@@ -144,7 +144,7 @@ class KeyDirectory(KeyDirectoryServicer):
         return RenewCertificateResponse(certificate_chain=chain)
 
     async def Beacon(self, request: BeaconRequest, context: Any) -> BeaconResponse:  # noqa: N802 - contract
-        """Return the beacon of a run: drawn once, whoever asks however often."""
+        """Return the beacon of a run, drawn once and the same for every caller."""
         try:
             validate_name(request.run_id)
         except CertificateError as error:
@@ -162,7 +162,7 @@ class KeyDirectory(KeyDirectoryServicer):
         return BeaconResponse(beacon=kept.value, signature=kept.signature)
 
     async def Revoke(self, request: RevokeRequest, context: Any) -> RevokeResponse:  # noqa: N802 - contract
-        """Revoke for good; open calls of revoked certificates end, and everybody who waits is told."""
+        """Revoke participants and certificates for good; end revoked callers' calls, and answer waiting callers."""
         for field in ("participants", "certificates"):
             subjects = getattr(request, field)
             check_count(len(subjects), _PER_REVOCATION, field)
@@ -180,7 +180,7 @@ class KeyDirectory(KeyDirectoryServicer):
         with storing(self._store_holds):
             revision = await self._store.revoke(request.participants, request.certificates)
             held = await self._store.revocations()
-        # First their calls end, then the others hear of it: nobody revoked gets one more answer.
+        # End their calls before waking others, so that no revoked caller gets another answer.
         self._guard.revoke(held.certificates)
         self._wake()
         _log.warning(
@@ -194,7 +194,7 @@ class KeyDirectory(KeyDirectoryServicer):
     async def Revocations(  # noqa: N802 - the contract's name
         self, request: RevocationsRequest, context: Any
     ) -> RevocationsResponse:
-        """Return everything revoked, at once when there is something newer than what the caller holds."""
+        """Return all revocations, at once when they are newer than the caller's revision, otherwise after a hold."""
         changed = self._changed
         held = await self._revocations()
         hold_ms = min(request.hold_ms, _HOLD_MS)
@@ -216,20 +216,20 @@ class KeyDirectory(KeyDirectoryServicer):
     async def CountersignPaillierKey(  # noqa: N802 - the contract's name
         self, request: CountersignPaillierKeyRequest, context: Any
     ) -> CountersignPaillierKeyResponse:
-        """Take the signature of another holder."""
+        """Take another holder's countersignature of a Paillier key."""
         complete = await completed(self._paillier.countersign(str(current_peer()), request))
         return CountersignPaillierKeyResponse(complete=complete)
 
     async def PaillierPublicKey(  # noqa: N802 - the contract's name
         self, request: PaillierPublicKeyRequest, context: Any
     ) -> PaillierPublicKeyResponse:
-        """Return a public key, at once when there is a newer one than the caller holds."""
+        """Return a run's public key, at once when it is newer than the caller's, otherwise after a hold."""
         return await self._paillier.public_key(request)
 
     async def PaillierEnvelope(  # noqa: N802 - the contract's name
         self, request: PaillierEnvelopeRequest, context: Any
     ) -> PaillierEnvelopeResponse:
-        """Return what was sealed for one of the caller's participants, with the newest key."""
+        """Return the newest key and the envelope sealed for one of the caller's participants."""
         return await self._paillier.envelope(str(current_peer()), request)
 
     async def _revocations(self) -> Revoked:
@@ -246,9 +246,9 @@ class KeyDirectory(KeyDirectoryServicer):
 
 
 def _is_current(revision: int, held: Revoked) -> bool:
-    """Whether a caller that holds this revision knows everything revoked.
+    """Return whether a caller that holds this revision knows all revocations.
 
-    A revision above ours comes from before this store was restored from a backup: such a caller is answered.
+    A revision above ours comes from before this store was restored from a backup: such a caller is answered at once.
     """
     return held.newest <= revision <= held.revision and revision > 0
 

@@ -1,4 +1,4 @@
-"""The servicer that exchanges a one-time token for a certificate and countersigned bundles."""
+"""Enrol parties: exchange a one-time token for a certificate and countersigned bundles."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ __all__ = ["Enrolment"]
 _log = structlog.get_logger("coterie.thirdparty")
 
 _PER_CALL = 50_000
-"""Most bundles in one call: their countersignatures fit into one answer."""
+"""Most bundles in one call, so that their countersignatures fit into one answer."""
 
 
 class Enrolment(EnrolmentServicer):
-    """Answers parties that have a token and no certificate yet.
+    """The gRPC servicer for parties that have a token and no certificate yet.
 
     Parameters
     ----------
     certification : Certification
-        Signs.
+        Signs certificates and bundles.
     tokens : TokenFile
-        Which tokens there are.
+        The operator's tokens.
     store : ThirdPartyStore
-        Which were redeemed, and what was published.
+        Keeps redeemed tokens and published bundles.
     accounting : Accounting
-        Takes down the time for signatures.
+        Counts CPU time for signatures.
     store_holds : callable
-        Told whether the store works.
+        Called with whether the store works.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Enrolment(EnrolmentServicer):
     async def Enrol(  # noqa: N802 - the contract's name
         self, request_iterator: AsyncIterator[EnrolRequest], context: Any
     ) -> EnrolResponse:
-        """Check the token before anything else is read; keep everything or nothing."""
+        """Enrol a party, all or nothing; its token is checked before bundles are read."""
         head: EnrolRequest | None = None
         record: TokenRecord | None = None
         done: list[Countersigned] = []
@@ -84,7 +84,7 @@ class Enrolment(EnrolmentServicer):
         )
 
     async def _admit(self, request: EnrolRequest) -> TokenRecord:
-        """Return the record of a token that may be used for what is asked."""
+        """Return the record of the request's token, after checking that it is valid for the role and name."""
         try:
             key = token_hash(request.token)
         except CertificateError as error:
@@ -97,7 +97,7 @@ class Enrolment(EnrolmentServicer):
         if time.time() >= record.expiry:
             with storing(self._store_holds):
                 redeemed = await self._store.redeemed(key)
-            # Whoever redeemed it in time may ask again with the same key, should the answer have been lost.
+            # A party that redeemed the token in time may ask again with the same key if the answer was lost.
             if redeemed is None:
                 raise _bad_token("this token has expired")
         return record

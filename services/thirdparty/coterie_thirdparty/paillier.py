@@ -1,7 +1,7 @@
-"""Relays Paillier keys between their holders, and shows the public halves to everybody.
+"""Relay Paillier keys between their holders, and publish the public keys to all parties.
 
-What is checked here saves a run from mistakes and a store from being filled; nobody relies on it.  Holders and
-contributors check signatures, roster and keys themselves, and what is sealed opens for its holder only.
+Checks here save a run from mistakes and the store from being filled; no party relies on them.  Holders and contributors
+check signatures, roster and keys themselves, and only its holder can open a sealed envelope.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _REASONS = {
     Reason.NOT_LISTED: ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,
     Reason.TOO_FEW: ErrorReason.ERROR_REASON_BELOW_FLOOR,
 }
-"""What a record or roster is refused with; anything else is BAD_SIGNATURE."""
+"""Refusal reason for a record or roster that does not verify; BAD_SIGNATURE for any other failure."""
 
 
 class PaillierRelay:
-    """What the key directory does about Paillier keys.
+    """Relays Paillier keys; the key directory passes its calls about them here.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class PaillierRelay:
     roster_key : Path
         File with the operator's public key for rosters; read at each publication, so that it may come later.
     store_holds : callable
-        Told whether the store works.
+        Called with whether the store works.
     """
 
     def __init__(self, store: ThirdPartyStore, roster_key: Path, store_holds: Callable[[bool], None]) -> None:
@@ -68,12 +68,12 @@ class PaillierRelay:
         self._stopping = False
 
     def release(self) -> None:
-        """Answer everybody who waits, and hold nobody from now on."""
+        """Answer all waiting callers, and hold no call from now on."""
         self._stopping = True
         self._wake()
 
     async def publish(self, party: str, request: wire.PublishPaillierKeyRequest) -> None:
-        """Take a new key, durably; the same record again changes nothing.
+        """Store a new key; publishing the same record again changes nothing.
 
         Raises
         ------
@@ -103,12 +103,12 @@ class PaillierRelay:
             self._wake()
 
     async def countersign(self, party: str, request: wire.CountersignPaillierKeyRequest) -> bool:
-        """Take a holder's signature, durably; return whether the key is complete.
+        """Store a holder's countersignature; return whether the key is complete.
 
         Raises
         ------
         Refusal
-            UNKNOWN_ROUND for a key that is not there, UNKNOWN_PARTICIPANT, BAD_SIGNATURE, REVOKED or CONFLICT.
+            UNKNOWN_ROUND for an unknown key, UNKNOWN_PARTICIPANT, BAD_SIGNATURE, REVOKED or CONFLICT.
         """
         _check_run(request.run_id, "run_id")
         _check_epoch(request.epoch)
@@ -156,7 +156,7 @@ class PaillierRelay:
     async def envelope(
         self, party: str, request: wire.PaillierEnvelopeRequest
     ) -> wire.PaillierEnvelopeResponse:
-        """Return the newest key and what was sealed for a participant of the caller.
+        """Return the newest key and the envelope sealed for one of the caller's participants.
 
         Raises
         ------
@@ -183,10 +183,10 @@ class PaillierRelay:
         return wire.PaillierEnvelopeResponse(record=None if kept is None else _message(kept), sealed=sealed)
 
     async def _held(self, look: Callable[[], Awaitable[T]], newer: Callable[[T], bool], hold_ms: int) -> T:
-        """Look until there is something newer or the time is up."""
+        """Call ``look`` until ``newer`` accepts its result or the time is up; return the last result."""
         ends = time.monotonic() + min(hold_ms, _HOLD_MS) / 1000
         while True:
-            # Taken before looking: what changes meanwhile ends the wait at once.
+            # Take the event before looking, so that a change meanwhile ends the wait at once.
             changed = self._changed
             found = await look()
             left = ends - time.monotonic()

@@ -1,4 +1,4 @@
-"""The third party as a service: two listeners, one behind a certificate and one for those who have none yet."""
+"""Run the third-party service on two listeners: one for certified parties, one for enrolment without a certificate."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ENROL = "/coterie.v1.Enrolment/Enrol"
 _TICK_S = 2.0
 _RENEWAL_S = 60.0
 _LOOKS_A_DAY = 24 * 3600 / 20
-"""Seconds between two looks at its own certificate, for each day of its validity, up to the above."""
+"""Seconds between two checks of its own certificate, for each day of validity; at most ``_RENEWAL_S``."""
 
 
 class ThirdPartyProcess:
@@ -58,7 +58,7 @@ class ThirdPartyProcess:
             runtime.accounting,
             self._store_holds,
         )
-        # Nobody is known before the revocations are read again.
+        # Refuse all callers until revocations are loaded.
         runtime.guard.fail_closed(True)
         self._enrolment_server = make_server(self._enrolment_guard())
         add_EnrolmentServicer_to_server(
@@ -84,7 +84,7 @@ class ThirdPartyProcess:
             debug=runtime.guard.debug,
             limits=Limits(**self._settings.enrol_limits.model_dump()),
         )
-        # One account for both listeners.
+        # Count refusals of both listeners together.
         guard.refusals = runtime.guard.refusals
         guard.admission.turned_away = runtime.guard.admission.turned_away
         return guard
@@ -93,11 +93,11 @@ class ThirdPartyProcess:
         self._runtime.holds("store", value)
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Register the servicer of the listener that asks for certificates."""
+        """Add the key directory to the gRPC server that demands certificates."""
         add_KeyDirectoryServicer_to_server(self._directory, server)
 
     async def run(self) -> None:
-        """Take enrolments, and keep health and the process's own certificate up to date."""
+        """Serve enrolments, and keep health and the process's own certificate up to date."""
         await self._directory.restore()
         self._runtime.guard.fail_closed(False)
         await self._enrolment_server.start()
@@ -139,7 +139,7 @@ class _ThirdParty:
     role = "thirdparty"
 
     async def enrol(self, settings: ThirdPartySettings, tls: TlsFiles) -> None:
-        """Make the authority at the first start, and a certificate for this process itself."""
+        """Make the authority at the first start, and certify this process."""
         if not secrets_exist(settings.state):
             if (settings.state / _STORE).exists():
                 raise CertificateError(

@@ -1,4 +1,4 @@
-"""What the third party says when its store does not do what it should."""
+"""Turn failures of the third party's store into refusals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["storing"]
 
 @contextlib.contextmanager
 def storing(holds: Callable[[bool], None]) -> Iterator[None]:
-    """Turn a failure of the store into a refusal, and tell the condition of health.
+    """Turn a failure of the store within this context into a refusal, and report the store's health.
 
     Raises
     ------

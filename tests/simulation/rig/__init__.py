@@ -1,1 +1,1 @@
-"""Rounds without a network: quickly and without faults (``rounds``), or under every fault that a seed can draw."""
+"""Simulate rounds in virtual time, without a network, under faults drawn from a seed."""

@@ -1,4 +1,4 @@
-"""Many schedules: ``python -m tests.simulation.rig --schedules 100000 --sum clear``."""
+"""Run many schedules: ``python -m tests.simulation.rig --schedules 100000 --sum clear``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _some(secure_sum: str, seeds: range) -> tuple[Counter[str], list[Found]]:
         try:
             watch = run(scenario, faults)
         except Exception as error:
-            # Only a violation is expected; anything else is a finding as well.
+            # Any other error than a violation is a finding as well.
             one = find(scenario)
             kind = "violations" if isinstance(error, Violation) else "errors"
             counted[kind] += 1
@@ -44,7 +44,7 @@ def _some(secure_sum: str, seeds: range) -> tuple[Counter[str], list[Found]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run schedules; 0 when none failed, 1 when some did."""
+    """Run schedules; return 0 when none failed, 1 when some did."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.rig", description=__doc__)
     parser.add_argument("--schedules", type=int, default=1000, help="how many (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the first; the others follow (default: 0)")

@@ -1,4 +1,4 @@
-"""Virtual time: what is to happen, and when."""
+"""Keep the virtual time of a schedule, and run its events in order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Clock"]
 
 
 class Clock:
-    """Events in the order of their times; those of the same time in the order in which they were set.
+    """A queue of events in the order of their times; events of the same time in the order in which they were set.
 
     ``now`` is the virtual time, seconds.
     """
@@ -21,12 +21,12 @@ class Clock:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
 
     def after(self, delay: float, event: Callable[[], None]) -> None:
-        """Set an event, ``delay`` seconds from now."""
+        """Schedule an event ``delay`` seconds from now."""
         self._set += 1
         heapq.heappush(self._events, (self.now + delay, self._set, event))
 
     def step(self) -> bool:
-        """Let the next event happen; False when there is none."""
+        """Run the next event; return False when there is none."""
         if not self._events:
             return False
         self.now, _, event = heapq.heappop(self._events)

@@ -1,4 +1,4 @@
-"""What survives a crash, as bytes: nothing but these bytes is given to a process that starts again."""
+"""Model the disks of simulated processes, whose content is all that a restarted process gets."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ __all__ = ["HostDisk", "ServerDisk"]
 
 @dataclass
 class ServerDisk:
-    """The orchestration server's store: the model's version, and the round in progress.
+    """The orchestration server's store, with the model's version and the round in progress.
 
     Attributes
     ----------
     version : int
-        Of the model.
+        Version of the model.
     round : int
         Number of the last round that was begun.
     head : bytes
         Plan, step, phase and reason of that round.
     closed : dict
-        By step, the messages of closed steps.
+        Messages of closed steps, by step.
     running : bytes
         Sum of the submitters' contributions; empty until SUBMIT is closed.
     """
@@ -42,7 +42,7 @@ class ServerDisk:
     running: bytes = b""
 
     def save(self, state: RoundState, closed: Step | None) -> None:
-        """Carry out ``Save`` as one transaction."""
+        """Store a round's state and a closed step, as one transaction (effect ``Save``)."""
         if state.plan.round != self.round:
             self.closed, self.running, self.round = {}, b"", state.plan.round
         self._write_head(state, state.phase)
@@ -54,12 +54,12 @@ class ServerDisk:
                 self.running = state.half.to_bytes(state.running)
 
     def apply(self, state: RoundState) -> None:
-        """Change the model and end the round, as one transaction."""
+        """Raise the model's version and end the round, as one transaction."""
         self.version += 1
         self._write_head(state, Phase.DONE)
 
     def load(self, layout: Layout, half: ServerHalf, patience_s: float) -> RoundState | None:
-        """Return the round in progress, as far as it is durable; nothing when there was none yet."""
+        """Return the stored round; None when there was none yet."""
         if not self.head:
             return None
         written, step, phase, reason = json.loads(self.head)
@@ -84,18 +84,18 @@ class ServerDisk:
 
 @dataclass
 class HostDisk:
-    """A host's store: the journal of each of its members."""
+    """A host's store, with the journal of each of its members."""
 
     journals: dict[int, bytes] = field(default_factory=dict)
 
     def keep(self, member: int, journal: Journal) -> None:
-        """Carry out ``Keep``."""
+        """Store a member's journal (effect ``Keep``)."""
         self.journals[member] = json.dumps(
             [journal.joined, journal.contribution.hex(), journal.reveals]
         ).encode()
 
     def journal(self, member: int) -> Journal:
-        """Return what is durable about a member."""
+        """Return a member's stored journal; an empty one when there is none."""
         held = self.journals.get(member)
         if held is None:
             return Journal()

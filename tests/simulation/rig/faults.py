@@ -1,9 +1,9 @@
-"""What goes wrong in a schedule: drawn by a seed, recorded, and played again from the record.
+"""Draw, record and replay the faults of a schedule.
 
-A schedule without faults is always the same.  Each place where something can go wrong (a message of one link, an
-effect that one party carries out, ...) asks here, and is numbered.  What was drawn is recorded as a ``Fault``: place,
-number, what.  So a schedule is the list of its faults, a part of that list is a schedule, too, and the shortest list
-that still fails can be found by leaving out.
+A schedule without faults is always the same.  Each occasion on which something can go wrong (a message on one link, an
+effect that one party carries out, ...) is numbered within its place, and asks here for a fault.  A drawn fault is
+recorded as a ``Fault``: place, number, kind.  A schedule is therefore the list of its faults, and so is any part of
+that list, which lets a search find the shortest part that still fails.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Protocol
 __all__ = ["CHOICES", "Drawn", "Fault", "Faults", "Replayed"]
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
-    # A message: never arrives, arrives late (and so out of order), arrives twice.
+    # A message is lost, arrives late (and so out of order), or arrives twice.
     "message": ("drop", "delay", "delay", "twice"),
-    # Before or after an effect of the server or of a host: its process dies, and comes back.
+    # The process of the server or of a host dies before or after an effect, and restarts.
     "cos": ("crash",),
     "host": ("crash",),
     # The server is told, rightly or wrongly, that a host is gone.
     "presence": ("lost",),
     # The local step takes long, fails, or never ends.
     "train": ("slow", "fail", "hang"),
-    # Somebody sends what must be refused.
+    # An intruder sends a message that must be refused.
     "intruder": (
         "conflict",
         "garbage",
@@ -38,31 +38,31 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
         "stranger",
         "old round",
     ),
-    # A key holder says that something else was in the sum.
+    # A key holder gives a wrong decryption.
     "decrypt": ("lie",),
-    # The server shows a member something else than the others.
+    # The server shows a member another briefing than the others.
     "deceit": ("drop one", "add one", "swap", "other round"),
 }
-"""For each kind of place, what can go wrong there."""
+"""Kinds of faults for each kind of place."""
 
 _LONGEST: Mapping[str, float] = {"drop": 0, "delay": 14, "twice": 14, "crash": 8, "slow": 20}
-"""Longest delay or down time, seconds: longer than a step's patience for some."""
+"""Longest delay or down time, seconds; some exceed a step's patience."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong.
+    """One fault of a schedule.
 
     Parameters
     ----------
     place : str
         Kind of place and its name: ``"message h0>cos"``, ``"cos"``, ``"host h1"``, ...
     number : int
-        Which occasion at that place, from 0.
+        Number of the occasion at that place, from 0.
     what : str
         One of the kind's ``CHOICES``.
     amount : float
-        Seconds, where there are some; a number from 0 to 1 to choose with elsewhere.
+        Seconds for kinds that take time; otherwise a number from 0 to 1 by which a choice is made.
     """
 
     place: str
@@ -71,16 +71,16 @@ class Fault:
     amount: float = 0.0
 
     def __str__(self) -> str:
-        """Return it as one line for people."""
+        """Return the fault as one readable line."""
         return f"{self.place}, occasion {self.number}: {self.what} {self.amount:g}"
 
     def plain(self) -> dict[str, str | int | float]:
-        """Return it for JSON."""
+        """Return the fault as a mapping for JSON."""
         return dataclasses.asdict(self)
 
 
 class Faults(Protocol):
-    """Where faults come from."""
+    """A source of faults for a schedule: drawn, or replayed from a list."""
 
     def at(self, place: str) -> Fault | None:
         """Return what goes wrong on the next occasion at a place."""
@@ -94,9 +94,9 @@ class Drawn:
     ----------
     rng : random.Random
     rates : mapping of str to float
-        By kind of place, the probability of a fault on each occasion.
+        Probability of a fault on each occasion, by kind of place.
     most, most_crashes : int
-        Faults and crashes of the whole schedule; after them nothing goes wrong any more, so every schedule ends.
+        Most faults and crashes of the whole schedule; there are no more after them, so every schedule ends.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Drawn:
             if not self._crashes:
                 return None
             self._crashes -= 1
-        # Short ones are as likely as long ones: cubed.
+        # Cubed, so that short times are as likely as long ones.
         amount = (
             round(self._rng.random() ** 3 * _LONGEST[what], 3) if what in _LONGEST else self._rng.random()
         )
@@ -128,7 +128,7 @@ class Drawn:
 
 
 class Replayed:
-    """Faults from a list."""
+    """Faults replayed from a list."""
 
     def __init__(self, faults: Iterable[Fault]) -> None:
         self.recorded: Sequence[Fault] = tuple(faults)

@@ -1,4 +1,4 @@
-"""Messages that must be refused, and briefings of a server that cheats."""
+"""Forge messages that must be refused, and briefings of a cheating server."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["Submission", "false", "forged", "intrusion"]
 
 
 _SIGNED = (Step.ADVERTISE, Step.SUBMIT, Step.CONFIRM)
-"""Steps of a masked sum whose messages are signed over the plan, and so over the number of the round."""
+"""Steps of a masked sum whose messages are signed over the plan, and so over the round's number."""
 
 _NUMBER_BYTES = 128
-"""Bytes of half a ciphertext under the keys of schedules."""
+"""Number of bytes of half a ciphertext under the schedules' key."""
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A member's message for a step of a round, on its way."""
+    """A member's message for a step of a round, on its way to the server."""
 
     round: int
     member: int
@@ -38,7 +38,7 @@ class Submission:
 def intrusion(
     fault: Fault, state: RoundState, last: Submission, old: Submission | None, layout: Layout, now: float
 ) -> Arrived | None:
-    """Return a message that must be refused, made from one that has just arrived; nothing where there is none."""
+    """Forge a message that must be refused from one that has just arrived; None where the fault does not apply."""
     is_open = state.phase is Phase.COLLECT
     held = state.arrived if is_open and state.step is last.step else state.closed.get(last.step, {})
     free = list(state.asked) if is_open else []
@@ -51,7 +51,7 @@ def intrusion(
         case "long" | "short" | "bound" if free and state.step is Step.SUBMIT:
             codes = np.zeros(layout.size, np.uint32)
             if fault.what == "bound":
-                # Under a mask nobody can see a bound; without a signature it is refused all the same.
+                # A masked vector's bound cannot be checked; it is refused because it lacks a signature.
                 codes += np.uint32(2**31)
             else:
                 codes = np.resize(codes, layout.size + (1 if fault.what == "long" else -1))
@@ -66,8 +66,8 @@ def intrusion(
             everybody = len(state.plan.members) + len(state.plan.holders) ** 2
             return replace(arrived, step=state.step, member=everybody + int(fault.amount * 3))
         case "old round" if old is not None and old.round < state.plan.round and is_open:
-            # A service refuses it by its number; under masks the machine would, too, where the message is signed.
-            # Shares are not: whom they were sealed for finds out, or who puts them together.
+            # A service refuses an old round by its number; in a masked sum the machine refuses signed messages, too.
+            # Shares are not signed: their receiver, or the server that combines them, finds out.
             signed = state.half.name == "masked" and old.step in _SIGNED
             if not signed or old.member not in free or old.step is not state.step:
                 return None
@@ -77,7 +77,7 @@ def intrusion(
 
 
 def _other(step: Step, message: bytes) -> bytes:
-    """Return a message of the same form with other bytes."""
+    """Return a message of the same form with one changed byte."""
     if step is not Step.SUBMIT:
         return message[:-1] + bytes([message[-1] ^ 1])
     vector = wire.SummedVector.FromString(message)
@@ -89,9 +89,9 @@ def _other(step: Step, message: bytes) -> bytes:
 
 
 def false(message: bytes, who: int = 0) -> bytes:
-    """Return what a key holder decrypted with other numbers in it; a part without any has another proof.
+    """Falsify a key holder's decryption: change its plaintexts, or its proof where it has none.
 
-    Of a model that it made, another one: of each holder its own, as they do not lie together.
+    For a model that the holder made, change the model, differently for each holder, as liars do not collude.
     """
     applied = wire.AppliedSum.FromString(message)
     if applied.agreement:
@@ -107,7 +107,7 @@ def false(message: bytes, who: int = 0) -> bytes:
 
 
 def forged(step: Step, briefing: bytes, fault: Fault, members: int) -> bytes:
-    """Return a briefing as a server that cheats might show it."""
+    """Return a briefing as a cheating server might forge it."""
     kinds: Mapping[Step, tuple[Any, str]] = {
         Step.SHARE: (wire.Adverts, "adverts"),
         Step.SUBMIT: (wire.ShareInbox, "shares"),
@@ -129,7 +129,7 @@ def forged(step: Step, briefing: bytes, fault: Fault, members: int) -> bytes:
         case "add one" if step is Step.CONFIRM:
             entries = sorted({*entries, int(fault.amount * members)})
         case "swap" if len(entries) > 1 and step is Step.SHARE:
-            # The keys of one neighbour under the name of another.
+            # Swap the keys of two neighbours.
             entries[at].mask_public, entries[at - 1].mask_public = (
                 entries[at - 1].mask_public,
                 entries[at].mask_public,
@@ -137,7 +137,7 @@ def forged(step: Step, briefing: bytes, fault: Fault, members: int) -> bytes:
         case "swap" if len(entries) > 1 and step is Step.SUBMIT:
             entries[at].sealed, entries[at - 1].sealed = entries[at - 1].sealed, entries[at].sealed
         case "swap" if step is Step.DECRYPT and message.ciphertexts:
-            # The last number of one ciphertext in the place of the first of another.
+            # Put the last number of the ciphertexts in place of the first.
             numbers = message.ciphertexts
             message.ciphertexts = numbers[-_NUMBER_BYTES:] + numbers[_NUMBER_BYTES:]
         case "other round" if entries and step in (Step.SHARE, Step.UNMASK):

@@ -1,4 +1,4 @@
-"""Schedules: a seed gives a cohort, its vectors and its faults; a failing one is made as short as it can be."""
+"""Draw schedules from seeds, run them, and shorten the fault lists of failing ones."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ __all__ = ["Found", "Scenario", "find", "run", "shorten"]
 
 @dataclass(frozen=True)
 class Scenario:
-    """All of a schedule but its faults.
+    """A schedule without its faults: cohort, secure sum, floors, number of rounds.
 
     Parameters
     ----------
     seed : int
-        Of the vectors, and of the faults when they are drawn.
+        Seed of the vectors, and of the faults when they are drawn.
     secure_sum : str
         One of ``tests.simulation.rig.sums.SUMS``.
     hosts : tuple of tuple of int
-        For each host, how many users each of its members covers.
+        For each host, the number of users that each of its members covers.
     rounds : int
-        Rounds, one after the other.
+        Number of rounds, one after the other.
     min_sum : int
         Fewest users over which a sum is formed.
     sparse_floor : int
-        Fewest users over which one place of a sparse sum is formed; 0 of one that is not sparse.
+        Fewest users over which one place of a sparse sum is formed; 0 for a sum that is not sparse.
     """
 
     seed: int
@@ -48,7 +48,7 @@ class Scenario:
 
     @classmethod
     def drawn(cls, seed: int, secure_sum: str) -> Scenario:
-        """Return the scenario of a seed."""
+        """Draw the scenario of a seed."""
         rng = random.Random(f"scenario {seed} {secure_sum}")
         if secure_sum == "clear":
             members = rng.choice((1, 2, 3, 3, 4, 5))
@@ -59,7 +59,7 @@ class Scenario:
         users = [1 if secure_sum == "masked" else rng.choice((1, 1, 1, 2, 5)) for _ in range(members)]
         hosts: list[list[int]] = []
         for one in users:
-            # A device of its own, or one more member of a host that is there.
+            # Add the member to an existing host, or give it a host of its own.
             if hosts and rng.random() < 0.3:
                 rng.choice(hosts).append(one)
             else:
@@ -74,10 +74,10 @@ class Scenario:
         rng = random.Random(f"faults {self.seed} {self.secure_sum}")
 
         def rate(most: float) -> float:
-            # None at all in a quarter of the schedules, so that what remains goes far.
+            # No faults of a kind in a quarter of the schedules, so that the others get further.
             return 0.0 if rng.random() < 0.25 else most * rng.random() ** 2
 
-        # A masked round has more steps, and so more places where it can be broken off.
+        # Rounds whose sum is not clear have more steps, and so more occasions for faults.
         some = 1.0 if self.secure_sum == "clear" else 0.3
         rates = {
             "message": rate(0.4 * some),
@@ -107,12 +107,12 @@ def run(scenario: Scenario, faults: Faults, machines: Machines | None = None) ->
     Returns
     -------
     Watch
-        Which rounds were applied, and why the others were abandoned.
+        The watch, with the rounds that were applied, and the reasons of abandoned ones.
 
     Raises
     ------
     Violation
-        When something happened that must not happen.
+        When an invariant was violated.
     """
     server_half, member_half = halves(scenario.secure_sum)
     world = World(
@@ -133,23 +133,23 @@ def run(scenario: Scenario, faults: Faults, machines: Machines | None = None) ->
 
 @dataclass(frozen=True)
 class Found:
-    """A schedule that fails: what happened, and the shortest list of faults with which it still does."""
+    """A failing schedule: its failure, and the shortest list of faults with which it still fails."""
 
     scenario: Scenario
     faults: tuple[Fault, ...]
     what: str
 
     def __str__(self) -> str:
-        """Return it for people."""
+        """Return the finding as readable lines."""
         lines = [f"seed {self.scenario.seed}, {self.scenario}", self.what, f"{len(self.faults)} faults:"]
         return "\n".join([*lines, *(f"  {fault}" for fault in self.faults)])
 
     def again(self, machines: Machines | None = None) -> str | None:
-        """Run it once more; return what went wrong, or nothing."""
+        """Run the schedule again; return its failure, or None."""
         return _failure(self.scenario, Replayed(self.faults), machines)
 
     def to_json(self) -> str:
-        """Return it as a file of the corpus of tests."""
+        """Return the finding as JSON, for the tests' corpus."""
         plain = {
             "scenario": dataclasses.asdict(self.scenario),
             "faults": [fault.plain() for fault in self.faults],
@@ -159,7 +159,7 @@ class Found:
 
     @classmethod
     def from_json(cls, text: str) -> Found:
-        """Return what ``to_json`` wrote."""
+        """Parse a finding that ``to_json`` wrote."""
         plain = json.loads(text)
         scenario = plain["scenario"]
         scenario["hosts"] = tuple(tuple(host) for host in scenario["hosts"])
@@ -167,7 +167,7 @@ class Found:
 
 
 def find(scenario: Scenario, machines: Machines | None = None) -> Found | None:
-    """Run a scenario with its drawn faults; when that fails, return the shortest list that does."""
+    """Run a scenario with its drawn faults; return a finding with the shortest failing list, or None."""
     faults = scenario.faults()
     what = _failure(scenario, faults, machines)
     if what is None:
@@ -183,19 +183,19 @@ def find(scenario: Scenario, machines: Machines | None = None) -> Found | None:
 def _failure(scenario: Scenario, faults: Faults, machines: Machines | None) -> str | None:
     try:
         run(scenario, faults, machines)
-    except Exception as error:  # whatever a machine does wrong is a finding
+    except Exception as error:  # any error of a machine is a finding
         return f"{type(error).__name__}: {error}"
     return None
 
 
 def shorten(faults: Sequence[Fault], fails: Callable[[Sequence[Fault]], bool]) -> list[Fault]:
-    """Leave out of a failing list whatever can be left out (Zeller and Hildebrandt 2002, ddmin).
+    """Shorten a failing list of faults as far as it still fails (Zeller and Hildebrandt 2002, ddmin).
 
     Returns
     -------
     list of Fault
-        A list that fails, or the whole one when even that does not (it depends on more than its faults); without any
-        one of its faults it would not fail.
+        A failing list that no longer fails without any one of its faults; the given list if that does not fail again,
+        as it then depends on more than its faults.
     """
     kept = list(faults)
     if not fails(kept):

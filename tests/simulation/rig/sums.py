@@ -1,7 +1,7 @@
-"""The secure sums as schedules use them, and the people of a simulated cohort.
+"""Build the halves of secure sums, and the participants' keys, for simulated rounds.
 
-The encrypted one needs the extra ``paillier``.  Its key is as short as a comparison with a paper allows, and secret
-from nobody.
+Encrypted sums need the extra ``paillier``.  Their key is as short as a comparison with a paper allows, and is not
+secret.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ __all__ = [
 ]
 
 SUMS = ("clear", "masked", "encrypted", "shared-key")
-"""The sums that there are schedules of."""
+"""Secure sums that schedules can use."""
 
 KEYED = ("encrypted", "shared-key")
-"""Those of them that are under a key."""
+"""Secure sums that are encrypted under a key."""
 
 HOLDERS = 3
-"""Key holders of an encrypted sum."""
+"""Number of key holders of an encrypted sum."""
 
 FIRST_HOLDER = 1_000_000
-"""Number of the first holder's identity; members have the lower ones."""
+"""Number of the first holder's identity; members have lower numbers."""
 
 _KEY_BITS = 1024
 
@@ -69,20 +69,20 @@ LAYOUT = Layout(
 """A small contribution with a segment of each kind."""
 
 _WIDE = Layout((*LAYOUT.segments, Segment("more", (150,), 1.0, 12)))
-"""One that takes several ciphertexts: key holders have a part each."""
+"""A layout that takes several ciphertexts, so that each key holder has a part to decrypt."""
 
 _NOW = 1_000_000
 """Unix seconds in the simulated world, for the validity of keys."""
 
 
 def layout_of(secure_sum: str) -> Layout:
-    """Return the layout of the contributions of schedules of a sum."""
+    """Return the layout of contributions in schedules of a secure sum."""
     return _WIDE if secure_sum in KEYED else LAYOUT
 
 
 @cache
 def identity(number: int) -> Identity:
-    """Return the keys of a simulated participant; the same for as long as the process lives."""
+    """Return the keys of a simulated participant, the same for the life of the process."""
     return Identity.generate()
 
 
@@ -97,9 +97,9 @@ def _bundle(number: int) -> Bundle:
 
 
 def _graph(members: int) -> GraphFields:
-    """Return a complete graph with the lowest threshold that hides, ``2t > k``: small cohorts survive dropouts, too.
+    """Return a complete graph with the lowest secure threshold, ``2t > k``, so that small cohorts survive dropouts.
 
-    ``graph_fields`` leaves cohorts of fewer than six no dropout at all.
+    ``graph_fields`` allows no dropout in cohorts of fewer than six.
     """
     if members < 2:
         raise Failed(f"a masked sum over {members} member would show its contribution")
@@ -107,18 +107,18 @@ def _graph(members: int) -> GraphFields:
 
 
 SUBJECT = Subject(b"a version", 1, 1, (1.0,))
-"""What every sum under a shared key changes here."""
+"""The model that every sum under a shared key changes here."""
 
 
 def halves(secure_sum: str) -> tuple[Callable[[], ServerHalf], Callable[[SumPlan, int], MemberHalf]]:
-    """Return what makes a secure sum's half for the server, and for a member of a plan.
+    """Return two functions that make a secure sum's half: for the server, and for a member of a plan.
 
     Member ``n`` of every plan has the keys ``identity(n)``.
 
     Raises
     ------
     ValueError
-        When there is no such sum.
+        When there is no such secure sum.
     """
     if secure_sum == "clear":
         return ClearServer, lambda plan, member: ClearMember()
@@ -153,7 +153,7 @@ def held_by_all() -> HeldKey:
 
 @cache
 def obfuscators() -> HolderObfuscators:
-    """Return what every simulated member encrypts with."""
+    """Return the tables with which every simulated member encrypts."""
     from coterie.crypto.paillier import HolderObfuscators
 
     return HolderObfuscators(held_by_all().secret)
@@ -181,7 +181,7 @@ def _encrypted(secure_sum: str) -> tuple[Callable[[], ServerHalf], Callable[[Sum
 
 
 def key_holder(plan: SumPlan, holder: int) -> KeyHolder:
-    """Return the half of a key holder of a plan."""
+    """Return a key holder's half for a plan."""
     from coterie.secure_sum.key_holder import KeyHolder
     from coterie.secure_sum.shared_key import SharedKeyHolder
 
@@ -191,7 +191,7 @@ def key_holder(plan: SumPlan, holder: int) -> KeyHolder:
 
 
 def _apply(plan: SumPlan, task: wire.ApplyTask, codes: NDArray[np.uint32], users: int) -> wire.AppliedSum:
-    """Return a sum in the place of a model that it changes, for the watch to see."""
+    """Return a sum itself in place of the changed model, so that the watch can check it."""
     from coterie.crypto.sealed_model import agreement
 
     model = wire.SealedModel(key_id=plan.key_id, round=plan.round, sealed=codes.tobytes())
@@ -201,14 +201,14 @@ def _apply(plan: SumPlan, task: wire.ApplyTask, codes: NDArray[np.uint32], users
 
 
 def codes_in(formed: Formed, size: int) -> NDArray[np.uint32]:
-    """Return a sum of so many values, or the one that simulated holders put in the place of a model."""
+    """Return the codes of a formed sum, also of one that simulated holders put in place of a model."""
     if not isinstance(formed, Applied):
         return formed
     return np.frombuffer(wire.SealedModel.FromString(formed.model).sealed, np.uint32)[:size]
 
 
 def added(plan: SumPlan, layout: Layout, codes: Mapping[int, NDArray[np.uint32]]) -> NDArray[np.uint32]:
-    """Return what a sum over some members should come to: of a sparse one zeros where too few have something."""
+    """Return the expected sum over some members; in a sparse sum, places that too few members touch are zero."""
     total = sum(codes.values(), np.zeros(layout.size, np.uint32))
     if not plan.sparse_floor:
         return total
@@ -229,7 +229,7 @@ def added(plan: SumPlan, layout: Layout, codes: Mapping[int, NDArray[np.uint32]]
 
 
 def opened(running: Running) -> NDArray[np.uint32]:
-    """Return the codes of a running sum, as whoever sees everything does."""
+    """Return the codes of a running sum, decrypted if need be."""
     if isinstance(running, np.ndarray):
         return running
     from coterie.crypto.paillier import decrypt_vector

@@ -1,4 +1,4 @@
-"""What must hold in every schedule, checked from outside the machines: on bytes sent, stored and summed."""
+"""Check invariants of every schedule from outside the machines, on bytes sent, stored and summed."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _MOST_REVEALS = 2
 
 
 class Violation(AssertionError):  # noqa: N818 - what it is called in the design
-    """Something happened that must never happen; the words say what."""
+    """Raised by `Watch` when an invariant is violated; the message says which."""
 
 
 class Watch:
-    """Follows one schedule.
+    """Follows one schedule and checks its invariants; fed by `World`.
 
     Parameters
     ----------
     layout : Layout
-        Of the contributions.
+        Layout of the contributions.
     """
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._sent: dict[tuple[int, int, Step], bytes] = {}
-        # What was added, and what it was before any mask, by round, member and SHA-256 of the message.
+        # Contributions as added, and as they were before masking, by round, member and SHA-256 of the message.
         self._added: dict[tuple[int, int, bytes], NDArray[np.uint32]] = {}
         self._plain: dict[tuple[int, int, bytes], NDArray[np.uint32]] = {}
         self._submitters: dict[int, Mapping[int, bytes]] = {}
@@ -57,10 +57,10 @@ class Watch:
     # --- members -------------------------------------------------------------------------------------------------
 
     def makes(self, plan: SumPlan, member: int, codes: NDArray[np.uint32], message: bytes) -> None:
-        """Note a contribution that a member has made, before it keeps or sends it."""
+        """Note a contribution that a member has made, before the member stores or sends it."""
         key = plan.round, member, hashlib.sha256(message).digest()
         self._plain[key] = codes.copy()
-        # A vector that is encrypted is what it was; how the sum of them is read, `opened` knows.
+        # An encrypted vector counts by its plain codes, as `opened` decrypts the running sum.
         self._added[key] = codes if plan.holders else codes_of(message, self._layout.size)[1].copy()
 
     def sends(self, plan: SumPlan, member: int, step: Step, message: bytes) -> None:
@@ -79,7 +79,7 @@ class Watch:
             self._reveals_shares(plan, member, message)
 
     def declines(self, plan: SumPlan, member: int) -> None:
-        """Take note that a member takes no further part in a round."""
+        """Note that a member takes no further part in a round."""
         self._declined.add((plan.round, member))
 
     def _reveals_shares(self, plan: SumPlan, member: int, message: bytes) -> None:
@@ -103,7 +103,7 @@ class Watch:
     # --- server --------------------------------------------------------------------------------------------------
 
     def saved(self, state: RoundState) -> None:
-        """Check what has become durable."""
+        """Check a state that has become durable."""
         number = state.plan.round
         if number < self._rounds:
             raise Violation(f"round {number} was written after round {self._rounds}")
@@ -125,7 +125,7 @@ class Watch:
             raise Violation(f"round number {number} was used again")
 
     def stepped(self, state: RoundState) -> None:
-        """Check that the running sum is the sum of what its notes name, each once."""
+        """Check that the running sum is the sum of the contributions that its notes name, each once."""
         if state.running is None:
             return
         is_open = state.step is Step.SUBMIT and state.phase is Phase.COLLECT
@@ -137,13 +137,13 @@ class Watch:
             raise Violation(f"the running sum of round {state.plan.round} is not the sum of {sorted(notes)}")
 
     def _opened(self, running: Running) -> NDArray[np.uint32]:
-        """Return the codes of a running sum, read once."""
+        """Return the codes of a running sum, cached for the last one."""
         if self._read[0] is not running:
             self._read = running, opened(running)
         return self._read[1]
 
     def applies(self, state: RoundState, total: NDArray[np.uint32], version: int) -> None:
-        """Check a sum that has just been applied, giving a version."""
+        """Check a sum that has just been applied, and the model version that it made."""
         number = state.plan.round
         notes = state.closed[Step.SUBMIT]
         if number in self.applied:

@@ -1,8 +1,8 @@
-"""An orchestration server and its hosts in virtual time, over links that lose, delay and repeat messages.
+"""Simulate an orchestration server and its hosts in virtual time, over links that lose, delay and repeat messages.
 
-Both run the machines of ``coterie.rounds`` as services do: they wait for what they save before they act on it, and a
-process that dies comes back with what its disk holds.  The contract's calls are here ``poll`` (held by the server
-until there is something to do) and ``submit`` (repeated by the host until it is answered).
+Both run the state machines of ``coterie.rounds`` as services do: they act on a state only once it is saved, and a
+process that dies restarts with the content of its disk.  Two calls stand for the contract's: ``poll``, which the server
+holds until there is something to do, and ``submit``, which a host repeats until it is answered.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ __all__ = ["Machines", "World"]
 
 _LATENCY_S = 0.05
 _POLL_S = 4.0
-"""How long a host waits for the answer to a poll."""
+"""How long a host waits for the answer to a poll, seconds."""
 _SUBMIT_S = 2.0
-"""How long a host waits for the answer to a submission."""
+"""How long a host waits for the answer to a submission, seconds."""
 _TRAIN_S = 1.0
 _WORK_S = 0.1
-"""Unmasking, and changing the model."""
+"""Time for unmasking, and for changing the model, seconds."""
 PATIENCE_S = 10.0
-"""Longest time for one step."""
+"""Longest time for one step, seconds."""
 
 
 class _Crash(Exception):  # noqa: N818 - ends what a process was doing
@@ -53,7 +53,7 @@ class _Crash(Exception):  # noqa: N818 - ends what a process was doing
 
 @dataclass(frozen=True)
 class Machines:
-    """The machines that a world runs; tests put faulty ones here to see them found."""
+    """The state machines that a world runs; tests put faulty ones here to see that they are found."""
 
     advance: Callable[[RoundState, cos.Event], tuple[RoundState, list[cos.Effect]]] = cos.advance
     member: Callable[[SumPlan, party.Journal, Callable[[], MemberHalf]], MemberRound] = MemberRound
@@ -62,7 +62,7 @@ class Machines:
 
 @dataclass(frozen=True)
 class _Answer:
-    """Of a poll: an open step, and what the host's members need for it."""
+    """The answer to a poll: an open step, and the briefings of the host's members for it."""
 
     plan: SumPlan
     step: Step
@@ -71,22 +71,22 @@ class _Answer:
 
 
 class World:
-    """One server and its hosts.
+    """A simulated server and its hosts, which run one schedule.
 
     Parameters
     ----------
     members : sequence of Member
-        Of every round, in order; their devices are the hosts.
+        Members of every round, in order; their devices are the hosts.
     layout : Layout
     server_half : callable
-        Makes the server's half, anew each time that the server starts.
+        Makes the server's half, again each time that the server starts.
     member_half : callable
-        Makes the half of a member of a plan; key holders have those of ``tests.simulation.rig.sums``.
+        Makes the half of a member of a plan; key holders' halves come from ``tests.simulation.rig.sums``.
     faults : Faults
     rng : numpy Generator
-        For the vectors.
+        Generator of the contributions' vectors.
     rounds : int
-        How many rounds there are, applied or abandoned.
+        Number of rounds, applied or abandoned.
     min_sum, sparse_floor : int
         Floors of each sum.
     machines : Machines
@@ -124,7 +124,7 @@ class World:
         Raises
         ------
         Violation
-            When something happens that must not happen, or the rounds do not end in time.
+            When an invariant is violated, or the rounds do not end in time.
         """
         self.server.start()
         for host in self.hosts.values():
@@ -132,19 +132,18 @@ class World:
         while not self.finished:
             if not self.clock.step():
                 raise Violation("nothing is going to happen any more, and the run has not ended")
-            # Each step of each round takes its patience at most, and each crash of the server once more that and
-            # the time that it was down.
-            # Each key holder may let a part of a sum wait for as long as a step takes.
+            # Each step of each round takes at most its patience, and each crash at most that again and the down time.
+            # Each key holder may delay a part of a sum by the time of a step.
             waits = len(self.server_half.steps) + len(self.holders)
             steps = self.rounds * (waits * PATIENCE_S + (4 + len(self.holders)) * _WORK_S)
-            # After the last round, too, when it was given up.
+            # There is a pause after the last round, too, when it was abandoned.
             pauses = sum(pause_s(row, PATIENCE_S) for row in range(1, self.rounds + 1))
             limit = steps + pauses + self.crashes * (2 * PATIENCE_S + 4 * _WORK_S)
             if self.clock.now > limit:
                 raise Violation(f"the run has not ended after {limit:g} s: {self.server.describe()}")
 
     def link(self, origin: str, target: str, deliver: Callable[[], None]) -> None:
-        """Send a message."""
+        """Send a message over a link, which may lose, delay or repeat it."""
         fault = self.faults.at(f"message {origin}>{target}")
         if fault is not None and fault.what == "drop":
             return
@@ -154,7 +153,7 @@ class World:
             self.clock.after(_LATENCY_S + fault.amount, deliver)
 
     def crash_point(self, place: str) -> None:
-        """Perhaps the process dies here."""
+        """Crash the process here if a fault says so."""
         fault = self.faults.at(place)
         if fault is not None:
             self.crashes += 1
@@ -169,7 +168,7 @@ class World:
             drawn = self.rng.integers(1, 2**segment.bits, (users, segment.size), dtype=np.uint64)
             total[place] = drawn.sum(axis=0).astype(np.uint32)
         if self.sparse_floor:
-            # Something in one stretch only.
+            # A sparse contribution has values in one stretch only.
             first, end = sorted(self.rng.integers(0, self.layout.size, 2))
             zeros = self.layout.zeros(self.members[member].users)
             total[:first], total[end:] = zeros[:first], zeros[end:]
@@ -177,7 +176,7 @@ class World:
 
 
 class _Server:
-    """The orchestration server."""
+    """The simulated orchestration server."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -190,7 +189,7 @@ class _Server:
         self._abandoned_in_a_row = 0
 
     def describe(self) -> str:
-        """Say where the round stands."""
+        """Describe the state of the round, for violations."""
         state = self._state
         return (
             "the server is down"
@@ -206,7 +205,7 @@ class _Server:
         self._guarded(lambda: self._take_up(self._disk.load(world.layout, world.server_half, PATIENCE_S)))
 
     def polled(self, host: str, cursor: tuple[object, ...]) -> None:
-        """Take a poll: answer it when there is something new to do."""
+        """Take a poll, and answer it once there is something new to do."""
         if self._state is None:
             return
         self._parked[host] = cursor
@@ -237,7 +236,7 @@ class _Server:
         self._guarded(take)
 
     def declined(self, host: str, number: int, member: int) -> None:
-        """Take a member's word that it takes no further part in a round, and answer it."""
+        """Take a member's message that it declines a round, and answer it."""
 
         def take() -> None:
             if self._state is None:
@@ -306,7 +305,7 @@ class _Server:
             self._carry_out(after, effect)
         if effects:
             world.crash_point("cos")
-        # Only now can anybody see the new state.
+        # Only from here on is the new state visible.
         self._state = after
         if after.phase is Phase.COLLECT and after.deadline > self._ticks_at:
             self._ticks_at = after.deadline
@@ -326,7 +325,7 @@ class _Server:
                 self._disk.save(state, closed)
                 world.watch.saved(state)
             case cos.Ask():
-                # Whoever waits is told after each event.
+                # Waiting hosts are answered after each event.
                 pass
             case cos.Unmask():
                 self._later(_WORK_S, self._unmask)
@@ -382,13 +381,13 @@ class _Server:
         self._world.link("cos", host, lambda: self._world.hosts[host].polled(answer))
 
     def _shown(self, host: str, state: RoundState, member: int) -> bytes:
-        """Return a member's briefing; a server that cheats shows another one."""
+        """Return a member's briefing, or a forged one if a fault says so."""
         briefing = state.briefing(member)
         fault = self._world.faults.at(f"deceit {host}")
         return briefing if fault is None else forged(state.step, briefing, fault, len(self._world.members))
 
     def _intrude(self, last: Submission) -> None:
-        """Perhaps somebody sends what must be refused."""
+        """Submit a forged message if a fault says so, and check that it is refused."""
         world, state = self._world, self._state
         fault = world.faults.at("intruder")
         if fault is None or state is None:
@@ -401,7 +400,7 @@ class _Server:
 
 
 class _Host:
-    """A client host."""
+    """A simulated client host, or device of a key holder."""
 
     def __init__(self, world: World, name: str) -> None:
         self._world, self._name = world, name
@@ -417,7 +416,7 @@ class _Host:
         self._said: dict[tuple[int, int], bytes] = {}
 
     def poll(self) -> None:
-        """Ask what there is to do; ask again when no answer comes."""
+        """Poll the server; poll again when no answer comes."""
         self._polls += 1
         number, world = self._polls, self._world
         cursor = self._cursor
@@ -425,17 +424,17 @@ class _Host:
         self._later(_POLL_S, lambda: self.poll() if number == self._polls else None)
 
     def polled(self, answer: _Answer) -> None:
-        """Do what there is to do.  The answer may be an old one, even one to a process that has died since."""
+        """Take the answer to a poll, which may be an old one, even one to a process that has died since."""
         if not self._down:
             self._guarded(lambda: self._polled(answer))
 
     def acknowledged(self, submission: Submission, answer: str) -> None:
-        """Forget a submission that was answered: taken or refused."""
+        """Forget a submission that the server has answered, taken or refused."""
         if self._outbox.get((submission.member, submission.step)) == submission:
             del self._outbox[submission.member, submission.step]
 
     def excused(self, number: int, member: int) -> None:
-        """Forget that a member declined: the server knows it."""
+        """Stop repeating that a member declined: the server has answered."""
         self._declining.discard((number, member))
 
     # --- what happens inside ---------------------------------------------------------------------------------------
@@ -479,7 +478,7 @@ class _Host:
         plan, world = self._plan, self._world
         if plan is None:
             raise AssertionError("a member without a plan")
-        # A key holder has one machine, whatever it is asked.
+        # A key holder has one machine for all its numbers.
         member = plan.numbers_of(number)[0]
         found = self._rounds.get(member)
         if found is None:
@@ -518,7 +517,7 @@ class _Host:
             world.crash_point(f"host {self._name}")
 
     def _decrypted(self, number: int, member: int, message: bytes) -> bytes:
-        """Return what a key holder says was in a part of the sum; one that lies says the same again."""
+        """Return a key holder's decryption of a part of the sum; a liar repeats the same falsified one."""
         if (number, member) not in self._said:
             fault = self._world.faults.at(f"decrypt {self._name}")
             self._said[number, member] = message if fault is None else false(message, member)

@@ -1,1 +1,1 @@
-"""DRIFT at a client host: sealed deliveries to owners, evaluation (published), visits with own rows (shielded)."""
+"""Run DRIFT at a client host: deliveries to owners and evaluation (published), visits with users' rows (shielded)."""

@@ -1,4 +1,4 @@
-"""Delivery: a host's outboxes, sealed user by user, straight to the owners; never through the COS."""
+"""Deliver a host's outboxes to data owners directly, sealed user by user, never through the COS."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _STREAM_S = 600.0
 _AT_ONCE = 4
 _RETRY_S = 5.0
 _PAUSE_S = 1.0
-"""Reasons for which the same batches may be taken later."""
+"""Pause before an owner that cannot be reached is tried again, seconds."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class _Batch:
 
 
 class Delivery:
-    """Sends outboxes.
+    """Sends users' outboxes to data owners; used by `PublishedDrift`.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class Delivery:
     identities : sequence of Identity
         Keys of the users; user ``n`` at position ``n - 1``.
     histories : Histories
-        What there is to send.
+        Histories with the outboxes to send.
     writer : Writer
         The store's writer.
     directory_key : bytes
@@ -103,7 +103,7 @@ class Delivery:
         self._revoked: set[int] = set()
 
     def know(self, version: int, owners: Sequence[CatalogueOwner]) -> None:
-        """Learn the owners of a catalogue; nobody waits any longer for an owner that is not in the newest one.
+        """Learn the owners of a catalogue; sending stops to owners that are not in the newest one.
 
         Raises
         ------
@@ -122,15 +122,15 @@ class Delivery:
             self._sending[participant].cancel()
 
     async def deliver(self, catalogue: Catalogued) -> int:
-        """Send everything that waits to the owners of a catalogue; return the records acknowledged in all.
+        """Send all waiting records to the owners of a catalogue; return how many records are acknowledged in all.
 
         Raises
         ------
         PeerError
-            When an owner refuses.  One that cannot be reached, or is full, is waited for until `know` gets a catalogue
-            without it.
+            When an owner refuses.  An owner that cannot be reached, or is full, is awaited until `know` gets a
+            catalogue without it.
         """
-        # A new catalogue is made when an owner comes or comes back, perhaps from a backup.
+        # A new catalogue may mean that an owner came back from a backup: put its acknowledgements in doubt.
         for owner in catalogue.owners:
             latest = self._recipients[owner].latest
             if latest is not None:
@@ -140,7 +140,7 @@ class Delivery:
         if sending:
             await asyncio.wait(sending)
         for task in sending:
-            # One that was cancelled is an owner that the newest catalogue has lost.
+            # A cancelled task belongs to an owner that is not in the newest catalogue.
             if not task.cancelled():
                 task.result()
         return sum(
@@ -150,11 +150,11 @@ class Delivery:
         )
 
     async def begin(self, catalogue: Catalogued) -> None:
-        """Queue what is new, durably, and begin to send it; returns before it has arrived."""
+        """Queue new interactions, durably, and start sending them; return before they have arrived."""
         if catalogue.version >= self._catalogue.version:
             self._catalogue = catalogue
         await self._histories.queue(catalogue)
-        # The catalogue may have grown old meanwhile.
+        # The catalogue may be outdated by now: send to owners of the newest only.
         for owner in filter(self._present.__contains__, catalogue.owners):
             held = self._sending.get(owner)
             if (held is None or held.done()) and self._waiting(owner):
@@ -162,13 +162,13 @@ class Delivery:
                 task.add_done_callback(self._ended)
 
     async def close(self) -> None:
-        """Send nothing more; what is not acknowledged stays in the outboxes."""
+        """Stop sending; records that are not acknowledged stay in the outboxes."""
         for task in self._sending.values():
             task.cancel()
         await asyncio.gather(*self._sending.values(), return_exceptions=True)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        # Nobody may be waiting for it.
+        # Report the error here: there may be no caller waiting for the task.
         if not task.cancelled() and (error := task.exception()) is not None:
             self._runtime.fail(error)
 
@@ -177,7 +177,7 @@ class Delivery:
 
     async def _send(self, owner: bytes) -> None:
         while True:
-            # Looked up again each time: it may have come back at another address.
+            # Look up again each time: the owner may have come back at another address.
             recipient = self._recipients[owner]
             try:
                 async with self._turns:
@@ -190,13 +190,13 @@ class Delivery:
             await asyncio.sleep(_PAUSE_S)
 
     async def _attempt(self, recipient: Recipient) -> None:
-        """Send until nothing waits; a broken stream starts again with what is not acknowledged."""
+        """Send until nothing waits; a broken stream starts again at the first record that is not acknowledged."""
         stub: Any = recipient.channel.stub(DataOwnerStub)
         while self._waiting(recipient.owner):
             prekey = await self._recipients.prekey(recipient)
             under_way: asyncio.Queue[list[_Batch]] = asyncio.Queue()
             failed: list[Exception] = []
-            # An answer may ask for another prekey: what is under way goes on with this one, and is sent again.
+            # An answer may ask for another prekey: batches under way still use this one, and are sent again.
             requests = self._requests(recipient, self._messages(recipient, prekey), under_way, failed)
             try:
                 async for response in stub.SubmitInteractions(requests, timeout=_STREAM_S):
@@ -221,7 +221,7 @@ class Delivery:
                     owner=recipient.owner,
                     batches=[batch.message for batch in batches],
                 )
-                # Lets answers, polls and the health check have their turn.
+                # Give answers, polls and the health check their turn.
                 await asyncio.sleep(0)
         except Exception as error:
             # gRPC cancels a call whose requests cannot be made, as if that had been asked for.
@@ -229,14 +229,14 @@ class Delivery:
             raise
 
     def _messages(self, recipient: Recipient, prekey: PublicPrekey) -> Iterator[list[_Batch]]:
-        """Yield what waits, sealed, a message at a time; users in a seeded order, each user's records in theirs."""
+        """Yield messages of sealed batches: users in a seeded order, each user's records in sequence."""
         ranges = self._ranges(recipient)
         while chosen := list(itertools.islice(ranges, _BATCHES_PER_MESSAGE)):
             catalogue = self._catalogue
             users = [user for user, _, _, _ in chosen]
             sessions = [one.sealing for one in self._recipients.sessions(recipient, prekey, users)]
             records = [encode_records(*self._histories.records(rows, catalogue)) for _, _, _, rows in chosen]
-            # One account for the whole message: reading the CPU clock costs as much as sealing a batch.
+            # One CPU account for the whole message: reading the clock costs as much as sealing a batch.
             with self._runtime.accounting.activity("seal", sum(len(rows) for _, _, _, rows in chosen)):
                 sealed = [
                     session.seal(first, payload, len(rows))
@@ -270,13 +270,13 @@ class Delivery:
     ) -> None:
         now = time.time_ns() // 1_000_000
         sent = []
-        # An owner says what it holds of a user only in answer to a batch that opens.
+        # An owner states how many records it holds of a user only in answer to a batch that opens.
         silent = {
             refused.index
             for refused in response.refused
             if refused.reason != ErrorReason.ERROR_REASON_SEQUENCE_MISMATCH
         }
-        # A record that an owner has acknowledged is a duplicate when it comes again, or the owner has lost it.
+        # A record acknowledged before and sent again is a duplicate, unless the owner has lost it.
         again = sum(batch.last <= batch.outbox.acknowledged for batch in batches)
         lost = response.duplicates + len(response.refused) < again
         for index, (batch, durable) in enumerate(zip(batches, response.durable, strict=True)):
@@ -290,7 +290,7 @@ class Delivery:
                 )
             gained = durable - batch.outbox.acknowledged
             lost = lost or gained < 0
-            # The store follows an owner down, so that a host that restarts does not take for delivered what is lost.
+            # Lower the stored count, too, so that after a restart the host does not count lost records as delivered.
             batch.outbox.acknowledged, batch.outbox.doubtful = durable, False
             recipient.latest = batch.outbox
             size = len(batch.message.header) + len(batch.message.ciphertext)
@@ -298,7 +298,7 @@ class Delivery:
                 store.Sent(batch.user, f"data-owner/{recipient.name}", "interaction", gained, size, now)
             )
         if lost:
-            # It was restored from a backup.  What it says of one user is no word on the others.
+            # The owner was restored from a backup: only users in this answer are certain, all others in doubt.
             _log.warning("a data owner has lost records", owner=recipient.name)
             answered = {id(batch.outbox) for batch in batches}
             for outbox in self._histories.outboxes[recipient.owner].values():
@@ -306,7 +306,7 @@ class Delivery:
         await self._writer.run(lambda connection: store.add_sent(connection, sent))
         for refused in response.refused:
             if refused.reason == ErrorReason.ERROR_REASON_REVOKED:
-                # That user sends nothing any more; the others of this host do.
+                # The revoked user sends nothing more; the host's others do.
                 self._revoked.add(batches[refused.index].user)
                 _log.warning("a user was revoked", owner=recipient.name)
                 continue

@@ -1,4 +1,4 @@
-"""DRIFT, published form: deliver sealed records to owners, evaluate at the host, ask the COS for recommendations."""
+"""Run a client host in DRIFT's published form: deliver sealed records, evaluate, ask the COS for recommendations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _log = structlog.get_logger("coterie.client")
 
 
 class PublishedDrift:
-    """A host in a run of DRIFT's published form.
+    """A client host's part in a run of DRIFT's published form.
 
     Parameters
     ----------
@@ -57,34 +57,34 @@ class PublishedDrift:
         self._running: asyncio.TaskGroup | None = None
 
     async def begin(self, running: asyncio.TaskGroup) -> None:
-        """Learn the catalogue."""
+        """Fetch the catalogue, and start sending interactions that users record."""
         self._running = running
         running.create_task(self._send_news())
         await self._fetch_catalogue()
         if self._histories.outboxes:
-            # Before a restart something was sent; what was recorded then may not have arrived.
+            # Records queued before a restart may not have arrived.
             self._news.set()
 
     async def told(self, tasks: Sequence[wire.Task]) -> None:
-        """Deliver and evaluate."""
+        """Deliver records and evaluate, as the COS's open tasks ask."""
         for task in tasks:
             match task.kind:
                 case wire.TaskKind.TASK_KIND_DELIVER:
                     if task.version > self._delivering and self._running is not None:
                         self._delivering = task.version
-                        # Beside everything else: an owner that is away holds up nothing but its own records.
+                        # In a task of its own, so that an absent owner delays only its own records.
                         self._running.create_task(self._deliver())
                 case wire.TaskKind.TASK_KIND_EVALUATE:
                     try:
                         await self._evaluate(task)
                     except Refusal as refusal:
-                        # A host that stood still hears of what was closed without it; the next tasks say what is open.
+                        # The evaluation was closed while this host stood still; the next tasks name what is open.
                         if refusal.reason != ErrorReason.ERROR_REASON_UNKNOWN_ROUND:
                             raise
                         _log.warning("an evaluation was over before its answer", point=task.round.point)
 
     async def finished(self) -> None:
-        """Go on: records that users make later still go to their owners."""
+        """Do nothing: interactions that users record later still go to their owners."""
 
     # --- delivery ----------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class PublishedDrift:
         return self._catalogue
 
     async def _send_news(self) -> None:
-        """Send what users record themselves, beside what the COS asks for."""
+        """Send interactions that users record, without waiting for a task."""
         while True:
             await self._news.wait()
             self._news.clear()
@@ -117,7 +117,7 @@ class PublishedDrift:
         """Send a new interaction to the owners of the item; return how many there are."""
         catalogue = self._catalogue
         if catalogue is None:
-            # Not joined yet: it will be sent with everything else.
+            # Not joined yet: the interaction is sent with the rest later.
             return 0
         self._news.set()
         index = catalogue.index.get(item)
@@ -131,7 +131,7 @@ class PublishedDrift:
         payload = wire.MetricSums(version=task.version)
         if len(self._host.identities) >= self._party.plan.min_users:
             users, items = await self._factors(task.version)
-            # None after a restart when everything was delivered before.
+            # The catalogue is not held after a restart when everything was delivered before.
             catalogue = self._catalogue or await self._fetch_catalogue()
             measured = await asyncio.to_thread(self._measure, users, items, catalogue)
             names, table = sums(measured)
@@ -151,7 +151,7 @@ class PublishedDrift:
         items = from_wire(Tensor.FromString(model or b""), np.float32, (None, dim), field="model")
         if len(users) != len(self._party.slots):
             raise PeerError("the COS sent rows of other users than this host's")
-        # Rows come in the order of the slots, users stand in the order of their registration.
+        # Rows come in the order of slots; users are in the order of registration.
         order = np.argsort(np.argsort(self._party.slots))
         return users[order], items
 
@@ -166,10 +166,10 @@ class PublishedDrift:
     # --- recommendation ----------------------------------------------------------------------------------------
 
     async def recommend(self, user: int, k: int) -> Recommended:
-        """Return the best items for a user, as the COS scores them."""
+        """Return the best unseen items for a user, scored by the COS."""
         catalogue = self._catalogue or await self._fetch_catalogue()
         seen = self._histories.seen(user, catalogue)
-        # Asking for as many more as were seen leaves k whatever the COS returns; it learns how many, not which.
+        # Ask for as many extra items as the user has seen, so that k remain; the COS learns that number only.
         slot, asked = self._party.slots[user - 1], k + len(seen)
         request = wire.RecommendRequest(run_id=self._party.plan.run_id, slot=slot, k=asked)
         response: wire.RecommendResponse = await self._party.call(lambda: self._party.stub.Recommend(request))
@@ -184,7 +184,7 @@ class PublishedDrift:
         return [key for key, _ in best], [value for _, value in best], response.version
 
     async def stop(self) -> None:
-        """Send nothing more; what is not acknowledged stays in the outboxes."""
+        """Stop sending; records that are not acknowledged stay in the outboxes."""
         await self._delivery.close()
 
     def close(self) -> None:

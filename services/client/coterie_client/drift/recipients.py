@@ -1,4 +1,4 @@
-"""The data owners that a host's users send to: connections, prekeys, and a session for each user."""
+"""Keep connections, prekeys and users' sealing sessions for the data owners to which a host sends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Recipient", "Recipients", "Session"]
 
 @dataclass
 class Recipient:
-    """A data owner that is sent to."""
+    """A data owner to which a host's users send."""
 
     owner: bytes
     name: str
@@ -30,23 +30,23 @@ class Recipient:
     channel: Channel
     prekey: PublicPrekey | None = None
     latest: Outbox | None = None
-    """Where it acknowledged last: what a restored owner lacks first."""
+    """Outbox with the owner's latest acknowledgement, which an owner restored from a backup lacks first."""
 
     @property
     def stub(self) -> Any:
-        """Calls of the owner's service."""
+        """Client stub of the owner's service."""
         return self.channel.stub(DataOwnerStub)
 
 
 class Session(NamedTuple):
-    """A user and an owner: what is sealed for the owner, and opened from it."""
+    """The two sessions of a user with an owner: for sealing to the owner, and opening its replies."""
 
     sealing: SealingSession
     opening: OpeningSession
 
 
 class Recipients:
-    """All data owners that a host has known in a run.
+    """All data owners that a host has known in a run; used by `Delivery` and `Visits`.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class Recipients:
         self._sessions: dict[tuple[int, bytes, bytes], Session] = {}
 
     def __getitem__(self, owner: bytes) -> Recipient:
-        """Return an owner as it was known last: it may have come back at another address."""
+        """Return an owner by participant id, at its last known address."""
         return self._known[owner]
 
     def know(self, owners: Iterable[CatalogueOwner]) -> tuple[set[bytes], list[Recipient]]:
@@ -83,7 +83,7 @@ class Recipients:
         present : set of bytes
             Their participant ids.
         new : list of Recipient
-            Those that are new, or at another address than before.
+            Owners that are new, or at another address than before.
 
         Raises
         ------
@@ -108,7 +108,7 @@ class Recipients:
         return present, new
 
     async def prekey(self, recipient: Recipient) -> PublicPrekey:
-        """Return what to seal for now, asking the owner where it is not known or has expired."""
+        """Return an owner's current prekey; ask the owner when none is held or it has expired."""
         held = recipient.prekey
         if held is not None and held.expiry > time.time():
             return held
@@ -122,7 +122,7 @@ class Recipients:
         return prekey
 
     def sessions(self, recipient: Recipient, prekey: PublicPrekey, users: Sequence[int]) -> list[Session]:
-        """Return a session for each user, making those that are missing."""
+        """Return a session for each user, running key agreement for those that are missing."""
         keys = [(user, recipient.owner, prekey.prekey_id) for user in users]
         missing = {key for key in keys if key not in self._sessions}
         if missing:

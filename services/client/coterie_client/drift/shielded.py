@@ -1,4 +1,4 @@
-"""DRIFT, shielded form: users' rows stay here and visit owners sealed; the host evaluates and recommends by itself."""
+"""Run a client host in DRIFT's shielded form: visits with users' sealed rows, evaluation, recommendation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = ["ShieldedDrift"]
 _log = structlog.get_logger("coterie.client")
 
 _ROUNDING = 7
-"""First element of the key under which metrics are rounded; `Visits` and `coterie.systems.drift` have lower ones."""
+"""First element of the seed for rounding metrics; `Visits` and `coterie.systems.drift` use lower ones."""
 
 _DAY_S = 24 * 3600
 
@@ -51,7 +51,7 @@ _SENT = {
 
 
 class ShieldedDrift:
-    """A host in a run of DRIFT's shielded form.
+    """A client host's part in a run of DRIFT's shielded form; users' rows are kept and scored at the host.
 
     Parameters
     ----------
@@ -79,28 +79,28 @@ class ShieldedDrift:
         self._working: asyncio.Task[None] | None = None
 
     async def begin(self, running: asyncio.TaskGroup) -> None:
-        """Learn the catalogue."""
+        """Fetch the catalogue, and start visits and membership in evaluations."""
         await self.catalogue(fresh=True)
         running.create_task(self._members.run())
         self._working = running.create_task(self._work())
 
     async def told(self, tasks: Sequence[wire.Task]) -> None:
-        """Make the visits that are asked for, and take part in evaluations."""
+        """Make visits and take part in evaluations, as the COS's open tasks ask."""
         for task in tasks:
             if task.kind == wire.TaskKind.TASK_KIND_VISIT:
                 if task.version > self._known:
-                    # At once: whoever waits for an owner that is gone learns it here.
+                    # Fetch at once, so that visits stop waiting for owners that are gone.
                     await self.catalogue(fresh=True)
                 self._asked = task.round.round, task.version
                 self._news.set()
         self._members.hear(tasks)
 
     async def finished(self) -> None:
-        """Go on: records that users make later still go to their owners."""
+        """Stop membership in evaluations; interactions that users record later still go to their owners."""
         self._members.finish()
 
     async def catalogue(self, *, fresh: bool = False) -> Catalogued:
-        """Return the catalogue, as the COS has it now or as it was fetched last."""
+        """Return the catalogue: the COS's present one if ``fresh``, otherwise the last that was fetched."""
         if fresh or self._catalogue is None:
             message = await self._host.fetch_catalogue()
             self._visits.know(message.version, message.owners)
@@ -120,7 +120,7 @@ class ShieldedDrift:
             if asked is not None:
                 self._epoch = max(self._epoch, asked[0])
             if not self._epoch:
-                # Nobody has asked for a visit yet: what is recorded goes with everything else.
+                # No visit was asked for yet: new records go with the first one.
                 continue
             catalogue = await self.catalogue()
             await self._visits.make(self._epoch, catalogue)
@@ -171,7 +171,7 @@ class ShieldedDrift:
         return await asyncio.to_thread(measured)
 
     async def recommend(self, user: int, k: int) -> Recommended:
-        """Return the best items for a user, scored here."""
+        """Return the best unseen items for a user, scored at this host."""
         version, _, items = await self.model()
         catalogue = await self.catalogue()
         if len(items) > len(self._items):
@@ -183,7 +183,7 @@ class ShieldedDrift:
         return best, values, version
 
     async def stop(self) -> None:
-        """Make no more visits; those without a reply are made again after a restart."""
+        """Stop visits; a visit without a reply is repeated after a restart."""
         if self._working is not None:
             self._working.cancel()
 
@@ -193,7 +193,7 @@ class ShieldedDrift:
 
 
 class _Evaluation:
-    """The host as a member of evaluations: one for all its users."""
+    """The host as one member of evaluations, for all its users."""
 
     def __init__(self, drift: ShieldedDrift, host: Host, keys: NDArray[np.uint64]) -> None:
         self._drift = drift
@@ -214,7 +214,7 @@ class _Evaluation:
         return self._journals.of(self.identity.participant_id)
 
     async def keep(self, journal: Journal) -> None:
-        """Keep a journal, durably."""
+        """Store a journal."""
         await self._journals.keep({self.identity.participant_id: journal})
 
     async def accept(self, plan: SumPlan, member: int) -> None:
@@ -223,7 +223,7 @@ class _Evaluation:
         Raises
         ------
         Declined
-            When it is not one of this run's evaluations, or outside the consent of the host's users.
+            When the plan is not an evaluation of this run, or is outside the consent of the host's users.
         """
         users, rounds, masked = len(self._host.identities), self._plan.rounds, plan.secure_sum == "masked"
         if plan.purpose != Purpose.EVALUATE.value:
@@ -252,7 +252,7 @@ class _Evaluation:
             return max(store.load_taken_part(connection, int(time.time()) // _DAY_S).values(), default=0)
 
     async def contribute(self, plan: SumPlan, trained: Trained) -> None:
-        """Measure, add up the users, and keep what leaves."""
+        """Measure the users, add up their metrics, and store the contribution before it is sent."""
         measured = await self._drift.measure(self._items, plan.pass_number)
         if self._host.settings.per_user_metrics:
             self._host.write_per_user(plan.pass_number, measured)
@@ -275,12 +275,12 @@ class _Evaluation:
             )
 
     async def left(self, plan: SumPlan, step: Step, size: int) -> None:
-        """Write down what leaves."""
+        """Add a sent message to the disclosure receipt."""
         kind = _SENT.get(step, f"metrics ({plan.secure_sum})")
         await self._host.note_sent("cos", kind, 1, size)
 
     async def sat_out(self, plan: SumPlan, reason: str) -> None:
-        """Write down why the host takes no part."""
+        """Add the reason for taking no part to the disclosure receipt."""
         things = [store.Refused(0, "cos", reason, now_ms())]
         await self._host.writer.run(lambda connection: store.add_declined(connection, things))
 

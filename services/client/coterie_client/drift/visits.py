@@ -1,8 +1,8 @@
-"""Users visit data owners with their own rows, sealed (DRIFT, shielded form).
+"""Let users visit data owners with their own rows, sealed (DRIFT, shielded form).
 
-A user is at one owner at a time: its row comes back changed before it goes to the next one.  Users do not wait for each
-other.  A visit counts when its reply is durable here; one whose reply was lost is made again under the same number, and
-the owner answers what it answered before.
+A user is at one owner at a time: its row comes back changed before it goes to the next owner.  Users do not wait for
+each other.  A visit counts when its reply is durable here.  A visit whose reply was lost is repeated under the same
+number, and the owner returns the same reply.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ __all__ = ["Visits", "resumed"]
 _log = structlog.get_logger("coterie.visits")
 
 _AT_ONCE = 16
-"""Users whose visits go in one message."""
+"""Most users whose visits go in one message."""
 
 _CALL_S = 120.0
 _RETRY_S = 5.0
 _PAUSE_S = 1.0
 _ORDER = 6
-"""First element of the key under which a user's order of owners is drawn; `coterie.systems.drift` has lower ones."""
+"""First element of the seed of a user's order of owners; `coterie.systems.drift` uses lower ones."""
 
 
 @dataclass
 class _Leaving:
-    """A visit under way."""
+    """A visit that is sent and not answered yet."""
 
     user: int
     rows: NDArray[np.uint32]
-    """Of the history: the records that it brings."""
+    """History rows of the records that it brings."""
     number: int
     complete: bool
     message: wire.SealedBatch
@@ -62,7 +62,7 @@ class _Leaving:
 
 
 class Visits:
-    """The visits of a host's users.
+    """The visits of a host's users to data owners, and their rows; used by `ShieldedDrift`.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class Visits:
         Registered.
     settings : DriftSettings
     keys : ndarray of uint64, shape (users,)
-        Each user's own number, from which its row and its order of owners are drawn.
+        Each user's own seed, from which its row and its order of owners are drawn.
     """
 
     def __init__(self, host: Host, settings: DriftSettings, keys: NDArray[np.uint64]) -> None:
@@ -84,7 +84,7 @@ class Visits:
         self._changed = asyncio.Event()
         self._revoked: set[int] = set()
         self.rows = np.stack([initial_row(int(key), settings) for key in keys])
-        """Float32 (users, d): they never leave but sealed for an owner."""
+        """Users' rows, float32 (users, d); they leave this host only sealed to an owner."""
         self._last: dict[tuple[int, bytes], store.Visited] = {}
         with host.engine.connect() as connection:
             for user, row in store.load_vectors(connection).items():
@@ -93,7 +93,7 @@ class Visits:
                 self._last[one.user, one.owner] = one
 
     def know(self, version: int, owners: Sequence[CatalogueOwner]) -> None:
-        """Learn the owners of a catalogue; nobody waits any longer for one that is not in the newest.
+        """Learn the owners of a catalogue; users stop waiting for owners that are not in the newest one.
 
         Raises
         ------
@@ -108,11 +108,11 @@ class Visits:
 
     @property
     def records(self) -> int:
-        """Records that owners have, in all."""
+        """Number of records that owners have, over all users."""
         return sum(one.durable for one in self._last.values())
 
     def losses(self, epoch: int) -> NDArray[np.float64]:
-        """Return each user's mean loss over the blocks that ran in an epoch, (users,); NaN where none did."""
+        """Return each user's mean loss over its blocks in an epoch, float64 (users,); NaN where no block ran."""
         total, blocks = np.zeros(len(self.rows)), np.zeros(len(self.rows))
         for one in self._last.values():
             if one.epoch == epoch:
@@ -123,12 +123,12 @@ class Visits:
     # --- an epoch ----------------------------------------------------------------------------------------------
 
     async def make(self, epoch: int, catalogue: Catalogued) -> None:
-        """Let each user visit the owners where it has something in this epoch, in an order of its own.
+        """Let each user visit, in its own random order, the owners that hold or await records of it in this epoch.
 
         Raises
         ------
         PeerError
-            When an owner refuses.  One that cannot be reached is waited for until `know` gets a catalogue without it.
+            When an owner refuses.  An owner that cannot be reached is awaited until `know` gets a catalogue without it.
         """
         await self._host.histories.queue(catalogue)
         todo = {
@@ -183,7 +183,7 @@ class Visits:
             await asyncio.gather(*serving, return_exceptions=True)
 
     def _order(self, user: int, epoch: int, owners: Sequence[bytes]) -> list[bytes]:
-        # By name: keys of owners are others in every run of an experiment.
+        # Sort by name: owners' keys differ between runs of an experiment.
         wanted = sorted(
             (owner for owner in owners if self._needs(user, owner, epoch)),
             key=lambda owner: self._recipients[owner].name,
@@ -202,7 +202,7 @@ class Visits:
         return len(self._queued(user, owner)) > last.durable or (last.epoch < epoch and last.held > 0)
 
     async def _visit(self, owner: bytes, users: Sequence[int], epoch: int, catalogue: Catalogued) -> None:
-        """Let some users visit an owner; returns when their replies are durable, or the owner is gone."""
+        """Let some users visit an owner; return when their replies are durable, or the owner is gone."""
         while owner in self._present:
             recipient, changed = self._recipients[owner], self._changed
             try:
@@ -305,7 +305,7 @@ class Visits:
             made.append(
                 last._replace(
                     number=said.number,
-                    # With records still to come the epoch is not over for it.
+                    # Set even with records still to come: `_needs` looks at both.
                     epoch=epoch,
                     durable=durable,
                     held=said.held,
@@ -321,7 +321,7 @@ class Visits:
             store.save_visits(connection, changed, made)
             store.add_sent(connection, sent)
 
-        # Before the next visit of any of them.
+        # Must be durable before the next visit of any of these users.
         await self._host.writer.run_when_possible(write)
 
     def _refused(
@@ -335,13 +335,13 @@ class Visits:
     ) -> None:
         match refused.reason:
             case ErrorReason.ERROR_REASON_REVOKED:
-                # That user goes nowhere any more; the others of this host do.
+                # The revoked user makes no more visits; the host's others do.
                 self._revoked.add(one.user)
                 _log.warning("a user was revoked", owner=recipient.name)
             case ErrorReason.ERROR_REASON_UNKNOWN_PREKEY:
                 recipient.prekey = None
             case ErrorReason.ERROR_REASON_SEQUENCE_MISMATCH:
-                # The user's own place, also where nothing was noted yet.
+                # The entry of this user and owner, also before any visit was noted.
                 place = last._replace(user=one.user, owner=recipient.owner)
                 queued = len(self._queued(one.user, recipient.owner))
                 _log.warning("a data owner is at another place", owner=recipient.name)
@@ -363,14 +363,14 @@ class Visits:
 
 
 def resumed(owner: str, last: store.Visited, queued: int, expected: int, durable: int) -> store.Visited:
-    """Return from where a user goes on after an owner refused its visit for its numbers.
+    """Return the state from which a user goes on after an owner refused its visit's sequence numbers.
 
     Parameters
     ----------
     owner : str
         Name of the owner.
     last : Visited
-        What the user knows of its last visit there.
+        The user's record of its last visit there.
     queued : int
         Records that the user has for the owner, in all.
     expected : int
@@ -381,16 +381,16 @@ def resumed(owner: str, last: store.Visited, queued: int, expected: int, durable
     Raises
     ------
     PeerError
-        When the owner has visits or records that this host does not know of; or when nothing is wrong with them.
+        When the owner has visits or records that this host does not know of, or expects exactly what it refused.
     """
     if expected > last.number + 1 or durable > queued:
         raise _behind(owner)
     if expected <= last.number:
-        # The owner was restored from a backup, and what was lost goes there again.
+        # The owner was restored from a backup: send what it lost again.
         return last._replace(number=max(expected - 1, 0), epoch=0, durable=durable, ran=0, loss=0.0, held=0)
     if durable == last.durable:
         raise PeerError(f"{owner} refused visit {expected} and {durable} records, and expects the same")
-    # The number of the visit fits and its records do not: those that the owner has not are sent once more.
+    # The visit's number fits and its records do not: send again the records that the owner lacks.
     return last._replace(durable=durable)
 
 

@@ -1,1 +1,1 @@
-"""DRIFT at the orchestration server: runs of both forms, the model, calls of the published form, checks of plans."""
+"""Run DRIFT at the COS: runs of both forms, the model and calls of the published form, checks of plans."""

@@ -1,4 +1,4 @@
-"""A run of an asynchronous system (DRIFT, published form) at the COS: its state machine, carried out durably."""
+"""Run DRIFT's published form at the COS: owners' gradients are applied as they come, without rounds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _TASKS = {
 
 
 class AsynchronousRun(Run):
-    """A run without rounds: owners send gradients whenever they have them.
+    """A run of DRIFT's published form: a state machine of phases and epochs, with its states made durable.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class AsynchronousRun(Run):
             expect_owners=request.expect_owners,
             expect_users=request.expect_users,
         )
-        # What tasks are made from: the last state that is durable.
+        # The last durable state, from which tasks are made.
         self._published = self.state
         self._remembered = Remembered()
         self._phase_since = time.monotonic()
@@ -76,7 +76,7 @@ class AsynchronousRun(Run):
     # --- durable state -----------------------------------------------------------------------------------------
 
     async def drop(self) -> None:
-        """Let go of what is in memory, once no snapshot of it is being written."""
+        """Stop using the state in memory; return once no snapshot is being written."""
         await super().drop()
         await self.model.drop()
 
@@ -85,7 +85,7 @@ class AsynchronousRun(Run):
         return self.state.to_json()
 
     def restore(self, connection: sa.Connection, state: str, snapshot: int) -> None:
-        """Take up a run after a restart."""
+        """Restore the run from the store after a restart."""
         self.state = self._published = rounds.RunState.from_json(state)
         present = {owner.party: owner.present for owner in self.state.owners.values()}
         present |= {name: host.present for name, host in self.state.hosts.items()}
@@ -96,12 +96,12 @@ class AsynchronousRun(Run):
             self.ended.set()
 
     async def take(self, event: rounds.Event) -> None:
-        """Carry out an event: the new state is durable before anybody acts on it."""
+        """Apply an event to the state; the new state is durable before tasks are made from it."""
         before, self.state = self.state, rounds.step(self.state, event)
         await self._after(before)
 
     async def _after(self, before: rounds.RunState) -> None:
-        # A complete pass opens the next epoch and an evaluation of the model as it is.
+        # A complete pass starts the next epoch, and an evaluation of the present model.
         while self.state.phase is rounds.Phase.TRAIN and rounds.pass_complete(self.state):
             self._open_point(self.state.epoch)
             self.state = rounds.next_epoch(self.state)
@@ -133,7 +133,7 @@ class AsynchronousRun(Run):
     # --- what parties ask --------------------------------------------------------------------------------------
 
     async def on_joined(self, party: str, slots: Sequence[int], owners: Sequence[int]) -> None:
-        """Make room for its users and items, and count it in."""
+        """Add rows for the party's users and items to the model, and count the party as present."""
         self.model.grow(len(self.registry.by_slot), len(self.registry.items))
         for slot in owners:
             await self.take(rounds.OwnerJoined(slot, party))
@@ -141,11 +141,11 @@ class AsynchronousRun(Run):
             await self.take(rounds.UsersJoined(party, len(slots) - len(owners)))
 
     async def on_lost(self, party: str) -> None:
-        """Wait for it no longer."""
+        """Stop waiting for the party."""
         await self.take(rounds.PartyLost(party))
 
     async def on_seen(self, party: str) -> None:
-        """Count it in again."""
+        """Count a returned party as present."""
         await self.take(rounds.PartySeen(party))
 
     async def on_catalogue(self) -> None:
@@ -169,11 +169,11 @@ class AsynchronousRun(Run):
         return sum(host.present for host in self.state.hosts.values())
 
     def tasks(self, party: str) -> list[wire.Task]:
-        """Return what a party is asked to do now."""
+        """Return the open tasks of a party."""
         return [self._task(task, slots) for task, slots in self._tasks(party).items()]
 
     def payload(self, party: str, role: str, request: wire.FetchRequest) -> tuple[int, bytes]:
-        """Return the item factors, the caller's own user factors, the catalogue or the roster."""
+        """Return version and bytes of item factors, the caller's own user factors, the catalogue or the roster."""
         shared = self.shared_payload(role, request)
         if shared is not None:
             return shared
@@ -218,7 +218,7 @@ class AsynchronousRun(Run):
     async def submitted(
         self, party: str, head: wire.SubmitRequest, slots: Sequence[int], payload: bytes
     ) -> None:
-        """Carry out a submitted item whose bytes are whole."""
+        """Take a submitted item whose bytes are complete."""
         kind, round_ = head.kind, head.round
         if kind == wire.SubmitKind.SUBMIT_KIND_DELIVERED:
             status = parse(wire.DeliveryStatus, payload)
@@ -261,7 +261,7 @@ class AsynchronousRun(Run):
             )
 
     async def _file_metrics(self, party: str, head: wire.SubmitRequest, payload: bytes) -> None:
-        # Filed before it is counted: the evaluation closes when every host's sum is on file.
+        # Store before counting: the evaluation closes once every host is counted, and needs all sums then.
         self.check_metrics(party, head.round.point, payload)
         run_id, place, kind = self.plan.run_id, point_place(head.round.point), int(head.kind)
         is_open = self.point_open(head.round.point)
@@ -315,11 +315,11 @@ class AsynchronousRun(Run):
             await self._after(before)
 
     def point_open(self, number: int) -> bool:
-        """Whether an evaluation still waits for sums."""
+        """Return whether an evaluation still waits for sums."""
         return any(point.number == number for point in self.state.points)
 
     def check_metrics(self, party: str, number: int, payload: bytes) -> None:
-        """Check a metric sum for an evaluation before it is filed.
+        """Check a host's metric sum for an evaluation before it is stored.
 
         Raises
         ------
@@ -442,11 +442,11 @@ class AsynchronousRun(Run):
         )
 
     def remember(self, event: operator.WatchRunResponse) -> None:
-        """Take note of an evaluation."""
+        """Keep evaluations for the report."""
         self._remembered.take(event)
 
     def facts(self) -> dict[str, Any]:
-        """Return history, progress and staleness."""
+        """Return history, progress and staleness, for the report."""
         return {
             "blocks": {slot: at.blocks for slot, at in self.model.progress.items()},
             "history": self._remembered.history,
@@ -460,7 +460,7 @@ class AsynchronousRun(Run):
     # --- time --------------------------------------------------------------------------------------------------
 
     async def on_time(self) -> None:
-        """End a phase that takes too long, and let go of versions whose evaluation is closed."""
+        """End a phase that takes too long, and drop versions whose evaluation is closed."""
         now = time.monotonic()
         if now - self._phase_since > self.request.phase_timeout_ms / 1e3:
             reason = f"{self.state.phase.value} took too long; waiting for: {rounds.waiting_for(self.state)}"
@@ -469,5 +469,5 @@ class AsynchronousRun(Run):
 
 
 def point_place(number: int) -> str:
-    """Return where submissions for an evaluation are filed."""
+    """Return the key under which submissions for an evaluation are stored."""
     return f"point/{number}"

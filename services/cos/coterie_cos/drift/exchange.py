@@ -1,4 +1,4 @@
-"""Calls of DRIFT's published form at the COS: owners exchange gradients for rows, hosts ask for the best items."""
+"""Answer calls of DRIFT's published form at the COS: gradients for rows from owners, recommendations for hosts."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _MAX_K = 10_000
 
 
 class AsynchronousCalls:
-    """What parties of an asynchronous run ask beside what parties of every run do.
+    """Handlers of the calls that only DRIFT's published form has; used by `Orchestrator`.
 
     Parameters
     ----------
     accounting : Accounting
-        Where CPU time is counted.
+        Counts CPU time by activity.
     """
 
     def __init__(self, accounting: Accounting) -> None:
         self._accounting = accounting
 
     async def exchange(self, known: Run, party: str, request: wire.ExchangeRequest) -> wire.ExchangeResponse:
-        """Apply the gradient of an owner's last rows, if any, and hand out the next ones.
+        """Apply an owner's gradient, if any, and return the rows for its next one.
 
         Raises
         ------
         Refusal
-            When the run is another one, or the gradient or the rows asked for do not fit it.
+            When the run is of another kind, or the gradient or the requested rows do not fit it.
         """
         run = _asynchronous(known)
         run.registry.own_slot(party, request.owner, owner=True)
@@ -90,7 +90,7 @@ class AsynchronousCalls:
                     field="gradient",
                     expected="the same bytes again",
                 )
-            # A retry: it may have come before the first answer was durable.
+            # A retry may come before the first update is durable: wait for the writer.
             await run.term.run(lambda _: None)
             return
         if sequence != at.sequence + 1:
@@ -127,12 +127,12 @@ class AsynchronousCalls:
         await run.model.apply(owner, gradient, decoded, packed, following)
 
     def recommend(self, known: Run, party: str, request: wire.RecommendRequest) -> wire.RecommendResponse:
-        """Return the best items by the factors of one of the caller's users.
+        """Return the best items for one of the caller's users, by the user's factors.
 
         Raises
         ------
         Refusal
-            When the run is another one, the user not the caller's, or the number of items out of range.
+            When the run is of another kind, the user is not the caller's, or the number of items is out of range.
         """
         run = _asynchronous(known)
         run.registry.own_slot(party, request.slot, owner=False)

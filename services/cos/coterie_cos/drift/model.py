@@ -1,8 +1,8 @@
-"""The model of a run: factors in memory, every applied update in a durable log, snapshots now and then.
+"""Keep the model of DRIFT's published form: factors in memory, a durable log of updates, occasional snapshots.
 
-An update is acknowledged when its log entry is durable.  After a restart the last snapshot and the log after it give
-the factors back exactly; each owner's progress is written in the same transaction as its update, so that nothing is
-applied twice and nothing acknowledged is lost.
+An update is acknowledged when its log entry is durable.  After a restart the factors are restored exactly from the last
+snapshot and the log after it.  Each owner's progress is written in the same transaction as its update, so that no
+update is applied twice and no acknowledged one is lost.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ class Frozen:
 
 @dataclass
 class Staleness:
-    """How old the rows were on which gradients were computed, in versions."""
+    """Age of the rows on which gradients were computed, in versions: a count by age, and the number refused."""
 
     applied: Counter[int] = field(default_factory=Counter)
     refused: int = 0
 
 
 class Model:
-    """Item factors Psi and user factors Upsilon of one run.
+    """Item factors Psi and user factors Upsilon of one run; used by `AsynchronousRun`.
 
     Parameters
     ----------
     plan : RunPlan
         The run's plan.
     folder : Path
-        Where snapshots go.
+        Folder of the snapshots.
     term : Term
         Writes of the present term.
     snapshot_every : int
@@ -77,7 +77,7 @@ class Model:
         self._term = term
         self._every = snapshot_every
         self._snapshot = 0
-        # Version of the last snapshot that was begun: one that had no room is not tried again at once.
+        # Version of the last snapshot that was begun, so that one that failed is not tried again at once.
         self._tried = 0
         self._snapshotting: asyncio.Task[None] | None = None
         self.version = 0
@@ -93,7 +93,7 @@ class Model:
         folder.mkdir(parents=True, exist_ok=True)
 
     def grow(self, n_users: int, n_items: int) -> None:
-        """Make room for more slots or items; rows that are there stay, new ones are drawn by the plan's seed."""
+        """Add rows for more slots or items, drawn by the plan's seed; existing rows stay."""
         if n_users > len(self.users):
             fresh = initial_user_rows(n_users, self._settings, self._plan.seed)
             fresh[: len(self.users)] = self.users
@@ -104,7 +104,7 @@ class Model:
             self.items = fresh
 
     def restore(self, connection: sa.Connection, snapshot: int, n_users: int, n_items: int) -> None:
-        """Take up the last snapshot and the log after it."""
+        """Restore the model from the last snapshot and the log after it."""
         self._snapshot = self._tried = snapshot
         if snapshot:
             arrays = load_file(self._path(snapshot))
@@ -155,8 +155,9 @@ class Model:
                 expected="zeros there: with an item bias it is fixed to 1",
             )
         age = self.version - gradient.rows_version
-        # Rows may hold another owner's update that was not durable when this process was killed: such a version does
-        # not exist after the restart, and the gradient is computed again as if its rows had been too old.
+        # A negative age means that the rows held another owner's update that was not durable when this process was
+        # killed.  Such a version does not exist after the restart, so the gradient is refused as stale and computed
+        # again.
         if not 0 <= age <= self._plan.max_staleness:
             self.staleness.refused += 1
             raise Refusal(
@@ -175,7 +176,7 @@ class Model:
         packed: bytes,
         at: store.Progress,
     ) -> None:
-        """Apply a checked gradient, which arrived as these bytes; returns when it is durable."""
+        """Apply a checked gradient, whose serialised bytes are ``packed``; return when it is durable."""
         self.staleness.applied[self.version - gradient.rows_version] += 1
         self._add(gradient, *decoded)
         self.version += 1
@@ -191,13 +192,13 @@ class Model:
             self._snapshotting = asyncio.create_task(self.snapshot())
 
     def take_loss(self) -> float:
-        """Return the mean block loss since the last call, and start again."""
+        """Return the mean block loss since the last call, and reset it; NaN when there was no block."""
         mean = self.loss_sum / self.loss_blocks if self.loss_blocks else float("nan")
         self.loss_sum, self.loss_blocks = 0.0, 0
         return mean
 
     async def drop(self) -> None:
-        """Return once no snapshot is being written any more."""
+        """Wait until no snapshot is being written."""
         if self._snapshotting is not None:
             await asyncio.gather(self._snapshotting, return_exceptions=True)
 
@@ -207,7 +208,7 @@ class Model:
         Raises
         ------
         StoreError
-            When it cannot be written.
+            When the version cannot be written.
         """
         frozen = Frozen(self.version, self.items.copy(), self.users.copy())
         with self._term.keeping("write a version of the model", self.items.nbytes + self.users.nbytes):
@@ -221,7 +222,7 @@ class Model:
         Raises
         ------
         Refusal
-            UNKNOWN_ROUND when it was not kept, or not any more.
+            UNKNOWN_ROUND when the version is not kept.
         """
         held = self._frozen.get(version)
         if held is None:
@@ -238,7 +239,7 @@ class Model:
         return held
 
     def thaw(self, keep: set[int]) -> None:
-        """Drop versions kept for evaluations that are closed, from memory."""
+        """Drop evaluated versions from memory, but those in ``keep``, whose evaluation is open."""
         for version in self._frozen.keys() - keep:
             del self._frozen[version]
 
@@ -256,7 +257,7 @@ class Model:
                 if path not in kept:
                     path.unlink(missing_ok=True)
         except (StoreError, SafetensorError, OSError) as error:
-            # The log covers what it does not.
+            # No update is lost: the log still has those that the snapshot would cover.
             _log.warning("no snapshot", run=self._plan.run_id, error=file_failure("take one", error).message)
         finally:
             self._snapshotting = None
@@ -265,7 +266,7 @@ class Model:
         return self._folder / f"model-{version:012d}.safetensors"
 
     def _save(self, frozen: Frozen, name: str) -> None:
-        # Written beside, synced and renamed: a reader finds the whole file or none.
+        # Write beside, sync and rename, so that a reader finds the whole file or none.
         beside = self._folder / f".{name}.part"
         try:
             save_file({"items": frozen.items, "users": frozen.users}, beside)
@@ -273,7 +274,7 @@ class Model:
                 os.fsync(written.fileno())
             beside.replace(self._folder / name)
         except BaseException:
-            # Where there is no room, a part of a version takes what is left.
+            # On a full disk, a partial file would take the space that is left.
             beside.unlink(missing_ok=True)
             raise
         folder = os.open(self._folder, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Checks of an operator's order to start a run of DRIFT."""
+"""Check an operator's request to start a run of DRIFT."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["check_plan"]
 
 
 def check_plan(request: StartRunRequest) -> None:
-    """Check that a run of DRIFT can be made as asked.
+    """Check the settings of a request to start a run of DRIFT, in either form.
 
     Raises
     ------
@@ -38,7 +38,7 @@ def check_plan(request: StartRunRequest) -> None:
 
 
 def _check_windows(request: StartRunRequest) -> None:
-    """Check the windows of the shielded form.
+    """Check the settings of the shielded form.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""A run of DRIFT in its shielded form at the COS: it keeps Psi and its version, and sees sums over windows."""
+"""Run DRIFT's shielded form at the COS: keep the item rows Psi, and apply sums of owners' gradients over windows."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _PHASES = {
 
 
 class ShieldedRun(SummingRun[Shielded]):
-    """A run whose users visit owners.
+    """A run of DRIFT's shielded form, in which users visit owners with their own rows.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ class ShieldedRun(SummingRun[Shielded]):
     # --- durable state -----------------------------------------------------------------------------------------
 
     def restore(self, connection: sa.Connection, state: str, snapshot: int) -> None:
-        """Take up a run after a restart."""
+        """Restore the run from the store after a restart."""
         self.state = self._published = Shielded.from_json(state)
         present = {owner.party: owner.present for owner in self.state.owners.values()}
         present |= {name: host.present for name, host in self.state.hosts.items()}
@@ -104,7 +104,7 @@ class ShieldedRun(SummingRun[Shielded]):
                 self._sums.skip("items came while the window was open")
 
     def _grow(self) -> None:
-        """Make room for new items; rows that are there stay, new ones are drawn by the plan's seed."""
+        """Add rows for new items, drawn by the plan's seed; existing rows stay."""
         n_items = len(self.registry.items)
         if n_items > len(self._items) or not self._model:
             rows = initial_item_rows(n_items, self._settings, self.plan.seed)
@@ -113,12 +113,13 @@ class ShieldedRun(SummingRun[Shielded]):
 
     def _change(self, items: NDArray[np.float32]) -> None:
         self._items = items
-        # The version is part of the bytes: members answer for each model a few times only.
+        # The version is part of the bytes, so that each version has a hash of its own: members answer for each model a
+        # few times only.
         version = np.array([self.state.version], np.float32)
         self._model = model_to_bytes({"items": items, "version": version})
 
     async def take(self, event: shielded.Event) -> None:
-        """Carry out an event: the new state is durable before anybody acts on it."""
+        """Apply an event to the state; the new state is durable before tasks are made from it."""
         before, self.state = self.state, shielded.step(self.state, event)
         if self.state != before:
             await self._save(before, [])
@@ -131,7 +132,7 @@ class ShieldedRun(SummingRun[Shielded]):
         snapshot: int = 0,
         over: bool = False,
     ) -> None:
-        """Write the state, and with it the end of a sum (``over``) and the number of the snapshot that it made."""
+        """Store the state, in one transaction with the end of a sum (``over``) and the snapshot that it made."""
         after, run_id = self.state, self.plan.run_id
         made = list(events)
         if (_PHASES[before.phase], before.epoch) != (_PHASES[after.phase], after.epoch):
@@ -154,7 +155,7 @@ class ShieldedRun(SummingRun[Shielded]):
     # --- sums --------------------------------------------------------------------------------------------------
 
     def proceed(self) -> None:
-        """Open the next sum when one is due."""
+        """Open the next sum, a window or an evaluation, when one is due."""
         if self.waits:
             return
         now = time.monotonic()
@@ -184,12 +185,12 @@ class ShieldedRun(SummingRun[Shielded]):
         return shielded.evaluation_layout()
 
     def _opening(self) -> RoundState:
-        """Return the next sum, before its first step.
+        """Build the next sum, before its first step.
 
         Raises
         ------
         Failed
-            When there are too few members for it.
+            When there are too few members or users for it, or too many users for its layout.
         """
         window, masked = self._purpose is Purpose.WINDOW, self.plan.secure_sum == "masked"
         members = self._owners_present() if window else self._hosts_present()
@@ -235,7 +236,7 @@ class ShieldedRun(SummingRun[Shielded]):
         ]
 
     def _hosts_present(self) -> list[Member]:
-        """Return the hosts that may add up their users: in clear those with enough of them."""
+        """Return the hosts that may contribute their users' metrics: for a clear sum, only those with enough users."""
         by_slot = self.registry.by_slot
         least = self.plan.min_users if self.plan.secure_sum == "clear" else 1
         found = [
@@ -257,7 +258,7 @@ class ShieldedRun(SummingRun[Shielded]):
         return {n: [slot_of[one.participant]] for n, one in enumerate(plan.members)}
 
     async def summed(self, current: OpenSum, formed: Formed, users: int) -> str:
-        """Apply a sum: a step of Psi, or metrics."""
+        """Apply a sum: a gradient step of Psi, or metrics of an evaluation."""
         if isinstance(formed, Applied):
             raise AssertionError("a window that others applied")
         try:
@@ -281,7 +282,7 @@ class ShieldedRun(SummingRun[Shielded]):
             # Stopped meanwhile.
             return ""
         before, self.state = self.state, shielded.step(self.state, shielded.Windowed(slots))
-        # An owner may have come meanwhile.
+        # An owner may have joined meanwhile, and its items' rows been added.
         items = np.concatenate([items, self._items[len(items) :]])
         self._change(items)
         await self._save(before, [self._round_event(users)], snapshot=round_, over=True)
@@ -304,7 +305,7 @@ class ShieldedRun(SummingRun[Shielded]):
         )
 
     async def abandoned(self, reason: str) -> None:
-        """Go on without the sum; owners keep what was not summed."""
+        """Count the sum as abandoned and go on; owners keep rows that were not summed."""
         before = self.state
         self.state = shielded.step(before, shielded.Abandoned(self._purpose, reason))
         self.pause(self.state.abandoned_in_a_row)
@@ -320,14 +321,14 @@ class ShieldedRun(SummingRun[Shielded]):
     def _round_event(self, users: int, reason: str = "") -> operator.WatchRunResponse:
         event = self._sums.event(users, self.state.version, reason)
         if not event.round:
-            # It could not be opened: there is no plan.
+            # The sum could not be opened, so there is no plan.
             event.round, event.purpose = self.state.round, self._purpose.value
         return operator.WatchRunResponse(round=event)
 
     # --- what parties ask --------------------------------------------------------------------------------------
 
     async def on_joined(self, party: str, slots: Sequence[int], owners: Sequence[int]) -> None:
-        """Make room for its items, and count it in."""
+        """Add rows for the party's items, and count the party as present."""
         self._grow()
         for slot in owners:
             await self.take(OwnerJoined(slot, party))
@@ -335,12 +336,12 @@ class ShieldedRun(SummingRun[Shielded]):
             await self.take(UsersJoined(party, len(slots) - len(owners)))
 
     async def on_lost(self, party: str) -> None:
-        """Wait for it no longer."""
+        """Stop waiting for the party."""
         self._sums.lost(party)
         await self.take(PartyLost(party))
 
     async def on_seen(self, party: str) -> None:
-        """Count it in again."""
+        """Count a returned party as present."""
         await self.take(PartySeen(party))
 
     async def on_catalogue(self) -> None:
@@ -365,7 +366,7 @@ class ShieldedRun(SummingRun[Shielded]):
         return sum(host.present for host in self.state.hosts.values())
 
     def tasks(self, party: str) -> list[wire.Task]:
-        """Return what a party is asked to do now."""
+        """Return the open tasks of a party."""
         state = self._published
         if state.phase.ended:
             return [
@@ -398,7 +399,7 @@ class ShieldedRun(SummingRun[Shielded]):
         return found
 
     def payload(self, party: str, role: str, request: wire.FetchRequest) -> tuple[int, bytes]:
-        """Return Psi, the plan and the briefings of the open sum, the catalogue or the roster."""
+        """Return version and bytes of Psi, the open sum's plan or briefings, the catalogue or the roster."""
         shared = self.shared_payload(role, request)
         if shared is not None:
             return shared
@@ -422,7 +423,7 @@ class ShieldedRun(SummingRun[Shielded]):
     async def submitted(
         self, party: str, head: wire.SubmitRequest, slots: Sequence[int], payload: bytes
     ) -> None:
-        """Carry out a submitted item whose bytes are whole."""
+        """Take a submitted item whose bytes are complete."""
         if head.kind == wire.SubmitKind.SUBMIT_KIND_DELIVERED:
             status = parse(wire.DeliveryStatus, payload)
             epoch = head.round.round
@@ -448,7 +449,7 @@ class ShieldedRun(SummingRun[Shielded]):
                     field="slots",
                     expected="the slot of the owner that took them",
                 )
-            # Not written: an owner says again how many it has taken in all.
+            # Not stored: an owner reports its total number of visits again.
             event = shielded.Visits(slots[0], visits.visits, visits.held)
             self.state = shielded.step(self.state, event)
             self.proceed()
@@ -458,7 +459,7 @@ class ShieldedRun(SummingRun[Shielded]):
     # --- time, watching ----------------------------------------------------------------------------------------
 
     async def on_time(self) -> None:
-        """Let a step that takes too long close, open a window whose time has come, end a phase that takes too long."""
+        """Close a step or end a phase that takes too long; open a sum that is due."""
         if await self.stopped_by_fault():
             return
         self._sums.tick()
@@ -480,11 +481,11 @@ class ShieldedRun(SummingRun[Shielded]):
 
     @property
     def passes(self) -> tuple[int, int]:
-        """Epoch in progress, and how many there are."""
+        """Epoch in progress, and number of epochs."""
         return self.state.epoch, self.state.epochs
 
     def facts(self) -> dict[str, Any]:
-        """Return history and sums, how many visits there were and how many rows never left their owner."""
+        """Return history, sums, number of visits and number of rows that are held back at owners, for the report."""
         return {
             "history": self._remembered.history,
             "rounds": self._remembered.rounds,

@@ -1,7 +1,7 @@
-"""What an owner holds in DRIFT's shielded form: users' blocks, the rows that it holds back, its journal of windows.
+"""Keep an owner's state in DRIFT's shielded form: users' blocks, held-back gradient rows, the journal of windows.
 
-Every visit is durable, with what it added to the rows and what it was answered, before it is answered.  Memory is a
-function of the store: after a restart, or a write that failed, it is built again from there.
+A visit, its gradient and its reply are stored before the reply is sent.  Memory is a function of the store: it is
+rebuilt from there after a restart or a failed write.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _ROUNDING = 5
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A version of the items' rows.
+    """A version of the item rows that an owner trains on.
 
     Parameters
     ----------
     version : int
     sha256 : bytes
-        Of its payload.
+        Hash of its payload.
     items : ndarray of float32, shape (I, d)
     """
 
@@ -66,16 +66,16 @@ class Model:
 
 @dataclass(frozen=True, eq=False)
 class Arrival:
-    """A visit that was opened and checked.
+    """A user's visit, opened and checked by the intake.
 
     Parameters
     ----------
     user : bytes
     slot : int
-        Of the user.
+        Slot of the user.
     visit : Visit
     first, length : int
-        Number of the first record that it brings, and how many.
+        Sequence number of the first record that the visit brings, and their number.
     records : bytes
     """
 
@@ -89,7 +89,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Answer:
-    """What becomes of a visit: a reply, also for one that was made before, or the number that was expected."""
+    """The outcome of a visit: its reply, the same for a repeated visit, or else the visit number that was expected."""
 
     reply: bytes = b""
     duplicate: bool = False
@@ -98,7 +98,7 @@ class Answer:
 
 @dataclass
 class _Visitor:
-    """What an owner knows of a user: how many blocks of the epoch have run, the last visit and its reply."""
+    """An owner's state for one user: its blocks, how many ran in the epoch, the last visit and its reply."""
 
     blocks: list[Block] = field(default_factory=list)
     visit: int = 0
@@ -109,7 +109,7 @@ class _Visitor:
 
 
 class Holdings:
-    """The holdings of one owner, which is also its seat in windows.
+    """One owner's state in DRIFT's shielded form, and its part as a member of windows.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ class Holdings:
     writer : Writer
         The store's writer.
     accounting : Accounting
-        Where CPU time is counted.
+        Counts CPU time by activity.
     refresh : callable
         Fetches the newest model and hands it to `told`.
     """
@@ -161,12 +161,12 @@ class Holdings:
     # --- durable state -----------------------------------------------------------------------------------------
 
     def rebuild(self, connection: sa.Connection) -> None:
-        """Take up what the store holds.
+        """Restore memory from the store.
 
         Raises
         ------
         StoreError
-            When it holds visits of a user that the run does not know.
+            When the store holds visits of a user that the run does not know.
         """
         self._builder, self._visitors, self.visits = BlockBuilder(), {}, 0
         for row in store.load_visits(connection, self._owner.id):
@@ -214,24 +214,24 @@ class Holdings:
 
     @property
     def held(self) -> int:
-        """Rows that are held back."""
+        """Number of gradient rows that are held back."""
         return len(self._held)
 
     # --- visits ------------------------------------------------------------------------------------------------
 
     async def room(self) -> None:
-        """Wait until there is room for visits: not too many between two windows, so that the model is not too old."""
+        """Wait until another visit is allowed: their number between two windows is limited, to keep the model fresh."""
         while self._since >= self._settings.window:
             self._room.clear()
             await self._room.wait()
 
     async def take(self, arrivals: Sequence[Arrival]) -> list[Answer]:
-        """Take visits, durably; what a visit finds does not depend on the others.
+        """Take and store visits, and return an answer to each; all of them train on the same version of the model.
 
         Raises
         ------
         StoreError
-            When the store takes nothing; then nothing of it was kept.
+            When the store cannot be written; then no visit of this call is kept.
         """
         async with self._owner.intake:
             taken: list[store.Taken] = []
@@ -242,7 +242,7 @@ class Holdings:
                         lambda connection: store.add_visits(connection, self._owner.id, taken)
                     )
             except BaseException:
-                # Memory is ahead of the store.
+                # Memory is ahead of the store: rebuild it.
                 await self._writer.run_when_possible(self.rebuild)
                 raise
             self._since += len(taken)
@@ -269,7 +269,7 @@ class Holdings:
             return Answer(expected=one.visit + 1)
         before = len(one.blocks)
         self._take_records(arrival.slot, one, arrival.records, arrival.length, said.complete)
-        # Each block runs once in an epoch; of an epoch that is over only what is new.
+        # Each block runs once in an epoch; a visit for an epoch that is over runs its new blocks only.
         done = one.done if said.epoch == one.epoch else (0 if said.epoch > one.epoch else before)
         made = visit(one.blocks[done:], said.row, self.model.items, self._settings)
         if len(made.items):
@@ -297,13 +297,13 @@ class Holdings:
     # --- what the COS says -------------------------------------------------------------------------------------
 
     async def told(self, model: Model, closed: int, summed: int) -> None:
-        """Take a newer model, and learn what became of the last window.
+        """Take a newer model and the outcome of the last window.
 
         Parameters
         ----------
         model : Model
         closed, summed : int
-            The last window that is over; the last one that has this owner's vector.
+            Numbers of the last window that is over, and of the last window whose sum has this owner's vector.
         """
         async with self._owner.intake:
             offered = self._window.offered
@@ -317,7 +317,7 @@ class Holdings:
         self.changed.set()
 
     async def _settle(self, *, applied: bool) -> None:
-        """Forget the rows that went into a window, or hold them again."""
+        """Drop the rows offered to a window if it was applied; otherwise hold them back again."""
         if self._offered is not None and not applied:
             _log.info("a window was abandoned", owner=self._owner.name, rows=len(self._offered.items))
             self._put(self._offered)
@@ -334,7 +334,7 @@ class Holdings:
         self._window = window
 
     def stop(self) -> None:
-        """Let nobody wait any longer: the run has ended."""
+        """Release callers that wait in `room`: the run has ended."""
         self._settings = self._settings.model_copy(update={"window": 2**62})
         self._room.set()
         _log.info("rows that no window had", owner=self._owner.name, rows=len(self._held))
@@ -363,7 +363,7 @@ class Holdings:
         )
 
     async def keep(self, journal: Journal) -> None:
-        """Keep a journal, durably."""
+        """Store a journal."""
         async with self._owner.intake:
             window = self._with(journal)
             await self._writer.run_when_possible(
@@ -380,7 +380,7 @@ class Holdings:
         Raises
         ------
         Declined
-            When it is not one of this run's windows, over the model that this owner holds.
+            When the plan is not a window of this run over the model that this owner holds.
         """
         if plan.purpose != Purpose.WINDOW.value:
             raise Declined(f"a sum for {plan.purpose!r}; owners join windows only")
@@ -392,7 +392,7 @@ class Holdings:
         if any(one.users != 1 for one in plan.members):
             raise Declined("a member of a window stands for several owners")
         if self.model.sha256 != plan.model_sha256:
-            # Items of other owners may have come without a new version.
+            # Another owner's items may have been added without a new version.
             await self._refresh()
         if layout_hash(self._layout()) != plan.layout_sha256:
             raise Declined("the layout of the window is not the one that this owner computes")
@@ -400,12 +400,12 @@ class Holdings:
             raise Declined("the window is over another model than this owner holds")
 
     async def contribute(self, plan: SumPlan, trained: Trained) -> None:
-        """Hand over the rows that may leave, and keep them until it is known whether they were summed.
+        """Contribute the rows with enough contributors, and keep them until the window's outcome is known.
 
         Raises
         ------
         Declined
-            When it is not known what became of those before.
+            When the outcome of the last window is not known.
         """
         async with self._owner.intake:
             if self._window.offered:

@@ -1,4 +1,4 @@
-"""Sealed interactions: opened, checked against the sequence, durable before they are acknowledged."""
+"""Take users' sealed interactions: open them, check their sequence, store them, then acknowledge."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _MAX_RECORDS = 1024
 
 @dataclass
 class _Opened:
-    """A batch as far as it got: opened and judged, or refused."""
+    """The outcome for one batch: opened and judged, or refused."""
 
     batch: store.Batch | None = None
     duplicate: bool = False
@@ -53,20 +53,20 @@ class _Opened:
 
 
 class Intake(DataOwnerServicer):
-    """The servicer of a process with one or more data owners.
+    """The gRPC servicer that client hosts call, for all data owners of this process.
 
     Parameters
     ----------
     run_id : str
         The run.
     owners : mapping
-        By participant id.
+        Owners by participant id.
     users : Users
         Slots and bundles of users.
     writer : Writer
         The store's writer.
     accounting : Accounting
-        Where CPU time is counted.
+        Counts CPU time by activity.
     """
 
     def __init__(
@@ -84,20 +84,20 @@ class Intake(DataOwnerServicer):
         self._accounting = accounting
         self._plan = RunPlan()
         self.holdings: Mapping[bytes, Holdings] = {}
-        """By owner; in DRIFT's shielded form."""
+        """Holdings by owner id; filled in DRIFT's shielded form only."""
         self._sessions: dict[tuple[bytes, bytes, bytes], OpeningSession] = {}
         self._replying: dict[tuple[bytes, bytes, bytes], SealingSession] = {}
         self._process = SenderProcess()
         self.ready = asyncio.Event()
 
     def shield(self, plan: RunPlan, holdings: Mapping[bytes, Holdings]) -> None:
-        """Take visits from now on, and no batches without one."""
+        """Switch to DRIFT's shielded form: records come only with visits."""
         self._plan, self.holdings = plan, holdings
 
     async def SubmitInteractions(  # noqa: N802
         self, request_iterator: AsyncIterator[wire.SubmitInteractionsRequest], context: Any
     ) -> AsyncIterator[wire.SubmitInteractionsResponse]:
-        """Answer each message when its accepted batches are durable."""
+        """Take batches of records; answer each message when its accepted batches are durable."""
         async for request in request_iterator:
             owner = self._owner(request.run_id, request.owner)
             if owner.id in self.holdings:
@@ -114,7 +114,7 @@ class Intake(DataOwnerServicer):
     async def UpdateVector(  # noqa: N802
         self, request: wire.UpdateVectorRequest, context: Any
     ) -> wire.UpdateVectorResponse:
-        """Run the blocks of users who come with their rows; each block once in an epoch."""
+        """Run the blocks of users who bring their rows and no records; each block runs once in an epoch."""
         owner = self._owner(request.run_id, request.owner)
         if owner.id not in self.holdings:
             raise _wrong_form("published")
@@ -146,12 +146,12 @@ class Intake(DataOwnerServicer):
     async def _visited(
         self, owner: LearningOwner, batches: Sequence[wire.SealedBatch], *, epoch: int | None = None
     ) -> _Visits:
-        """Take visits: with records, or in ``epoch`` without."""
+        """Take visits with records, or without records where an ``epoch`` is given."""
         _check_number(batches)
         holdings = self.holdings[owner.id]
         bundles = await self._users.bundles([batch.user for batch in batches])
         opened = await asyncio.to_thread(self._open_visits, owner, batches, bundles, epoch)
-        # Not within anything that others wait for.
+        # Wait before a lock is held, so that other calls go on.
         await holdings.room()
         return await completed(self._take_visits(holdings, batches, opened))
 
@@ -231,7 +231,7 @@ class Intake(DataOwnerServicer):
         return found
 
     def _sealed(self, owner: bytes, batch: wire.SealedBatch, number: int, reply: bytes) -> wire.SealedReply:
-        """Seal a reply for the user that the batch is from, under the prekey that the batch was sealed for."""
+        """Seal a reply for a batch's user, under the prekey to which the batch was sealed."""
         session = self._replying[owner, batch.user, Header.parse(batch.header).prekey_id]
         sealed = session.seal(number, reply, 0)
         return wire.SealedReply(header=sealed.header, ciphertext=sealed.ciphertext)
@@ -260,7 +260,7 @@ class Intake(DataOwnerServicer):
     def _agree(
         self, owner: LearningOwner, batches: Sequence[wire.SealedBatch], bundles: Mapping[bytes, Bundle]
     ) -> None:
-        """Make the sessions that are missing, so that opening is all that remains."""
+        """Run key agreement for sessions that are missing, so that its CPU time is counted apart from opening."""
         missing: dict[tuple[bytes, bytes, bytes], tuple[Prekey, Bundle, bytes]] = {}
         for batch in batches:
             try:
@@ -338,7 +338,7 @@ class Intake(DataOwnerServicer):
         accepted: list[store.Batch] = []
         known: list[bytes | None] = []
         for index, (batch, payload) in enumerate(zip(batches, payloads, strict=True)):
-            # How much an owner holds of a user is for the user to know, whom only a batch that opens can come from.
+            # Only the user may know how many of its records are held, and only the user can seal a batch that opens.
             known.append(batch.user if isinstance(payload, bytes) else None)
             if not isinstance(payload, bytes):
                 response.refused.append(wire.RefusedBatch(index=index, reason=payload))
@@ -360,7 +360,7 @@ class Intake(DataOwnerServicer):
         return response
 
     async def _keep(self, owner: LearningOwner, accepted: Sequence[store.Batch]) -> None:
-        """Make batches durable, and then blocks of them."""
+        """Store batches, then form blocks from them."""
         try:
             await self._writer.run(lambda connection: store.add_batches(connection, owner.id, accepted))
         except StoreError as error:
@@ -371,7 +371,7 @@ class Intake(DataOwnerServicer):
         owner.wake()
 
     async def OwnerInfo(self, request: wire.OwnerInfoRequest, context: Any) -> wire.OwnerInfoResponse:  # noqa: N802
-        """Tell clients how many items an owner holds, and what to seal for."""
+        """Return how many items an owner holds and its current prekey, to which clients seal records."""
         owner = self._owner(request.run_id, request.owner)
         try:
             public = owner.prekeys.current().public
@@ -394,7 +394,7 @@ class Intake(DataOwnerServicer):
         )
 
     async def Flush(self, request: wire.FlushRequest, context: Any) -> wire.FlushResponse:  # noqa: N802
-        """Close trailing blocks of one owner, or of all."""
+        """Close the trailing blocks of one owner, or of all owners when none is named."""
         if self.holdings:
             raise _wrong_form("shielded")
         owners = (
@@ -406,7 +406,7 @@ class Intake(DataOwnerServicer):
 
 @dataclass
 class _Visits:
-    """The answer to some visits."""
+    """The response to a message of visits, with an entry for each visit."""
 
     durable: list[int] = field(default_factory=list)
     replies: list[wire.SealedReply] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""A data owner that learns: what users have sent it, the blocks made of that."""
+"""A data owner in DRIFT: the records that users have sent it, and the blocks formed of them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _FULL_PAUSE_S = 1.0
 
 
 class LearningOwner(Owner):
-    """A data owner that takes users' records.
+    """A data owner that takes users' records and forms blocks; used by the intake and the trainer.
 
     Parameters
     ----------
     owner : Owner
-        The same one, as every system has it.
+        The owner's identity, shared by all systems.
     prekeys : Prekeys
-        What clients seal for.
+        Prekeys to which clients seal records.
     """
 
     def __init__(self, owner: Owner, prekeys: Prekeys) -> None:
@@ -51,16 +51,16 @@ class LearningOwner(Owner):
         return self._builder.dropped
 
     def holds(self, indices: npt.NDArray[np.uint32], n_items: int) -> None:
-        """Learn which items of the catalogue are its own."""
+        """Set which items of the catalogue, uint32 indices, are this owner's."""
         self._held = np.zeros(n_items, bool)
         self._held[indices] = True
 
     def knows_items(self, items: npt.NDArray[np.uint32]) -> bool:
-        """Whether all these items are its own."""
+        """Return whether all these items are this owner's."""
         return bool((items < len(self._held)).all() and self._held[items].all())
 
     def knows_user(self, user: bytes) -> bool:
-        """Whether the user's slot is known."""
+        """Return whether the user's slot is known."""
         return user in self._slots
 
     def slot_of(self, user: bytes) -> int | None:
@@ -68,11 +68,11 @@ class LearningOwner(Owner):
         return self._slots.get(user)
 
     def learn_slots(self, slots: dict[bytes, int]) -> None:
-        """Learn the slots of users from the roster."""
+        """Set users' slots, by participant id, from the roster."""
         self._slots = slots
 
     def rebuild(self, connection: sa.Connection) -> None:
-        """Build the blocks from the store: exactly those that were there before a restart.
+        """Build the blocks from the store, exactly as they were before a restart.
 
         Raises
         ------
@@ -98,15 +98,15 @@ class LearningOwner(Owner):
             self.flushed = True
 
     def add(self, batch: store.Batch) -> None:
-        """Take a durable batch: its records complete blocks."""
+        """Add a stored batch: its records extend and complete blocks."""
         items, positive = decode_records(batch.records, batch.length)
         self.blocks += self._builder.extend(self._slots[batch.user], items, positive)
         self.durable[batch.user] = batch.first + batch.length - 1
-        # What comes after a flush may leave blocks open again.
+        # Records after a flush may leave blocks open again.
         self.flushed = False
 
     async def flush(self, writer: Writer) -> int:
-        """Close trailing blocks, durably; return how many."""
+        """Close trailing blocks, durably, and return how many there were."""
         while True:
             try:
                 async with self.intake:
@@ -118,7 +118,7 @@ class LearningOwner(Owner):
             except StoreError as error:
                 if not error.trouble:
                     raise
-                # Not within the lock: users who deliver meanwhile are refused, and not kept waiting.
+                # Sleep outside the lock, so that users who deliver meanwhile are refused at once and not kept waiting.
                 await asyncio.sleep(_FULL_PAUSE_S)
         self.wake()
         return len(found)

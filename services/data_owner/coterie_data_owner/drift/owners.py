@@ -1,4 +1,4 @@
-"""The owners of a process in DRIFT: records come in, blocks are trained, windows are joined."""
+"""Run the owners of a process in DRIFT: intake of records, training on blocks, membership in windows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _log = structlog.get_logger("coterie.data_owner")
 
 
 class DriftOwners:
-    """What the owners of this process do in DRIFT, in both forms.
+    """The owners of this process in a DRIFT run, published or shielded; driven by the data-owner service.
 
     Parameters
     ----------
@@ -46,9 +46,9 @@ class DriftOwners:
     engine, writer
         The store.
     thirdparty : Channel
-        For keys of users.
+        Connection to the key directory, for users' keys.
     is_revoked : callable
-        Whether a participant is revoked.
+        Tells whether a participant is revoked, by its id.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class DriftOwners:
         self._trainers: dict[int, Trainer] = {}
 
     async def join(self) -> None:
-        """Take up what is durable: the owners are registered, and know their slots."""
+        """Restore the owners' state from the store, once they are registered and have slots."""
         _, payload = await self._party.fetch(wire.FetchKind.FETCH_KIND_CATALOGUE)
         index = {key: n for n, key in enumerate(wire.Catalogue.FromString(payload or b"").items)}
         await self._users.refresh()
@@ -111,18 +111,18 @@ class DriftOwners:
             self.intake.shield(plan, self._shielded.holdings)
 
     def begin(self, running: asyncio.TaskGroup) -> None:
-        """Start what goes on beside the tasks."""
+        """Start the shielded form's background tasks: membership in windows, and reports of visits."""
         if self._shielded is not None:
             running.create_task(self._shielded.members.run())
             running.create_task(self._shielded.report())
 
     async def told(self, tasks: Sequence[wire.Task]) -> None:
-        """Take note of the tasks that are open now."""
+        """Take the COS's list of open tasks."""
         if self._shielded is not None:
             await self._shielded.told(tasks)
 
     def start(self, task: wire.Task, running: asyncio.TaskGroup) -> None:
-        """Start training where a task asks for it, once for each owner."""
+        """Start training when a task asks for it, once for each owner, kind of task and epoch."""
         if task.kind not in (wire.TaskKind.TASK_KIND_INTAKE, wire.TaskKind.TASK_KIND_EPOCH):
             return
         self._flush_due = task.flush
@@ -136,7 +136,7 @@ class DriftOwners:
             owner.wake()
 
     def _leaves_before(self, owner: LearningOwner, epoch: int) -> bool:
-        """Whether an owner has its last epoch under way, and this is another: the COS may ask for it at once."""
+        """Return whether an epoch lies after the one in which an owner leaves: the COS may ask before it has left."""
         last = self._leave_after
         return last is not None and any(
             slot == owner.slot and last <= begun < epoch for slot, _, begun in self._working
@@ -147,7 +147,7 @@ class DriftOwners:
         earlier, self._trainers[owner.slot] = self._trainers.get(owner.slot), trainer
         if earlier is not None:
             earlier.supersede()
-        # The COS takes one sequence of updates from an owner.
+        # The COS takes one sequence of updates from an owner, so its trainers run one at a time.
         try:
             async with owner.turn:
                 if task.kind == wire.TaskKind.TASK_KIND_INTAKE:
@@ -170,13 +170,13 @@ class DriftOwners:
         self._runtime.stopping.set()
 
     async def finish(self) -> None:
-        """Take part in nothing more."""
+        """Stop training and membership in windows: the run is over."""
         if self._shielded is not None:
             await self._shielded.finish()
         for trainer in self._trainers.values():
             trainer.supersede()
 
     async def close(self) -> None:
-        """Wait for what is under way; the store takes no more writes afterwards."""
+        """Wait for training under way; afterwards nothing writes to the store."""
         with contextlib.suppress(Exception):
             await asyncio.gather(*self._working.values(), return_exceptions=True)

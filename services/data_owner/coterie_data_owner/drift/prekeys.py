@@ -1,4 +1,4 @@
-"""An owner's prekeys: what clients seal for; destroyed one hour after they expire."""
+"""Keep an owner's prekeys, to which clients seal records; each is destroyed one hour after it expires."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _RENEW_SHARE = 0.5
 
 
 class Prekeys:
-    """The prekeys of one owner, as files that only this process reads.
+    """The prekeys of one owner, each in a file of its own; used by the intake.
 
     Parameters
     ----------
     identity : Identity
         The owner; signs each prekey.
     run_id : str
-        Run for which they hold.
+        Run for which the prekeys are valid.
     folder : Path
-        Where they are kept, mode 0700.
+        Folder of the files, made with mode 0700.
     hours : float
-        Validity of a new one.
+        Validity of a new prekey.
     """
 
     def __init__(self, identity: Identity, run_id: str, folder: Path, hours: float) -> None:
@@ -40,7 +40,7 @@ class Prekeys:
         self.destroy_expired()
 
     def current(self) -> Prekey:
-        """Return the prekey to seal for now; a new one when the last is past half its life."""
+        """Return the prekey to which clients seal now; make a new one when the last is past half its life."""
         self.destroy_expired()
         now = int(time.time())
         newest = max(self._held.values(), key=lambda prekey: prekey.public.expiry, default=None)
@@ -51,11 +51,11 @@ class Prekeys:
         return newest
 
     def find(self, prekey_id: bytes) -> Prekey | None:
-        """Return a prekey that is still held."""
+        """Return a prekey by its id; None when it is no longer held."""
         return self._held.get(prekey_id)
 
     def destroy_expired(self) -> None:
-        """Forget prekeys whose grace hour has passed."""
+        """Destroy prekeys whose grace hour has passed."""
         now = int(time.time())
         for prekey_id in [key for key, prekey in self._held.items() if prekey.expired(now)]:
             del self._held[prekey_id]

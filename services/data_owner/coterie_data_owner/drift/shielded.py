@@ -1,4 +1,4 @@
-"""The owners of a process in a run of DRIFT's shielded form: the model, windows, and how many visits there were."""
+"""Run a process's owners in DRIFT's shielded form: fetch models, join windows, report numbers of visits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _log = structlog.get_logger("coterie.holdings")
 
 
 class ShieldedOwners:
-    """Holdings of all owners of this process, and their seats in windows.
+    """Holdings of all owners of this process, and their membership in windows; used by `DriftOwners`.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class ShieldedOwners:
         self._over = False
 
     async def begin(self, engine: sa.Engine) -> None:
-        """Take up what is durable, and the newest model."""
+        """Fetch the newest model and restore the holdings from the store."""
         await self._fetch()
         for one in self.holdings.values():
             with engine.connect() as connection:
@@ -76,7 +76,7 @@ class ShieldedOwners:
             _log.info("takes visits", visits=one.visits, held=one.held)
 
     async def told(self, tasks: Sequence[wire.Task]) -> None:
-        """Take note of the tasks that are open now: first what became of windows, then what is asked."""
+        """Take the COS's open tasks: first the outcome of windows, then requests."""
         for task in tasks:
             if task.kind != wire.TaskKind.TASK_KIND_RECEIVE:
                 continue
@@ -89,13 +89,13 @@ class ShieldedOwners:
         self.members.hear(tasks)
 
     async def _refresh(self) -> None:
-        """Fetch the newest model for all owners."""
+        """Fetch the newest model and hand it to all owners."""
         await self._fetch()
         for one in self.holdings.values():
             await one.told(self._model, 0, 0)
 
     async def _fetch(self) -> None:
-        """Fetch the rows of all items: nobody can tell which of them are wanted."""
+        """Fetch the rows of all items, so that the COS does not learn which are needed."""
         version, payload = await self._party.fetch(
             wire.FetchKind.FETCH_KIND_MODEL, held_sha256=self._model.sha256
         )
@@ -109,7 +109,7 @@ class ShieldedOwners:
         self._model = Model(version, hashlib.sha256(payload).digest(), items)
 
     async def report(self) -> None:
-        """Tell the COS how many visits there were, whenever there are more; never who came."""
+        """Report numbers of visits and of held rows to the COS when they change; never who visited."""
         said: dict[int, tuple[int, int]] = {}
         waiting = {slot: asyncio.create_task(one.changed.wait()) for slot, one in self._by_slot.items()}
         while not self._over:
@@ -139,7 +139,7 @@ class ShieldedOwners:
             task.cancel()
 
     async def finish(self) -> None:
-        """Take part in nothing more."""
+        """Stop membership in windows and reports: the run is over."""
         self._over = True
         self.members.finish()
         for one in self.holdings.values():

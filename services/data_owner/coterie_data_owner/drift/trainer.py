@@ -1,8 +1,8 @@
-"""An owner's training: take blocks, fetch their rows, send their gradient with the request for the next rows.
+"""Train one owner in DRIFT's published form: fetch rows for a chunk of blocks, compute and send its gradient.
 
-The COS is the truth about what was applied: it keeps each owner's progress in the transaction of the update.  After a
-restart of either side the trainer asks where it stands and goes on with the next block, so every block of a pass
-counts exactly once.
+A gradient goes out in the same call that asks for the next chunk's rows.  The COS decides how far an owner has come: it
+stores each owner's progress in the transaction that applies an update.  After a restart of either side the trainer asks
+for its progress and goes on with the next block, so every block of a pass is applied exactly once.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ _NO_IDS = np.zeros(0, np.uint32)
 
 
 class RunEndedError(Exception):
-    """The run ended while an update was on its way: there is nothing left to train."""
+    """Raised by `Trainer` when the run ended while an update was on its way."""
 
 
 @dataclass(frozen=True)
 class _Computed:
-    """A gradient that waits to be sent, and the blocks it came from."""
+    """A gradient that is not sent yet, and its blocks, from which it is recomputed when refused as stale."""
 
     message: wire.Gradient
     blocks: Sequence[Block]
 
 
 class Trainer:
-    """Trains one owner.
+    """Trains one owner: on blocks as they complete (`intake`), then a pass over all blocks per `epoch`.
 
     Parameters
     ----------
     owner : LearningOwner
-        Whose blocks.
+        The owner whose blocks are trained.
     party : Party
         To the COS.
     writer : Writer
         The store's writer.
     accounting : Accounting
-        Where CPU time is counted.
+        Counts CPU time by activity.
     flush_due : callable
-        Whether everything has been delivered for the epoch in which the owner joined.
+        Tells whether all records of the owner's first epoch have been delivered, so that trailing blocks may be closed.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Trainer:
         self._owner.wake()
 
     async def intake(self, epoch: int) -> None:
-        """Train on blocks as they complete, until everything is delivered and trained.
+        """Train on blocks as they complete, until all records are delivered and all blocks trained.
 
         Raises
         ------
@@ -93,11 +93,11 @@ class Trainer:
         position = await self._resume(epoch)
         theta = self._party.plan.theta
         while not self._superseded:
-            # Cleared before looking, so that what happens in between is not missed.
+            # Clear before looking, so that a change in between is not missed.
             self._owner.changed.clear()
             if self._flush_due() and not self._owner.flushed:
                 await self._owner.flush(self._writer)
-            # Below zero at an owner that was restored from a backup: it has less than it trained before.
+            # Negative at an owner restored from a backup that has fewer blocks than it trained before.
             available = len(self._owner.blocks) - position
             if available >= theta or (self._owner.flushed and available > 0):
                 chunk = self._owner.blocks[position : position + theta]
@@ -120,7 +120,7 @@ class Trainer:
         """
         owner, plan = self._owner, self._party.plan
         if self._flush_due() and not owner.flushed:
-            # Something came after the epoch in which the owner joined: from a late host, or to an owner that was away.
+            # Records came after the owner's first epoch: from a late host, or while the owner was away.
             await owner.flush(self._writer)
         count = await self._writer.run_when_possible(
             lambda connection: store.begin_pass(connection, owner.id, plan.run_id, epoch, len(owner.blocks))
@@ -134,7 +134,7 @@ class Trainer:
         await self._finish(epoch, position)
 
     async def _resume(self, epoch: int) -> int:
-        """Ask the COS where this owner stands; return the first block of the epoch that is not applied."""
+        """Ask the COS for this owner's progress; return the epoch's first block that is not applied."""
         self._waiting = None
         progress = (await self._exchange(_NO_IDS, _NO_IDS)).progress
         self._sequence = progress.sequence
@@ -162,7 +162,7 @@ class Trainer:
         )
 
     async def _rows(self, users: np.ndarray, items: np.ndarray) -> tuple[int, Rows]:
-        """Send the gradient that waits, if any, and fetch the rows for the next one."""
+        """Send the waiting gradient, if any, and fetch the rows for the next one."""
         response = await self._exchange(users, items)
         dim = self._party.plan.dim
         return response.version, Rows(
@@ -206,7 +206,7 @@ class Trainer:
         return response
 
     async def _recompute(self, stale: _Computed) -> None:
-        """Compute a refused gradient again, on fresh rows."""
+        """Compute a gradient that was refused as stale again, on fresh rows."""
         self._waiting = None
         await self._update(stale.message.epoch, stale.message.first_block, stale.blocks)
 

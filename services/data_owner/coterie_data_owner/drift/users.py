@@ -1,4 +1,4 @@
-"""Users as an owner knows them: run-local slot from the COS, keys from the directory."""
+"""Look up users for an owner's intake: slots from the COS's roster, keys from the directory."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["Users"]
 
 
 class Users:
-    """Looks up what is not known yet, in bulk, and remembers it.
+    """A cache of users' slots and key bundles; missing ones are fetched in bulk.
 
     Parameters
     ----------
     party : Party
-        To the COS, for the roster.
+        Connection to the COS, for the roster.
     directory : Directory
-        For keys.
+        The key directory.
     is_revoked : callable
-        Whether a participant is revoked.
+        Tells whether a participant is revoked, by its id.
     """
 
     def __init__(self, party: Party, directory: Directory, is_revoked: Callable[[bytes], bool]) -> None:
@@ -37,7 +37,7 @@ class Users:
         self._bundles: dict[bytes, Bundle] = {}
 
     async def bundles(self, users: Iterable[bytes]) -> Mapping[bytes, Bundle]:
-        """Return the bundles of those users who are registered, enrolled and not revoked."""
+        """Return bundles by user, for users who are registered, enrolled and not revoked."""
         wanted = set(users)
         if not wanted <= self.slots.keys():
             await self.refresh()
@@ -48,7 +48,7 @@ class Users:
         return {user: self._bundles[user] for user in registered & self._bundles.keys()}
 
     async def refresh(self) -> None:
-        """Fetch the roster again."""
+        """Fetch the roster and add its users' slots."""
         _, payload = await self._party.fetch(FetchKind.FETCH_KIND_ROSTER)
         roster = from_wire(Tensor.FromString(payload or b""), np.uint8, (None, 32), field="roster")
         self.slots.update((row.tobytes(), slot) for slot, row in enumerate(roster) if row.any())
