@@ -38,7 +38,7 @@ def alone(small):
 
 def same_numbers(report, known):
     """Whether a report has the numbers of a run in one process."""
-    found = [(one["epoch"], one["metrics"]) for one in report["history"]]
+    found = [(one.epoch, one.metrics) for one in report.history]
     assert found == [(one["epoch"], one["metrics"]) for one in known["history"]]
     assert len(found) > 2
     return True
