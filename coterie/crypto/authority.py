@@ -413,7 +413,7 @@ class TokenRecord:
     max_participants: int
 
     def matches(self, secret_text: str) -> bool:
-        """Whether this is the token, in time that does not depend on where they differ."""
+        """Return whether this is the token, in time that does not depend on where they differ."""
         try:
             return hmac.compare_digest(token_hash(secret_text), self.token_hash)
         except CertificateError:

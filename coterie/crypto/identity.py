@@ -516,7 +516,7 @@ class Prekey:
         return _agree(self._private, public)
 
     def expired(self, now: int) -> bool:
-        """Whether the grace hour after the expiry has passed, so that the prekey must be destroyed."""
+        """Return whether the grace hour after the expiry has passed, so that the prekey must be destroyed."""
         return now >= self.public.expiry + GRACE_SECONDS
 
     def save(self, path: Path) -> None:

@@ -27,7 +27,7 @@ def mark_restored(state: Path, runs: Iterable[str]) -> None:
 
 
 def sits_out(state: Path, run: str) -> bool:
-    """Whether a party's state was restored while a run was going on.
+    """Return whether a party's state was restored while a run was going on.
 
     Raises
     ------

@@ -46,12 +46,12 @@ class Trained:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether a smaller value of a metric wins: of errors of predicted ratings."""
+    """Return whether a smaller value of a metric wins: of errors of predicted ratings."""
     return metric.endswith(("rmse", "mae"))
 
 
 def better(metric: str, value: float, held: float) -> bool:
-    """Whether a value of a metric wins against another one; equal ones do not."""
+    """Return whether a value of a metric wins against another one; equal ones do not."""
     return value < held if lower_is_better(metric) else value > held
 
 

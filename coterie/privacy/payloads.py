@@ -224,7 +224,7 @@ class Payloads:
         return contribution.encrypted or self._is_masked(contribution)
 
     def _is_masked(self, contribution: _Contribution) -> bool:
-        """Whether a contribution is under masks: only then it is signed, and the plan says so where it is known."""
+        """Return whether a contribution is under masks: only then it is signed, and the plan says so where it is known."""
         plan = self._plans.get(contribution.round)
         return contribution.signed and (plan is None or plan.secure_sum == "masked")
 

@@ -34,7 +34,7 @@ class DirectorySecrets(NamedTuple):
 
 
 def secrets_exist(state: Path) -> bool:
-    """Whether a state folder holds an authority."""
+    """Return whether a state folder holds an authority."""
     return (state / "ca.pem").is_file()
 
 

@@ -18,7 +18,7 @@ _NO_ALLOCATION = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 
 
 def has_room(folder: Path, size: int = MARGIN) -> bool:
-    """Whether a file of a size can be written to a folder now; nothing of it stays.
+    """Return whether a file of a size can be written to a folder now; nothing of it stays.
 
     Parameters
     ----------

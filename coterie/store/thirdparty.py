@@ -605,7 +605,7 @@ def _publish(connection: sa.Connection, token: Redemption, published: Sequence[P
 
 
 def _replaces(bundle: Published, party: str, held: sa.Row[tuple[bytes, str, bytes, int, bytes]]) -> bool:
-    """Whether a bundle is to be written over the held one; False when it is the held one."""
+    """Return whether a bundle is to be written over the held one; False when it is the held one."""
     if held.party != party:
         raise Refusal(
             ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,

@@ -537,7 +537,7 @@ class _Fit:
         return scale, weight
 
     def _settled(self, scale: float, weight: float, some: npt.NDArray[np.intp], slack: float) -> bool:
-        """Whether a length explains nearly every value, where noise is too small to explain it instead."""
+        """Return whether a length explains nearly every value, where noise is too small to explain it instead."""
         first = self.lines[0]
         noise = np.concatenate([first.item_noise, first.attribute_noise])
         if np.median(noise) > _BLURS[2] * abs(scale):
