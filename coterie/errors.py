@@ -1,4 +1,4 @@
-"""Every error that a user of Coterie can meet, with the exit code that a command ends with.
+"""The errors that users of Coterie see, with the exit codes of the commands.
 
 One class per kind of problem.  A message says what was wrong, which value, and what would be right; ``hint`` says
 what to do next.  Exit codes are grouped by range and documented in ``docs/exit-codes/``.
