@@ -88,7 +88,7 @@ class EnrolmentPoint(Protocol):
 
     @property
     def timeout_s(self) -> float:
-        """How long to keep trying, seconds."""
+        """Time for which to keep trying, seconds."""
 
 
 class Enrolling(Protocol):

@@ -81,9 +81,9 @@ class Renewal:
         self._holds = True
         self._take_up(tls.chain.read_bytes())
         self.renewed = 0
-        """How often the certificate was renewed."""
+        """Number of renewals."""
         self.failed = 0
-        """How many attempts to renew the certificate failed."""
+        """Number of failed attempts to renew."""
 
     @property
     def end(self) -> float:

@@ -132,7 +132,7 @@ class SavedSum(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How much of an owner's work is applied; owner and server resume from it after a restart of either."""
+    """The applied part of an owner's work, from which owner and server resume after a restart of either."""
 
     sequence: int = 0
     epoch: int = 0
