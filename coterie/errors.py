@@ -1,4 +1,4 @@
-"""Every error that a user of Coterie can meet, with the exit code that a command ends with.
+"""The errors that users of Coterie see, with the exit codes of the commands.
 
 One class per kind of problem.  A message says what was wrong, which value, and what would be right; ``hint`` says
 what to do next.  Exit codes are grouped by range and documented in ``docs/exit-codes/``.
@@ -56,7 +56,7 @@ class ConfigError(CoterieError):
 
 
 class PreflightError(CoterieError):
-    """Something a run needs is not there: a port, a store, a certificate, a peer."""
+    """A missing prerequisite of a run: a port, a store, a certificate, a peer."""
 
     exit_code = 11
     code = "preflight"
@@ -91,8 +91,8 @@ class StoreError(CoterieError):
     message, hint
         As for `CoterieError`.
     trouble : str
-        ``"full"`` when there is no room, ``"away"`` when the store does not answer or takes no writes now: both may
-        pass, and the same may be asked again.  Empty for anything else.
+        ``"full"`` when there is no room, ``"away"`` when the store does not answer or takes no writes now: both are
+        transient, and the same request may be repeated.  Empty for permanent failures.
     """
 
     exit_code = 40
@@ -104,7 +104,7 @@ class StoreError(CoterieError):
 
 
 class PeerError(CoterieError):
-    """A peer that cannot be reached, or that refused what was asked."""
+    """A peer that cannot be reached, or that refused a request."""
 
     exit_code = 50
     code = "peer"
@@ -118,7 +118,7 @@ class RunError(CoterieError):
 
 
 def nearest(value: str, choices: Iterable[str]) -> str | None:
-    """Return the choice most like ``value``, or None when nothing comes near.
+    """Return the choice most like ``value``; None when no choice is similar.
 
     >>> nearest("epoch", ["epochs", "theta"])
     'epochs'

@@ -1,1 +1,1 @@
-"""Cryptography: explicit bytes, identities and prekeys, sealed records, the certificate authority."""
+"""Cryptography of the protocols: identities, certificates, sealed records, masks, secret sharing, Paillier."""

@@ -50,10 +50,10 @@ __all__ = [
 ]
 
 ROLES = ("cos", "data-owner", "client", "decrypting-client", "thirdparty", "operator")
-"""What a certificate can make somebody; the authorisation table is written in these."""
+"""Roles that a certificate may give; the authorisation table uses them."""
 
 CERTIFICATE_DAYS = 30
-"""How long a certificate holds; parties renew it at two thirds of that."""
+"""Validity of a party's certificate, days; parties renew it after two thirds of that."""
 
 _DOMAIN = "coterie.internal"
 _SCHEME = "coterie://"
@@ -86,7 +86,7 @@ def validate_name(name: str) -> str:
     Raises
     ------
     CertificateError
-        It is not.
+        The name is no such label.
     """
     if _LABEL.fullmatch(name) is None:
         raise CertificateError(
@@ -155,7 +155,7 @@ def make_csr(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 @dataclass(frozen=True)
 class PeerIdentity:
-    """Whom a certificate makes its holder.
+    """Role and name that a certificate gives its holder.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ class PeerIdentity:
 
     @classmethod
     def from_certificate(cls, pem: bytes) -> Self:
-        """Read role and name from a certificate; of a chain, from the first.
+        """Read role and name from a certificate, or from the first of a chain.
 
         TLS has verified the chain; here only the names are read, and checked against each other.
 
@@ -206,7 +206,7 @@ class PeerIdentity:
 def validity_of(pem: bytes) -> tuple[float, float]:
     """Return when a certificate was issued and when it ends, in Unix seconds.
 
-    It begins a little before it was issued, for the sake of clocks that are behind.
+    The validity begins a little before the issue, for peers whose clocks are behind.
 
     Raises
     ------
@@ -219,7 +219,7 @@ def validity_of(pem: bytes) -> tuple[float, float]:
 
 
 def renewal_time(pem: bytes, share: float = _RENEWED_AT) -> float:
-    """Return when a certificate is to be renewed, after a share of its validity, in Unix seconds.
+    """Return the time at which a share of a certificate's validity has passed and it is to be renewed, Unix seconds.
 
     Raises
     ------
@@ -303,7 +303,7 @@ class Authority:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read what ``save`` wrote.
+        """Read the files that ``save`` wrote.
 
         Raises
         ------
@@ -318,7 +318,7 @@ class Authority:
 
     @property
     def certificate_pem(self) -> bytes:
-        """The root certificate, PEM: what every party trusts."""
+        """Root certificate, PEM, which every party trusts."""
         return self._certificate.public_bytes(serialization.Encoding.PEM)
 
     def issue(
@@ -330,7 +330,7 @@ class Authority:
         *,
         now: datetime | None = None,
     ) -> bytes:
-        """Sign a certificate for the key of a request, under a role and name that the *caller* answers for.
+        """Issue a certificate for the key of a request, with the given role and name; the *caller* has checked both.
 
         Parameters
         ----------
@@ -390,18 +390,18 @@ class Authority:
 
 @dataclass(frozen=True)
 class TokenRecord:
-    """What the directory keeps of a one-time enrolment token: never the token itself.
+    """The third party's record of a one-time enrolment token, with the token's hash and not the token.
 
-    That a token is used once is for the store to see to; this record says what it is good for.
+    The store ensures that a token is used only once; this record says what the token allows.
 
     Parameters
     ----------
     token_hash : bytes
         SHA-256, 32 bytes.
     role, name : str
-        Whom the token makes its holder.
+        Role and name that the token gives its holder.
     expiry : int
-        First second at which it no longer holds, Unix seconds.
+        First second at which the token is no longer valid, Unix seconds.
     max_participants : int
         For how many participants the holder may publish bundles.
     """
@@ -413,14 +413,14 @@ class TokenRecord:
     max_participants: int
 
     def matches(self, secret_text: str) -> bool:
-        """Whether this is the token, in time that does not depend on where they differ."""
+        """Return whether a text is this token, compared in constant time."""
         try:
             return hmac.compare_digest(token_hash(secret_text), self.token_hash)
         except CertificateError:
             return False
 
     def check(self, secret_text: str, role: str, name: str, now: int) -> None:
-        """Raise unless the token is this one, was made for this role and name, and still holds.
+        """Raise unless a text is this token, for this role and name, and still valid.
 
         Raises
         ------
@@ -446,9 +446,9 @@ def new_token(role: str, name: str, expiry: int, max_participants: int) -> tuple
     Parameters
     ----------
     role, name : str
-        Whom the token will make its holder.
+        Role and name that the token gives its holder.
     expiry : int
-        First second at which it no longer holds, Unix seconds.
+        First second at which the token is no longer valid, Unix seconds.
     max_participants : int
         For how many participants the holder may publish bundles; 0 for a party that speaks for nobody.
 
@@ -457,7 +457,7 @@ def new_token(role: str, name: str, expiry: int, max_participants: int) -> tuple
     secret_text : str
         52 lower-case characters (base32 of 32 random bytes), shown once and handed to the party.
     record : TokenRecord
-        What to keep.
+        The third party's record of the token.
 
     Raises
     ------
@@ -477,7 +477,7 @@ def new_token(role: str, name: str, expiry: int, max_participants: int) -> tuple
 def token_hash(secret_text: str) -> bytes:
     """Return the SHA-256 under which a token is stored, 32 bytes; case and surrounding space do not matter.
 
-    A plain hash is enough: the token has 256 bits of its own, nothing to guess.
+    A plain hash is enough, because a token has 256 random bits and cannot be guessed.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Randomness that the third party signs for a run, so that nobody who starts one can choose its groups."""
+"""Beacons: randomness that the third party draws and signs for a run, so that nobody can choose the run's groups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BEACON = "beacon"
 
 
 class Beacon(NamedTuple):
-    """A run's beacon.
+    """Random bytes for a run, with the directory's signature.
 
     Parameters
     ----------
@@ -33,13 +33,13 @@ class Beacon(NamedTuple):
 
 
 def draw_beacon(run_id: str, directory_key: Ed25519PrivateKey) -> Beacon:
-    """Return a fresh beacon for a run, from the operating system's randomness."""
+    """Draw and sign a beacon for a run."""
     value = secrets.token_bytes(BEACON_BYTES)
     return Beacon(value, directory_key.sign(encode(_BEACON, run_id, value)))
 
 
 def verify_beacon(run_id: str, value: bytes, signature: bytes, directory_key: bytes) -> None:
-    """Check that the directory drew a beacon for this run.
+    """Check that the directory signed a beacon for this run.
 
     Parameters
     ----------

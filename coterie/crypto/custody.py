@@ -1,7 +1,7 @@
-"""Custody of a secret Paillier key: how it is made, sealed for those who may hold it, checked, kept and destroyed.
+"""Custody of a secret Paillier key by its holders: generation, sealing for other holders, checks, storage, destruction.
 
-What a holder has is a `HeldKey`: the factors of the modulus and the X25519 secret of the set key.  The holder that made
-them seals them for each other one::
+A holder has a `HeldKey`: the factors of the modulus and the X25519 secret of the set key.  The holder that generated
+them seals them for each other holder::
 
     key    = HKDF-SHA256(X25519(ephemeral, holder's agreement key), info = context)
     sealed = ephemeral public key (32 bytes) || AES-256-GCM(key, nonce 0, set secret || secret key, context)
@@ -10,11 +10,11 @@ with the explicit bytes (paillier-envelope, run, key id, epoch, generator, holde
 agreement key) as context.  Every envelope has an ephemeral key of its own, so no key seals twice and the nonce may be
 zero.  The holder's agreement key is taken from a bundle that the holder signed.
 
-Who opens an envelope trusts nobody for its content: the factors must be those of the modulus in the signed record, of
-the form that ``coterie.crypto.paillier.keys`` asks for, and the set secret must give the record's set key.
+A holder that opens an envelope checks its content in full: the factors must be those of the modulus in the signed
+record, of the form that ``coterie.crypto.paillier.keys`` asks for, and the set secret must give the record's set key.
 
-What is assumed: as for sealed records (``coterie.crypto.sealed``).  Whoever steals a holder's long-term agreement key
-opens the envelopes for it that they recorded; stealing the generator's opens none.  Python cannot overwrite what it
+Assumptions are those of sealed records (``coterie.crypto.sealed``).  A thief of a holder's long-term agreement key can
+open recorded envelopes for this holder; the generator's long-term key opens none.  Python cannot overwrite what it
 frees, so a destroyed key is gone from the disk at once and from memory when its process ends.
 """
 
@@ -52,25 +52,25 @@ __all__ = ["HeldKey", "countersign_record", "open_sealed", "seal_for", "sign_rec
 
 _HELD = b"coterie paillier key 1\n"
 _FIELDS = struct.Struct(">32sQQIHH")
-"""Of a file: set secret, epoch, created, bits, length of the run, length of the base."""
+"""Head of a key file: set secret, epoch, created, bits, length of the run, length of the base."""
 _NONCE = bytes(12)
 _KEY = 32
 _TAG = 16
 
 
 class HeldKey:
-    """The secrets that the holders of a Paillier key share, fully checked.
+    """The secrets that the holders of a Paillier key share: secret key and set secret, checked in full.
 
     Neither ``repr`` nor any error shows them, and they cannot be pickled.
 
     Parameters
     ----------
     epoch : int
-        Of the key, from 1.
+        Epoch of the key, from 1.
     secret : SecretKey
-        Decrypts; just drawn, or read by `SecretKey.from_bytes`, which both check it in full.
+        Secret key, from `generate` or `SecretKey.from_bytes`, which both check it in full.
     set_secret : X25519PrivateKey
-        Its public half is in the public key.
+        Secret half of the set key in the public key.
 
     Raises
     ------
@@ -96,7 +96,7 @@ class HeldKey:
         Raises
         ------
         CryptoError
-            The terms allow no such length.
+            The terms ask for a length that is not allowed.
         """
         set_secret = X25519PrivateKey.generate()
         secret = generate(
@@ -110,7 +110,7 @@ class HeldKey:
 
     @property
     def public(self) -> PublicKey:
-        """The public half."""
+        """Public key."""
         return self.secret.public
 
     @property
@@ -121,7 +121,7 @@ class HeldKey:
     def agree(self, public: bytes) -> bytes:
         """Return the X25519 shared secret of the set key and a contributor's agreement key, 32 bytes.
 
-        It is for `coterie.crypto.paillier.tags.contributor_key`, never a key itself.
+        `coterie.crypto.paillier.tags.contributor_key` derives a key from it; it is never a key itself.
 
         Raises
         ------
@@ -131,14 +131,14 @@ class HeldKey:
         return _agree(self._set_secret, public)
 
     def derived(self, purpose: str) -> bytes:
-        """Return 32 bytes for one purpose that every holder derives and nobody else can.
+        """Derive 32 bytes for one purpose, the same for every holder and secret from everybody else.
 
         HKDF-SHA256 of both secrets, with the explicit bytes (purpose, run, key id, epoch) as ``info``.
 
         Parameters
         ----------
         purpose : str
-            What they are for; each has its own.
+            Use of the bytes; each use has a purpose of its own.
         """
         info = encode(purpose, self.public.run, self.key_id, self.epoch)
         return HKDF(SHA256(), _KEY, salt=None, info=info).derive(self._sealable())
@@ -169,7 +169,7 @@ class HeldKey:
         ----------
         path : Path
         terms : KeyTerms, optional
-            Whether the run compares with a paper; the rest is in the file.
+            Only ``comparison`` is used; the rest is in the file.
 
         Raises
         ------
@@ -222,7 +222,7 @@ class HeldKey:
 
 
 def sign_record(identity: Identity, held: HeldKey, holders: tuple[bytes, ...]) -> KeyRecord:
-    """Return the record of a key that this holder made.
+    """Return the signed record of a key that this holder generated.
 
     Parameters
     ----------
@@ -230,12 +230,12 @@ def sign_record(identity: Identity, held: HeldKey, holders: tuple[bytes, ...]) -
         The generator.
     held : HeldKey
     holders : tuple of bytes
-        Ids of all who are to hold the secret, the generator among them; ascending.
+        Ids of all holders, the generator among them; ascending.
 
     Raises
     ------
     VerificationError
-        MALFORMED when the holders are not as they should be.
+        MALFORMED when the holders are not ascending, repeat, or lack the generator.
     """
     fields = KeyFields.of(held.public)
     unsigned = KeyRecord(fields, held.epoch, holders, identity.signing_public, bytes(64))
@@ -245,7 +245,7 @@ def sign_record(identity: Identity, held: HeldKey, holders: tuple[bytes, ...]) -
 
 
 def countersign_record(identity: Identity, held: HeldKey, record: KeyRecord) -> Countersignature:
-    """Vouch for a key whose secret this holder has: it opened or loaded it, so it was checked in full.
+    """Countersign the record of a key whose secret this holder has opened or loaded, and so checked in full.
 
     Raises
     ------
@@ -265,15 +265,15 @@ def seal_for(holder: Bundle, held: HeldKey, record: KeyRecord) -> bytes:
     Parameters
     ----------
     holder : Bundle
-        The holder's, verified.
+        Bundle of the holder, verified.
     held : HeldKey
     record : KeyRecord
-        The key's.
+        Record of the key.
 
     Returns
     -------
     bytes
-        Ephemeral public key, ciphertext and tag: 80 bytes more than the secret key has.
+        Ephemeral public key, ciphertext and tag: 80 bytes longer than the secret key.
 
     Raises
     ------
@@ -296,23 +296,23 @@ def seal_for(holder: Bundle, held: HeldKey, record: KeyRecord) -> bytes:
 def open_sealed(
     identity: Identity, record: KeyRecord, sealed: bytes, terms: KeyTerms = USUAL_TERMS
 ) -> HeldKey:
-    """Open what was sealed for this holder, and check it against the record in full.
+    """Open the envelope for this holder, and check its content against the record in full.
 
     Parameters
     ----------
     identity : Identity
         The holder.
     record : KeyRecord
-        Verified, but for countersignatures.
+        Record of the key, verified but for its countersignatures.
     sealed : bytes
-        As `seal_for` made it.
+        Envelope that `seal_for` made.
     terms : KeyTerms, optional
-        What the run asks of its key.
+        The run's requirements on its key.
 
     Raises
     ------
     VerificationError
-        NOT_AUTHENTIC when it does not open: altered, or sealed for another holder, key, run or epoch.  WRONG_KEY or
+        NOT_AUTHENTIC when the envelope does not open: altered, or for another holder, key, run or epoch.  WRONG_KEY or
         MALFORMED when its content is not the secret of the record's key.
     """
     public_key = record.key.public_key(terms)

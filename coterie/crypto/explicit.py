@@ -1,4 +1,4 @@
-"""Explicit bytes: the one encoding over which Coterie signs, hashes and derives keys.
+"""Explicit bytes: the canonical encoding over which Coterie signs, hashes and derives keys.
 
 Serialised protobuf is not canonical, so nothing is ever signed over it.  Instead::
 
@@ -19,7 +19,7 @@ from coterie.errors import CryptoError
 __all__ = ["MAX_FIELD", "encode"]
 
 MAX_FIELD = (1 << 24) - 1
-"""Longest field, bytes.  Hash what is longer and encode the hash."""
+"""Longest field, bytes; of longer content encode a hash."""
 
 _PURPOSE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _INTEGER = struct.Struct(">Q")
@@ -27,7 +27,7 @@ _LENGTH = struct.Struct(">I")
 
 
 def encode(purpose: str, *fields: bytes | str | int) -> bytes:
-    """Return the bytes that stand for ``fields`` under ``purpose``.
+    """Return the canonical encoding of ``fields`` under ``purpose``.
 
     Two calls give the same bytes only for the same purpose and the same contents in the same order.  (A
     purpose holds no zero byte and every length begins with one, because no field reaches 2^24 bytes; so the
@@ -44,7 +44,7 @@ def encode(purpose: str, *fields: bytes | str | int) -> bytes:
     Raises
     ------
     CryptoError
-        The purpose is not of that form, a field is too long or of another type, an integer is out of range.
+        The purpose is not of this form, a field is too long or of another type, an integer is out of range.
     """
     parts = [_label(purpose)]
     for position, field in enumerate(fields):

@@ -1,6 +1,6 @@
-"""Who a participant is: long-term keys, the bundle that publishes them, delegations and prekeys.
+"""Identities of participants: long-term keys, the bundle that publishes them, delegations and prekeys.
 
-Primitives and what is assumed of them: Ed25519 signatures (RFC 8032, unforgeable under chosen messages),
+Primitives and assumptions: Ed25519 signatures (RFC 8032, unforgeable under chosen messages),
 X25519 key agreement (RFC 7748, gap Diffie-Hellman), SHA-256 (collision resistant).  Everything signed is made
 of explicit bytes under a purpose of its own, so no signature can be taken for another kind.
 """
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 GRACE_SECONDS = 3600
-"""How long an owner still opens what was sealed for an expired prekey, before it destroys the prekey."""
+"""Time for which an owner still opens batches sealed for an expired prekey, before it destroys the prekey, seconds."""
 
 _IDENTITIES = b"coterie identities 1\n"
 _SIGNING_KEY = b"coterie signing key 1\n"
@@ -122,7 +122,7 @@ class Identity:
         return self._signing.sign(encode(purpose, *fields))
 
     def agree(self, public: bytes) -> bytes:
-        """Return the X25519 shared secret with a public key, 32 bytes: for a key derivation, never a key.
+        """Return the X25519 shared secret with a public key, 32 bytes; derive keys from it, never use it as a key.
 
         Raises
         ------
@@ -234,9 +234,9 @@ def load_signing_key(path: Path) -> Ed25519PrivateKey:
 
 @dataclass(frozen=True)
 class Bundle:
-    """What a participant publishes about itself: self-certifying, and countersigned by the directory.
+    """A participant's published keys: self-certifying, and countersigned by the directory.
 
-    Keys of participants come from verified bundles only.
+    Peers take a participant's keys from its verified bundle only.
 
     Parameters
     ----------
@@ -268,11 +268,11 @@ class Bundle:
         return participant_id(self.signing_public)
 
     def signed_fields(self) -> tuple[bytes, bytes, int, int, int]:
-        """Return what the participant signs, in order, under the purpose ``bundle``."""
+        """Return the fields that the participant signs, in order, under the purpose ``bundle``."""
         return self.signing_public, self.agreement_public, self.version, self.not_before, self.not_after
 
     def verify_signature(self) -> None:
-        """Check form and the participant's own signature: all that can be checked before enrolment.
+        """Check the fields and the participant's own signature, all that can be checked before enrolment.
 
         Raises
         ------
@@ -296,7 +296,7 @@ class Bundle:
         )
 
     def verify(self, directory_key: bytes, now: int) -> None:
-        """Check everything that lets a peer rely on these keys, except revocation.
+        """Check that a peer may rely on these keys: both signatures and the validity, but not revocation.
 
         Parameters
         ----------
@@ -330,7 +330,7 @@ class Bundle:
 def countersign(bundle: Bundle, directory_key: Ed25519PrivateKey) -> Bundle:
     """Return ``bundle`` with the countersignature of the directory.
 
-    The participant's signature is checked first: a directory never vouches for keys that nobody has claimed.
+    The participant's signature is checked first, so that the directory vouches only for keys that were claimed.
 
     Raises
     ------
@@ -506,7 +506,7 @@ class Prekey:
         return cls(private, PublicPrekey(run, prekey_id, public, expiry, signature))
 
     def agree(self, public: bytes) -> bytes:
-        """Return the X25519 shared secret with a public key, 32 bytes: for a key derivation, never a key.
+        """Return the X25519 shared secret with a public key, 32 bytes; derive keys from it, never use it as a key.
 
         Raises
         ------
@@ -516,7 +516,7 @@ class Prekey:
         return _agree(self._private, public)
 
     def expired(self, now: int) -> bool:
-        """Whether the grace hour after the expiry has passed, so that the prekey must be destroyed."""
+        """Return whether the grace hour after the expiry has passed, so that the prekey must be destroyed."""
         return now >= self.public.expiry + GRACE_SECONDS
 
     def save(self, path: Path) -> None:

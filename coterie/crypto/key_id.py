@@ -1,4 +1,4 @@
-"""The id of a public Paillier key, which its record and the key itself compute alike."""
+"""The id of a public Paillier key, as key records and the keys themselves compute it."""
 
 from __future__ import annotations
 

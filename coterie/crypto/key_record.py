@@ -1,11 +1,11 @@
-"""Records of Paillier keys: which key a run has in an epoch, who holds its secret, and who vouches for that.
+"""Records of Paillier keys: a run's public key in an epoch, the holders of its secret, and their signatures.
 
-One holder makes a key pair and signs its record; the others open what was sealed for them, check the secret key in
-full, and countersign.  Whoever encrypts relies on the signatures of holders that the operator's roster names, and not
-on the third party, which only hands records on.  A record carries the signing keys of those who signed; a participant's
-id is the SHA-256 of its key, so no look-up is needed.
+One holder makes a key pair and signs its record; the others open their envelopes, check the secret key in full, and
+countersign.  Whoever encrypts relies on the signatures of holders that the operator's roster names, and not on the
+third party, which only passes records on.  A record carries the signers' public keys; a participant's id is the SHA-256
+of its key, so no look-up is needed.
 
-Nothing here computes with the key, so nothing here needs ``gmpy2``: the third party checks records without it.
+This module does not compute with the key, so the third party checks records without ``gmpy2``.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ __all__ = [
 ]
 
 COUNTERSIGNERS = 2
-"""How many holders beside the generator must have checked a key, where there are so many."""
+"""Number of holders, besides the generator, that must countersign a key, where there are so many."""
 
 RECORD = "paillier-record"
-"""What the generator signs."""
+"""Purpose of the generator's signature, as explicit bytes."""
 COUNTERSIGNATURE = "paillier-countersignature"
-"""What the other holders sign."""
+"""Purpose of the other holders' signatures, as explicit bytes."""
 _ID = 32
 _KEY = 32
 _SIGNATURE = 64
@@ -51,27 +51,27 @@ _MOST_BITS = 1 << 14
 
 
 class KeyTerms(NamedTuple):
-    """What a run asks of its Paillier key; from the configuration of whoever relies on the key."""
+    """A run's requirements on its Paillier key, from the configuration of the party that relies on it."""
 
     bits: int = 3072
     """Length of the modulus."""
     subgroup: bool = False
     """Whether it is a subgroup key."""
     comparison: bool = False
-    """Whether the run compares with a paper, where 1,024 bits are allowed."""
+    """Whether the run is a comparison with a paper, for which 1,024 bits are allowed."""
 
 
 USUAL_TERMS = KeyTerms()
-"""A key of 3,072 bits."""
+"""The default requirements: a key of 3,072 bits, no subgroup key."""
 
 
 def countersigners_needed(eligible: int) -> int:
-    """Return how many must countersign, of so many on the roster who are not revoked: two, or all but one."""
+    """Return the number of countersignatures needed with ``eligible`` unrevoked members on the roster: at most two."""
     return max(0, min(COUNTERSIGNERS, eligible - 1))
 
 
 class KeyFields(NamedTuple):
-    """A public Paillier key as bytes, see ``coterie.crypto.paillier.PublicKey``."""
+    """The fields of a public Paillier key as bytes; ``coterie.crypto.paillier.PublicKey`` computes with them."""
 
     run: str
     bits: int
@@ -83,7 +83,7 @@ class KeyFields(NamedTuple):
     created: int
     """Unix seconds."""
     base: bytes
-    """Of a subgroup key as long as the modulus, otherwise empty."""
+    """Base of the subgroup, as long as the modulus; empty unless this is a subgroup key."""
 
     @classmethod
     def of(cls, public: PublicKey) -> KeyFields:
@@ -99,7 +99,7 @@ class KeyFields(NamedTuple):
         return paillier_key_id(self.modulus, self.set_public, self.bits, self.created, self.run, self.base)
 
     def check_form(self) -> None:
-        """Check lengths.
+        """Check lengths and ranges of the fields.
 
         Raises
         ------
@@ -120,19 +120,19 @@ class KeyFields(NamedTuple):
             raise _malformed(f"created at {self.created}, expected Unix seconds")
 
     def as_stated(self) -> PublicKey:
-        """Return the key, whatever its size and kind: for whoever encrypts nothing of its own under it.
+        """Return the key without requirements on its size and kind, for parties that do not encrypt under it.
 
         Raises
         ------
         VerificationError
             MALFORMED.
         CryptoError
-            It is no key that can be.
+            The fields cannot be a Paillier key.
         """
         return self.public_key(KeyTerms(bits=self.bits, subgroup=bool(self.base), comparison=True))
 
     def public_key(self, terms: KeyTerms) -> PublicKey:
-        """Return the key, checked as far as that goes without its secret.
+        """Return the key, checked against the run's requirements as far as possible without the secret key.
 
         Raises
         ------
@@ -176,16 +176,16 @@ class Countersignature(NamedTuple):
 
 @dataclass(frozen=True)
 class KeyRecord:
-    """The key of a run from an epoch on.
+    """A run's public Paillier key in one epoch, with its holders and their signatures.
 
     Parameters
     ----------
     key : KeyFields
         The public key.
     epoch : int
-        Counted from 1; each key of a run has one of its own.
+        Number of the key within the run, from 1.
     holders : tuple of bytes
-        Ids of the participants for whom the secret was sealed, and of the generator; ascending.
+        Ids of the generator and of the participants for whom the secret was sealed; ascending.
     generator_public : bytes
         Raw Ed25519 public key of the holder that made the key, 32 bytes.
     signature : bytes
@@ -213,15 +213,15 @@ class KeyRecord:
 
     @property
     def run(self) -> str:
-        """The run."""
+        """Id of the run."""
         return self.key.run
 
     def signed_fields(self) -> tuple[bytes, int, bytes, bytes]:
-        """Return what the generator signs, in order, under the purpose `RECORD`."""
+        """Return the fields that the generator signs, in order, under the purpose `RECORD`."""
         return self.key_id, self.epoch, self.generator, b"".join(self.holders)
 
     def countersigned_fields(self) -> tuple[bytes, int, bytes, bytes, bytes]:
-        """Return what the other holders sign, in order, under the purpose `COUNTERSIGNATURE`."""
+        """Return the fields that the other holders sign, in order, under the purpose `COUNTERSIGNATURE`."""
         return *self.signed_fields(), self.signature
 
     def without_countersignatures(self) -> KeyRecord:
@@ -229,14 +229,14 @@ class KeyRecord:
         return replace(self, countersignatures=())
 
     def with_countersignature(self, added: Countersignature) -> KeyRecord:
-        """Return the record with one countersignature more, or in place of the same holder's."""
+        """Return a copy with one countersignature added, in place of an earlier one of the same holder."""
         others = [one for one in self.countersignatures if one.signing_public != added.signing_public]
         return replace(
             self, countersignatures=tuple(sorted([*others, added], key=lambda one: one.participant))
         )
 
     def check_signatures(self) -> None:
-        """Check form and every signature: what needs neither roster nor clock.
+        """Check the fields and every signature, without roster and clock.
 
         Raises
         ------
@@ -250,7 +250,7 @@ class KeyRecord:
             self.check_countersignature(one)
 
     def check_countersignature(self, one: Countersignature) -> None:
-        """Check that a holder other than the generator vouches for this record.
+        """Check a countersignature: that it is valid and of a holder other than the generator.
 
         Raises
         ------
@@ -272,7 +272,7 @@ class KeyRecord:
         )
 
     def check_holders(self, roster: Roster, revoked: Collection[bytes]) -> None:
-        """Check that the operator lets every holder have the secret, and that there are enough.
+        """Check that every holder is on the roster and not revoked, and that there are enough holders.
 
         Raises
         ------
@@ -325,7 +325,7 @@ class KeyRecord:
         revoked: Collection[bytes] = (),
         complete: bool = True,
     ) -> None:
-        """Check everything but the numbers of the key.
+        """Check the record completely but for the key's numbers, which need ``gmpy2``.
 
         Parameters
         ----------
@@ -366,14 +366,14 @@ class KeyRecord:
         terms: KeyTerms = USUAL_TERMS,
         complete: bool = True,
     ) -> PublicKey:
-        """Check everything, and return the key to encrypt with.
+        """Check the record completely, and return the key to encrypt with.
 
         Parameters
         ----------
         roster, roster_key, run, now, revoked, complete
             As in `verify_statement`.
         terms : KeyTerms, optional
-            What the run asks of its key.
+            The run's requirements on its key.
 
         Raises
         ------
@@ -402,12 +402,12 @@ class KeyRecord:
 
 
 def check_epoch(epoch: int, key_id: bytes, seen_epoch: int, seen_key_id: bytes) -> None:
-    """Check that a key may come after one seen before.
+    """Check that a key may follow a key seen before.
 
     Raises
     ------
     VerificationError
-        OLD_EPOCH for a lower epoch, and for the same one with another key.
+        OLD_EPOCH for a lower epoch, and for another key of the same epoch.
     """
     if epoch < seen_epoch:
         raise VerificationError(

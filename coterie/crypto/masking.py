@@ -1,4 +1,4 @@
-"""Masks that cancel in a sum (Bonawitz et al. 2017): their keys, their expansion, and the shares that undo them.
+"""Masks that cancel in a sum (Bonawitz et al. 2017): key derivation, expansion, and sealed shares for dropouts.
 
 Every derivation is HKDF-SHA256 (RFC 5869) without salt, 32 bytes long, whose ``info`` is explicit bytes
 (``coterie.crypto.explicit``)::
@@ -14,9 +14,9 @@ uint32 words, one for each value of the vector.  A key expands once, so the nonc
 
 **Signs.**  Of a pair, the participant with the lower id adds the mask and the other subtracts it.
 
-**Sealed shares.**  65 bytes: one with the top bit of the share of the seed in its second bit and that of the mask
-secret in its first, then the lower 256 bits of each share, big-endian, in the same order.  Sealed with AES-256-GCM
-under the share key, the zero nonce and no associated data; a share key seals one message.
+**Sealed shares.**  65 bytes: one byte whose second bit is the top bit of the seed's share and whose first bit is the
+top bit of the mask secret's share, then the lower 256 bits of each share, big-endian, in the same order.  Sealed with
+AES-256-GCM under the share key, the zero nonce and no associated data; a share key seals one message.
 
 What is assumed: X25519 is gap Diffie-Hellman, HKDF a random oracle on the shared secret, AES-256 a pseudorandom
 permutation (at most 2^31 blocks under a key here).
@@ -130,11 +130,11 @@ class RoundKey:
 
     @property
     def secret(self) -> bytes:
-        """The secret half, 32 bytes: for sharing only."""
+        """Secret half, 32 bytes, to split into shares."""
         return bytes(self._secret)
 
     def agree(self, public: bytes) -> bytes:
-        """Return the X25519 shared secret, 32 bytes: for a key derivation, never a key.
+        """Return the X25519 shared secret, 32 bytes; derive keys from it, never use it as a key.
 
         Raises
         ------
@@ -163,7 +163,7 @@ def public_of(secret: bytes) -> bytes:
 
 
 def require_usable(public: bytes) -> None:
-    """Raise unless something can be agreed with an X25519 public key.
+    """Raise unless an X25519 public key is usable for key agreement.
 
     Raises
     ------
@@ -193,8 +193,8 @@ def _public_key(public: bytes) -> X25519PublicKey:
 
 
 def _extract(secret: bytes) -> bytes:
-    """Return HKDF's pseudorandom key: the HMAC of the secret under the salt, which is zeros where there is none."""
-    # Half the time of a context of its own each time; a round derives thousands of keys.
+    """Return HKDF's pseudorandom key, the HMAC of the secret under the all-zero salt."""
+    # Copying a context takes half the time of making one, and a round derives thousands of keys.
     context = _NO_SALT.copy()
     context.update(secret)
     return context.finalize()
@@ -214,7 +214,7 @@ def share_key(agreed: bytes, plan_hash: bytes, sender: bytes, receiver: bytes) -
 
 
 def share_keys(agreed: bytes, plan_hash: bytes, one: bytes, other: bytes) -> tuple[bytes, bytes]:
-    """Return the keys under which ``one`` seals for ``other``, and ``other`` for ``one``: ``share_key`` both ways."""
+    """Return the share keys of two participants: from ``one`` to ``other``, and from ``other`` to ``one``."""
     extracted = _extract(agreed)
     return (
         _expand(extracted, encode("share", plan_hash, one, other)),
@@ -223,7 +223,7 @@ def share_keys(agreed: bytes, plan_hash: bytes, one: bytes, other: bytes) -> tup
 
 
 def pair_mask_key(agreed: bytes, plan_hash: bytes, one: bytes, other: bytes) -> bytes:
-    """Return the key of the mask that two participants have in common, 32 bytes; the order does not matter."""
+    """Return the key of two participants' pair mask, 32 bytes; the order of the two does not matter."""
     return _derive(agreed, encode("pair-mask", plan_hash, min(one, other), max(one, other)))
 
 
@@ -243,7 +243,7 @@ def share_to_bytes(share: int) -> bytes:
 
 
 def share_from_bytes(share: bytes) -> int:
-    """Return a share.
+    """Parse a share of 33 bytes, big-endian.
 
     Raises
     ------
@@ -257,7 +257,7 @@ def share_from_bytes(share: bytes) -> int:
 
 
 def seal_share(key: bytes, seed_share: int, mask_share: int) -> bytes:
-    """Seal one holder's two shares under a share key, which seals nothing else."""
+    """Seal one holder's two shares under a share key, which is used only once."""
     top = (seed_share >> 256) << 1 | mask_share >> 256
     low = (1 << 256) - 1
     plain = bytes([top]) + (seed_share & low).to_bytes(32) + (mask_share & low).to_bytes(32)
@@ -265,12 +265,12 @@ def seal_share(key: bytes, seed_share: int, mask_share: int) -> bytes:
 
 
 def open_share(key: bytes, sealed: bytes) -> tuple[int, int]:
-    """Return the share of the seed and that of the mask secret.
+    """Open a sealed pair: return the share of the seed and the share of the mask secret.
 
     Raises
     ------
     VerificationError
-        NOT_AUTHENTIC when it does not open, MALFORMED when what is in it are no shares.
+        NOT_AUTHENTIC when the pair does not open, MALFORMED when its content is not two shares.
     """
     try:
         plain = AESGCM(key).decrypt(_ZERO_NONCE, sealed, None)
@@ -286,23 +286,23 @@ def open_share(key: bytes, sealed: bytes) -> tuple[int, int]:
 
 
 class Keystream(enum.Enum):
-    """Two ways to the same keystream; which is faster depends on the processor and its library."""
+    """Two implementations of the same keystream; the processor and its library decide which is faster."""
 
     GCM = "gcm"
     CTR = "ctr"
 
     def open(self, key: bytes) -> CipherContext | AEADEncryptionContext:
-        """Return a context that gives the keystream where it is fed with zeros."""
+        """Return a cipher context that turns zeros into the keystream."""
         cipher = algorithms.AES256(key)
         return Cipher(cipher, _GCM if self is Keystream.GCM else _CTR).encryptor()
 
     @staticmethod
     @cache
     def fastest() -> Keystream:
-        """Return the faster way on this machine: measured once, in a few milliseconds."""
+        """Return the faster implementation on this machine, measured once in a few milliseconds."""
         spent = dict.fromkeys(Keystream, math.inf)
         out = bytearray(len(_ZEROS))
-        # In turn, and by the time of this thread alone: other work on the machine decides nothing.
+        # In turn, and by this thread's CPU time, so that other work on the machine does not decide.
         for _ in range(_TRIALS):
             for way in Keystream:
                 stream = way.open(bytes(32))
@@ -319,19 +319,19 @@ def add_masks(
     way: Keystream | None = None,
     mirrors: Mapping[bytes, NDArray[np.uint32]] = MappingProxyType({}),
 ) -> None:
-    """Add the masks of some keys to a vector, and subtract those of others, modulo 2^32 and in place.
+    """Add the masks of ``plus`` to a vector and subtract the masks of ``minus``, modulo 2^32 and in place.
 
     Parameters
     ----------
     vector : ndarray of uint32, shape (n,)
         Contiguous; n below 2^34.
     plus, minus : iterable of bytes
-        Mask keys, 32 bytes each; order is of no consequence.
+        Mask keys, 32 bytes each, in any order.
     way : Keystream, optional
-        The faster one when left out; the result is the same.
+        Implementation; the faster one when left out.  The result is the same.
     mirrors : mapping of bytes to ndarray of uint32, shape (n,), optional
-        For some of the keys another vector, in which their mask gets the other sign: that of the other member of the
-        pair, where both are at hand.
+        For some of the keys a second vector that gets the mask with the opposite sign: the vector of the pair's other
+        member, where both are of one host.
     """
     way = way or Keystream.fastest()
     buffer = bytearray(min(len(_ZEROS), 4 * len(vector)))
@@ -341,7 +341,7 @@ def add_masks(
         (way.open(key), operation, opposite, mirrors.get(key))
         for key, operation, opposite in islice(masks, _STREAMS)
     ]:
-        # Chunk by chunk through the masks of a group: a chunk of the vector is fetched and stored once.
+        # Chunk by chunk through a group's masks, so that a chunk of the vector is fetched and stored once.
         for start in range(0, len(vector), _CHUNK):
             part = vector[start : start + _CHUNK]
             mask = words[: len(part)]

@@ -1,8 +1,8 @@
-"""What a party may not do after its state came back from a backup: take part in the run that was going on then.
+"""The mark by which a party restored from a backup stays out of protected sums of runs that were going on then.
 
-A backup knows nothing of the rounds that the party answered after it was made.  What it counts there (which rounds it
-joined, how often a sum over one model was revealed with its help) protects it and others against a server that asks
-twice, so it takes no further part in protected sums of that run.
+A backup lacks the rounds that the party answered after it was made.  The party's counts (which rounds it joined, how
+often it helped to reveal a sum over one model) protect it and others against a server that asks twice; without them it
+takes no further part in protected sums of that run.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from coterie.errors import StoreError
 __all__ = ["MARK", "mark_restored", "objections", "sits_out"]
 
 MARK = "restored.json"
-"""The file in a state folder that names the runs."""
+"""File of a state folder that names the runs."""
 
 
 def mark_restored(state: Path, runs: Iterable[str]) -> None:
-    """Note that a party takes no part in protected sums of these runs any more."""
+    """Record that a party takes no part in protected sums of these runs any more."""
     content = {"runs": sorted({*_runs(state), *runs})}
     write_private_file(state / MARK, json.dumps(content).encode())
 
 
 def sits_out(state: Path, run: str) -> bool:
-    """Whether a party's state was restored while a run was going on.
+    """Return whether a party's state was restored while a run was going on.
 
     Raises
     ------
     StoreError
-        When the note is damaged.
+        When the file is damaged.
     """
     return run in _runs(state)
 
 
 def objections(state: Path, run: str, secure_sum: str) -> list[str]:
-    """Return why a restored party stays out of a run; nothing where it may take part."""
+    """Return the reasons for which a restored party stays out of a run; empty where it may take part."""
     if secure_sum == "clear" or not sits_out(state, run):
         return []
     return ["the state was restored from a backup, which does not know what was answered in this run later"]

@@ -1,10 +1,10 @@
-"""Rosters: to whom secrets that clients share may be sealed, as the operator's offline key says.
+"""Rosters: lists, signed with the operator's offline key, of participants who may receive a shared secret.
 
-The third party says who is enrolled.  That alone must not decide who gets a secret key, for then whoever runs it could
-enrol somebody of their own and be sent it.  So the operator signs a list of participants with an Ed25519 key that no
-service holds; its public half is in the configuration of every client.
+The third party decides who is enrolled.  Enrolment alone must not entitle to a secret key: whoever runs the third
+party could enrol an accomplice, who would be sent the key.  So the operator signs a list of participants with an
+Ed25519 key that no service holds; its public half is in the configuration of every client.
 
-A roster is a text file, of which nothing is secret::
+A roster is a text file without secrets::
 
     -----BEGIN COTERIE ROSTER-----
     purpose: paillier
@@ -39,9 +39,9 @@ from coterie.errors import CertificateError
 __all__ = ["MOST_MEMBERS", "PAILLIER", "Roster", "load_roster_key", "save_roster_key"]
 
 PAILLIER = "paillier"
-"""Purpose of a roster of those who may hold a secret Paillier key."""
+"""Purpose of a roster of participants who may hold a secret Paillier key."""
 MOST_MEMBERS = 4096
-"""Most participants on a roster: what is sealed for each of them still fits into one message."""
+"""Most participants on a roster, so that the envelopes for all of them fit into one message."""
 
 _ROSTER = "roster"
 _ID = 32
@@ -64,7 +64,7 @@ _TEXT = re.compile(
 
 @dataclass(frozen=True)
 class Roster:
-    """Who may be sent the secrets of one purpose, in one run or in all.
+    """A signed list of participants who may receive the secrets of one purpose, in one run or in all.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class Roster:
     members : tuple of bytes
         Participant ids, 32 bytes each, ascending, each once.
     issued, expiry : int
-        It holds in [issued, expiry), Unix seconds.
+        Validity [issued, expiry), Unix seconds.
     signature : bytes
         The operator's, over all fields above, 64 bytes.
     """
@@ -110,7 +110,7 @@ class Roster:
         return replace(unsigned, signature=key.sign(unsigned._signed()))
 
     def check_form(self) -> None:
-        """Check everything but who signed, and when.
+        """Check every field, without the signature and the clock.
 
         Raises
         ------
@@ -134,7 +134,7 @@ class Roster:
             raise _malformed(f"its signature has {len(self.signature)} bytes, expected {_SIGNATURE}")
 
     def verify(self, roster_key: bytes, *, purpose: str, run: str, now: int) -> None:
-        """Check that the operator lets the members hold secrets of a purpose in a run, now.
+        """Check that the operator signed the roster for this purpose and run, and that it is valid now.
 
         Parameters
         ----------
@@ -161,7 +161,7 @@ class Roster:
         Validity(self.issued, self.expiry).check("the roster", now)
 
     def eligible(self, revoked: Collection[bytes]) -> tuple[bytes, ...]:
-        """Return the members who are not revoked, ascending."""
+        """Return the ids of members who are not revoked, ascending."""
         return tuple(member for member in self.members if member not in revoked)
 
     def to_text(self) -> str:
@@ -180,7 +180,7 @@ class Roster:
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Read the content of a roster file; `verify` says whether it holds.
+        """Parse the content of a roster file, without verifying it; `verify` does.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Sealed records: what a user and a data owner say to each other, readable by nobody in between.
+"""Sealed records: end-to-end encryption between a user and a data owner, with exactly-once sequence numbers.
 
 Key of a session (one sender process, one user, one owner prekey, one direction)::
 
@@ -9,14 +9,14 @@ with AES-256-GCM under the nonce ``4 zero bytes || counter (8 bytes, big-endian)
 afresh for each sender process, so a restarted process cannot repeat a nonce: it does not repeat a key.
 Counters live in memory only.
 
-Primitives and what is assumed of them: X25519 (RFC 7748, gap Diffie-Hellman), HKDF-SHA256 (RFC 5869, a random
+Primitives and assumptions: X25519 (RFC 7748, gap Diffie-Hellman), HKDF-SHA256 (RFC 5869, a random
 oracle on the shared secret), AES-256-GCM (NIST SP 800-38D, an AEAD as long as no nonce repeats under one
 key).  The key agreement authenticates the sender: only holders of the user's agreement key or of the prekey
 can seal.  It follows that a stolen prekey lets the thief pose as any user towards that owner for as long as
 the prekey lives.  A *virtual machine* that is resumed twice from one snapshot repeats session ids and
 counters: never resume a sender from a snapshot of memory.
 
-A replayed or reordered batch opens: that is for ``SequenceGate`` to stop, which works on durable numbers.
+A replayed or reordered batch does open; ``SequenceGate`` rejects it by its durable sequence numbers.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ _ASSOCIATED = np.dtype(
 _NONCE = np.dtype([("zero", ">u4"), ("counter", ">u8")])
 
 RECORD_DTYPE = np.dtype([("item", "<u4"), ("positive", "u1")])
-"""One interaction, 5 bytes: item number, and 1 for a positive or 0 for a negative one."""
+"""One interaction, 5 bytes: item number, and 1 for a positive or 0 for a negative interaction."""
 
 
 class Direction(enum.IntEnum):
-    """Who seals for whom; sessions of the two directions never share a key."""
+    """The direction of a session, to the owner or to the user; the two never share a key."""
 
     TO_OWNER = 1
     """The user's records, to the data owner."""
@@ -106,7 +106,7 @@ _DIRECTIONS = {int(direction): direction for direction in Direction}
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What travels in clear with a sealed batch, and is authenticated with it.
+    """The header of a sealed batch, sent in clear and authenticated with the batch.
 
     Layout, big-endian, 64 bytes: version (1), direction (1), zero (2), session id (32), prekey id (8),
     counter (8), first sequence number (8), number of records (4).
@@ -126,7 +126,7 @@ class Header:
 
     @classmethod
     def parse(cls, header: bytes) -> Self:
-        """Read a header; until its batch was opened nothing in it can be trusted.
+        """Parse a header; nothing in it is authentic until its batch was opened.
 
         Raises
         ------
@@ -151,14 +151,14 @@ class Header:
 
 
 class SealedBatch(NamedTuple):
-    """One message: the header (64 bytes) and the ciphertext with its 16-byte tag."""
+    """One sealed message: the header (64 bytes) and the ciphertext with its 16-byte tag."""
 
     header: bytes
     ciphertext: bytes
 
 
 class SealedBatches(NamedTuple):
-    """Many messages, as two lists of equal length."""
+    """Many sealed messages, as two lists of equal length."""
 
     headers: list[bytes]
     ciphertexts: list[bytes]
@@ -184,15 +184,15 @@ class SenderProcess:
             process.session_id = os.urandom(32)
 
 
-# Not a comparison of process ids: those come round again, a forked child does not miss this hook.
+# Process ids would not do: they are reused.  Every forked child runs this hook.
 os.register_at_fork(after_in_child=SenderProcess._renew_after_fork)
 
 
 @dataclass(frozen=True, repr=False)
 class Agreement:
-    """What one user and one owner share under one prekey in one run; both directions derive from it.
+    """The shared secret of one user and one owner under one prekey in one run; both directions' keys derive from it.
 
-    The key agreement (about 35 microseconds) happens once here, sessions only derive from it.
+    The key agreement (about 35 microseconds) happens once here; sessions only derive keys.
 
     Parameters
     ----------
@@ -214,7 +214,7 @@ class Agreement:
 
     @classmethod
     def of_user(cls, user: Identity, owner: bytes, prekey: PublicPrekey) -> Self:
-        """Agree as the user, with the prekey of the owner of this id; ``prekey`` was verified.
+        """Agree as the user with the verified prekey of an owner (id, 32 bytes).
 
         Raises
         ------
@@ -225,7 +225,7 @@ class Agreement:
 
     @classmethod
     def of_owner(cls, prekey: Prekey, owner: bytes, user: Bundle) -> Self:
-        """Agree as the owner of this id, with a user whose bundle was verified.
+        """Agree as an owner (id, 32 bytes) with a user whose bundle was verified.
 
         Raises
         ------
@@ -238,12 +238,12 @@ class Agreement:
         )
 
     def context(self, direction: Direction) -> bytes:
-        """Return the SHA-256 of run, user, owner and direction, which ends the associated data."""
+        """Return the SHA-256 of run, user, owner and direction, the last part of the associated data."""
         fields = encode("sealed-context", self.run, self.user, self.owner, direction.label)
         return hashlib.sha256(fields).digest()
 
     def key(self, direction: Direction, session_id: bytes) -> AESGCM:
-        """Derive the key of one session."""
+        """Derive the AES-GCM key of one session."""
         info = encode("sealed", self.run, self.user, self.owner, self.prekey_id, direction.label)
         return AESGCM(HKDF(SHA256(), 32, salt=session_id, info=info).derive(self.secret))
 
@@ -255,16 +255,16 @@ class Agreement:
 
 
 class SealingSession:
-    """The sender's side of a session: seals, and never uses a nonce twice.  Safe to share between threads.
+    """The sender's side of a session, which seals messages and never repeats a nonce.  Safe to share between threads.
 
     Parameters
     ----------
     agreement : Agreement
-        With the peer.
+        Agreement with the peer.
     direction : Direction
         Ours: ``TO_OWNER`` at the user, ``TO_USER`` at the owner.
     process : SenderProcess
-        The one of this process.
+        Session id of this process.
     """
 
     __slots__ = ("_aead", "_context", "_fixed", "_lock", "_next", "_process", "_session_id")
@@ -286,7 +286,7 @@ class SealingSession:
         first_sequence : int
             Sequence number of the first record, in [0, 2^64).
         payload : bytes
-            What only the peer may read.
+            Content of the message, which only the peer can read.
         count : int
             Number of records, in [0, 2^32).
 
@@ -306,7 +306,7 @@ class SealingSession:
     def seal_many(
         self, first_sequence: int, records: npt.NDArray[np.void], records_per_message: int
     ) -> SealedBatches:
-        """Seal consecutive records, cut into messages: what ``seal`` does message by message, faster.
+        """Seal consecutive records, cut into messages, with the same result as repeated ``seal`` and faster.
 
         Parameters
         ----------
@@ -397,15 +397,15 @@ class SealingSession:
 
 
 class OpeningSession:
-    """The receiver's side: opens what one peer seals in one direction, through restarts of that peer.
+    """The receiver's side: opens the batches that one peer seals in one direction, also after the peer has restarted.
 
-    The key of the session seen last is kept; another session id derives its key afresh, and takes the place
-    only after a batch under it has opened, so forged headers displace nothing.
+    The key of the last session is kept.  For another session id a key is derived; it replaces the kept key only after
+    a batch under it has opened, so forged headers displace nothing.
 
     Parameters
     ----------
     agreement : Agreement
-        With the peer.
+        Agreement with the peer.
     direction : Direction
         The peer's: ``TO_OWNER`` at the owner, ``TO_USER`` at the user.
     """
@@ -420,7 +420,7 @@ class OpeningSession:
         self._prepared: tuple[bytes, AESGCM] | None = None
 
     def prepare(self, session_id: bytes) -> None:
-        """Derive the key of a session ahead of its first batch; it displaces nothing until a batch opens."""
+        """Derive the key of a session ahead of its first batch; the kept key stays until a batch opens."""
         if self._current is None or self._current[0] != session_id:
             self._prepared = (session_id, self._agreement.key(self._direction, session_id))
 
@@ -513,19 +513,19 @@ def decode_records(payload: bytes, count: int) -> tuple[npt.NDArray[np.uint32], 
 
 
 class Decision(enum.Enum):
-    """What an owner does with a batch of records."""
+    """An owner's decision on a batch of records."""
 
     ACCEPT = "accept"
-    """The next records: store them, then acknowledge."""
+    """The batch has the next records: store them, then acknowledge."""
     DUPLICATE = "duplicate"
-    """Durable before: change nothing, acknowledge again, count it."""
+    """The records are durable already: change nothing, acknowledge again, count the duplicate."""
     MISMATCH = "mismatch"
-    """A gap or an overlap: refuse, and name the number expected."""
+    """The batch leaves a gap or overlaps: refuse it, and name the expected number."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceGate:
-    """Accepts each record of one user at one owner exactly once and in order, whatever the network does.
+    """The sequence check by which an owner accepts each record of a user exactly once and in order.
 
     Pure: the owner keeps ``durable`` in its store and moves it in the transaction that stores the records.
 
@@ -539,11 +539,11 @@ class SequenceGate:
 
     @property
     def expected(self) -> int:
-        """The first number of the next batch."""
+        """Number of the next batch's first record."""
         return self.durable + 1
 
     def judge(self, first: int, last: int) -> Decision:
-        """Say what to do with the batch of records numbered ``first`` to ``last``, both included.
+        """Decide on the batch of records numbered ``first`` to ``last``, both included.
 
         Raises
         ------
@@ -559,7 +559,7 @@ class SequenceGate:
         return Decision.DUPLICATE if last <= self.durable else Decision.MISMATCH
 
     def after(self, first: int, last: int) -> SequenceGate:
-        """Return the state after the batch: moved on by an accepted one, the same otherwise."""
+        """Return the state after a batch: ``durable`` is ``last`` if the batch is accepted, unchanged otherwise."""
         return SequenceGate(last) if self.judge(first, last) is Decision.ACCEPT else self
 
 

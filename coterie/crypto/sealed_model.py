@@ -1,13 +1,13 @@
-"""Versions of a model for those who share a Paillier key: the server keeps them, and can neither read nor alter them.
+"""Sealed versions of a model: only holders of a Paillier key read and make them, and the server keeps them.
 
 A version is sealed with AES-256-GCM under a key that is derived from the secrets of the Paillier key
 (``HeldKey.derived``), with the explicit bytes (sealed-model, run, key id, round) as associated data and a random nonce:
-it opens for the holders of this key only, as what this round made and nothing else.
+it opens for the holders of this key only, and only as the version of this round.
 
-Holders that made a version independently show that they came to the same one by an HMAC of it under another such key.
-Whoever has neither key sees of two of them whether they are equal, and no more.
+Holders that computed a version independently compare it by its HMAC under another such key.  A party without the key
+learns from two HMACs only whether they are equal.
 
-What is assumed: as for AES-GCM with random nonces of 96 bits, of which one key takes some per round, far from 2^32.
+Assumed: AES-GCM with random nonces of 96 bits; a key takes some nonces per round, far fewer than 2^32.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _TAG_BYTES = 16
 
 
 def seal_model(held: HeldKey, run: str, round_: int, content: bytes) -> bytes:
-    """Seal what a round made.
+    """Seal the version of a model that a round made.
 
     Parameters
     ----------
     held : HeldKey
-        Of the key under which the round was summed.
+        Key under which the round was summed.
     run : str
     round_ : int
     content : bytes
@@ -51,12 +51,12 @@ def seal_model(held: HeldKey, run: str, round_: int, content: bytes) -> bytes:
 
 
 def open_model(held: HeldKey, run: str, round_: int, sealed: bytes) -> bytes:
-    """Return what a round made.
+    """Open the version of a model that a round made.
 
     Raises
     ------
     VerificationError
-        NOT_AUTHENTIC when it does not open: altered, or of another key, run or round.
+        NOT_AUTHENTIC when the version does not open: altered, or of another key, run or round.
     """
     if len(sealed) < _NONCE_BYTES + _TAG_BYTES:
         raise VerificationError(Reason.NOT_AUTHENTIC, f"a sealed model of {len(sealed)} bytes")
@@ -69,15 +69,15 @@ def open_model(held: HeldKey, run: str, round_: int, sealed: bytes) -> bytes:
 
 
 def agreement(held: HeldKey, plan_hash: bytes, *parts: bytes) -> bytes:
-    """Return the HMAC by which holders compare what they made of a sum, 32 bytes.
+    """Return the HMAC by which holders compare their results of a sum, 32 bytes.
 
     Parameters
     ----------
     held : HeldKey
     plan_hash : bytes
-        Of the sum.
+        Hash of the sum's plan.
     parts : bytes
-        What they were given and what they made, or hashes of it.
+        Inputs and results of the holder, or their hashes.
     """
     mac = HMAC(held.derived("model-agreement"), SHA256())
     mac.update(encode("applied-sum", plan_hash, *parts))

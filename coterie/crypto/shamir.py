@@ -1,13 +1,13 @@
-"""Shamir's secret sharing (Shamir 1979): any ``t`` shares give the secret, fewer say nothing about it.
+"""Shamir's secret sharing (Shamir 1979): any ``t`` shares reconstruct the secret, fewer reveal nothing of it.
 
 A secret is a number below 2^256.  It is the value at 0 of a polynomial of degree ``t - 1`` over the integers modulo
 the prime ``PRIME = 2^256 + 297``, otherwise drawn uniformly from the operating system; the share of holder ``x`` is
 the value at ``x``.  Shares carry no authentication: whoever reconstructs checks the result against something public,
 here a hash or a public key.
 
-What is drawn are the coefficients of 1, x, x(x - 1), x(x - 1)(x - 2) and so on (Newton): they give each polynomial
-once, as the coefficients of powers do, so it is drawn as uniformly.  Its values at 0, 1, 2 and so on then follow by
-additions alone, from its differences there.
+The coefficients are drawn in the Newton basis 1, x, x(x - 1), x(x - 1)(x - 2) and so on.  Like coefficients of powers
+they represent each polynomial once, so the polynomial is uniform; its values at 0, 1, 2 and so on follow from its
+finite differences by additions alone.
 
 Python's integers are not constant in time.  A member computes shares of secrets that live for one round, so an
 observer of its clock would need to see each of these computations, once.
@@ -26,7 +26,7 @@ from coterie.errors import CryptoError
 __all__ = ["PRIME", "SECRET_BYTES", "interpolate", "reconstruct", "split", "weights"]
 
 PRIME = 2**256 + 297
-"""The smallest prime above 2^256: every 32-byte string is a secret."""
+"""The smallest prime above 2^256, so that every 32-byte string can be a secret."""
 
 SECRET_BYTES = 32
 """Bytes of a secret, big-endian."""
@@ -42,14 +42,14 @@ _TABLE = (
 
 
 def split(secrets: Sequence[bytes], threshold: int, holders: Sequence[int]) -> list[tuple[int, ...]]:
-    """Share secrets among holders.
+    """Split secrets into shares for holders.
 
     Parameters
     ----------
     secrets : sequence of bytes
         Each 32 bytes, big-endian.
     threshold : int
-        How many shares reconstruct, at least 1.
+        Number of shares that reconstruct a secret, at least 1.
     holders : sequence of int
         The points x at which shares are taken: distinct, in [1, 2^32).
 
@@ -76,7 +76,7 @@ def split(secrets: Sequence[bytes], threshold: int, holders: Sequence[int]) -> l
 
 
 def weights(points: Sequence[int]) -> tuple[int, ...]:
-    """Return the weights with which values at these points add up to the value at 0 (Lagrange).
+    """Return the Lagrange weights with which values at these points add up to the value at 0.
 
     Raises
     ------
@@ -94,8 +94,8 @@ def reconstruct(shares: Mapping[int, int], among: tuple[int, ...] = ()) -> int:
     shares : mapping
         Point to share; exactly as many as the threshold.
     among : tuple of int, optional
-        These points and one more, in the same order: where many secrets are reconstructed from nearly the same holders,
-        the weights follow from those of all of them, which are remembered.
+        These points and one more, in the same order.  Where many secrets are reconstructed from nearly the same points,
+        the weights follow from the cached weights of ``among``.
     """
     points = tuple(shares)
     found = weights(points) if len(among) != len(points) + 1 else _without(among, points)
@@ -106,13 +106,13 @@ def interpolate(shares: Mapping[int, int], x: int) -> int:
     """Return the value at ``x`` of the polynomial through these shares: what an honest holder's share would be."""
     if x in shares:
         return shares[x]
-    # The value at 0 after moving x there; points below x become negative, which is nothing special modulo the prime.
+    # Shift x to 0; points below x become negative, which makes no difference modulo the prime.
     moved = _lagrange([point - x for point in shares])
     return sum(map(int.__mul__, moved, shares.values())) % PRIME
 
 
 def _coefficients(count: int) -> list[int]:
-    """Return numbers drawn uniformly from [0, PRIME): 257 bits each, again when they are too large."""
+    """Draw numbers uniformly from [0, PRIME) by rejection, 257 bits at a time."""
     found: list[int] = []
     while len(found) < count:
         block = os.urandom(_DRAW_BYTES * (2 * count + 16))
@@ -149,7 +149,7 @@ def _factorials() -> tuple[int, ...]:
 
 def _evaluate(rows: Sequence[Sequence[int]], holders: Sequence[int], most: int) -> list[tuple[int, ...]]:
     """Return the values of polynomials at any points, by Horner's rule."""
-    # All polynomials at once, packed into one integer with room for what is not reduced yet.
+    # All polynomials at once, packed into one integer with room for carries between reductions.
     room = 257 + (_LAZY + 1) * (most.bit_length() + 1)
     packed = [_pack(column, room) for column in zip(*rows, strict=True)]
     return [_evaluate_at(packed, x, len(rows), room) for x in holders]
@@ -172,8 +172,8 @@ def _unpack(packed: int, count: int, room: int) -> tuple[int, ...]:
     return tuple((packed >> (place * room) & mask) % PRIME for place in range(count))
 
 
-# A cohort whose graph is complete has nearly one set of survivors.  A circulant one has as many as members, which are
-# not asked for again.
+# With a complete graph nearly all secrets have the same surviving holders.  With a circulant graph each has its own,
+# which are not asked for again.
 @lru_cache(maxsize=16)
 def _weights(points: tuple[int, ...]) -> tuple[int, ...]:
     _require_points(points)
@@ -181,7 +181,7 @@ def _weights(points: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _without(among: tuple[int, ...], points: tuple[int, ...]) -> list[int]:
-    """Return the weights of points from those of one more: each loses its factor of that one."""
+    """Return the weights of ``points`` from those of ``among``, which has one more, by dividing out its factor."""
     (left,) = set(among).difference(points)
     inverse = pow(left, -1, PRIME)
     return [

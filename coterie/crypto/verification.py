@@ -1,4 +1,4 @@
-"""Why a signature, key or sealed batch is not accepted, in one closed vocabulary."""
+"""The error of every failed verification (signature, key, sealed batch), with a reason from a closed enumeration."""
 
 from __future__ import annotations
 
@@ -10,63 +10,63 @@ __all__ = ["Reason", "VerificationError"]
 
 
 class Reason(enum.StrEnum):
-    """What is wrong with something that should have verified."""
+    """Reasons why a signature, key or sealed message does not verify."""
 
     MALFORMED = "malformed"
     """A field has the wrong size or is out of range."""
     BAD_SIGNATURE = "bad-signature"
     """The signature of the participant does not match."""
     NOT_COUNTERSIGNED = "not-countersigned"
-    """A bundle that the directory has not countersigned."""
+    """The directory has not countersigned the bundle."""
     BAD_COUNTERSIGNATURE = "bad-countersignature"
     """The countersignature is not the directory's, or over something else."""
     NOT_YET_VALID = "not-yet-valid"
-    """Before the validity begins."""
+    """The validity has not begun."""
     EXPIRED = "expired"
-    """After the validity ended."""
+    """The validity has ended."""
     OLD_VERSION = "old-version"
-    """A bundle that does not replace the one already held."""
+    """The bundle's version is too low to replace the bundle already held."""
     WRONG_PARTICIPANT = "wrong-participant"
-    """About another participant."""
+    """The statement is about another participant."""
     WRONG_CERTIFICATE = "wrong-certificate"
-    """A delegation for another TLS certificate."""
+    """The delegation is for another TLS certificate."""
     WRONG_KEY = "wrong-key"
-    """Under, or of, another key."""
+    """The object belongs to another key than expected, or is encrypted under another."""
     WRONG_RUN = "wrong-run"
-    """For another run."""
+    """The object is for another run."""
     BAD_VERSION = "bad-version"
-    """A header of a format that this release does not read."""
+    """The header has a format that this release does not read."""
     UNKNOWN_PREKEY = "unknown-prekey"
-    """Sealed for a prekey that is not held here, or no longer."""
+    """The batch is sealed for a prekey that is not held here, or not any more."""
     WRONG_DIRECTION = "wrong-direction"
-    """A reply where a record was due, or the other way round."""
+    """The batch is a reply where records were due, or the other way round."""
     NOT_AUTHENTIC = "not-authentic"
-    """The ciphertext or its associated data was altered, or belongs elsewhere."""
+    """The ciphertext or its associated data was altered, or made for another context."""
     EXHAUSTED = "exhausted"
     """The session has no nonce left."""
     WRONG_PURPOSE = "wrong-purpose"
-    """Made for something else."""
+    """The object was signed for another purpose."""
     NOT_LISTED = "not-listed"
-    """Somebody whom the operator's roster does not name."""
+    """The participant is not on the operator's roster, or not named in the record."""
     REVOKED = "revoked"
-    """Somebody who was revoked."""
+    """The participant was revoked."""
     TOO_FEW = "too-few"
-    """Fewer stand behind it than have to."""
+    """The key has too few holders."""
     OLD_EPOCH = "old-epoch"
-    """A key that does not follow the one already seen."""
+    """The key's epoch does not follow that of the key already seen."""
     FORKED = "forked"
     """The session was inherited through a fork, where its nonces could repeat."""
 
 
 class VerificationError(CryptoError):
-    """Something that does not verify.
+    """A signature, key or sealed message that does not verify.
 
     Parameters
     ----------
     reason : Reason
         Why, for programs.
     message : str
-        The same for people; never a secret, never a private value.
+        The reason in words, without secrets and private values.
     hint : str, optional
         What to do next.
     """

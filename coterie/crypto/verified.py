@@ -1,9 +1,9 @@
-"""What is checked or agreed once, however many members of one host need it.
+"""Caches that the members of one host share: verified signatures, agreed secrets and expanded masks.
 
-The members of one host are one trust domain, and one process: what one of them has verified, the others may rely on,
-and a secret that two of them have in common is in its memory anyway.  Only successes are remembered.  Signatures are
-remembered under the SHA-256 of key, signature and message together, everything else under all that it depends on, so a
-memory holds no way to another outcome.
+The members of one host are one trust domain and one process: each may rely on what another has verified, and a secret
+that two of them share is in the process's memory anyway.  Only successes are cached.  Signatures are cached under the
+SHA-256 of key, signature and message together, everything else under all of its inputs, so a cached result is the one
+that a new computation would give.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _Found = TypeVar("_Found")
 
 
 class Waiting(NamedTuple):
-    """Masks of a member that has not submitted, as far as members before it have expanded them.
+    """Pair masks for a member that has not masked yet, already expanded by members of the host that have.
 
     Parameters
     ----------
     vector : ndarray of uint32, shape (n,)
-        Their sum, with the signs that they have for this member.
+        Sum of the masks, with this member's signs.
     peers : set of bytes
-        Ids of the participants with whom they are.
+        Ids of the other participants of these pairs.
     """
 
     vector: NDArray[np.uint32]
@@ -49,16 +49,16 @@ class Waiting(NamedTuple):
 
 
 class HostRound:
-    """What the members of one host find out once for all of them, in one round.  Safe to share between threads.
+    """The cache that the members of one host share in one round.  Safe to share between threads.
 
-    It is gone when the last of them has forgotten it, with whatever it remembers.
+    It is freed when the last member drops it.
 
     Parameters
     ----------
     most : int
-        How many answers, and how many secrets, are remembered; what is beyond is found again each time.
+        Most answers, and most secrets, in the cache; further ones are computed each time.
     most_waiting : int
-        How many bytes of masks wait for members.
+        Most bytes of expanded masks that wait for members.
     """
 
     __slots__ = (
@@ -77,7 +77,7 @@ class HostRound:
         self._most = most
         self._most_waiting = most_waiting
         self.masking = Lock()
-        """Held by a member while it masks: it also writes what waits for others."""
+        """Held by a member while it masks, because it also writes masks that wait for others."""
         self._waiting: dict[tuple[bytes, bytes], Waiting] = {}
         self._taken: set[tuple[bytes, bytes]] = set()
         self._known: dict[Hashable, object] = {}
@@ -87,9 +87,9 @@ class HostRound:
     def once(
         self, question: Hashable, find: Callable[_Asked, _Found], *given: _Asked.args, **named: _Asked.kwargs
     ) -> _Found:
-        """Return what ``find`` finds, asking it once for the same question; what it raises is not remembered.
+        """Return ``find``'s result, cached by ``question``; an exception is not cached.
 
-        ``question`` has everything on which the answer depends, but for the plan; it and the answer are no secrets.
+        ``question`` has everything on which the result depends, but for the plan; neither is a secret.
         """
         found = self._known.get(question)
         if found is None:
@@ -99,7 +99,7 @@ class HostRound:
         return cast(_Found, found)
 
     def have(self, public: bytes) -> None:
-        """Note that the secret half of a round's key is held by a member of this host."""
+        """Record that a member of this host holds the secret half of this round key."""
         self._publics.add(public)
 
     def between(
@@ -110,16 +110,16 @@ class HostRound:
         *given: _Asked.args,
         **named: _Asked.kwargs,
     ) -> _Found:
-        """Return the secret of two members, which both would find alike.
+        """Return the secret that two members share; either of them would compute the same.
 
-        Where both are of this host, the first one's stays here until the second one takes it.
+        Where both are of this host, the first member's result stays in the cache until the second takes it.
 
         Parameters
         ----------
         own, peer : tuple of bytes
             Id of a participant and the public half of its key of the round.
         find : callable
-            Finds the secret; never nothing.
+            Computes the secret; never returns None.
         """
         if peer[1] not in self._publics or own[1] not in self._publics:
             return find(*given, **named)
@@ -132,9 +132,9 @@ class HostRound:
         return cast(_Found, found)
 
     def wait_for(self, peer: tuple[bytes, bytes], size: int) -> Waiting | None:
-        """Return what waits for another member of this host, to be added to; call under ``masking``.
+        """Return the masks that wait for another member of this host, to add to them; call under ``masking``.
 
-        Nothing where the member is elsewhere or has taken its masks, and where too much waits already.
+        None where the member is of another host or has taken its masks, and where too many bytes wait already.
         """
         if peer[1] not in self._publics or peer in self._taken:
             return None
@@ -144,7 +144,7 @@ class HostRound:
         return found if found is not None and len(found.vector) == size else None
 
     def take(self, own: tuple[bytes, bytes], size: int) -> Waiting:
-        """Return what waited for a member, once, and let nothing more wait for it; call under ``masking``."""
+        """Take the masks that wait for a member, and accept no more for it; call under ``masking``."""
         self._taken.add(own)
         found = self._waiting.pop(own, None)
         if found is None or len(found.vector) != size:
@@ -156,12 +156,12 @@ class HostRound:
 
 
 class Verified:
-    """Remembers which signatures were right, and what a host's members share.  Safe to share between threads.
+    """The cache of one host: valid signatures, and a `HostRound` for each plan.  Safe to share between threads.
 
     Parameters
     ----------
     most : int
-        How many are remembered; then all are forgotten and checked again.
+        Most signatures in the cache; when it is full, it is emptied.
     """
 
     __slots__ = ("_known", "_most", "_rounds")
@@ -172,11 +172,11 @@ class Verified:
         self._rounds: WeakValueDictionary[bytes, HostRound] = WeakValueDictionary()
 
     def round(self, plan_hash: bytes) -> HostRound:
-        """Return what the members of this host share under a plan, for as long as one of them holds it."""
+        """Return the cache that this host's members share under a plan; it lives while one of them holds it."""
         return self._rounds.setdefault(plan_hash, HostRound())
 
     def bundle(self, bundle: Bundle, directory_key: bytes, now: int) -> None:
-        """Check a bundle as ``Bundle.verify`` does; the validity is compared with the clock each time.
+        """Check a bundle as ``Bundle.verify`` does; its signatures are cached, its validity is checked each time.
 
         Raises
         ------
@@ -195,12 +195,12 @@ class Verified:
     def signature(
         self, what: str, signing_public: bytes, signature: bytes, purpose: str, *fields: bytes | str | int
     ) -> None:
-        """Check an Ed25519 signature over explicit bytes.
+        """Check an Ed25519 signature over explicit bytes, unless it is in the cache.
 
         Parameters
         ----------
         what : str
-            What is signed, for the message of the error.
+            Name of the signed object, for the error's message.
         signing_public : bytes
             Raw public key, 32 bytes.
 
@@ -210,7 +210,7 @@ class Verified:
             BAD_SIGNATURE.
         """
         message = encode(purpose, *fields)
-        # Of fixed lengths, or never remembered: so the parts cannot be cut otherwise.
+        # Only entries of these fixed lengths are trusted: other cuts of the same bytes would have the same digest.
         key = hashlib.sha256(signing_public + signature + message).digest()
         if key in self._known and len(signing_public) == _KEY and len(signature) == _SIGNATURE:
             return
@@ -218,7 +218,7 @@ class Verified:
         self._remember(key)
 
     def sign(self, identity: Identity, purpose: str, *fields: bytes | str | int) -> bytes:
-        """Sign explicit bytes for a member of this host; the others need not check what was signed here.
+        """Sign explicit bytes for a member of this host, and cache the signature as valid.
 
         Returns
         -------

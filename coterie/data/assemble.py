@@ -1,4 +1,4 @@
-"""From the columns of a source to a data set: repeated pairs, item facts, items without a genre."""
+"""Assembly of a data set from a source's columns: repeated pairs, titles and genres, items without a genre."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """What a source says about items, by external key.
+    """Titles and genres of items in a source, by external key.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def assemble(
 ) -> Dataset:
     """Build a data set of the items and users that have interactions.
 
-    Of rows with the same user and item the last by time is kept, or the last in the file.
+    For rows with the same user and item, the last by time is kept, or the last in the file.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def assemble(
 
 
 def _last_of_each_pair(pair: NDArray[np.int64], time: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    """Return the rows to keep, in file order."""
+    """Return the last row of each (user, item) pair, in file order."""
     # The sort is stable, so at equal times the later row in the file stays last.
     order = np.argsort(pair, kind="stable") if time is None else np.lexsort((time, pair))
     ordered = pair[order]

@@ -1,7 +1,7 @@
-"""Attributes of users and features of items as matrices: what a model knows beside ratings.
+"""Attributes of users and features of items as matrices, which models use beside ratings.
 
-Choices (a gender, an occupation, a genre) are one column each with 0 and 1.  What is *not known* is NaN, in every
-column that it would decide: a model leaves such terms out instead of taking "not known" for "no".
+Choices (a gender, an occupation, a genre) are one column each with 0 and 1.  An *unknown* value is NaN, in every column
+that it would determine: a model leaves such terms out instead of taking "not known" for "no".
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _YEAR = re.compile(r"\((\d{4})\)\s*$")
-"""MovieLens titles end with the year of release."""
+"""Year of release at the end of a MovieLens title."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class AttributeTable:
     Parameters
     ----------
     names : tuple of str
-        Of the columns, each once; none at all where nothing is known.
+        Names of the columns, each once; empty where nothing is known.
     values : ndarray of float32, shape (n, len(names))
         NaN where missing.
 
@@ -84,7 +84,7 @@ def one_of(kind: str, choices: Sequence[str], index: NDArray[np.integer]) -> Att
     Parameters
     ----------
     kind : str
-        Begins the columns' names: ``gender: F``.
+        Beginning of the columns' names, as in ``gender: F``.
     choices : sequence of str
     index : ndarray of int, shape (n,)
         Which of the choices; -1 where it is not known.
@@ -101,7 +101,7 @@ def one_of(kind: str, choices: Sequence[str], index: NDArray[np.integer]) -> Att
 
 
 def beside(*parts: AttributeTable) -> AttributeTable:
-    """Return the columns of several, one after the other.
+    """Return one table with the columns of several tables side by side.
 
     Raises
     ------
@@ -119,7 +119,7 @@ def beside(*parts: AttributeTable) -> AttributeTable:
 
 
 def item_attributes(dataset: Dataset) -> AttributeTable:
-    """Return genres and year of each item, from what the data set says of items.
+    """Return genres and year of each item, from the data set's genres and titles.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ def _years(dataset: Dataset) -> AttributeTable:
 
 
 def write_attributes(path: Path, key: str, keys: Sequence[str], table: AttributeTable) -> None:
-    """Write a table as CSV: a column ``key`` with the keys, then one for each attribute, empty where it is missing.
+    """Write a table as CSV: a column ``key``, then one for each attribute, empty where a value is missing.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ def write_attributes(path: Path, key: str, keys: Sequence[str], table: Attribute
 
 
 def read_attributes(path: Path, key: str) -> tuple[dict[str, int], AttributeTable]:
-    """Read what `write_attributes` writes.
+    """Read the CSV file that `write_attributes` writes.
 
     Returns
     -------
@@ -221,7 +221,7 @@ def _number(text: str, where: str, column: str) -> float:
         value = float(text) if text else math.nan
     except ValueError:
         value = math.inf
-    # "nan" is no way to say that something is missing: it is as likely a fault of whatever wrote the file.
+    # "nan" is refused for a missing value: it is as likely a fault of the program that wrote the file.
     if math.isinf(value) or (math.isnan(value) and text):
         raise DataError(
             f"{where}, column {column!r}: expected a finite number, or nothing where it is missing"
@@ -230,7 +230,7 @@ def _number(text: str, where: str, column: str) -> float:
 
 
 def in_order(keys: Sequence[str], rows: Mapping[str, int], table: AttributeTable) -> AttributeTable:
-    """Return the rows of some keys in their order; all is missing of a key without a row."""
+    """Return the rows of ``keys`` in this order, with all values missing for a key without a row."""
     position = np.array([rows.get(key, -1) for key in keys], np.int64)
     values = np.full((len(keys), len(table.names)), np.nan, np.float32)
     values[position >= 0] = table.values[position[position >= 0]]

@@ -1,4 +1,4 @@
-"""A rating data set in memory: dense indices, parallel arrays, and what is known of the items."""
+"""A rating data set in memory: dense indices, parallel arrays, titles and genres of items."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ UNKNOWN_GENRE = "unknown"
 
 _DAY_S = 86_400
 _HISTOGRAM_VALUES = 20
-"""With more distinct ratings than this, the histogram counts ranges instead of values."""
+"""Most distinct ratings for which the histogram counts values instead of ranges."""
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Interactions of ``U`` users with ``I`` items, one row each, no pair twice.
+    """A data set: interactions of ``U`` users with ``I`` items, one row each, no pair twice.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ class Dataset:
 
 
 def describe(dataset: Dataset) -> dict[str, Any]:
-    """Summarise a data set: what ``coterie data describe`` prints.
+    """Summarise a data set, as ``coterie data describe`` prints it.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What MovieLens says of its users: age, gender, occupation and, from the zip code, the region of the United States."""
+"""Attributes of MovieLens' users: age, gender, occupation and, from the zip code, the region of the United States."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _REGION_FROM = (
     (969, "elsewhere"),
     (970, "west"),
 )
-"""First three digits of a zip code from which on it belongs to a region, by state (Delaware and Maryland count as
+"""Region by a zip code's first three digits, each entry valid from its number on (Delaware and Maryland count as
 south, Montana as west; 885 is El Paso)."""
 _FIRST_DIGITS = tuple(first for first, _ in _REGION_FROM)
 
@@ -80,7 +80,7 @@ _OCCUPATIONS_1M = (
     "unemployed",
     "writer",
 )
-"""By the numbers that MovieLens 1M gives them."""
+"""Occupations in the order of their numbers in MovieLens 1M."""
 
 
 def us_region(code: str) -> str | None:
@@ -104,7 +104,7 @@ def read_user_attributes(path: str | Path, dataset: Dataset) -> AttributeTable:
     path : str or Path
         The folder of MovieLens 100K or 1M (or 10M), or a file in it.
     dataset : Dataset
-        Whose users; others in the file are passed over.
+        Data set with the users; others in the file are skipped.
 
     Returns
     -------
@@ -158,7 +158,7 @@ def _bands(age: NDArray[np.float64]) -> NDArray[np.intp]:
 def _of_users(
     table: Table, column: str, values: NDArray[np.float32], dataset: Dataset
 ) -> NDArray[np.float32]:
-    """Return the rows of the data set's users; NaN for users that the table does not name."""
+    """Return the rows of the data set's users; NaN for users that are not in the table."""
     keys = table.texts(column)
     row_of = {key: row for row, key in enumerate(keys)}
     if len(row_of) < len(keys):

@@ -1,4 +1,4 @@
-"""Download a published data set from its publisher, verify it and unpack it."""
+"""Download of a published data set from its publisher, with verification and unpacking."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _MD5 = re.compile(r"\b[0-9a-fA-F]{32}\b")
 
 @dataclass(frozen=True)
 class Publication:
-    """Where a data set is published.
+    """A published data set: its address, digest and proof of a complete folder.
 
     Parameters
     ----------
     url : str
-        Of the zip archive, whose one folder has the data set's name.
+        Address of the zip archive, whose one folder has the data set's name.
     md5 : str or None
-        Published digest of an archive that does not change; None: read from ``<url>.md5``, for one that does.
+        Published digest of an archive that does not change; None for one that does: it is read from ``<url>.md5``.
     proof : str
-        A file of the data set, by which a complete folder is known.
+        A file of the data set, whose presence shows that a folder is complete.
     """
 
     url: str
@@ -57,7 +57,7 @@ PUBLISHED = {
 }
 """Data sets that can be fetched, by name.
 
-MD5 is what the publisher offers: it finds a broken download; who sent it is what TLS says.
+Publishers offer MD5, which detects broken downloads; TLS authenticates the sender.
 """
 
 
@@ -129,7 +129,7 @@ def fetch(
     opener = opener or _open_https
     by_hand = f"download {source} elsewhere and unpack it so that {folder / publication.proof} exists"
     target.mkdir(parents=True, exist_ok=True)
-    # Within the target, so that the last step is a rename on one file system: a folder is there whole or not.
+    # Within the target, so that the last step is a rename on one file system and a folder appears whole.
     with tempfile.TemporaryDirectory(dir=target, prefix=".fetch-") as scratch:
         archive = Path(scratch) / "archive.zip"
         expected = md5 or publication.md5 or _published_md5(f"{source}.md5", opener, by_hand)

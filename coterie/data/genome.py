@@ -1,4 +1,4 @@
-"""MovieLens' tag genome: how relevant each of some thousand tags is to a film, brought down to a few columns."""
+"""MovieLens' tag genome, the relevance of some thousand tags to each film, reduced to a few principal components."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from coterie.errors import DataError
 __all__ = ["COMPONENTS", "has_genome", "read_genome"]
 
 COMPONENTS = 20
-"""Principal components that MVMF takes (6.1)."""
+"""Number of principal components that MVMF takes (6.1)."""
 
 _FILE = "genome-scores.csv"
 
 
 def has_genome(folder: str | Path) -> bool:
-    """Tell whether a folder has a tag genome."""
+    """Return whether a folder has a tag genome."""
     return (Path(folder) / _FILE).is_file()
 
 

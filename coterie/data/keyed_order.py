@@ -1,4 +1,4 @@
-"""Seeded orders that depend on external keys only, not on the order in which a file lists them."""
+"""Seeded hashes of external keys, for orders that do not depend on the order of rows in a file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def pair_hash(
     item: NDArray[np.int32],
     seed: int,
 ) -> NDArray[np.uint64]:
-    """Hash (user, item) pairs: the tie rule of the splits.
+    """Hash (user, item) pairs, which breaks ties in splits.
 
     Keys are hashed once each and the pairs are mixed from the two hashes, so a million pairs cost array
     operations and not a million digests.

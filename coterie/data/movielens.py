@@ -1,4 +1,4 @@
-"""The folders of the MovieLens sets (GroupLens): 100K, 1M (and 10M, laid out like it), the CSV releases."""
+"""Readers of the MovieLens folders (GroupLens): 100K, 1M (and 10M, laid out like it), and the CSV releases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coterie.errors import DataError
 __all__ = ["RATING_RANGE", "read_1m", "read_100k", "read_latest"]
 
 RATING_RANGE = (0.5, 5.0)
-"""Stars, in halves since 2003."""
+"""Lowest and highest rating, stars; in halves since 2003."""
 
 _NO_GENRES = "(no genres listed)"
 _COLUMNS_100K = ("user id", "item id", "rating", "timestamp")

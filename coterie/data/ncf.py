@@ -19,7 +19,7 @@ from coterie.errors import DataError
 __all__ = ["FOLDER", "NO_ITEM", "PublishedHoldout", "read_ncf_holdout"]
 
 FOLDER = "ncf-split"
-"""Where the files lie, below the data set's folder."""
+"""Folder of the files, below the data set's."""
 
 NO_ITEM = -1
 """Fills rows of negatives that are shorter than the longest."""
@@ -30,7 +30,7 @@ _TEST, _NEGATIVE, _ITEMS = "ml-1m.test.rating", "ml-1m.test.negative", "item_ind
 
 @dataclass(frozen=True, eq=False)
 class PublishedHoldout:
-    """What is held out, in the numbering of a data set.
+    """The published hold-out, in the numbering of a data set.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class PublishedHoldout:
 
 
 def read_ncf_holdout(folder: Path, dataset: Dataset, *, keep_own: bool = False) -> PublishedHoldout:
-    """Read the test items and negatives.
+    """Read the published test items and negatives.
 
     For 156 users of MovieLens 1M the test item stands among its own negatives.  There it would be ranked against
     itself, and as equal scores count against the model it would lose a rank: it is removed, and 98 negatives remain.

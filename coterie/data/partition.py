@@ -1,4 +1,4 @@
-"""Which owner holds which item, and which host serves which user."""
+"""Partitions of a data set: items over data owners, users over client hosts."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from coterie.errors import DataError
 __all__ = ["Partition", "by_genre", "spread_users"]
 
 _NAME_LENGTH = 40
-"""A DNS label may have 63 characters; deployments prepend and append their own."""
+"""Longest name of an owner: a DNS label may have 63 characters, and deployments add their own."""
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Items over owners; an item may have several.
+    """An assignment of items to owners; an item may have several owners.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class Partition:
 
 
 def by_genre(dataset: Dataset, owners: int | None = None, *, seed: int = 0) -> Partition:
-    """Give the items to owners by genre: an item belongs to every owner with one of its genres.
+    """Assign items to owners by genre: an item belongs to every owner with one of its genres.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def by_genre(dataset: Dataset, owners: int | None = None, *, seed: int = 0) -> P
 
 
 def spread_users(n_users: int, hosts: int, seed: int) -> NDArray[np.int64]:
-    """Deal users to hosts at random, so that no two hosts differ by more than one user.
+    """Assign users to hosts at random, so that hosts' numbers of users differ by at most one.
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ def _label(genres: Sequence[str]) -> str:
 
 
 def _distinct(labels: list[str]) -> tuple[str, ...]:
-    """Tell labels apart, by a number, that shortening or folding made equal."""
+    """Append a number to labels that shortening or folding made equal."""
     taken: list[str] = []
     for label in labels:
         name, copy = label, 1

@@ -1,4 +1,4 @@
-"""Read a data set where the user has it: find out the layout, or be told it."""
+"""Reading of a data set from a file or folder, in a layout that is given or detected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAYOUTS = ("ml-100k", "ml-1m", "ml-latest", "recbole", "csv", "tsv", "parquet")
 
 _BY_FILE = {"u.data": "ml-100k", "ratings.dat": "ml-1m", "ratings_no_timestamp.dat": "ml-1m"}
 _BY_FOLDER = {**_BY_FILE, "ratings.csv": "ml-latest"}
-"""File that gives a folder's layout away."""
+"""Layout of a folder by a file in it."""
 _BY_SUFFIX = {".inter": "recbole", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
 
 _ROLES = ("user", "item", "rating", "time")
@@ -29,7 +29,7 @@ _USUAL = {
     "rating": ("rating", "score", "stars"),
     "time": ("time", "timestamp", "utc"),
 }
-"""Names by which a column is found that nobody named."""
+"""Usual names of columns, by which a column is found that was not named."""
 
 
 def read(
@@ -93,7 +93,7 @@ def read(
 
 
 def detect(path: Path) -> str:
-    """Tell the layout of a data set from the names of its files.
+    """Detect the layout of a data set from the names of its files.
 
     Parameters
     ----------
@@ -161,7 +161,7 @@ def _columns(table: Table, named: Mapping[str, str]) -> Columns:
 
 
 def _found(table: Table, named: Mapping[str, str], role: str) -> str | None:
-    """Return the column of a role: the one named, or one with a usual name, or None."""
+    """Return the column of a role: the named column, or one with a usual name, or None."""
     if role in named:
         table.require(named[role])
         return named[role]

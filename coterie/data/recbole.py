@@ -1,4 +1,4 @@
-"""RecBole's atomic files: tab-separated, with a header of ``name:type`` fields."""
+"""Reader of RecBole's atomic files, which are tab-separated with a header of ``name:type`` fields."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GENRES = ("genre", "genres", "class", "categories", "category")
 
 
 def read_recbole(path: Path, rating_range: tuple[float, float] | None = None) -> Dataset:
-    """Read a ``.inter`` file, or the one of a folder, and titles and genres of the ``.item`` file beside it.
+    """Read an ``.inter`` file, or that of a folder, and titles and genres from the ``.item`` file beside it.
 
     Attributes of users (``.user``) have no place in a `Dataset` and are not read.
 

@@ -39,17 +39,17 @@ Ties = Literal["hash", "file"]
 """Order of interactions of a user at the same second: a seeded hash of (user, item), or the rows of the file."""
 
 _LEAST_HISTORY = 3
-"""Interactions that a user needs for one to be held out: one tests, one validates, one is left to learn from."""
+"""Fewest interactions of a user of which one is held out: one to test, one to validate, one to train."""
 
 _HEADER = ["user", "item", "part"]
 _DIGEST_DOMAIN = b"coterie.split.v1\0"
 _ROUNDING = 1e-9
-"""0.29 * 100 is 28.999... in binary: shares are counted a hair above."""
+"""Added to a share of a number before rounding down, since 0.29 * 100 is 28.999... in binary."""
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """One part per interaction of a data set.
+    """The split of a data set: a part for each interaction.
 
     Parameters
     ----------
@@ -72,21 +72,21 @@ class Split:
 
     @property
     def train(self) -> NDArray[np.bool_]:
-        """Rows to learn from, bool (N,)."""
+        """Whether each row is for training, bool (N,)."""
         return np.asarray(self.part == TRAIN)
 
     @property
     def validation(self) -> NDArray[np.bool_]:
-        """Rows to choose settings by, bool (N,)."""
+        """Whether each row is for validation, bool (N,)."""
         return np.asarray(self.part == VALIDATION)
 
     @property
     def test(self) -> NDArray[np.bool_]:
-        """Rows to report on, bool (N,)."""
+        """Whether each row is for testing, bool (N,)."""
         return np.asarray(self.part == TEST)
 
     def sha256(self, dataset: Dataset) -> str:
-        """Digest of the split, the same wherever and in whichever row order the data set was read.
+        """Return a digest of the split that does not depend on the data set's row order.
 
         The bytes: a domain string, the number of rows (8 bytes, little endian), then for each row, sorted by
         user key and item key (as UTF-8): length of the user key (4 bytes), user key, length of the item key
@@ -286,7 +286,7 @@ def leave_marked_out(
 
 
 def cold_users(dataset: Dataset, test: float = 0.1, validation: float = 0.0, seed: int = 0) -> Split:
-    """Hold out whole users: nothing of theirs trains, as if they joined afterwards (MVMF, 6.3).
+    """Hold out whole users: none of their interactions trains, as if they joined afterwards (MVMF, 6.3).
 
     Parameters
     ----------
@@ -462,7 +462,7 @@ def _framed(keys: tuple[str, ...]) -> list[bytes]:
 
 
 def _byte_rank(keys: tuple[str, ...]) -> NDArray[np.int64]:
-    """Position of each key in the order of their UTF-8 bytes (which is that of their code points)."""
+    """Return each key's position in the order of UTF-8 bytes (which is that of code points)."""
     rank = np.empty(len(keys), dtype=np.int64)
     rank[sorted(range(len(keys)), key=keys.__getitem__)] = np.arange(len(keys))
     return rank

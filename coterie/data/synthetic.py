@@ -1,4 +1,4 @@
-"""A seeded data set with the structure that recommenders live on: tastes, genres, popularity, sessions."""
+"""Generator of seeded data sets with tastes, genres, popularity and sessions, as real rating logs have them."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _ACTIVITY_SPREAD = 0.6
 """Standard deviation of the logarithm of a user's number of interactions."""
 _REGIONS = ("north", "east", "south", "west")
 _UNTOLD = 0.05
-"""Share of the users who do not tell their crowd."""
+"""Share of the users whose crowd is missing."""
 _LOWEST, _HIGHEST = 1, 5
 _POSITIVE_SHARE, _POSITIVE = 0.7, 3
 """Share of the ratings that are positive, and the lowest rating that is."""
 _RATING_TASTE, _RATING_USER, _RATING_ITEM, _RATING_NOISE = 1.0, 0.3, 0.5, 0.4
-"""Standard deviations, about, of the parts of a rating, in stars."""
+"""Approximate standard deviations of the parts of a rating, in stars."""
 _FIRST_DAY = 1_577_836_800
-"""2020-01-01 UTC."""
+"""First day of the interactions, 2020-01-01 UTC, Unix seconds."""
 _DAY_S = 86_400
 _SESSION_LENGTH = 8
 _WITHIN_SESSION_S, _BETWEEN_SESSIONS_S = 60.0, 5.0 * _DAY_S
@@ -45,12 +45,12 @@ _USERS_AT_ONCE = 1024
 
 @dataclass(frozen=True)
 class SyntheticSpec:
-    """What to generate.
+    """The sizes and the seed of a generated data set.
 
     Parameters
     ----------
     users, items, interactions : int
-        Exactly so many; the average user has at most half of the items.
+        Exact numbers; the average user has at most half of the items.
     genres : int
         At most ``items``; every genre has an item.
     dim : int
@@ -143,7 +143,7 @@ def generate(spec: SyntheticSpec) -> Dataset:
 
 
 def generate_user_attributes(spec: SyntheticSpec) -> AttributeTable:
-    """Generate what is known of the users of the data set of the same spec.
+    """Generate attributes of the users of the data set that has the same spec.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ def generate_user_attributes(spec: SyntheticSpec) -> AttributeTable:
         crowd.
     """
     taste = _world(spec, np.random.default_rng(spec.seed))[3]
-    # Draws of their own, so that data sets are what they were before there were attributes.
+    # A generator of their own, so that attributes do not change the data set of a seed.
     rng = np.random.default_rng(np.random.SeedSequence(spec.seed, spawn_key=(1,)))
     crowd = (np.log(np.maximum(taste, 1e-12)) + rng.gumbel(size=taste.shape)).argmax(axis=1)
     crowd[rng.random(spec.users) < _UNTOLD] = -1

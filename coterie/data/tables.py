@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 __all__ = ["Dialect", "Table", "read_parquet", "read_text"]
 
 _TIME_FORMATS = ("%Y-%m-%dT%H:%M:%S%#z", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%a %b %d %H:%M:%S %z %Y")
-"""Tried in this order on times that are no numbers; the last is that of Twitter and Foursquare dumps."""
+"""Formats tried, in this order, on times that are no numbers; the last is that of Twitter and Foursquare dumps."""
 _LATEST_TIME = 1e11
-"""Seconds of the year 5138: a larger number is milliseconds or worse."""
+"""Largest accepted time, in the year 5138, Unix seconds: a larger number is probably milliseconds."""
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a text file is cut into fields.
+    """The rules by which a text file is cut into fields.
 
     Parameters
     ----------
@@ -50,12 +50,12 @@ class Dialect:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A table whose columns are taken one by one, each with its check.
+    """A table from a file, whose columns are read one by one and checked.
 
     Parameters
     ----------
     path : Path
-        Named in errors.
+        File, named in errors.
     frame : polars.DataFrame
         Text throughout if ``dialect`` is given.
     dialect : Dialect or None
@@ -139,7 +139,7 @@ class Table:
         return value.cast(pl.Float64).fill_null(np.nan).to_numpy()
 
     def choices(self, column: str, known: Sequence[str]) -> NDArray[np.int32]:
-        """Return which of the known values stands in each row, -1 where nothing does, refusing any other.
+        """Return the index of each row's value in ``known``, -1 for an empty field, refusing any other value.
 
         Returns
         -------
@@ -201,7 +201,7 @@ class Table:
         return self._cast(text, pl.Float64)
 
     def _cast(self, source: pl.Series, dtype: type[pl.DataType]) -> pl.Series:
-        """Convert, with null for a value that does not fit."""
+        """Convert a column, with null for a value that does not fit."""
         import polars as pl
 
         try:
@@ -212,7 +212,7 @@ class Table:
             ) from error
 
     def _moments(self, column: str) -> pl.Series:
-        """Parse by the format that leaves the fewest rows without a time."""
+        """Parse times by the format that leaves the fewest rows without a time."""
         import polars as pl
 
         text = self._text(column)

@@ -1,4 +1,4 @@
-"""How good a ranking is: metrics per user, and the rows that a table carries beside its own."""
+"""Evaluation: ranking and rating metrics per user, choice of versions, baselines, paired comparison."""
 
 from coterie.evaluation.baselines import (
     als,

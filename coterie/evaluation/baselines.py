@@ -1,4 +1,4 @@
-"""Scores to stand beside: the trivial rows of every table, which know no user, and ALS by a library."""
+"""Baselines of the tables: trivial scores that are the same for every user or random, and ALS by a library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 
 
 def random_scores(users: int, items: int, seed: int) -> NDArray[np.float32]:
-    """Score every item of every user by chance.
+    """Score every item of every user at random.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def popularity(item: NDArray[np.int32], positive: NDArray[np.bool_], items: int)
 def positive_share(
     item: NDArray[np.int32], positive: NDArray[np.bool_], items: int, strength: float = 5.0
 ) -> NDArray[np.float32]:
-    """Score an item by the share of its training interactions that are positive, drawn towards the mean.
+    """Score an item by the share of its training interactions that are positive, shrunk towards the overall share.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def positive_share(
 def damped_mean(
     item: NDArray[np.int32], rating: NDArray[np.floating], items: int, strength: float = 5.0
 ) -> NDArray[np.float32]:
-    """Score an item by the mean of its training ratings, drawn towards the mean of all.
+    """Score an item by the mean of its training ratings, shrunk towards the overall mean.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def damped_offset(
     users: int,
     strength: float = 5.0,
 ) -> NDArray[np.float32]:
-    """Return how much more, or less, users give than the mean of each item says, drawn towards nothing.
+    """Return each user's mean difference from the items' mean ratings, shrunk towards 0.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ def als(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Factorise implicit feedback by alternating least squares (Hu, Koren and Volinsky, 2008), with ``implicit``.
 
-    All data in one place, and a method other than the papers': what a table's other rows could have been.
+    A reference on centralised data, by a method other than the papers'.
 
     Parameters
     ----------
@@ -214,7 +214,7 @@ def als(
 
 
 def from_table(table: NDArray[np.floating]) -> tuple[ScoreCandidates, ScoreAll]:
-    """Return the two forms of scores that `LeaveOneOut.measure` takes, from a table.
+    """Return the two scoring functions that `LeaveOneOut.measure` takes, from a table of scores.
 
     Parameters
     ----------
@@ -226,7 +226,7 @@ def from_table(table: NDArray[np.floating]) -> tuple[ScoreCandidates, ScoreAll]:
 def from_factors(
     user_factors: NDArray[np.floating], item_factors: NDArray[np.floating]
 ) -> tuple[ScoreCandidates, ScoreAll]:
-    """Return the two forms of scores that `LeaveOneOut.measure` takes, as inner products.
+    """Return the two scoring functions that `LeaveOneOut.measure` takes, from inner products of factors.
 
     Parameters
     ----------

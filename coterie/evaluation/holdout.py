@@ -1,7 +1,7 @@
-"""What is measured for whom: the hold-out of some users, and every metric of a report on it.
+"""The hold-out of a temporal or random split, and the ranking metrics of a report on it.
 
 The same code measures at a client host (for its own users), for the centralised reference and for trivial rows, so
-that rows of a table differ by their scores and by nothing else.
+that rows of a table differ by their scores only.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from coterie.evaluation.metrics import pair_loss, ranking
 __all__ = ["TEST", "TRAIN", "VALIDATION", "Holdout", "headline", "ranked_names", "sums"]
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
-"""Parts of a split, as they stand in split files."""
+"""Numbers of a split's parts."""
 
 _USERS_AT_ONCE = 256
 
 Scores = Callable[[NDArray[np.intp]], NDArray[np.floating]]
-"""Scores of some users, by position: float (n, I)."""
+"""Returns the scores of users, given by position (n,), for all items: float (n, I)."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Holdout:
     part: NDArray[np.integer]
 
     def measure(self, scores: Scores, k: int = 10) -> dict[str, NDArray[np.float64]]:
-        """Measure scores.
+        """Compute every metric of each user from scores.
 
         Returns
         -------
@@ -87,7 +87,7 @@ class Holdout:
             **_renamed(ranking(scores, test_liked, test, k), suffix="_test_items"),
             "test_loss": pair_loss(scores, test_liked, test & ~test_liked),
         }
-        # Of all users, not of these alone: every figure has a value for every user.
+        # Whether any user has a validation part, not these alone, so that every figure has a value for every user.
         if (self.part == VALIDATION).any():
             validation_liked = cells((part == VALIDATION) & liked)
             over_unseen = ranking(scores, validation_liked, ~train, k)
@@ -119,13 +119,13 @@ def _renamed(
 
 
 def sums(measured: dict[str, NDArray[np.float64]]) -> tuple[list[str], NDArray[np.float64]]:
-    """Return the names, and for each the sum over the users that have it and their number, float64 (m, 2)."""
+    """Return the metrics' names, and for each the sum over users with a value and their number, float64 (m, 2)."""
     names = list(measured)
     rows = [(np.nansum(measured[name]), np.count_nonzero(~np.isnan(measured[name]))) for name in names]
     return names, np.array(rows, np.float64).reshape(-1, 2)
 
 
 def headline(measured: dict[str, NDArray[np.float64]]) -> dict[str, float]:
-    """Return the mean of each metric over the users that have it."""
+    """Return the mean of each metric over the users with a value."""
     names, rows = sums(measured)
     return {name: float(total / count) for name, (total, count) in zip(names, rows, strict=True) if count}

@@ -1,4 +1,4 @@
-"""Leave-one-out: one held-out item of each user, ranked among sampled items and among all unseen ones.
+"""Leave-one-out evaluation: one held-out item of each user, ranked among sampled items and among all unseen ones.
 
 The protocol of FedNCF (6.1) and of NCF before it.  Sampled metrics mislead: among 100 items a weak model finds the
 held-out one easily, and two models can change places when all items are ranked (Krichene and Rendle, 2020).  So both
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 NEGATIVES = 100
-"""Items that a held-out item is ranked among, in FedNCF's experiments."""
+"""Number of sampled items among which a held-out item is ranked, as in FedNCF's experiments."""
 
 NO_ITEM = -1
 """Fills rows of negatives that are shorter than the longest."""
@@ -46,16 +46,16 @@ CHOOSE_BY = "validation_hit_ratio@10"
 """Metric by which versions and settings are chosen."""
 
 RANKED = 3
-"""Beside the parts of a split: no interaction, but an item that the user's held-out ones are ranked among."""
+"""Number of a further part: rows that are no interactions, but items among which held-out ones are ranked."""
 
 _DOMAIN = b"coterie.negs.v1"
 _USERS_AT_ONCE = 256
 
 ScoreCandidates = Callable[[NDArray[np.intp], NDArray[np.int32]], NDArray[np.floating]]
-"""Scores of some items for some users: positions (n,) and items (n, c) to float (n, c)."""
+"""Returns scores of some items for some users: positions (n,) and items (n, c) to float (n, c)."""
 
 ScoreAll = Callable[[NDArray[np.intp]], NDArray[np.floating]]
-"""Scores of all items for some users: positions (n,) to float (n, I)."""
+"""Returns scores of all items for some users: positions (n,) to float (n, I)."""
 
 
 def metric_names(k: int = 10, *, everything: bool = True) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ def metric_names(k: int = 10, *, everything: bool = True) -> tuple[str, ...]:
 def as_if_own_kept(
     values: Mapping[str, NDArray[np.float64]], own: NDArray[np.bool_], k: int = 10
 ) -> dict[str, NDArray[np.float64]]:
-    """Return the figures that would be if test items listed among their own negatives were left there.
+    """Return the metrics as if test items listed among their own negatives had been left there.
 
     Such an item is ranked against itself and, as equal scores count against the model, loses one rank: the other
     reading of the published negatives of NCF.
@@ -108,7 +108,7 @@ def sample_negatives(
     seed: int,
     count: int = NEGATIVES,
 ) -> NDArray[np.int32]:
-    """Draw items for each user that it never interacted with, in any part.
+    """Draw for each user items with which it never interacted, in any part.
 
     Each user has a generator of its own, seeded by ``seed`` and the user's key, that draws from the items in the order
     of their keys: the same sample wherever the user is hosted, whoever sits beside it, in whichever order users and
@@ -123,7 +123,7 @@ def sample_negatives(
     seed : int
         Fits 64 bits, signed.
     count : int
-        How many, at least 1.
+        Number of items for each user, at least 1.
 
     Returns
     -------
@@ -159,7 +159,7 @@ def sample_negatives(
 
 @dataclass(frozen=True, eq=False)
 class LeaveOneOut:
-    """Interactions of ``U`` users with ``n_items`` items, at most one of each user for testing and one for validating.
+    """The leave-one-out hold-out of ``U`` users: at most one item of each for testing and one for validating.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ class LeaveOneOut:
         Items to rank the held-out ones among, as `sample_negatives` draws them or as they were published; ``NO_ITEM``
         where there are fewer.
     k : int
-        Ranks that count.
+        Number of ranks that count.
 
     Raises
     ------
@@ -218,7 +218,7 @@ class LeaveOneOut:
         count: int = NEGATIVES,
         k: int = 10,
     ) -> LeaveOneOut:
-        """Return the hold-out with negatives drawn by `sample_negatives`; the arguments are those of both."""
+        """Return a hold-out with negatives drawn by `sample_negatives`; the arguments are those of both."""
         negatives = sample_negatives(users, items, user, item, seed=seed, count=count)
         return cls(len(items), user, item, part, negatives, k)
 
@@ -232,7 +232,7 @@ class LeaveOneOut:
         part: NDArray[np.integer],
         k: int = 10,
     ) -> LeaveOneOut:
-        """Return the hold-out whose negatives are listed with the interactions, as rows of part ``RANKED``.
+        """Return a hold-out whose negatives are listed with the interactions, as rows of part ``RANKED``.
 
         Parameters
         ----------
@@ -271,7 +271,7 @@ class LeaveOneOut:
         score_all: ScoreAll | None = None,
         users: NDArray[np.intp] | None = None,
     ) -> dict[str, NDArray[np.float64]]:
-        r"""Measure scores.
+        r"""Compute hit ratio and NDCG of each user from scores.
 
         With ``r`` the number of candidates that score at least as high as the held-out item (so equal scores count
         against the model; scores are compared as float32), ``hit_ratio@k`` is 1 if ``r < k``, else 0, and ``ndcg@k``
@@ -325,7 +325,7 @@ class LeaveOneOut:
         test, validation, negatives = self.test[chosen], self.validation[chosen], self.negatives[chosen]
         candidates = np.column_stack([test, validation, negatives])
         present = candidates != NO_ITEM
-        # What stands for nothing is scored as item 0 and then left out.
+        # Placeholders (``NO_ITEM``) are scored as item 0 and then left out.
         scores = _as_float32(
             score_candidates(chosen, np.where(present, candidates, 0)), candidates.shape, present
         )
@@ -389,12 +389,12 @@ class LeaveOneOut:
 
     @cached_property
     def _by_user(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Rows user by user, (N,), and where each user's begin and end, (U + 1,)."""
+        """Return rows user by user, (N,), and the bounds of each user's rows, (U + 1,)."""
         order = np.argsort(self.user, kind="stable")
         return order, np.searchsorted(self.user[order], np.arange(self.n_users + 1))
 
     def _interactions(self, chosen: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.integer]]:
-        """Return the interactions of some users of all parts: position in ``chosen`` and item."""
+        """Return all interactions of some users, of every part: position in ``chosen`` and item."""
         order, bounds = self._by_user
         counts = bounds[chosen + 1] - bounds[chosen]
         rows = np.repeat(np.arange(len(chosen)), counts)

@@ -1,4 +1,4 @@
-r"""Precision and recall of predicted ratings, under every reading that a paper's text leaves open.
+r"""Precision, recall and NDCG of predicted ratings, under every reading that PrivMVMF's text leaves open.
 
 PrivMVMF prints precision .2931 and recall .2208 beside an NDCG of .8313 (table 4).  Its appendix .2 sets a threshold of
 4 and 10 recommended items, and leaves open *among which items* these are the best ones, whether 4 itself is above the
@@ -39,21 +39,21 @@ __all__ = [
 ]
 
 SAMPLED = (100, 400, 800, 900, 1000, 1600)
-"""How many unrated items stand beside a user's test items, where these are sampled."""
+"""Numbers of unrated items that are sampled beside a user's test items."""
 
 RELEVANT: Mapping[str, str] = {
     "liked": "rated 4 or more",
     "above": "rated above 4",
     "rated": "rated at all",
 }
-"""What is relevant among the candidates, by name; the 4 is `Rated.relevant_from`."""
+"""Definitions of a relevant candidate, by name; the 4 is `Rated.relevant_from`."""
 
 OVER: Mapping[str, str] = {
     "having": "mean over users with a relevant item",
     "tested": "mean over all users with a test item, 0 where nothing is relevant",
     "pooled": "all hits over all recommendations, and over all relevant items",
 }
-"""What the figure is a mean over, by name."""
+"""Ways of averaging, by name."""
 
 GAINS: Mapping[str, str] = {
     "printed": "gain 2^(x-1), 0 of an unrated item",
@@ -63,24 +63,24 @@ GAINS: Mapping[str, str] = {
 """Gain of an item in NDCG, by name."""
 
 _PRINTED_RANKS = 5
-"""Where the sum of the paper's (54) stops, though it is called DCG@10."""
+"""Last rank of the sum in the paper's (54), though it is called DCG@10."""
 
 _ELEMENTS_AT_ONCE = 1 << 20
 """Scores whose sort keys are in memory together: 8 MB."""
 _NOT_A_CANDIDATE = np.iinfo(np.int64).max
 _CODE_BITS = 24
-"""Room in a sort key for which of the different ratings an item has."""
+"""Bits in a sort key for the code of an item's rating."""
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Items of which the best ten are recommended.
+    """A set of candidate items, of which the best ten are recommended.
 
     Parameters
     ----------
     name : str
     sentence : str
-        What they are.
+        Description of the set.
     base : str
         ``"unseen"``, ``"all"``, ``"rated"`` or ``"sampled"``.
     sampled : int
@@ -121,12 +121,12 @@ class Reading:
 
     @property
     def name(self) -> str:
-        """Short name: that of candidates, what is relevant, what the mean is over."""
+        """Short name, from the names of the candidates, of relevance and of the averaging."""
         return f"{self.candidates.name}/{self.relevant}/{self.over}"
 
     @property
     def sentence(self) -> str:
-        """What is measured."""
+        """Description of the reading."""
         return (
             f"{self.candidates.sentence}; relevant is what is {RELEVANT[self.relevant]}; {OVER[self.over]}."
         )
@@ -142,7 +142,7 @@ class GradedReading:
     gain : str
         Key of `GAINS`.
     ranks : int
-        Where the sums stop.
+        Last rank of the sums.
     """
 
     candidates: Candidates
@@ -151,12 +151,12 @@ class GradedReading:
 
     @property
     def name(self) -> str:
-        """Short name: that of candidates, the gain, the last rank."""
+        """Short name, from the names of the candidates, of the gain and the last rank."""
         return f"{self.candidates.name}/{self.gain}/{self.ranks}"
 
     @property
     def sentence(self) -> str:
-        """What is measured."""
+        """Description of the reading."""
         return f"{self.candidates.sentence}; {GAINS[self.gain]}; sums to rank {self.ranks}."
 
 
@@ -214,7 +214,7 @@ def readings(sampled: Sequence[int] = SAMPLED) -> tuple[Reading, ...]:
 def graded_readings(sampled: Sequence[int] = SAMPLED, k: int = 10) -> tuple[GradedReading, ...]:
     """Return every reading of NDCG.
 
-    Sets that differ only in what precision is of have one between them.
+    Sets of candidates that differ only in the denominator of precision share one reading.
 
     Parameters
     ----------
@@ -320,7 +320,7 @@ def _relevant(known: bool, relevant: str) -> str:
 def _averaged(
     hits: NDArray[np.float64], recommended: NDArray[np.float64], relevant: NDArray[np.float64], over: str
 ) -> tuple[float, float] | None:
-    """Return precision and recall from what there is of each user; None without a relevant item of anybody."""
+    """Return mean precision and recall from each user's counts; None when no user has a relevant item."""
     having = relevant > 0
     if not having.any():
         return None
@@ -333,7 +333,7 @@ def _averaged(
 
 
 def _scored(rated: Rated, score_all: ScoreAll) -> Iterator[tuple[NDArray[np.intp], NDArray[np.floating]]]:
-    """Yield users with a test item, and their scores, as many at once as memory is to hold."""
+    """Yield users with a test item and their scores, in blocks of bounded memory."""
     tested = np.unique(rated.user[rated.part == TEST]).astype(np.intp)
     step = max(1, _ELEMENTS_AT_ONCE // max(rated.n_items, 1))
     for first in range(0, len(tested), step):
@@ -350,7 +350,7 @@ def _scored(rated: Rated, score_all: ScoreAll) -> Iterator[tuple[NDArray[np.intp
 
 
 class _Counter:
-    """Counts, user by user, what all readings are made of."""
+    """Counts hits, recommended and relevant items of each user, from which all readings are computed."""
 
     def __init__(self, rated: Rated, sets: Sequence[Candidates], seed: int) -> None:
         self._rated = rated
@@ -405,7 +405,7 @@ class _Counter:
         return found
 
     def _ratings(self, users: NDArray[np.intp]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return codes of ratings, (n, I), and which are of the test part."""
+        """Return codes of ratings, (n, I), and whether each is of the test part."""
         rated = self._rated
         counts = self._bounds[users + 1] - self._bounds[users]
         starts = np.repeat(self._bounds[users] - (np.cumsum(counts) - counts), counts)
@@ -420,7 +420,7 @@ class _Counter:
     def _bases(
         self, users: NDArray[np.intp], code: NDArray[np.int64], tested: NDArray[np.bool_]
     ) -> dict[tuple[str, int], NDArray[np.bool_]]:
-        """Return which items are candidates, (n, I), by base and number of sampled ones."""
+        """Return whether each item is a candidate, (n, I), by base and number of sampled items."""
         unrated = code == 0
         found = {
             ("unseen", 0): unrated | tested,

@@ -1,4 +1,4 @@
-"""Ranking metrics, all users at once.
+"""Ranking metrics, computed for all users at once.
 
 Every metric is per user, so that sums can be formed where the users are and leave as sums. Users without a
 relevant candidate have none: NaN, not zero.
@@ -24,7 +24,7 @@ def ranking(
     candidates: NDArray[np.bool_],
     k: int = 10,
 ) -> dict[str, NDArray[np.float64]]:
-    r"""Rank each user's candidates by score and judge the first ``k``.
+    r"""Rank each user's candidates by score and compute the metrics of the first ``k``.
 
     With :math:`rel_i` 1 if the item at rank :math:`i` is relevant, else 0, and :math:`R` the number of the
     user's relevant candidates:
@@ -137,7 +137,7 @@ def pair_loss(
 
 
 def descending(scores: NDArray[np.floating]) -> NDArray[np.int64]:
-    """Return whole numbers that are in ascending order where scores are in descending order, and equal where they are.
+    """Return integers in the reverse order of scores, equal where scores are equal.
 
     The bits of a float32 order like an integer once those of negative numbers are flipped.
 
@@ -198,7 +198,7 @@ def _judge(
     reachable = np.minimum(total, k)
     ideal = np.concatenate([[np.nan], np.cumsum(discount)])[reachable]
     precision_at_hits = np.where(hits, np.cumsum(hits, axis=1) / rank, 0.0).sum(axis=1)
-    # A division by NaN instead of zero is what makes users without relevant candidates NaN.
+    # Dividing by NaN instead of zero gives NaN to users without relevant candidates.
     relevant = np.where(total > 0, total, np.nan)
     counted = np.where(total > 0, 1.0, np.nan)
     gain = np.where(hits, 1.0, np.where(filled, 0.5, 0.0))

@@ -1,4 +1,4 @@
-"""Is one row of a table better than another: the paired difference over users, with an interval."""
+"""Paired comparison of two rows of a table: the mean difference over users, with bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ELEMENTS_AT_ONCE = 1 << 21
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean difference of a metric, first row minus second, and how sure it is.
+    """The mean difference of a metric, first row minus second, with its intervals.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class Difference:
     confidence : float
         Of both intervals, as a share.
     users, seeds : int
-        How many were compared.
+        Numbers of users and seeds that were compared.
     """
 
     mean: float
@@ -120,5 +120,5 @@ def paired_difference(
 
 
 def _mean(totals: NDArray[np.float64], numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Divide; NaN for a resample that holds no known value."""
+    """Return totals divided by numbers; NaN for a resample without any known value."""
     return np.divide(totals, numbers, out=np.full_like(totals, np.nan), where=numbers > 0)

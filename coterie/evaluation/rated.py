@@ -1,4 +1,4 @@
-r"""Explicit ratings: how well predicted ratings order what a user rated, find what it likes, and meet the numbers.
+r"""Evaluation of predicted ratings: the order of a user's rated items, the search for liked ones, RMSE and MAE.
 
 The protocol of MVMF (6.3 and appendix .2), with two candidate sets that must not be mixed up:
 
@@ -31,13 +31,13 @@ RELEVANT_FROM = 4.0
 """Lowest rating of an item that counts as liked (MVMF, appendix .2)."""
 
 _PRINTED_RANKS = 5
-"""Where the sum of the paper's (54) stops, though it is called DCG@10."""
+"""Last rank of the sum in the paper's (54), though it is called DCG@10."""
 
 _USERS_AT_ONCE = 256
 
 _TRAINING = "train_"
 _ERRORS = ("squared_error", "absolute_error", "ratings")
-"""Sums over a user's ratings of which RMSE and MAE are made."""
+"""Sums over a user's ratings from which RMSE and MAE are computed."""
 
 
 def graded_ndcg(
@@ -98,7 +98,7 @@ def graded_ndcg(
 
 @dataclass(frozen=True, eq=False)
 class Rated:
-    """Ratings of ``n_users`` users for ``n_items`` items, divided into parts.
+    """The hold-out of explicit ratings of ``n_users`` users for ``n_items`` items.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ class Rated:
     def measure(
         self, score_all: ScoreAll, users: NDArray[np.intp] | None = None
     ) -> dict[str, NDArray[np.float64]]:
-        """Measure predicted ratings.
+        """Compute every metric of each user from predicted ratings.
 
         Parameters
         ----------
@@ -242,7 +242,7 @@ class Rated:
     def _predicted(
         self, part: int, chosen: NDArray[np.intp], scores: NDArray[np.floating]
     ) -> tuple[NDArray[np.intp], NDArray[np.integer], NDArray[np.float64], NDArray[np.float64]]:
-        """Return position among the users chosen, item, predicted and true rating, of a part."""
+        """Return the ratings of a part: position among the users chosen, item, predicted and true rating."""
         place, rows = self._rows_of(chosen)
         mine = self.part[rows] == part
         row, item, rating = place[mine], self.item[rows[mine]], self.rating[rows[mine]].astype(np.float64)
@@ -264,7 +264,7 @@ class Rated:
 
     @cached_property
     def _by_user(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Rows user by user, (N,), and where each user's begin and end, (U + 1,)."""
+        """Return rows user by user, (N,), and the bounds of each user's rows, (U + 1,)."""
         order = np.argsort(self.user, kind="stable")
         return order, np.searchsorted(self.user[order], np.arange(self.n_users + 1))
 
@@ -279,7 +279,7 @@ class Rated:
 def _errors(
     row: NDArray[np.intp], predicted: NDArray[np.float64], rating: NDArray[np.float64], n: int
 ) -> dict[str, NDArray[np.float64]]:
-    """Return sums over each user's ratings, float64 (n,); NaN where there are none."""
+    """Return the sums of errors over each user's ratings, float64 (n,); NaN where there are none."""
     counts = np.bincount(row, minlength=n)
     values = (
         _summed(row, (predicted - rating) ** 2, counts),
@@ -297,7 +297,7 @@ def _summed(
 
 
 def figures(measured: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
-    r"""Return the figures of a table from what `Rated.measure` found.
+    r"""Return the figures of a table from the metrics that `Rated.measure` returns.
 
     Parameters
     ----------
@@ -316,7 +316,7 @@ def figures(measured: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
 
 
 def figures_of(totals: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, int]]:
-    r"""Return the figures of a table from sums over users of what `Rated.measure` finds.
+    r"""Return the figures of a table from sums over users of the metrics that `Rated.measure` returns.
 
     Parameters
     ----------

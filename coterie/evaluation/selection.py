@@ -1,4 +1,4 @@
-"""Which version of a model counts: the best one by validation data, never by test data."""
+"""Selection of a model's best version by validation data, never by test data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Selection", "Trained", "best_of", "better", "lower_is_better", "meas
 
 @dataclass(frozen=True)
 class Trained:
-    """What came out of training one model once.
+    """The outcome of training one model once: its evaluated versions, and the figures of the best.
 
     Parameters
     ----------
@@ -26,11 +26,11 @@ class Trained:
         One entry for each version that was evaluated: ``step`` (epoch or global round) and ``metrics``, means over
         users by key; more keys are free.
     best : int
-        Position in ``history`` of the version that counts.
+        Position in ``history`` of the selected version.
     metrics : mapping of str to float
         Of that version; may have keys that are too dear to compute for all.
     users : mapping of str to int
-        By metric, how many users have a value.
+        Number of users with a value, by metric.
     per_user : mapping of str to ndarray of float64, shape (U,), or None
         Of that version, in the data set's order of users; None where values stay with the users.
     facts : mapping
@@ -46,12 +46,12 @@ class Trained:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether a smaller value of a metric wins: of errors of predicted ratings."""
+    """Return whether smaller values of a metric are better, as of errors of predicted ratings."""
     return metric.endswith(("rmse", "mae"))
 
 
 def better(metric: str, value: float, held: float) -> bool:
-    """Whether a value of a metric wins against another one; equal ones do not."""
+    """Return whether a value of a metric is better than the held one; equal values are not."""
     return value < held if lower_is_better(metric) else value > held
 
 
@@ -73,7 +73,7 @@ def best_of(history: Sequence[Mapping[str, Any]], choose_by: str) -> int:
 
 
 class Selection:
-    """Measures versions of a model as they come, and keeps the figures of the best.
+    """Evaluates versions of a model during training, and keeps the figures of the best.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ class Selection:
         score_all: ScoreAll | None = None,
         **more: Any,
     ) -> Mapping[str, float]:
-        """Measure a version.
+        """Evaluate a version.
 
         All items are scored only for a version that is the best so far: for large catalogues that is the dearer part.
 
@@ -131,7 +131,7 @@ class Selection:
 
     @property
     def since_best(self) -> int:
-        """Versions seen after the best one, for stopping early."""
+        """Number of versions since the best one, for early stopping."""
         return len(self._history) - 1 - self._best
 
     def trained(self, **facts: Any) -> Trained:
@@ -151,7 +151,7 @@ class Selection:
 def measured_once(
     holdout: LeaveOneOut, score_candidates: ScoreCandidates, score_all: ScoreAll | None = None
 ) -> Trained:
-    """Return what has one version only, such as a row of popularity, as if it had been trained."""
+    """Return the outcome of a model with one version only, such as popularity."""
     selection = Selection(holdout)
     selection.see(0, score_candidates, score_all)
     return selection.trained()

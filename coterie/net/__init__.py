@@ -1,1 +1,1 @@
-"""Channels and servers over mutual TLS: who is calling, what it may call, how long it took, what was received."""
+"""gRPC channels and servers over mutual TLS: authentication, authorisation, limits, metering, transcripts."""

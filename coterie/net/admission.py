@@ -1,7 +1,7 @@
-"""What a service takes on at once: limits by caller and in all, and when to come back for who is turned away.
+"""Admission control of a service: limits per caller and in all, and the retry delay of a refused call.
 
-A caller is known by its certificate, and where it has none yet by its address.  What one caller may have open and ask
-for in a second is bounded, so that the others find room; what all may have is bounded, so that the service does.
+A caller is known by its certificate, or by its address while it has none.  Limits on one caller's open calls and
+calls per second leave room for the other callers; limits on all calls together keep the service itself alive.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from coterie.wire.refusal import ErrorReason, Refusal
 __all__ = ["Admission", "Limits", "Place"]
 
 _SWEEP = 1024
-"""Calls between two looks for callers of whom nothing needs to be remembered."""
+"""Fewest new callers between two sweeps, which forget callers without state."""
 
 _STREAMS = 64
-"""Calls at once over one connection; callers of gRPC wait with further ones.  So many may still have to be looked at
-after a connection was cut off."""
+"""Most concurrent calls of one connection; gRPC clients queue further calls.  After a connection was cut off, so many
+calls may still arrive."""
 
 _SOON_S = 0.1
 _FULL_S = 1.0
-"""After how long to come back where something has to end first, seconds."""
+"""Retry delay where another call has to end first, seconds."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a service takes; the configuration's ``[limits]`` says what each is for."""
+    """The limits of a service; the reference of the configuration's ``[limits]`` explains each."""
 
     connections: int = 8192
     connections_per_peer: int = 64
@@ -49,7 +49,7 @@ class Limits:
     age_s: float = 14400.0
 
     def options(self) -> tuple[tuple[str, int], ...]:
-        """Return what gRPC itself keeps of them, as options of a server."""
+        """Return the limits that gRPC itself enforces, as options of a server."""
         return (
             ("grpc.max_allowed_incoming_connections", self.connections),
             ("grpc.max_concurrent_streams", min(self.calls_per_peer, _STREAMS)),
@@ -78,12 +78,12 @@ class _Caller:
     uploads: int = 0
     connections: Counter[str] = field(default_factory=Counter)
     shut_until: float = 0.0
-    """Too slow before: no upload until then."""
+    """Time until which uploads are refused, since the caller was too slow; monotonic seconds."""
     resets: float = 0.0
-    """Calls given up of late: as many as `resets_per_s` are forgotten in a second."""
+    """Recently cancelled calls; the count falls by `resets_per_s` each second."""
     reset_at: float = 0.0
     cut_off: bool = False
-    """Until that is forgotten."""
+    """Whether the caller is cut off; ends when ``resets`` has fallen to 0."""
 
     def forget(self, now: float, per_s: float) -> None:
         self.resets = max(0.0, self.resets - (now - self.reset_at) * per_s)
@@ -93,7 +93,7 @@ class _Caller:
 
 @dataclass(frozen=True)
 class Place:
-    """One call that was admitted."""
+    """An admitted call, which `Admission.leave` gives back."""
 
     caller: Hashable
     connection: str
@@ -102,7 +102,7 @@ class Place:
 
 
 class Admission:
-    """Counts calls, and turns away those that are too many.
+    """Counts a service's open calls, and refuses calls over its limits.
 
     Parameters
     ----------
@@ -115,14 +115,14 @@ class Admission:
         self.limits = limits
         self.calls = 0
         self.turned_away: Counter[tuple[str, str]] = Counter()
-        """Calls turned away, by the name of the limit and the caller's role."""
+        """Number of refused calls, by the name of the limit and the caller's role."""
         self._clock = clock
         self._callers: dict[Hashable, _Caller] = {}
         self._until_sweep = _SWEEP
 
     @property
     def callers(self) -> int:
-        """How many callers something is remembered of."""
+        """Number of callers that have state here."""
         return len(self._callers)
 
     def enter(
@@ -134,20 +134,20 @@ class Admission:
         essential: bool = False,
         role: str = "",
     ) -> Place:
-        """Admit a call, before anything of it is read; give its place back with `leave`.
+        """Admit a call before any of it is read; give its place back with `leave`.
 
         Parameters
         ----------
         caller : hashable
-            Who calls.
+            Certificate fingerprint or address of the caller.
         connection : str
-            Over which connection.
+            Address and port of the caller's connection.
         upload : bool
             Whether the caller sends a stream.
         essential : bool
-            Whether the call is taken also when all others together are too many: a health check.
+            Whether to admit the call although the limit on all calls is reached: a health check.
         role : str
-            The caller's, to count by; empty without a certificate.
+            Role of the caller, for the counts; empty without a certificate.
 
         Raises
         ------
@@ -164,7 +164,7 @@ class Admission:
         held.at = now
         if held.tokens < 1:
             self._refuse(role, "calls_per_s", limits.calls_per_s, (1 - held.tokens) / limits.calls_per_s)
-        # Also what is refused below counts: whoever asks again at once is held off by this.
+        # Calls that are refused below use up a token, too: this slows callers that retry at once.
         held.tokens -= 1
         if held.cut_off:
             held.forget(now, limits.resets_per_s)
@@ -187,7 +187,7 @@ class Admission:
         return Place(caller, connection, upload, role)
 
     def leave(self, place: Place) -> None:
-        """Give a place back."""
+        """Give an admitted call's place back."""
         held = self._callers[place.caller]
         self.calls -= 1
         held.calls -= 1
@@ -197,10 +197,10 @@ class Admission:
             del held.connections[place.connection]
 
     def gave_up(self, caller: Hashable, role: str = "") -> bool:
-        """Note that a caller gave up a call that was under way; return whether its connection is to be cut off.
+        """Count a call that its caller cancelled; return whether to cut off the caller's connection.
 
-        Everything that it may have open it may give up at once, twice over: a connection that was lost, and the next.
-        Beyond that it is a flood that costs the caller next to nothing, and this side the work of each call.
+        A caller may cancel all the calls that it may have open, twice over: a connection that was lost, and the next.
+        More is a flood (HTTP/2 rapid reset), which costs the caller next to nothing and the service work for each call.
         """
         now = self._clock()
         held = self._callers.get(caller)
@@ -208,7 +208,7 @@ class Admission:
             held = self._callers[caller] = _Caller(self.limits.burst, now)
         limits = self.limits
         held.forget(now, limits.resets_per_s)
-        # No more than so many are remembered: who stops is soon a caller like others.
+        # The count is bounded, so that a caller who stops cancelling is soon treated like others.
         most = max(limits.resets_per_s, 2 * limits.calls_per_peer)
         held.resets = min(held.resets + 1, most)
         if held.resets < most and not held.cut_off:
@@ -218,7 +218,7 @@ class Admission:
         return True
 
     def too_slow(self, place: Place, what: str) -> Refusal:
-        """Return the refusal of a call whose caller was too slow; it sends no stream for as long again."""
+        """Return the refusal of a call whose caller was too slow, and refuse its uploads for `message_s`."""
         self.turned_away["message_s", place.role] += 1
         self._callers[place.caller].shut_until = self._clock() + self.limits.message_s
         return Refusal(
@@ -240,7 +240,7 @@ class Admission:
         )
 
     def _sweep(self, now: float) -> None:
-        """Forget callers who have nothing open and a full bucket: for them nothing would be different."""
+        """Forget callers without open calls and with a full token bucket: they are like new callers."""
         self._until_sweep -= 1
         if self._until_sweep > 0:
             return

@@ -1,4 +1,4 @@
-"""Which role may call which RPC, with how large a message.  What is not in the table may be called by nobody."""
+"""The authorisation table: roles that may call each RPC, and the largest message; nobody may call an RPC not listed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "/coterie.v1.KeyDirectory/CountersignPaillierKey": _HOLDERS,
     "/coterie.v1.KeyDirectory/PaillierPublicKey": _PARTIES | {"cos"},
     "/coterie.v1.KeyDirectory/PaillierEnvelope": _HOLDERS,
-    # Narrowed to those who may call the service for something else: `callers_of`.
+    # `Probe` narrows this to roles that may call another RPC of the same process: `callers_of`.
     "/coterie.v1.Probe/Echo": _PARTIES | {"cos", "operator"},
     "/coterie.v1.Probe/Carry": _PARTIES | {"cos", "operator"},
     "/coterie.v1.Latency/Attend": _PARTIES,
@@ -47,7 +47,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "/grpc.health.v1.Health/Watch": _EVERY_SERVICE,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": frozenset({"operator"}),
 }
-"""Roles by full method name."""
+"""Roles that may call an RPC, by full method name."""
 
 _SMALL = 1 << 16
 
@@ -77,7 +77,7 @@ LARGEST: dict[str, int] = dict.fromkeys(
     ),
     _SMALL,
 )
-"""Largest message by full method name, bytes, where it is less than what `limits.message_kib` says for all."""
+"""Largest message of an RPC by full method name, bytes, where it is below `limits.message_kib`."""
 
 OFFERED: dict[str, tuple[str, ...]] = {
     "cos": ("Orchestrator", "Operator", "Latency"),
@@ -86,15 +86,15 @@ OFFERED: dict[str, tuple[str, ...]] = {
     "decrypting-client": (),
     "thirdparty": ("KeyDirectory",),
 }
-"""Services of the contract by the role of the process that offers them; each offers ``Probe`` beside."""
+"""gRPC services by the role of the process that offers them; every process offers ``Probe``, too."""
 
 
 def callers_of(role: str) -> frozenset[str]:
-    """Return the roles that may call anything that a process of a role offers."""
+    """Return the roles that may call any RPC of a process of this role, ``Probe`` apart."""
     prefixes = tuple(f"/coterie.v1.{service}/" for service in OFFERED[role])
     return frozenset().union(*(roles for name, roles in ALLOWED.items() if name.startswith(prefixes)))
 
 
 def may_call(role: str, method: str) -> bool:
-    """Whether a certificate of this role may call this method."""
+    """Return whether a certificate of this role may call this method."""
     return role in ALLOWED.get(method, frozenset())

@@ -1,9 +1,9 @@
 """Client channels: mutual TLS to a logical name, a deadline on every call, every call metered.
 
-``Channel`` offers the four factory methods that generated stubs use, so a stub made from it behaves as always;
-the callables it hands out add the deadline, count bytes where they are serialised, read the server's own time from
-the trailing metadata and hand bytes to the transcript.  A channel outlives its connection: with a renewed certificate
-further calls go over another one.
+``Channel`` offers the four factory methods that generated stubs use, so generated stubs work with it unchanged.
+Its callables add the deadline, count serialised bytes, read the server's own time from the trailing metadata and
+hand the bytes to the transcript.  A channel outlives its connection: after a certificate was renewed, further calls
+go over a new connection.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DEFAULT_TIMEOUT_S = 30.0
 
 OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 50),
-    # Despite its name the time that one attempt may take, handshakes included; a refused one ends at once.
+    # Despite its name: the longest time of one attempt to connect, handshakes included; a refused attempt ends at once.
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 2000),
     ("grpc.keepalive_time_ms", 30_000),
@@ -42,14 +42,14 @@ Decode = Callable[[bytes], Any]
 
 
 class Recorder(Protocol):
-    """Takes down what a process received and sent, when asked to."""
+    """The transcript of a process: takes every message that it received or sent."""
 
     def record(self, *, rpc: str, peer: str, direction: str, payload: bytes) -> None:
-        """Append one message: direction is ``"received"`` or ``"sent"``."""
+        """Append one serialised message; ``direction`` is ``"received"`` or ``"sent"``."""
 
 
 class _Call:
-    """Counts one call of one RPC."""
+    """Counts the calls of one RPC over a channel, and records their messages."""
 
     def __init__(self, channel: Channel, method: str, encode: Encode, decode: Decode) -> None:
         self._channel = channel
@@ -87,7 +87,7 @@ class _Call:
         except asyncio.CancelledError:
             if _deadline_passed(call):
                 raise _too_late() from None
-            # Ended by ourselves, as every waiting call is when a process stops.
+            # Cancelled by this process, as all waiting calls are when it stops.
             failed = False
             raise
         except GeneratorExit:
@@ -99,9 +99,9 @@ class _Call:
 
 
 def _deadline_passed(call: Any) -> bool:
-    """Whether gRPC itself cancelled a call, because it was sending to one whose deadline had just passed.
+    """Return whether gRPC itself cancelled a call, because the call's deadline passed while it was sending.
 
-    The task is then told that it is cancelled, which nobody asked for: it would end without a word.
+    The task then gets a CancelledError that nobody asked for, and would end without an error.
     """
     task = asyncio.current_task()
     return task is not None and not task.cancelling() and call.time_remaining() == 0
@@ -118,7 +118,7 @@ Opener = Callable[[grpc.ChannelCredentials], grpc.aio.Channel]
 
 
 class _Line:
-    """One gRPC channel, and how many calls go over it."""
+    """One gRPC channel with the number of its open calls."""
 
     def __init__(self, inner: grpc.aio.Channel) -> None:
         self.inner = inner
@@ -136,7 +136,7 @@ class _Line:
                 self._unused.set()
 
     async def retire(self) -> None:
-        """Close it once its calls have ended, each by itself or by its deadline."""
+        """Close the channel once all its calls have ended, by themselves or by their deadlines."""
         self._unused = asyncio.Event()
         if self._calls:
             await self._unused.wait()
@@ -144,18 +144,18 @@ class _Line:
 
 
 class Channel:
-    """A connection to one peer.
+    """The connection of a process to one peer; makes the stubs that call it.
 
     Parameters
     ----------
     inner : grpc.aio.Channel
-        The channel that does the work.
+        The gRPC channel that carries the calls.
     peer : str
         Role and name of the peer, for messages and transcripts.
     meter : Meter
         Where calls are counted.
     recorder : Recorder, optional
-        Takes down what is received and sent.
+        Takes the messages received and sent.
     opener : callable, optional
         Makes another gRPC channel to the same peer with other credentials.
     """
@@ -177,7 +177,7 @@ class Channel:
         self.recorder = recorder
 
     def renew(self, credentials: grpc.ChannelCredentials) -> None:
-        """Let further calls go over a connection with these credentials; those under way end over the old one."""
+        """Open a new connection with these credentials for further calls; calls under way end over the old one."""
         if self._opener is None:
             raise AssertionError("only a channel made by `connect` can be renewed")
         old, self._line = self._line, _Line(self._opener(credentials))
@@ -186,7 +186,7 @@ class Channel:
         task.add_done_callback(lambda done: self._retiring.pop(done, None))
 
     def metered(self, meter: Meter) -> Channel:
-        """Return the same connection with calls counted elsewhere; it follows what `renew` does to this one."""
+        """Return a channel over the same connection, renewed with it, whose calls another meter counts."""
         return _Metered(self, meter)
 
     async def close(self) -> None:
@@ -199,7 +199,7 @@ class Channel:
             await line.inner.close()
 
     def _bound(self, make: Callable[[grpc.aio.Channel], Any]) -> Callable[[], tuple[_Line, Any]]:
-        """Return what gives the connection in use and a callable of it, made once for each connection."""
+        """Return a function that gives the current connection and its callable, made once for each connection."""
         line = self._line
         callable_ = make(line.inner)
 
@@ -286,7 +286,7 @@ class Channel:
 
 
 class _Metered(Channel):
-    """Another channel's connection, with calls counted elsewhere."""
+    """A channel over another channel's connection, with a meter of its own."""
 
     def __init__(self, whole: Channel, meter: Meter) -> None:
         self._whole = whole
@@ -306,14 +306,14 @@ def connect(
     meter: Meter,
     recorder: Recorder | None = None,
 ) -> Channel:
-    """Open a channel to an address and verify the logical name there.
+    """Open a channel to an address; TLS verifies the peer's logical name.
 
     Parameters
     ----------
     address : str
-        ``host:port``; no address is ever in a certificate.
+        ``host:port``; certificates carry logical names, never addresses.
     credentials : grpc.ChannelCredentials
-        The caller's.
+        Credentials of the caller.
     tls_name : str
         Logical name that the peer's certificate must carry, ``name.role.coterie.internal``.
     peer : str

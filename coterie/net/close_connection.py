@@ -1,4 +1,4 @@
-"""Closing a connection that somebody else holds open: gRPC has no way to, the operating system has."""
+"""Closing a peer's connection by its socket: gRPC offers no call to close one connection of a server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OPEN_FILES = Path("/dev/fd")
 
 
 def cut_off(peer: str) -> bool:
-    """Close the connections of this process to one address; whoever uses them here finds them ended.
+    """Shut down this process's connections to one address; code that still uses one finds it ended.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ def cut_off(peer: str) -> bool:
     Returns
     -------
     bool
-        Whether there was one.
+        Whether there was such a connection.
     """
     _, _, address = unquote(peer).partition(":")
     host, _, port = address.rpartition(":")
@@ -38,7 +38,7 @@ def cut_off(peer: str) -> bool:
     for file in list(_OPEN_FILES.iterdir()):
         # Files come and go meanwhile, and a connection may have ended by itself.
         with contextlib.suppress(OSError):
-            # A descriptor of our own: the number may stand for something else a moment later.
+            # Duplicated: the original number may stand for another file a moment later.
             own = os.dup(int(file.name))
             if not stat.S_ISSOCK(os.fstat(own).st_mode):
                 os.close(own)
@@ -47,7 +47,7 @@ def cut_off(peer: str) -> bool:
                 if _end(one.getpeername()) == wanted:
                     found = True
                     one.shutdown(socket.SHUT_RDWR)
-                    # What has arrived already would still be read.
+                    # Drain what has arrived already: gRPC would still read it.
                     while one.recv(1 << 20, socket.MSG_DONTWAIT | socket.MSG_TRUNC):
                         pass
     return found
@@ -60,7 +60,7 @@ def _end(name: object) -> tuple[str, int] | None:
 
 
 def _plain(host: str) -> str:
-    """Return an address in one form, also where an IPv4 one is written as IPv6."""
+    """Return an IP address in canonical form; an IPv4-mapped IPv6 address becomes its IPv4 address."""
     address = ipaddress.ip_address(host.partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return str(mapped or address)

@@ -1,4 +1,4 @@
-"""TLS material of one process, as files, and the gRPC credentials made from it."""
+"""TLS files of one process, and the gRPC credentials made from them."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ __all__ = ["TlsFiles"]
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """A folder with ``key.pem`` (mode 0600), ``chain.pem`` (certificate, then the authority's) and ``ca.pem``."""
+    """The TLS folder of a process: ``key.pem`` (mode 0600), ``chain.pem`` (its certificate first), ``ca.pem``."""
 
     folder: Path
 
     @property
     def key(self) -> Path:
-        """Private key of the process."""
+        """File of the process's private key."""
         return self.folder / "key.pem"
 
     @property
     def chain(self) -> Path:
-        """Certificate chain."""
+        """File of the certificate chain."""
         return self.folder / "chain.pem"
 
     @property
     def authority(self) -> Path:
-        """Certificate of the authority that every peer's certificate must come from."""
+        """File of the authority's certificate, which must have issued every peer's."""
         return self.folder / "ca.pem"
 
     def complete(self) -> bool:
-        """Whether all three files are there."""
+        """Return whether all three files are there."""
         return self.key.is_file() and self.chain.is_file() and self.authority.is_file()
 
     def identity(self) -> PeerIdentity:
-        """Role, name and fingerprint of the certificate in use."""
+        """Return role, name and fingerprint of the certificate in use."""
         return PeerIdentity.from_certificate(self._read(self.chain))
 
     def server_credentials(self, *, require_client: bool = True) -> grpc.ServerCredentials:
-        """Credentials of a server; a renewed certificate is taken up at the next handshake.
+        """Return a server's credentials, which use a renewed certificate from the next handshake on.
 
         Parameters
         ----------
@@ -74,7 +74,7 @@ class TlsFiles:
         )
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """Credentials of a client that shows its certificate."""
+        """Return a client's credentials, with its certificate."""
         return grpc.ssl_channel_credentials(
             root_certificates=self._read(self.authority),
             private_key=self._read(self.key),

@@ -1,4 +1,4 @@
-"""The client of the key directory: verified bundles in bulk, remembered."""
+"""The client of the key directory: fetches participants' key bundles, verifies and caches them."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ __all__ = ["PER_LOOKUP", "Directory"]
 _log = structlog.get_logger("coterie.directory")
 
 PER_LOOKUP = 1_000
-"""Most participants in one call."""
+"""Most participants in one look-up."""
 
 
 class Directory:
-    """What the third party says about participants, checked with the directory's key.
+    """A party's view of the key directory: bundles, revocations and beacons, each verified with the directory's key.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class Directory:
     directory_key : bytes
         Raw Ed25519 public key of the directory, 32 bytes, as enrolment left it in the state folder.
     retry : Retry
-        For look-ups.
+        Retry policy of the calls.
     """
 
     def __init__(self, channel: Channel, directory_key: bytes, retry: Retry | None = None) -> None:
@@ -62,7 +62,7 @@ class Directory:
         self._known: dict[bytes, Bundle] = {}
         self._revoked: set[bytes] = set()
         self.revision = 0
-        """Revision of the directory at its last answer."""
+        """Revision of the directory as of the last look-up."""
 
     @property
     def revoked(self) -> frozenset[bytes]:
@@ -76,10 +76,10 @@ class Directory:
             del self._known[participant]
 
     async def bundles(self, participants: Iterable[bytes]) -> dict[bytes, Bundle]:
-        """Return the bundles of participants (ids, 32 bytes).
+        """Return the verified bundles of participants by id (32 bytes).
 
-        Absent from the answer: who is unknown (asked for again next time), revoked (never again), or has a
-        bundle that does not verify now.
+        Participants are absent that are unknown (looked up again next time), revoked (never again), or whose
+        bundle does not verify now.
 
         Raises
         ------
@@ -94,7 +94,7 @@ class Directory:
         return {one: self._known[one] for one in wanted if self._current(one, now)}
 
     async def publish(self, bundles: Sequence[Bundle]) -> tuple[Bundle, ...]:
-        """Add or replace bundles of the caller's own participants.
+        """Publish bundles of the caller's own participants, new or in place of earlier ones.
 
         Returns
         -------
@@ -104,7 +104,7 @@ class Directory:
         Raises
         ------
         Refusal
-            When the directory does not take them: all of a thousand, or none.
+            When the directory does not take them; of each thousand it takes all or none.
         PeerError
             When it cannot be reached, or its countersignatures do not verify.
         """
@@ -171,7 +171,7 @@ class Directory:
         self.revision = response.revision
         self.exclude(entry.participant for entry in response.entries if entry.revoked)
         found = await asyncio.to_thread(self._verified, response.entries, frozenset(participants))
-        # Checked again: a revocation may have come in while the thread was at work.
+        # Checked again: a revocation may have arrived while the thread verified.
         self._known.update({one: bundle for one, bundle in found.items() if one not in self._revoked})
 
     def _verified(self, entries: Iterable[DirectoryEntry], asked: frozenset[bytes]) -> dict[bytes, Bundle]:

@@ -1,4 +1,4 @@
-"""How a process gets its certificate and its participants' countersigned bundles: with a one-time token."""
+"""Enrolment: a process exchanges a one-time token for its certificate and countersigned key bundles."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ _CLOCK_SKEW_S = 300
 
 
 class EnrolmentPoint(Protocol):
-    """Where to enrol and with what, as `coterie.config.base.EnrolSettings` says it."""
+    """The settings of enrolment that this module reads; `coterie.config.base.EnrolSettings` has them."""
 
     @property
     def address(self) -> str:
-        """``host:port`` of the third party's enrolment."""
+        """``host:port`` of the third party's enrolment service."""
 
     @property
     def name(self) -> str:
@@ -80,19 +80,19 @@ class EnrolmentPoint(Protocol):
 
     @property
     def ca_file(self) -> Path:
-        """The authority's certificate, PEM."""
+        """File of the authority's certificate, PEM."""
 
     @property
     def token_file(self) -> Path:
-        """The one-time token."""
+        """File that holds the one-time token."""
 
     @property
     def timeout_s(self) -> float:
-        """How long to keep trying, seconds."""
+        """Time for which to keep trying, seconds."""
 
 
 class Enrolling(Protocol):
-    """The part of a service's settings that enrolment needs."""
+    """The part of a service's settings that enrolment reads."""
 
     @property
     def name(self) -> str:
@@ -100,19 +100,19 @@ class Enrolling(Protocol):
 
     @property
     def state(self) -> Path:
-        """Its folder."""
+        """State folder of the process."""
 
     @property
     def enrol(self) -> EnrolmentPoint | None:
-        """How to enrol."""
+        """Settings of enrolment; None when the configuration has none."""
 
 
 HOLDER = "holder"
-"""Folder of a client host's state with its identity and its secrets as a key holder."""
+"""Folder, within a client host's state, of its identity and secrets as a key holder."""
 
 
 def identities(state: Path, count: int) -> list[Identity]:
-    """Return the identities of a process, drawing and saving those that are not there yet.
+    """Return the identities of a process's participants; draw and save those that do not exist yet.
 
     Parameters
     ----------
@@ -156,11 +156,11 @@ def saved_bundles(state: Path) -> tuple[Bundle, ...]:
 async def enrol(
     role: str, settings: Enrolling, tls: TlsFiles, participants: Sequence[Identity]
 ) -> tuple[Bundle, ...]:
-    """Make sure that a process has a certificate and countersigned bundles.
+    """Return a process's countersigned bundles; enrol first when it has no valid certificate or bundles.
 
-    What is there and valid is used without a call.  Otherwise the process exchanges its token at the third
-    party; it saves its key and bundles before it asks, so that after a lost answer or a crash it asks for the
-    same again.
+    A valid certificate and valid bundles are used without a call.  Otherwise the process exchanges its token at
+    the third party.  It saves its key and bundles before the call, so that after a lost answer or a crash it
+    repeats the same request.
 
     Parameters
     ----------
@@ -228,7 +228,7 @@ async def enrol(
     )
     await asyncio.to_thread(_verify, settings, response, countersigned)
     _check_certificate(role, settings, tls, response.certificate_chain, authority.encode())
-    # The chain comes last: where it is, everything is.
+    # The chain is written last: where it exists, all the other files do.
     write_private_file(settings.state / _DIRECTORY_KEY, response.directory_key)
     _save_bundles(settings.state, countersigned)
     write_private_file(tls.authority, authority.encode())
@@ -238,14 +238,14 @@ async def enrol(
 
 
 class NewToken:
-    """Enrols a process again while it runs, once there is another token than the one that it started with.
+    """Enrols a running process again, once its token file holds another token than at the start.
 
     Parameters
     ----------
     point : EnrolmentPoint or None
         How to enrol.
     enrol : callable
-        Does it.
+        Carries out the enrolment.
     """
 
     def __init__(self, point: EnrolmentPoint | None, enrol: Callable[[], Awaitable[None]]) -> None:
@@ -254,7 +254,7 @@ class NewToken:
         self._tried = self._token()
 
     async def __call__(self) -> None:
-        """Enrol.
+        """Enrol with the new token.
 
         Raises
         ------
@@ -293,7 +293,7 @@ def _read_text(path: Path, what: str, hint: str) -> str:
 
 
 def _certificate_problem(role: str, settings: Enrolling, tls: TlsFiles, now: int) -> str | None:
-    """Return why the process needs a certificate, None when it has a valid one of its own."""
+    """Return why the process needs a certificate; None when it has a valid certificate of its own."""
     if not tls.complete():
         return "there is no certificate yet"
     held = tls.identity()
@@ -311,7 +311,7 @@ def _certificate_problem(role: str, settings: Enrolling, tls: TlsFiles, now: int
 
 
 def _bundles_to_publish(state: Path, participants: Sequence[Identity], now: int) -> tuple[Bundle, ...]:
-    """Return the bundles held, with new ones for new participants and next versions for expired ones."""
+    """Return each participant's bundle: the saved one, its next version when it has expired, or a first one."""
     path = state / _BUNDLES
     held = {bundle.participant_id: bundle for bundle in (_load_bundles(path) if path.exists() else ())}
     validity = (now - _CLOCK_SKEW_S, now + BUNDLE_DAYS * 24 * 3600)
@@ -331,7 +331,7 @@ def _all_countersigned(state: Path, bundles: Sequence[Bundle], now: int) -> bool
         return True
     key = (state / _DIRECTORY_KEY).read_bytes()
     try:
-        # One stands for all: they are written together, and each is verified again by whoever receives it.
+        # Only the last is verified here: all are written together, and every receiver verifies each again.
         bundles[-1].verify(key, now)
     except CryptoError:
         return False
@@ -364,7 +364,7 @@ def _save_bundles(state: Path, bundles: Sequence[Bundle]) -> None:
 async def _exchange(
     enrolment: EnrolmentPoint, authority: bytes, head: EnrolRequest, bundles: Sequence[Bundle]
 ) -> tuple[EnrolResponse, list[bytes]]:
-    """Exchange the token; several calls with the same token and key where there are many bundles."""
+    """Exchange the token at the third party; many bundles take several calls with the same token and key."""
     peer = f"thirdparty/{enrolment.name}"
     channel = connect(
         enrolment.address,
@@ -408,7 +408,7 @@ async def _call(
         return response
 
     try:
-        # A third party without space lives, and may have some before the time is up.
+        # A third party whose disk is full still answers, and may have space before the time is up.
         return await Retry(limit_s=enrolment.timeout_s, also=waits_for_store)(attempt)
     except grpc.aio.AioRpcError as error:
         failure = from_rpc_error(error, channel.peer)
@@ -436,7 +436,7 @@ def _verify(settings: Enrolling, response: EnrolResponse, bundles: Sequence[Bund
 
 
 def check_chain(role: str, name: str, tls: TlsFiles, chain: bytes, authority: bytes) -> None:
-    """Check that a certificate is of a party, for its key, and the authority's.
+    """Check that a certificate names a party, is for its key, and was issued by the authority.
 
     Parameters
     ----------
@@ -450,7 +450,7 @@ def check_chain(role: str, name: str, tls: TlsFiles, chain: bytes, authority: by
     Raises
     ------
     CertificateError
-        It is not.
+        The certificate does not.
     """
     peer = PeerIdentity.from_certificate(chain)
     if (peer.role, peer.name) != (role, name):

@@ -1,4 +1,4 @@
-"""Measuring to another service: round trips, handshakes, throughput; and attending to be asked for it."""
+"""Measurements of the network to other services (round trips, handshakes, throughput), when the COS asks for them."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ __all__ = ["HOLD_S", "Service", "attend", "check_order", "measure", "measure_eac
 _log = structlog.get_logger("coterie.latency")
 
 HOLD_S = 20.0
-"""How long a call of one who attends is held while there is nothing to measure, seconds."""
+"""Longest time for which the COS holds a long-polled ``Attend`` call while there is nothing to measure, seconds."""
 
 _CALL_S = 30.0
 _LONGEST_CALL_S = 120.0
 _SIZE_S = 10.0
-"""After so many seconds a size is not carried again: on a slow link once has to do."""
+"""Time after which a payload size is not repeated, seconds: on a slow link one transfer is enough."""
 _PAUSE_S = 2.0
 _LONGEST_PAUSE_S = 60.0
 
 
 @dataclass(frozen=True)
 class Service:
-    """A service to measure to.
+    """A service that a process measures the network to.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class Service:
 
 
 def check_order(order: wire.MeasureOrder) -> None:
-    """Check that an order asks for what a measurement may take.
+    """Check that every field of a measurement order is within its range.
 
     Raises
     ------
@@ -86,21 +86,21 @@ def check_order(order: wire.MeasureOrder) -> None:
 
 
 def volume(order: wire.MeasureOrder) -> int:
-    """Return how many bytes of filler an order has carried to and from one service, at most."""
+    """Return the most bytes of filler that an order transfers to and from one service, both ways together."""
     return 2 * order.repeats * sum(order.sizes)
 
 
 async def measure(service: Service, tls: TlsFiles, order: wire.MeasureOrder) -> wire.PairTimes:
-    """Measure to a service over connections of their own; what goes wrong ends it early and is in the result.
+    """Measure the network to a service over fresh connections; a failure ends it early and is in the result.
 
     Parameters
     ----------
     service : Service
-        To whom.
+        The service.
     tls : TlsFiles
         The caller's certificate.
     order : MeasureOrder
-        What.
+        How often to measure, and with which payload sizes.
     """
     times = wire.PairTimes(target=service.peer)
     try:
@@ -132,7 +132,7 @@ async def measure(service: Service, tls: TlsFiles, order: wire.MeasureOrder) -> 
 
 
 async def _connections(service: Service, tls: TlsFiles, count: int, times: wire.PairTimes) -> None:
-    """Connect and shake hands so many times, as gRPC does but by ourselves: it does not tell how long they take."""
+    """Time ``count`` TCP connects and TLS handshakes with asyncio, since gRPC does not tell how long its own take."""
     if not count:
         return
     context = ssl.create_default_context(cafile=str(tls.authority))
@@ -140,7 +140,7 @@ async def _connections(service: Service, tls: TlsFiles, count: int, times: wire.
     context.set_alpn_protocols(["h2"])
     host, _, port = service.address.rpartition(":")
     loop = asyncio.get_running_loop()
-    # Who has the name is another question.
+    # Resolved once, outside of the times: name resolution is not measured.
     family, _, _, _, address = (await loop.getaddrinfo(host.strip("[]"), int(port), type=1))[0]
     resolved = str(address[0])
     for _ in range(count):
@@ -204,18 +204,18 @@ async def _pieces(size: int, *, up: bool) -> AsyncIterator[wire.CarryRequest]:
 async def measure_each(
     services: Mapping[str, Service], tls: TlsFiles, order: wire.MeasureOrder, limit: int
 ) -> AsyncIterator[tuple[wire.PairTimes | None, str]]:
-    """Yield what was measured to each service, one after the other; or why nothing is.
+    """Measure to each service in turn, and yield its times and ""; or None and why nothing is measured.
 
     Parameters
     ----------
     services : mapping
-        Those that the process calls, by role and name.
+        The services that the process calls, by role and name.
     tls : TlsFiles
         Its certificate.
     order : MeasureOrder
         What to measure.
     limit : int
-        Most bytes that may be carried for it.
+        Most bytes that may be transferred for the order.
     """
     called = list(services.values())
     wanted = volume(order) * len(called)
@@ -236,20 +236,20 @@ async def measure_each(
 async def attend(
     cos: Channel, services: Callable[[], Mapping[str, Service]], tls: TlsFiles, limit: int
 ) -> None:
-    """Ask the orchestration server for ever what there is to measure, and measure it.
+    """Carry out the orchestration server's measurement orders until cancelled; each party runs it in the background.
 
     Parameters
     ----------
     cos : Channel
         To the orchestration server.
     services : callable
-        Returns those that the process calls, by role and name.
+        Returns the services that the process calls, by role and name.
     tls : TlsFiles
         The caller's certificate.
     limit : int
-        Most bytes that may be carried for one order.
+        Most bytes that may be transferred for one order.
     """
-    # Held calls are no work of the run: they are not in its account.
+    # Long-polled calls are counted apart: they are no part of the run's traffic.
     stub: Any = cos.metered(Meter()).stub(LatencyStub)
     pause = _PAUSE_S
     request = wire.AttendRequest()
@@ -261,14 +261,14 @@ async def attend(
                 continue
             number = response.order.number
             _log.info("measuring", order=number)
-            # What was measured before is brought as soon as there is more, the last with the call that waits again.
+            # Each result is sent when the next one is there; the last goes with the call that waits for the next order.
             async for pair, declined in measure_each(services(), tls, response.order, limit):
                 if request.number:
                     request.more = True
                     await stub.Attend(request, timeout=_CALL_S)
                 request = wire.AttendRequest(number=number, pair=pair, declined=declined)
         except grpc.aio.AioRpcError as error:
-            # A server of an older version has no such RPC, and one that is away no answer.
+            # A server of an older version does not know this RPC; a server that is away does not answer.
             old = error.code() == grpc.StatusCode.UNIMPLEMENTED
             pause = _LONGEST_PAUSE_S if old else min(2 * pause, _LONGEST_PAUSE_S)
             request = wire.AttendRequest()

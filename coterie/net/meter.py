@@ -1,4 +1,4 @@
-"""What each RPC cost: calls, bytes, total time, the server's own time, and so the network's share."""
+"""Counters of each RPC of a process: calls, bytes, total time, and how much of it the server and the network took."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 __all__ = ["Meter", "RpcTotals", "Traffic", "merge"]
 
 _KEPT_TIMES = 4096
-"""Times kept per RPC for the percentiles: the most recent ones."""
+"""Most recent call times that are kept per RPC, for the percentiles."""
 
 
 class Traffic(TypedDict):
-    """One RPC in a report; times in milliseconds, None where nothing was measured."""
+    """The traffic of one RPC as reports show it; times in milliseconds, None where nothing was measured."""
 
     calls: int
     errors: int
@@ -32,7 +32,7 @@ class Traffic(TypedDict):
 
 @dataclass
 class RpcTotals:
-    """Running totals of one RPC."""
+    """Running totals of one RPC, on one side of one process."""
 
     calls: int = 0
     errors: int = 0
@@ -41,7 +41,7 @@ class RpcTotals:
     total_ms: list[float] = field(default_factory=list)
     server_ms: list[float] = field(default_factory=list)
     network_ms: float = 0.0
-    """Time of all calls that came to their end, without what the server spent on them."""
+    """Total time of all calls that succeeded, less the server's own time, milliseconds."""
 
     def finished(self, *, total_ms: float, server_ms: float | None, failed: bool) -> None:
         """Count one finished call."""
@@ -80,12 +80,12 @@ def _percentile(times: np.ndarray, q: float) -> float | None:
 
 
 def merge(accounts: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, Traffic]:
-    """Return the traffic of several processes together, by RPC.
+    """Return the traffic of several processes added up, by RPC.
 
     Parameters
     ----------
     accounts : iterable of dict
-        As `Meter.account` returned them, in each process for itself.
+        One for each process, as `Meter.account` returns it.
     """
     merged: dict[str, RpcTotals] = defaultdict(RpcTotals)
     for account in accounts:
@@ -98,26 +98,26 @@ def merge(accounts: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, Traf
             totals.network_ms += entry["network_ms"]
             totals.total_ms += entry["total_ms"]
             totals.server_ms += entry["server_ms"]
-    # A stub asks for the totals of every RPC that it could call.
+    # A stub makes an entry for every RPC that it could call, also for those without a call.
     return {name: totals.summary() for name, totals in sorted(merged.items()) if totals.calls}
 
 
 class Meter:
-    """Totals by RPC, one side (client or server) of one process."""
+    """Totals of every RPC on one side (client or server) of one process."""
 
     def __init__(self) -> None:
         self._by_rpc: dict[str, RpcTotals] = defaultdict(RpcTotals)
 
     def __getitem__(self, method: str) -> RpcTotals:
-        """Totals of a full method name such as ``/coterie.v1.Orchestrator/Poll``."""
+        """Return the totals of a full method name such as ``/coterie.v1.Orchestrator/Poll``."""
         return self._by_rpc[method.rsplit("/", 1)[-1]]
 
     def summary(self) -> dict[str, Traffic]:
-        """Return all RPCs by short name."""
+        """Return the traffic of all RPCs by short name."""
         return {name: totals.summary() for name, totals in sorted(self._by_rpc.items())}
 
     def account(self) -> dict[str, dict[str, Any]]:
-        """Return all RPCs with their kept times, so that accounts of several processes can be merged."""
+        """Return the totals of all RPCs with their kept times, from which `merge` adds up several processes."""
         return {name: dataclasses.asdict(totals) for name, totals in sorted(self._by_rpc.items())}
 
     @property

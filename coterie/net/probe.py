@@ -1,4 +1,4 @@
-"""The other end of a measurement: answers echoes, takes filler and sends some back.  Every service offers it."""
+"""The ``Probe`` servicer, which every service offers for network measurements: echoes, and filler both ways."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from coterie.wire.v1.latency_pb2_grpc import ProbeServicer
 __all__ = ["MAX_BYTES", "Probe", "filler"]
 
 MAX_BYTES = 16 << 20
-"""Most that is carried in one call, each way."""
+"""Most bytes of filler in one call, each way."""
 
 _MAX_CALLS = 4
-"""Most who may have filler carried at once: what they take from each other is no measurement."""
+"""Most callers at once: callers that share the bandwidth would distort each other's measurements."""
 
 _PIECE = bytes(CHUNK_BYTES)
 
 
 def filler(size: int) -> Iterator[bytes]:
-    """Yield zeros in pieces of 1 MiB at most, so many bytes in all; one piece at least."""
+    """Yield ``size`` zero bytes in pieces of at most 1 MiB; at least one piece."""
     yield _PIECE[:size]
     for offset in range(CHUNK_BYTES, size, CHUNK_BYTES):
         yield _PIECE[: size - offset]
 
 
 class Probe(ProbeServicer):
-    """The servicer.
+    """Answers network measurements of other processes.
 
     Parameters
     ----------
     role : str
-        Of the service that offers it: whoever may call that may call this.
+        Role of the service that offers it; roles that may call that service may call this one.
     """
 
     def __init__(self, role: str) -> None:
@@ -68,14 +68,14 @@ class Probe(ProbeServicer):
             self._under_way.discard(peer.fingerprint)
 
     async def Echo(self, request: wire.EchoRequest, context: Any) -> wire.EchoResponse:  # noqa: N802
-        """Answer at once."""
+        """Return an empty response at once."""
         with self._alone():
             return wire.EchoResponse()
 
     async def Carry(  # noqa: N802
         self, request_iterator: AsyncIterator[wire.CarryRequest], context: Any
     ) -> AsyncIterator[wire.CarryResponse]:
-        """Take filler, then send as much as was asked for."""
+        """Receive filler, then send as many bytes of filler as the first request asked for."""
         with self._alone():
             arrived, wanted = 0, None
             async for request in request_iterator:

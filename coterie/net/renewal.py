@@ -1,4 +1,4 @@
-"""A process renews its certificate while it runs: under the one that it holds, before that one ends."""
+"""Renewal of a running process's TLS certificate, before the current certificate ends."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ __all__ = ["Renewal"]
 _log = structlog.get_logger("coterie.renewal")
 
 _FIRST, _LAST = 2 / 3, 3 / 4
-"""Between these parts of its validity a certificate is renewed: not all of a federation in the same moment."""
+"""Shares of a certificate's validity between which it is renewed, at random: parties do not all renew at once."""
 _LOOK_S = 60.0
-"""How long a change of the clock, or of the files, may stay unseen, seconds."""
+"""Longest time between two looks at the clock and at the certificate's file, seconds."""
 _LONGEST_PAUSE_S = 300.0
 _CALL_S = 30.0
 
 
 class Renewal:
-    """Keeps the certificate of one process alive, and tells when there is another.
+    """Renews the certificate of one process in time, and tells the process when a new certificate is in place.
 
-    The key stays.  A chain that comes into the folder otherwise is taken up, too.
+    The private key stays the same.  A chain that an operator puts into the folder is taken up, too.
 
     Parameters
     ----------
     tls : TlsFiles
         Key and certificate of the process.
     open_channel : callable
-        Opens a channel to the third party with the certificate that is held then.
+        Opens a channel to the third party with the current certificate.
     on_renewed : callable
-        Told that there is another certificate: connections are made anew.
+        Called when there is another certificate; the process then makes its connections anew.
     on_change : callable, optional
-        Told whether the certificate holds, whenever that changes from what it was; at first it does.
+        Called with whether the certificate is valid, whenever that changes; at first it is valid.
     enrol : callable, optional
-        Gets another certificate once this one has ended: by a new token, if there is one.
+        Gets another certificate once the current one has ended: by a new token, if there is one.
     clock : callable
         Unix seconds.
     sleep : callable
@@ -81,17 +81,17 @@ class Renewal:
         self._holds = True
         self._take_up(tls.chain.read_bytes())
         self.renewed = 0
-        """How often the certificate was renewed."""
+        """Number of renewals."""
         self.failed = 0
-        """How often that was tried in vain."""
+        """Number of failed attempts to renew."""
 
     @property
     def end(self) -> float:
-        """When the certificate in use ends, Unix seconds."""
+        """End of the current certificate's validity, Unix seconds."""
         return self._end
 
     async def run(self) -> None:
-        """Renew again and again until cancelled."""
+        """Renew the certificate whenever it is due, until cancelled."""
         while True:
             self._look_at_the_files()
             now = self._clock()
@@ -101,7 +101,7 @@ class Renewal:
                 continue
             try:
                 if now >= self._end and self._enrol is not None:
-                    await self._enrol()  # the loop finds in the files what came of it
+                    await self._enrol()  # the next turn of the loop reads the new chain
                     continue
                 await self._renew()
             except CoterieError as error:
@@ -109,7 +109,7 @@ class Renewal:
                 await self._sleep(self._put_off(error))
 
     def _put_off(self, error: CoterieError) -> float:
-        """Say that the certificate is not renewed, and return how long to wait, seconds."""
+        """Log that the certificate was not renewed, and return the pause before the next attempt, seconds."""
         left = self._end - self._clock()
         self._report(left > 0)
         if left > 0:
@@ -122,7 +122,7 @@ class Renewal:
             )
         pause = min(max(0.1, (self._end - self._issued) / 30), _LONGEST_PAUSE_S)
         pause = random.uniform(pause / 2, pause)  # noqa: S311 - jitter
-        # The end is reported when it comes.
+        # No pause goes past the certificate's end: it is reported when it comes.
         return min(pause, left) if left > 0 else pause
 
     async def _renew(self) -> None:
@@ -154,7 +154,7 @@ class Renewal:
                 return
             self._take_up(chain)
         except (OSError, CertificateError):
-            # Being written, perhaps; what is in use stays.
+            # The file may be half-written; the current certificate stays in use.
             return
         _log.info("took up another certificate")
         self._on_renewed()

@@ -29,19 +29,19 @@ _TRANSIENT = frozenset(
 """Codes after which the same call may succeed: the peer restarts, the network broke."""
 
 _LONGEST_TOLD_S = 60.0
-"""A peer cannot make a caller wait longer than this between two attempts, seconds."""
+"""Longest retry delay that a caller accepts from a peer, seconds."""
 
 _CUT_OFF = "Internal error from Core"
-"""What gRPC makes of a peer that ends a call before everything was sent: the status it gave is lost."""
+"""gRPC's details when a peer ends a call before everything was sent: the peer's own status is lost."""
 
 
 def status_lost(error: grpc.aio.AioRpcError) -> bool:
-    """Whether the peer ended the call with a status that did not reach us; asked again, it gives it again."""
+    """Return whether gRPC lost the status with which the peer ended the call; a repeated call gets it again."""
     return error.code() == grpc.StatusCode.INTERNAL and error.details() == _CUT_OFF
 
 
 def _told(error: grpc.aio.AioRpcError) -> float | None:
-    """Return after how long the peer says to come back, seconds; None when it says nothing."""
+    """Return the retry delay that the peer asked for, seconds; None when it asked for none."""
     failure = from_rpc_error(error, "")
     if not isinstance(failure, Refusal) or failure.retry_after_s is None:
         return None
@@ -50,17 +50,17 @@ def _told(error: grpc.aio.AioRpcError) -> float | None:
 
 @dataclass(frozen=True)
 class Retry:
-    """How long to go on, and how fast.
+    """A retry policy: how long to go on, and the pauses between attempts.
 
     Parameters
     ----------
     limit_s : float
         No new attempt starts later than this after the first, seconds.
     first_s, longest_s : float
-        Bounds of the pause; it doubles from the first to the longest, and a uniform part of it is waited.  Where the
-        peer says when to come back, as one does that has too much to do, so long is waited, and up to the pause more.
+        Bounds of the pause, which doubles from the first to the longest; a uniformly drawn part of it is waited.
+        Where the peer gives a retry delay, as an overloaded service does, the delay is waited before that part.
     also : callable
-        Whether a call may succeed later that failed otherwise than by the network.
+        Returns whether to repeat a call that failed for another reason than the network.
     sleep : callable
         Waits the given seconds; tests inject their own.
     """
@@ -73,7 +73,7 @@ class Retry:
     clock: Callable[[], float] = field(default=time.monotonic, repr=False)
 
     async def __call__(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Run an idempotent call until it succeeds, is refused, or time is up.
+        """Repeat an idempotent call until it succeeds, is refused for good, or time is up.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Keeps a service's knowledge of what was revoked fresh, and the service shut while it is not."""
+"""The watch by which a service follows the key directory's revocations, and fails closed while they are stale."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ __all__ = ["HOLD_S", "STALE_S", "RevocationWatch"]
 _log = structlog.get_logger("coterie.revocation")
 
 HOLD_S = 20.0
-"""How long the directory may hold a call while nothing changes, seconds."""
+"""Longest time for which the directory may hold a long-polled call while nothing changes, seconds."""
 
 STALE_S = 600.0
-"""Without an answer for so long nobody is trusted any more, seconds."""
+"""Age of the last answer from which on the revocation list is stale and every caller is refused, seconds."""
 
 _CALL_S = HOLD_S + 10.0
 _LONGEST_PAUSE_S = 10.0
 
 
 class _Gate(Protocol):
-    """The part of a guard that the watch moves."""
+    """The two methods of `coterie.net.server.Guard` that the watch calls."""
 
     def revoke(self, fingerprints: frozenset[bytes]) -> None:
         """Refuse these certificates."""
 
     def fail_closed(self, closed: bool) -> None:
-        """Refuse everybody, or no longer."""
+        """Refuse every caller while ``closed`` is true."""
 
 
 class RevocationWatch:
-    """Long-polls the directory's revocations and moves a guard accordingly.
+    """Long-polls the key directory for revocations and tells a service's guard whom to refuse.
 
-    The guard is shut from the start until the first answer, and again whenever no answer came for `STALE_S`:
-    a service that restarts while the directory is away does not know whom it may trust.  Nothing revoked ever
-    comes back, whatever a later answer says.
+    The guard refuses every caller from the start until the first answer, and again whenever no answer came for
+    `STALE_S`: a service that restarts while the directory is away does not know whom it may trust.  A revocation
+    is for good: a later answer that leaves it out changes nothing.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class RevocationWatch:
     guard : Guard
         Learns the revoked certificates.
     on_change : callable, optional
-        Told whether the list is fresh, at the start and whenever that changes: a condition of health.
+        Called with whether the list is fresh, at the start and at each change; the service's health depends on it.
     on_revoked : callable, optional
         Told the ids of all revoked participants whenever there are new ones.
     clock : callable
@@ -101,11 +101,11 @@ class RevocationWatch:
         return None if self._answered is None else self._clock() - self._answered
 
     def is_revoked(self, participant: bytes) -> bool:
-        """Whether a participant (id, 32 bytes) is revoked."""
+        """Return whether a participant (id, 32 bytes) is revoked."""
         return participant in self.participants
 
     async def run(self) -> None:
-        """Watch until cancelled."""
+        """Follow the directory's revocations until cancelled."""
         pause = 0.1
         while True:
             try:
@@ -131,7 +131,7 @@ class RevocationWatch:
         return response
 
     def _left(self) -> float:
-        """Seconds until the list becomes too old; a usual time once it is."""
+        """Return the seconds until the list becomes stale; the usual call timeout when it is stale already."""
         if self._answered is None or not self.fresh:
             return _CALL_S
         return max(0.1, self._answered + STALE_S - self._clock())

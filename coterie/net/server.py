@@ -1,4 +1,4 @@
-"""Servers: a call is authenticated, admitted, authorised, metered and, when asked, recorded before a servicer runs."""
+"""gRPC servers whose guard authenticates, admits, authorises, meters and records each call around its servicer."""
 
 from __future__ import annotations
 
@@ -37,41 +37,41 @@ SERVER_OPTIONS = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.so_reuseport", 0),
-    # What a sender may send before this side takes it.  gRPC would find out by itself what the connection could carry,
-    # which on a fast one is several megabytes for each stream: they wait in memory.
+    # Bytes that a sender may have in flight before the servicer reads.  gRPC's bandwidth probe would raise this to
+    # several megabytes for each stream of a fast connection, which would wait in memory.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 1 << 18),
-    # Nobody of ours compresses: a small message that becomes a huge one is taken for no message at all.
+    # Our clients never compress.  Compressed messages are refused, since a small one may unpack to a huge one.
     ("grpc.per_message_decompression", 0),
     ("grpc.compression_enabled_algorithms_bitset", 1),
 )
 
 
 _LINE_S = 10.0
-"""Least time between two lines of the log about the same limit, seconds."""
+"""Shortest time between two log lines about the same limit, seconds."""
 
 _CUT = 1024
-"""How many connections are remembered that were cut off."""
+"""Most cut-off connections that are remembered."""
 
 _HEALTH = "/grpc.health.v1.Health/"
-"""Health is answered also while the revocation list is too old: it then says NOT_SERVING."""
+"""Prefix of the health RPCs, which are answered also while the revocation list is stale: NOT_SERVING."""
 
 
 _UNKNOWN = "unknown"
-"""What a call is counted as whose name is none of ours: names of strangers are in no metric and in no log."""
+"""Name under which calls of unknown RPCs are counted: text from a caller gets into no metric and no log."""
 
 
 CLOCK_KEY = "coterie-clock-ms"
-"""Trailing metadata of a call for health: what the clock here says, Unix milliseconds."""
+"""Trailing metadata of a health call: the server's clock, Unix milliseconds."""
 
 
 def current_peer() -> PeerIdentity:
-    """Who makes the call that is being served."""
+    """Return the caller of the call that is being served."""
     return _peer.get()
 
 
 def certificate_of(context: Any) -> bytes:
-    """Return the certificate (PEM) that the caller of a call shows; empty without one."""
+    """Return the certificate (PEM) of a call's caller; empty when it has none."""
     pem: bytes = context.auth_context().get("x509_pem_cert", [b""])[0]
     return pem
 
@@ -81,13 +81,13 @@ def _revoked() -> Refusal:
 
 
 def _line(fingerprint: bytes, context: Any) -> tuple[bytes | str, str]:
-    """Return whose call it is, by certificate or else by address, and over which connection."""
+    """Return the caller of a call (certificate fingerprint, else address) and its connection."""
     connection: str = context.peer()
     return fingerprint or connection.rpartition(":")[0], connection
 
 
 class _Writable:
-    """The context of a servicer that writes its answers itself."""
+    """A servicer's context whose ``write`` is replaced, for servicers that write their responses themselves."""
 
     def __init__(self, context: Any, send: Callable[[Any], Awaitable[None]]) -> None:
         self._context = context
@@ -98,10 +98,10 @@ class _Writable:
 
 
 class _Served:
-    """One call while it is served: admits it, counts its bytes and the time that the servicer itself takes.
+    """One call while the guard serves it: admits it, counts its bytes and times the servicer.
 
-    To gRPC every request is a stream, also a single one: nothing of a stream is read before it is asked for, and
-    nothing is asked for before the caller is known and has its place.
+    Every request is registered with gRPC as a stream, also a single message: gRPC reads a stream only on demand, and
+    the guard reads nothing before the caller is authenticated and admitted.
     """
 
     def __init__(self, guard: Guard, method: str, handler: grpc.RpcMethodHandler[Any, Any]) -> None:
@@ -143,7 +143,7 @@ class _Served:
         data: bytes = encoder(message) if encoder is not None else message
         self._totals.bytes_out += len(data)
         self._note(data, "sent")
-        # A call that takes many items may refuse some and take the others.
+        # A call with many items may refuse some of them and accept the others.
         parts = Counter(reason_name(one.reason) for one in getattr(message, "refused", ()))
         if parts:
             self._guard.refused_parts(self._name, parts, self._caller)
@@ -155,7 +155,7 @@ class _Served:
 
     @contextlib.asynccontextmanager
     async def _unless_gone(self, context: Any) -> AsyncIterator[None]:
-        """Let a call end quietly that its caller has given up, while it was served or something was written."""
+        """Cancel a call without an error when its caller cancelled it, while it was served or written to."""
         if self._guard.is_cut_off(context):
             raise asyncio.CancelledError
         try:
@@ -196,25 +196,25 @@ class _Served:
                 unkept = not_kept(error)
                 self._guard.refused(self._name, unkept, peer)
                 await abort(context, unkept)
-            # Messages of our own errors name no private value; the caller learns no more than that it failed.
+            # Messages of our own errors name no private value; the caller is told only the error's code.
             _log.error("rpc failed", rpc=self._name, error=error.code, message=error.message)
             await context.abort(grpc.StatusCode.INTERNAL, f"{error.code}: see the log of the service")
         except grpc.aio.AbortError:
             raise
         except cygrpc.ExecuteBatchError:
-            # There is nobody any more to write to.
+            # The caller is gone.
             failed = False
             raise
         except asyncio.CancelledError:
             if peer is None or not self._guard.is_revoked(peer):
-                # The caller went away; whether something failed, its side knows and counts.
+                # The caller cancelled; its own meter counts whether the call failed.
                 failed = False
                 raise
-            # Ended by the revocation and not by the caller, who is told so.
+            # The revocation ended the call; the caller is told so.
             self._guard.refused(self._name, _revoked(), peer)
             await abort(context, _revoked())
         except Exception as error:
-            # Only the type: the text of an unforeseen error may carry what was being handled.
+            # Log only the type: the text of an unforeseen error may hold private values.
             _log.error("rpc failed", rpc=self._name, error=type(error).__name__, exc_info=self._guard.debug)
             await context.abort(grpc.StatusCode.INTERNAL, "internal error: see the log of the service")
         finally:
@@ -224,7 +224,7 @@ class _Served:
 
     @contextlib.asynccontextmanager
     async def _in_time(self, what: str) -> AsyncIterator[None]:
-        """Give the caller its time to send or take a message; that is not the servicer's."""
+        """Bound the wait for the caller to send or take a message; the wait is not counted as the servicer's time."""
         asked = time.perf_counter()
         try:
             async with asyncio.timeout(self._guard.limits.message_s):
@@ -238,7 +238,7 @@ class _Served:
         return self._guard.admission.too_slow(self._place, what)
 
     async def _arriving(self, context: Any) -> AsyncIterator[Any]:
-        """Hand on what arrives."""
+        """Yield the request stream's messages; raise when the caller is too slow."""
         limits, before = self._guard.limits, self._waited
         while True:
             async with self._in_time("nothing arrived"):
@@ -251,7 +251,7 @@ class _Served:
                 raise self._slow("little arrived")
 
     async def _single(self, context: Any) -> Any:
-        """Return a request that is a single message; what follows it is not read."""
+        """Return the request of a call with a single message; anything after it is not read."""
         async with self._in_time("nothing arrived"):
             data = await context.read()
         if data is grpc.aio.EOF:
@@ -261,7 +261,7 @@ class _Served:
         return self._decode(data)
 
     def wrapped(self) -> grpc.RpcMethodHandler[Any, Any]:
-        """Return the handler with everything around it."""
+        """Return the handler with authentication, admission, authorisation and metering around it."""
         handler = self._handler
 
         async def unary(_: Any, context: Any) -> bytes:
@@ -284,10 +284,10 @@ class _Served:
                     request = await self._single(context)
                     responses = handler.unary_stream(request, _Writable(context, send))
                 if inspect.iscoroutine(responses):
-                    # A servicer that writes to the context itself, as the health service's Watch does.
+                    # The servicer writes to the context itself, as the health service's Watch does.
                     await responses
                     return
-                # Closed with this one, and not some time later: a caller may go away in the middle.
+                # Close the servicer's generator at once when the caller goes away, not when it is garbage-collected.
                 async with contextlib.aclosing(responses):
                     async for response in responses:
                         await send(response)
@@ -298,13 +298,13 @@ class _Served:
 
 
 class _Stranger(_Served):
-    """A call of what nobody offers: it takes of its caller's share like any other, and nothing of it is read."""
+    """A call of an RPC that the server does not have: it counts towards its caller's limits and is refused unread."""
 
     def __init__(self, guard: Guard) -> None:
         super().__init__(guard, _UNKNOWN, grpc.unary_unary_rpc_method_handler(cast(Any, None)))
 
     def wrapped(self) -> grpc.RpcMethodHandler[Any, Any]:
-        """Return the handler that refuses it."""
+        """Return a handler that ends the call with UNIMPLEMENTED."""
 
         async def refuse(_: Any, context: Any) -> None:
             async with self._unless_gone(context), self._admitted(context):
@@ -314,20 +314,20 @@ class _Stranger(_Served):
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Stands before every servicer of a process.
+    """The interceptor that authenticates, limits, authorises and meters every call to a process.
 
     Parameters
     ----------
     meter : Meter
         Where served calls are counted.
     recorder : Recorder, optional
-        Takes down what is received and sent.
+        Takes the messages received and sent.
     anonymous : iterable of str
         Full method names that may be called without a certificate (enrolment only).
     debug : bool
-        Whether tracebacks of unforeseen errors are logged; they may show what was being handled.
+        Whether to log tracebacks of unforeseen errors, which may show private values.
     limits : Limits, optional
-        How much is taken at once.
+        Limits on calls, connections and messages.
     """
 
     def __init__(
@@ -358,20 +358,20 @@ class Guard(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Put the guard around the handler of one call."""
+        """Return the handler of one call with the guard around it."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return _Stranger(self).wrapped()
         return _Served(self, str(handler_call_details.method), handler).wrapped()
 
     def identify(self, context: Any) -> PeerIdentity:
-        """Return the caller by its certificate.
+        """Return the caller's identity, read from its certificate; an empty identity without one.
 
         Raises
         ------
         Refusal
             BAD_SIGNATURE when the certificate carries no role of ours, or has expired since the connection was
-            made: TLS looks at it only once.
+            made: TLS checks it only at the handshake.
         """
         pem = certificate_of(context)
         if not pem:
@@ -395,12 +395,12 @@ class Guard(grpc.aio.ServerInterceptor):
         return identity
 
     def enter(self, peer: PeerIdentity, context: Any, *, upload: bool, method: str) -> Place:
-        """Give a call its place until its answer was sent.
+        """Admit a call; its place is held until its response was sent.
 
         Raises
         ------
         Refusal
-            OVERLOADED when there is none.
+            OVERLOADED when a limit is reached.
         """
         caller, connection = _line(peer.fingerprint, context)
         try:
@@ -413,12 +413,12 @@ class Guard(grpc.aio.ServerInterceptor):
             raise
         task = asyncio.current_task()
         if task is not None:
-            # Not when the servicer has done its part: a caller may be slow to take the answer.
+            # Not already when the servicer returns: a caller may be slow to take the response.
             task.add_done_callback(lambda _: self.admission.leave(place))
         return place
 
     def given_up(self, context: Any) -> None:
-        """Count a call that its caller has given up, and cut the caller off where it does little else."""
+        """Count a call that its caller cancelled, and cut off a caller that floods the service with cancelled calls."""
         pem = certificate_of(context)
         known = self._identities.get(pem)
         peer = known[0] if known else PeerIdentity(role="", name="", fingerprint=b"")
@@ -427,11 +427,11 @@ class Guard(grpc.aio.ServerInterceptor):
             self._cut_off(connection, peer)
 
     def is_cut_off(self, context: Any) -> bool:
-        """Whether the connection of a call was cut off: nobody is there any more to be answered."""
+        """Return whether the connection of a call was cut off, so that no response can reach the caller."""
         return bool(self._cut) and context.peer() in self._cut
 
     def _cut_off(self, connection: str, peer: PeerIdentity) -> None:
-        """Close a connection, once: more of its calls may have come before it was closed."""
+        """Close a connection, and do nothing for its further calls, which may arrive before it is closed."""
         if connection in self._cut:
             return
         self._cut[connection] = None
@@ -442,12 +442,12 @@ class Guard(grpc.aio.ServerInterceptor):
         cut_off(connection)
 
     def _forget_expired(self) -> None:
-        # Parties renew theirs: what is not shown any more is not kept either.
+        # Parties renew their certificates; entries of expired ones are dropped.
         now = time.time()
         self._identities = {pem: known for pem, known in self._identities.items() if now < known[1]}
 
     def authorise(self, peer: PeerIdentity, method: str) -> None:
-        """Check role and revocation.
+        """Check that a caller's role may call an RPC and that its certificate is not revoked.
 
         Raises
         ------
@@ -472,7 +472,7 @@ class Guard(grpc.aio.ServerInterceptor):
             )
 
     def is_revoked(self, peer: PeerIdentity) -> bool:
-        """Whether the caller's certificate was revoked."""
+        """Return whether the caller's certificate was revoked."""
         return peer.fingerprint in self._revoked
 
     def revoke(self, fingerprints: Iterable[bytes]) -> None:
@@ -483,7 +483,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 task.cancel()
 
     def fail_closed(self, closed: bool) -> None:
-        """Refuse everybody while the revocation list is too old, or open again."""
+        """Refuse every caller while ``closed`` is true: the revocation list is stale."""
         self._usable = not closed
 
     def refused(self, rpc: str, refusal: Refusal, peer: PeerIdentity | None) -> None:
@@ -497,7 +497,7 @@ class Guard(grpc.aio.ServerInterceptor):
         )
 
     def _worth_a_line(self, limit: str) -> bool:
-        """Whether to log that a limit turned a call away: a flood of calls is no flood of lines."""
+        """Return whether to log a refusal over a limit: at most one line per limit in `_LINE_S`."""
         now = time.monotonic()
         if now - self._logged.get(limit, -_LINE_S) < _LINE_S:
             return False
@@ -505,14 +505,14 @@ class Guard(grpc.aio.ServerInterceptor):
         return True
 
     def refused_parts(self, rpc: str, parts: Mapping[str, int], peer: str) -> None:
-        """Count and log what was refused of a call that went on; how many parts by the reason's short name."""
+        """Count and log the refused items of a call that accepted others; ``parts`` counts them by short reason."""
         for reason, count in parts.items():
             self.refusals[rpc, reason] = self.refusals.get((rpc, reason), 0) + count
             _log.warning("refused in part", rpc=rpc, reason=reason, parts=count, peer=peer)
 
     @contextlib.contextmanager
     def open_call(self, peer: PeerIdentity) -> Any:
-        """Keep the call's task while it runs, so that a revocation can end it."""
+        """Register the call's task while it runs, so that a revocation can cancel it."""
         task = asyncio.current_task()
         if task is None or not peer.fingerprint:
             yield
@@ -531,10 +531,10 @@ _LISTENER_NEEDS = ("_MethodResolver", "_RequestCallError", "_handle_rpc", "_sche
 
 
 class _Listener(cygrpc.AioServer):  # type: ignore[misc]
-    """gRPC's server, which a call with a name that is no text would end: it takes the name of a stranger for UTF-8.
+    """gRPC's server, made to survive calls whose method name is not UTF-8, which would end the original.
 
-    Calls of what is registered come with a known name.  All others are taken here, where nobody asks for it, and go to
-    the guard without a name.
+    Calls of registered methods come with a known name.  All other calls are taken here without decoding their names,
+    and go to the guard with an empty name.
     """
 
     guard: Guard
@@ -562,11 +562,11 @@ class _Listener(cygrpc.AioServer):  # type: ignore[misc]
 
 
 class _Server(aio_server.Server):
-    """A server of gRPC with that listener."""
+    """A gRPC server that uses `_Listener` where this release of gRPC allows it."""
 
     def __init__(self, guard: Guard, options: Sequence[tuple[str, int]]) -> None:
         super().__init__(None, (), [guard], options, None, None)
-        # Names of gRPC's own, which a release may change: then it is the server as it was.
+        # Private names of gRPC, which a release may change: then the original server is used.
         if hasattr(cygrpc.AioServer, "_make_request_call_future") and all(
             hasattr(cygrpc, name) for name in _LISTENER_NEEDS
         ):
@@ -577,6 +577,6 @@ class _Server(aio_server.Server):
 
 
 def make_server(guard: Guard) -> grpc.aio.Server:
-    """Return a server behind a guard, with the limits of the guard; servicers must be registered by their methods."""
+    """Return a server behind a guard, with the guard's limits; servicers must be registered by their methods."""
     server: Any = _Server(guard, [*SERVER_OPTIONS, *guard.limits.options()])
     return cast(grpc.aio.Server, server)

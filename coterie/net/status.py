@@ -1,4 +1,4 @@
-"""Refusals as gRPC statuses and back: the code for machines in general, ``ErrorInfo`` for ours."""
+"""Conversion of refusals to gRPC statuses and back: a gRPC code for any client, ``ErrorInfo`` for ours."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ _CODES: dict[ErrorReason.ValueType, grpc.StatusCode] = {
 
 
 def status_code(reason: ErrorReason.ValueType) -> grpc.StatusCode:
-    """Return the gRPC code that goes with a reason; INVALID_ARGUMENT where the request itself is wrong."""
+    """Return the gRPC status code of a reason; INVALID_ARGUMENT where the request itself is wrong."""
     return _CODES.get(reason, grpc.StatusCode.INVALID_ARGUMENT)
 
 
 def details_of(refusal: Refusal) -> bytes:
-    """Return a refusal as details of a status: what ``grpc-status-details-bin`` carries."""
+    """Return a refusal as a serialised status, for the trailing metadata ``grpc-status-details-bin``."""
     number: int = status_code(refusal.reason).value[0]
     status = status_pb2.Status(code=number, message=refusal.message)
     status.details.add().Pack(
@@ -71,7 +71,7 @@ def details_of(refusal: Refusal) -> bytes:
 
 
 def not_kept(error: StoreError) -> Refusal:
-    """Return the refusal that says that a store failed: nothing was kept, and the same may be asked again later."""
+    """Return the refusal for a failed store write: nothing was kept, and the caller may repeat the request later."""
     return Refusal(
         _NOT_KEPT[error.trouble],
         error.message,
@@ -81,26 +81,26 @@ def not_kept(error: StoreError) -> Refusal:
 
 
 def waits_for_store(error: BaseException) -> bool:
-    """Whether a peer refused because its store takes no writes now: it lives, and says when it does again."""
+    """Return whether a peer refused because its store takes no writes now; the same request may succeed later."""
     refusal = from_rpc_error(error, "") if isinstance(error, grpc.aio.AioRpcError) else error
     return isinstance(refusal, Refusal) and refusal.field == _STORE and refusal.reason in _NOT_KEPT.values()
 
 
 async def abort(context: grpc.aio.ServicerContext, refusal: Refusal) -> NoReturn:  # type: ignore[type-arg]
-    """End a call with a refusal.  Never returns."""
+    """Abort a call with a refusal; never return."""
     await context.abort(status_code(refusal.reason), refusal.message, ((_DETAILS_KEY, details_of(refusal)),))
     raise AssertionError("abort returned")
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> CoterieError:
-    """Turn a failed call into the refusal that the peer sent, or into a PeerError that says what happened.
+    """Return the refusal that a failed call carries, or a PeerError with its code and details.
 
     Parameters
     ----------
     error : AioRpcError
         As raised by the call.
     peer : str
-        Whom was called, for the message.
+        Role and name of the peer, for the message.
     """
     for key, value in error.trailing_metadata() or ():
         if key == _DETAILS_KEY and isinstance(value, bytes):
@@ -111,7 +111,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> CoterieError:
 
 
 def _refusal(details: bytes) -> Refusal | None:
-    """Return the refusal that details of a status hold; None when they hold none of ours, or are none at all."""
+    """Return the refusal in a serialised status; None when it holds none of ours or does not parse."""
     try:
         status = status_pb2.Status.FromString(details)
         after_s = None

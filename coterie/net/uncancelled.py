@@ -1,8 +1,8 @@
-"""Work that is completed although the one who asked for it has gone away.
+"""Running a coroutine to its end although the RPC that started it was cancelled.
 
 gRPC cancels a servicer when its caller breaks the connection, lets the deadline pass or dies.  A cancellation between
-a durable write and what memory has to learn of it would leave the two different until a restart, so what belongs
-together runs as a task of its own.
+a durable write and the matching change in memory would leave the two different until a restart, so servicers run
+both together in a task of their own.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ __all__ = ["completed"]
 T = TypeVar("T")
 
 _under_way: set[asyncio.Task[Any]] = set()
-"""Tasks that nobody may wait for any more; the event loop itself holds them only weakly."""
+"""Strong references to the running tasks: the event loop holds them only weakly, and their callers may be gone."""
 
 
 async def completed(work: Coroutine[Any, Any, T]) -> T:
-    """Run work to its end and return its result; a cancellation ends the waiting and not the work."""
+    """Run a coroutine to its end and return its result; cancelling the caller does not cancel the coroutine."""
     task = asyncio.create_task(work)
     _under_way.add(task)
     task.add_done_callback(_finished)
@@ -30,5 +30,5 @@ async def completed(work: Coroutine[Any, Any, T]) -> T:
 def _finished(task: asyncio.Task[Any]) -> None:
     _under_way.discard(task)
     if not task.cancelled():
-        # Looked at, so that a failure that nobody waits for is not reported as forgotten.
+        # Retrieve the exception: asyncio would otherwise log it as never retrieved when no caller waits any more.
         task.exception()

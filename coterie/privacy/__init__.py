@@ -1,1 +1,1 @@
-"""What parties really see: transcripts, the visibility matrix, canaries, and attacks on transcripts."""
+"""Measurements of what parties learn: transcripts, the visibility matrix, canaries, and attacks on transcripts."""

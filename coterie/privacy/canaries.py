@@ -1,8 +1,8 @@
-"""Canaries: private values that can be recognised wherever they turn up.
+"""Canaries: recognisable private values that tests plant, and search for in everything that a party holds.
 
 A test plants them (user names, item keys, runs of sealed records, lists of items, rows of factors and of private
 state, contributions, secret keys) and searches every byte that a party received, stored, logged or exposed.  Each
-canary is looked for as it is and in the notations that logs use: hexadecimal and base64.
+canary is searched for raw and in the notations that logs use: hexadecimal and base64.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["Canary", "CanaryKit", "PatternSearch", "pack_records"]
 
 _RECORD = np.dtype([("item", "<u4"), ("flag", "u1")])
 _RUN = 3
-"""Records, ids or numbers in a row that make a canary: fewer occur by chance."""
+"""Consecutive records, ids or numbers that make a canary; shorter runs occur by chance."""
 _LIST_RUN = 4
-"""Indices of items in a row, without a gap of one between any two: what is counted off stands everywhere."""
+"""Consecutive item indices that make a canary, no two of them adjacent numbers: counters contain those."""
 _CODES_RUN = 8
-"""Codes in a row that all differ from the code of zero: small numbers are often the same."""
+"""Consecutive codes, none of them that of zero, that make a canary: small contributions repeat codes."""
 _ANCHOR = 4
 _SLICE = 1 << 22
 
@@ -52,7 +52,7 @@ class Canary:
     kind : str
         Kind of datum, as in the visibility matrix.
     pattern : bytes
-        How it looks in memory and on the wire; at least 8 bytes.
+        Its bytes in memory and on the wire; at least 8.
     holders : frozenset of str, optional
         The only parties that may hold it where the matrix says "its own"; None for any of that role.
     """
@@ -66,7 +66,7 @@ class Canary:
             raise ValueError(f"a canary of {len(self.pattern)} bytes occurs by chance; 8 or more are needed")
 
     def notations(self) -> Iterator[bytes]:
-        """Yield the forms that are searched: raw, hexadecimal, base64 at each of its three alignments."""
+        """Yield the notations that are searched for: raw, hexadecimal, base64 at each of its three alignments."""
         yield self.pattern
         yield self.pattern.hex().encode()
         yield self.pattern.hex().upper().encode()
@@ -88,7 +88,7 @@ class PatternSearch:
     Parameters
     ----------
     patterns : iterable of (bytes, int)
-        Pattern, at least 4 bytes, and the number that it is reported by.
+        Pattern, at least 4 bytes, and the number under which it is reported.
 
     Attributes
     ----------
@@ -123,7 +123,7 @@ class PatternSearch:
         return found
 
     def _anchored(self, piece: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-        """Return the positions at which an anchor stands."""
+        """Return the positions of anchors."""
         if len(piece) < _ANCHOR:
             return np.zeros(0, np.int64)
         pairs = piece[:-1].astype(np.uint16)
@@ -142,16 +142,16 @@ class PatternSearch:
 
 
 def _rarest(pattern: bytes) -> int:
-    """Return where the four bytes stand that are least likely in other data: all different, none zero."""
+    """Return the position of the four bytes that are least likely in other data: all different, none zero."""
     return max(
         range(len(pattern) - _ANCHOR + 1),
-        # Of equals the last: names begin alike.
+        # The last of equal ones, because names have the same beginning.
         key=lambda at: (len(set(pattern[at : at + _ANCHOR]) - {0}), at),
     )
 
 
 class CanaryKit:
-    """Makes canaries from a seed, keeps those that were made or planted, and searches for them.
+    """Makes canaries from a seed, takes further ones, and searches for all of them.
 
     Parameters
     ----------
@@ -166,11 +166,11 @@ class CanaryKit:
 
     @property
     def canaries(self) -> tuple[Canary, ...]:
-        """All canaries, in the order in which they came."""
+        """All canaries, in the order in which they were made or planted."""
         return tuple(self._canaries)
 
     def plant(self, kind: str, value: bytes | str, holders: Collection[str] | None = None) -> None:
-        """Search for a value from now on.
+        """Plant a value, to be searched for from now on.
 
         Parameters
         ----------
@@ -191,7 +191,7 @@ class CanaryKit:
         return self._names("user_name", "canary-user-", count, holders)
 
     def item_keys(self, count: int, holders: Collection[str] | None = None) -> list[str]:
-        """Make external keys of items, ``canary-item-`` and 8 random letters: the reserved range."""
+        """Make external keys of items in the reserved range, ``canary-item-`` and 8 random letters."""
         return self._names("item_key", "canary-item-", count, holders)
 
     def enrolment_tokens(self, count: int, holders: Collection[str] | None = None) -> list[str]:
@@ -206,7 +206,7 @@ class CanaryKit:
         *,
         kind: str = "interaction",
     ) -> None:
-        """Search for a user's records as one owner gets them: every three in a row.
+        """Plant a user's records as one owner gets them: every run of three.
 
         Parameters
         ----------
@@ -232,10 +232,10 @@ class CanaryKit:
         *,
         kind: str = "history",
     ) -> int:
-        """Search for a user's items as arrays hold them: every four in a row, as uint32 and as int64.
+        """Plant a user's items as arrays hold them: every run of four, as uint32 and as int64.
 
-        Ascending and in the order given.  Four that follow each other closely also stand in lists that count items
-        off, so those are left out.  Every run is some twenty patterns: of a large data set plant some users.
+        Runs are taken ascending and in the given order.  Runs with adjacent numbers occur in every counted list and are
+        left out.  Every run takes some twenty patterns: of a large data set plant only some users.
 
         Parameters
         ----------
@@ -249,7 +249,7 @@ class CanaryKit:
         Returns
         -------
         int
-            How many runs are searched for; 0 for a user whose items tell nothing.
+            Number of runs planted; 0 for a user whose items have no usable run.
         """
         given = np.asarray(items, np.int64)
         runs = {
@@ -270,7 +270,7 @@ class CanaryKit:
         zero: npt.ArrayLike,
         holders: Collection[str] | None = None,
     ) -> int:
-        """Search for a contribution as it travels in clear: eight codes in a row, none of which stands for zero.
+        """Plant a contribution as sent in clear: runs of eight codes, none of which is the code of zero.
 
         Parameters
         ----------
@@ -286,7 +286,7 @@ class CanaryKit:
         Returns
         -------
         int
-            How many runs are searched for; they do not overlap.
+            Number of runs planted; they do not overlap.
         """
         moved = np.asarray(codes) != np.asarray(zero)
         found, first = 0, 0
@@ -302,9 +302,9 @@ class CanaryKit:
         return found
 
     def rows(self, kind: str, rows: npt.ArrayLike, holders: Collection[str] | None = None) -> None:
-        """Search for rows of factors, gradients or private state by the bits of their first three numbers.
+        """Plant rows of factors, gradients or private state by the bits of their first three numbers.
 
-        Rows that are still zero, as moments of an optimiser before its first step, are refused: zeros are everywhere.
+        Rows of zeros, as moments of an optimiser before its first step, are refused: zeros occur everywhere.
 
         Parameters
         ----------
@@ -328,7 +328,7 @@ class CanaryKit:
     def factors(
         self, kind: str, count: int, dim: int, holders: Collection[str] | None = None
     ) -> npt.NDArray[np.float32]:
-        """Make rows of factors, float32 (count, dim), normal with deviation 0.1, and search for them."""
+        """Make and plant rows of factors, float32 (count, dim), normal with standard deviation 0.1."""
         rows = self._rng.normal(0.0, 0.1, (count, dim)).astype(np.float32)
         self.rows(kind, rows, holders)
         return rows

@@ -1,8 +1,7 @@
-"""Kinds of datum and the rows from which a system declares which role may see which of them.
+"""Kinds of datum, and the rows with which a system declares the roles that may see each of them.
 
-A row says who may see one kind.  The rows here hold whatever is learned, or go with a secure sum; a system's room has
-its own (``declared.py``).  A table for people is made from these in docs/threat-model.md and compared with them by a
-test.
+A row says who may see one kind.  The rows here hold for every system, or belong to a secure sum; a system's folder
+has its own (``declared.py``).  The table in docs/threat-model.md is made from these rows, and a test compares both.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         UNCLASSIFIED: "a field of a message that has no kind yet",
     }
 )
-"""Every kind of datum, in words."""
+"""Every kind of datum, with its description."""
 
 
 @dataclass(frozen=True)
@@ -128,24 +127,24 @@ class Access:
 
 
 def anything(why: str) -> Access:
-    """Return that a role may see every datum of a kind."""
+    """Return the access of a role that may see every datum of a kind."""
     return Access(True, why)
 
 
 def own(why: str) -> Access:
-    """Return that a role may see what is its own of a kind."""
+    """Return the access of a role that may see only its own data of a kind."""
     return Access(True, why, own_only=True)
 
 
 Row = tuple[Mapping[str, Access], str]
-"""Who may see a kind, by role; and why nobody else may."""
+"""Access to a kind of datum by role, and why other roles have none."""
 
 Rows = Mapping[str, Row]
-"""A row for each kind of datum."""
+"""Rows by kind of datum."""
 
 
 def everybody(why: str, roles: Iterable[str] = ROLES, *, otherwise: str = "") -> Row:
-    """Return a row in which some roles may see every datum of a kind, and why the others may not."""
+    """Return a row in which ``roles`` may see every datum of a kind; ``otherwise`` says why other roles may not."""
     return {role: anything(why) for role in roles}, otherwise
 
 
@@ -253,7 +252,7 @@ SHARED: Mapping[str, Row] = {
     "protocol": everybody("the protocol's own numbers"),
     UNCLASSIFIED: ({}, "give the field a kind in coterie/privacy/fields.py"),
 }
-"""Rows that are the same whatever is learned."""
+"""Rows that are the same for every system."""
 
 ROUNDS_ONLY = (
     "private_state",

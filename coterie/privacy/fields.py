@@ -1,7 +1,6 @@
-"""The kind of datum of every field of the contract.
+"""The classification of every field of the gRPC contract by its kind of datum.
 
-A field that the table does not know counts as ``unclassified``, which nobody may see: a new field of the contract
-cannot pass unnoticed.
+A field that the table does not have counts as ``unclassified``, which nobody may see, so that a new field is noticed.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ PROTOCOL_MESSAGES: frozenset[str] = frozenset(
         "WatchRunRequest",
     }
 )
-"""Messages of nothing but the protocol's own numbers: rounds, versions, hashes, cursors, deadlines."""
+"""Messages with only the protocol's own numbers: rounds, versions, hashes, cursors, deadlines."""
 
 _BY_MESSAGE: dict[str, dict[str, str]] = {
     # client.proto
@@ -129,7 +128,7 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
         "owner_positions": "holding",
     },
     "NamedTensor": {"name": "protocol", "tensor": "item_factor"},
-    # What a briefing's bytes are is read as a payload of its own.
+    # A briefing's bytes are read as a payload of its own.
     "Briefings": {"common": "protocol", "parts": "protocol", "next": "protocol"},
     "Briefing": {"member": "protocol", "payload": "protocol", "of": "protocol"},
     "Places": {"users": "cohort", "places": "cohort"},
@@ -192,7 +191,7 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     | dict.fromkeys(("channel_public", "mask_public", "signature"), "round_key"),
     "SealedShare": {"member": "protocol", "sealed": "sealed_share"},
     "Shares": {"seed_hash": "round_key"},
-    # Of the codes this is the worst that they can be; the plan and the slots say what they are.
+    # The most private kind that the codes can be; plan and slots tell the actual one.
     "SummedVector": {
         "codes": "user_update",
         "left_out": "cohort",
@@ -279,7 +278,7 @@ def kinds_in(message: Message) -> Iterator[str]:
 
 
 def _kind_of(descriptor: FieldDescriptor) -> str | None:
-    """Return the kind of a field; None for a message to look into."""
+    """Return the kind of a field; None for a field that holds a message with kinds of its own."""
     owner = descriptor.containing_type.name if descriptor.containing_type else ""
     kind = FIELD_KINDS.get(f"{owner}.{descriptor.name}")
     if kind is not None:
@@ -288,7 +287,7 @@ def _kind_of(descriptor: FieldDescriptor) -> str | None:
         descriptor.message_type is None or descriptor.message_type.name == "Chunk"
     ):
         return "protocol"
-    # An array says nothing by itself: the field that holds it must be in the table.
+    # An array has no kind by itself: the field that holds it must be in the table.
     if descriptor.message_type is None or descriptor.message_type.name in ("Tensor", "Chunk"):
         return UNCLASSIFIED
     return None
@@ -296,7 +295,7 @@ def _kind_of(descriptor: FieldDescriptor) -> str | None:
 
 @cache
 def reachable_kinds(descriptor: Descriptor) -> frozenset[str]:
-    """Return all kinds that the fields of a message may show; what a chunk carries is not among them."""
+    """Return all kinds that the fields of a message type may show, without the contents of chunks."""
     kinds: set[str] = set()
     for field in descriptor.fields:
         kind = _kind_of(field)

@@ -1,4 +1,4 @@
-"""What kinds of datum passed a party, read off the messages in its transcripts.
+"""The kinds of datum that passed a party, read from the messages in its transcripts.
 
 This needs no canaries, so it works on every recorded run.
 """
@@ -17,7 +17,7 @@ __all__ = ["observed_kinds"]
 
 
 def observed_kinds(transcripts: Mapping[str, Iterable[Path | str]]) -> dict[str, set[str]]:
-    """Return which kinds of datum each party received, or sent and so held.
+    """Return the kinds of datum that each party received, or sent and so held.
 
     Parameters
     ----------
@@ -39,12 +39,12 @@ def _observed_by(party: str, paths: tuple[Path | str, ...]) -> set[str]:
         for entry in read_transcript(path):
             cls = message_class(entry)
             if cls is None or (cls not in CARRIERS and reachable_kinds(cls.DESCRIPTOR) <= seen):
-                # Nothing new can show: most messages are of a few kinds, and parsing them is most of the work.
+                # The message can show nothing new; skipping it saves parsing, most of the work.
                 continue
             try:
                 message = decode(entry)
             except StoreError:
-                # Recorded before it was refused as malformed: what it held cannot be told.
+                # Recorded before it was refused as malformed; its content cannot be classified.
                 seen.add(UNCLASSIFIED)
                 continue
             seen.update(kinds_in(message))
@@ -52,12 +52,12 @@ def _observed_by(party: str, paths: tuple[Path | str, ...]) -> set[str]:
                 payloads.add(entry, message)
     seen.update(payloads.kinds())
     if role_of(party) == "data-owner" and "sealed_record" in seen:
-        # Records are sealed for the owner that they are sent to: it opens them.
+        # The owner opens the records that are sealed for it.
         seen.add("interaction")
     if "sealed_reply" in seen:
-        # A visit and its reply are sealed between a user and an owner: the row that comes, and the step that goes back.
+        # A visit and its reply are sealed between user and owner, who so see the user's row and its step.
         seen |= {"user_factor", "user_gradient"}
     if role_of(party) == "cos":
-        # No message carries a sum to whoever forms it.
+        # The party that forms a sum sees it without a message.
         seen.update(payloads.sums())
     return seen

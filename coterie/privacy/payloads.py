@@ -1,8 +1,8 @@
-"""What was carried in chunks: payloads of ``Fetch`` and ``Submit``, put together again and read.
+"""The chunked payloads of ``Fetch`` and ``Submit`` in a transcript, reassembled and classified by kind of datum.
 
-A payload of ``Submit`` says what it is; what a contribution shows depends on the plan of its sum and on how many users
-it covers.  An answer of ``Fetch`` does not repeat what was asked for: it is read as what the peer has asked for and it
-can be, and where no question was recorded, as everything that it can be.
+A payload of ``Submit`` names its kind; what a contribution shows depends on the plan of its sum and on the number of
+users that it covers.  An answer of ``Fetch`` does not repeat the request: it is read as each kind that the peer has
+asked for and that it parses as, and where no request was recorded, as every kind that it parses as.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from coterie.wire.v1.rounds_pb2 import (
 __all__ = ["CARRIERS", "Assembly", "Payloads"]
 
 CARRIERS = (FetchRequest, FetchResponse, SubmitRequest)
-"""Messages that carry others in chunks, or say what will be carried."""
+"""Messages that carry payloads in chunks, or announce them."""
 
 _LABELLED = {
     SubmitKind.SUBMIT_KIND_DELIVERED: "record_count",
@@ -60,7 +60,7 @@ _LABELLED = {
     SubmitKind.SUBMIT_KIND_VISITS: "visit_count",
     SubmitKind.SUBMIT_KIND_DECLINED: "cohort",
 }
-"""Items of ``Submit`` whose kind of datum their label tells."""
+"""Kinds of datum of the ``Submit`` items that their label determines."""
 
 _STEPS: Mapping[SubmitKind.ValueType, type[Message]] = {
     SubmitKind.SUBMIT_KIND_ADVERT: Advert,
@@ -70,10 +70,10 @@ _STEPS: Mapping[SubmitKind.ValueType, type[Message]] = {
     SubmitKind.SUBMIT_KIND_DECRYPTION: Decryption,
     SubmitKind.SUBMIT_KIND_ITEM_FACTORS: ItemFactors,
 }
-"""Payloads of a round whose fields tell what they are; a contribution is apart."""
+"""Messages of a round's steps, whose fields determine the kinds of datum; contributions are not among them."""
 
 _REVEALING = (SubmitKind.SUBMIT_KIND_UNMASKING, SubmitKind.SUBMIT_KIND_DECRYPTION)
-"""Payloads by which a sum becomes known."""
+"""Payloads that reveal a sum."""
 
 _IN_CLEAR: Mapping[str, Mapping[bool, frozenset[str]]] = {
     "train": {
@@ -82,13 +82,13 @@ _IN_CLEAR: Mapping[str, Mapping[bool, frozenset[str]]] = {
     },
     "evaluate": {True: frozenset({"user_metric"}), False: frozenset({"metric_sum"})},
     "supports": {True: frozenset({"user_items"}), False: frozenset({"host_items"})},
-    # Its members are data owners, each of them one.
+    # The members are data owners, so that each contribution covers one.
     "window": {True: frozenset({"window_vector"}), False: frozenset({"window_vector"})},
 }
-"""What a contribution in clear shows, by purpose of its sum and whether it covers one user."""
+"""Kinds of datum in a contribution in clear, by purpose of its sum and whether it covers one user."""
 
 _SUMS = {"train": "round_sum", "evaluate": "round_sum", "supports": "item_support", "window": "round_sum"}
-"""What whoever forms a sum learns, by its purpose."""
+"""Kind of datum that the party that forms a sum learns, by the sum's purpose."""
 
 _PARTICIPANT_BYTES = _KEY_ID_BYTES = 32
 _SIGNATURE_BYTES = 64
@@ -106,14 +106,14 @@ class _Contribution(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """A payload of which chunks are still to come, and the message that began it."""
+    """A payload and the message that began it."""
 
     first: Message
     data: bytearray
 
 
 class Assembly:
-    """Puts payloads together; those of concurrent calls are told apart by the offsets of their chunks."""
+    """Reassembles payloads from chunks; the chunks' offsets tell concurrent calls apart."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], list[Whole]] = defaultdict(list)
@@ -143,7 +143,7 @@ class Assembly:
 
 
 class Payloads:
-    """Finds out what the payloads in one party's transcripts show."""
+    """Classifies the payloads in one party's transcripts."""
 
     def __init__(self) -> None:
         self._kinds: set[str] = set()
@@ -157,7 +157,7 @@ class Payloads:
         self._revealed: set[_Round] = set()
 
     def add(self, entry: Entry, message: Message) -> None:
-        """Take the next of the ``CARRIERS``."""
+        """Take the next message of a type in ``CARRIERS``."""
         try:
             if isinstance(message, FetchRequest):
                 self._asked[entry.peer].add(message.kind)
@@ -183,7 +183,7 @@ class Payloads:
         return kinds
 
     def sums(self) -> set[str]:
-        """Return the kinds of the sums that can be formed from what was submitted: in clear, or revealed."""
+        """Return the kinds of the sums that can be formed from the submissions: in clear, or revealed."""
         rounds = self._revealed | {each.round for each in self._contributions if not self._is_hidden(each)}
         return {_SUMS.get(purpose, UNCLASSIFIED) for each in rounds for purpose in self._purposes(each)}
 
@@ -207,7 +207,7 @@ class Payloads:
             self._contributions.add(
                 _Contribution(
                     of_round,
-                    # A contribution that names nobody is taken for one user's.
+                    # A contribution without slots counts as one user's.
                     one_user=sum(slots.count for slots in whole.first.slots) <= 1,
                     signed=len(vector.signature) == _SIGNATURE_BYTES,
                     encrypted=bool(vector.ciphertexts),
@@ -224,12 +224,12 @@ class Payloads:
         return contribution.encrypted or self._is_masked(contribution)
 
     def _is_masked(self, contribution: _Contribution) -> bool:
-        """Whether a contribution is under masks: only then it is signed, and the plan says so where it is known."""
+        """Return whether a contribution is masked: it is signed, and its plan, where known, is of a masked sum."""
         plan = self._plans.get(contribution.round)
         return contribution.signed and (plan is None or plan.secure_sum == "masked")
 
     def _purposes(self, of_round: _Round) -> Iterable[str]:
-        """Return what a round may be for: without its plan everything."""
+        """Return the possible purposes of a round: its plan's, or all of them without a plan."""
         plan = self._plans.get(of_round)
         return _IN_CLEAR if plan is None else (plan.purpose,)
 
@@ -257,7 +257,7 @@ class Payloads:
         if not read:
             self._kinds.add(UNCLASSIFIED)
         if read.keys() >= _ROWS:
-            # Rows of items and of users look alike; which they are is told by the catalogue, once it is known.
+            # Rows of items and of users look alike; the catalogue's length tells them apart, once it is known.
             self._factor_rows.add(read.pop(FetchKind.FETCH_KIND_MODEL).shape[0])
             del read[FetchKind.FETCH_KIND_USER_ROWS]
         for kind, found in read.items():
@@ -276,8 +276,8 @@ class Payloads:
             # Parts are whole messages, too.
             for part in {found.common, *found.parts, *(each.payload for each in found.briefings)} - {b""}:
                 message = _briefing(part)
-                # Their fields are all set, but places in a sum that is not sparse: looking at each would be most of the
-                # work.
+                # Nearly all of their fields are set, so the type's kinds are taken: looking at each field would be
+                # most of the work.
                 told = {UNCLASSIFIED} if message is None else reachable_kinds(message.DESCRIPTOR)
                 self._kinds |= told if getattr(message, "places", b"") else told - {"sent_places"}
 
@@ -288,7 +288,7 @@ M = TypeVar("M", bound=Message)
 
 
 def _strictly(cls: type[M], payload: bytes) -> M | None:
-    """Return the message that bytes are, with no field that it does not know: many bytes parse as many messages."""
+    """Parse bytes as a message without unknown fields, since many bytes parse as several types; None otherwise."""
     try:
         message = cls.FromString(payload)
     except DecodeError:
@@ -298,7 +298,7 @@ def _strictly(cls: type[M], payload: bytes) -> M | None:
 
 
 def _step(kind: SubmitKind.ValueType, payload: bytes) -> Message | None:
-    """Return the message of a step; what a key holder sends to DECRYPT may be a sealed model."""
+    """Parse the message of a round's step; a key holder's message to DECRYPT may be a sealed model."""
     applied = _strictly(AppliedSum, payload) if kind == SubmitKind.SUBMIT_KIND_DECRYPTION else None
     if applied is not None and applied.model and applied.agreement:
         return applied
@@ -348,7 +348,7 @@ def _briefings(payload: bytes) -> Briefings | None:
 
 
 def _briefing(payload: bytes) -> Message | None:
-    """Return what a member was told; the lengths of keys, shares and signatures tell the messages apart."""
+    """Parse a member's briefing; the lengths of keys, shares and signatures tell the message types apart."""
     adverts = _strictly(Adverts, payload)
     if adverts is not None and all(each.channel_public and each.mask_public for each in adverts.adverts):
         return adverts
@@ -382,7 +382,7 @@ _READERS: Mapping[FetchKind.ValueType, Callable[[bytes], Message | None]] = {
     FetchKind.FETCH_KIND_PLACES: _places,
     FetchKind.FETCH_KIND_OPEN_ITEMS: lambda payload: _array(payload, DType.DTYPE_UINT8),
 }
-"""What a payload is when this was asked for; None when it cannot be that."""
+"""Parsers of payloads by the kind that was asked for; they return None for other bytes."""
 
 _ROWS = {FetchKind.FETCH_KIND_MODEL, FetchKind.FETCH_KIND_USER_ROWS}
 
@@ -392,11 +392,11 @@ _ARRAYS: Mapping[FetchKind.ValueType, frozenset[str]] = {
     FetchKind.FETCH_KIND_ROSTER: frozenset({"participant_id", "slot"}),
     FetchKind.FETCH_KIND_OPEN_ITEMS: frozenset({"open_items"}),
 }
-"""Kinds of payloads that are arrays without a name."""
+"""Kinds of datum in payloads that are arrays without names."""
 
 
 def _readings(payload: bytes, asked: Iterable[FetchKind.ValueType]) -> dict[FetchKind.ValueType, Any]:
-    """Return what a payload is, for each kind that was asked for and that it can be."""
+    """Return the parsed payload by each kind that was asked for and that it parses as."""
     read = {kind: _READERS[kind](payload) for kind in asked if kind in _READERS}
     return {kind: message for kind, message in read.items() if message is not None}
 

@@ -1,4 +1,4 @@
-"""Transcripts: the bytes that a party received and sent, with when, from whom and by which RPC.
+"""Transcripts: files of the messages that a party received and sent, with time, peer and RPC.
 
 Attacks and audits work on transcripts only, never on what a party is supposed to know.  A file is::
 
@@ -9,9 +9,9 @@ and an entry is a fixed header, the names of RPC and peer, and the raw message, 
     u32 bytes after the header | u32 CRC-32 of these | i64 nanoseconds since 1970
     u8 side | u8 direction | u8 length of rpc | u8 length of peer | rpc | peer | payload
 
-An entry is handed to the operating system before the message goes on.  So a process that is killed leaves everything
-that it took in, and at most one incomplete entry, at the end: readers ignore it, and a writer that opens the file again
-cuts it off before it appends.
+An entry is handed to the operating system before its message is processed.  So a process that is killed leaves all
+messages that it took in, and at most one incomplete entry at the end: readers ignore it, and a writer that opens the
+file again cuts it off before it appends.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _HEADER = struct.Struct("<IIqBBBB")
 _SIDES = ("server", "client")
 _DIRECTIONS = ("received", "sent")
 _MOST_WAITING = 16 << 20
-"""Bytes that wait for room where the volume is full."""
+"""Most bytes that wait in memory while the volume is full."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def role_of(party: str) -> str:
 
 
 class Side:
-    """One side of a process as a recorder: made by ``TranscriptWriter.side``."""
+    """A recorder for the calls that a process serves, or for those that it makes; see ``TranscriptWriter.side``."""
 
     def __init__(self, writer: TranscriptWriter, side: str) -> None:
         self._writer = writer
@@ -114,7 +114,7 @@ class Side:
 class TranscriptWriter:
     """Appends messages to a transcript.
 
-    ``record`` may be called from any thread.  Where there is no room, entries wait for the next call that finds some.
+    ``record`` may be called from any thread.  On a full volume entries wait for the next call that finds room.
 
     Parameters
     ----------
@@ -192,7 +192,7 @@ class TranscriptWriter:
             self._write_out()
 
     def close(self) -> None:
-        """Write what waits and close the file; closing again does nothing."""
+        """Write the waiting entries and close the file; closing again does nothing."""
         with self._lock:
             if self._file.closed:
                 return
@@ -213,7 +213,7 @@ class TranscriptWriter:
                     f"transcript {self.path} is being written by another process",
                     hint="give each process a folder of its own",
                 ) from error
-            # A file that was there before may have been made with other rights.
+            # An existing file may have another mode.
             os.fchmod(file.fileno(), 0o600)
             end = self._recover(file)
             file.truncate(end)
@@ -226,7 +226,7 @@ class TranscriptWriter:
         return file
 
     def _recover(self, file: BinaryIO) -> int:
-        """Return where the last whole entry ends; 0 for a file that does not even name its party."""
+        """Return the end of the last whole entry; 0 for a file without a whole preamble."""
         with self.path.open("rb") as reader:
             held = _read_party(reader, self.path)
             if held is None:
@@ -247,7 +247,7 @@ class TranscriptWriter:
                 # Unbuffered writes may be partial.
                 view = view[self._file.write(view) :]
         except OSError as error:
-            # Where there is no room, what is left waits for some, and no call fails for that.
+            # On a full volume the rest waits for room, and no call fails.
             if len(view) > _MOST_WAITING:
                 raise StoreError(
                     f"cannot write transcript {self.path}: {error.strerror}", hint="free space on its volume"
@@ -312,7 +312,7 @@ def message_class(entry: Entry) -> type[Message] | None:
 
 
 def _attached(entry: Entry) -> Iterator[Entry]:
-    """Yield what an answer had attached, each as the request and the answer that it stands for."""
+    """Yield the answers attached to an answer, each as the request and the answer that it replaces."""
     cls = message_class(entry)
     if cls not in (PollResponse, SubmitResponse):
         return
@@ -366,7 +366,7 @@ def _preamble(party: str) -> bytes:
 
 
 def _read_party(reader: BinaryIO, path: Path) -> str | None:
-    """Read past the preamble; None when it is cut short."""
+    """Read the preamble and return the party; None when the preamble is cut short."""
     start = reader.read(len(_MAGIC) + 2)
     if not start.startswith(_MAGIC[: len(start)]):
         raise StoreError(

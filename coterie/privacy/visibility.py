@@ -1,8 +1,8 @@
-"""Which party may see which kind of datum, and whether the bytes that it held agree.
+"""The visibility matrix of a system, and its audit against the bytes that each party held.
 
-``matrix`` lays out what a system declares.  ``audit`` holds it against everything that a
-party received, stored, logged or exposed, by searching for canaries; ``observed`` reads the kinds off the
-messages of a transcript and needs none.
+``matrix`` lays out a system's declarations.  ``audit`` compares them with everything that a party received,
+stored, logged or exposed, by searching for canaries; ``observed`` reads the kinds of datum from the messages of a
+transcript and needs no canaries.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ __all__ = [
 
 
 def matrix(rows: Rows) -> dict[str, dict[str, Access]]:
-    """Return who may see what.
+    """Return the access of every role to every kind of datum.
 
     Parameters
     ----------
     rows : mapping
-        What a system declares (``System.declared``).
+        Rows that a system declares (``System.declared``).
 
     Returns
     -------
@@ -58,7 +58,7 @@ def matrix(rows: Rows) -> dict[str, dict[str, Access]]:
 
 
 def observed(transcripts: Mapping[str, Iterable[Path | str]]) -> dict[str, dict[str, bool]]:
-    """Return which kinds of datum passed each party, from the types of its messages alone.
+    """Return the kinds of datum that passed each party, from its messages alone.
 
     Parameters
     ----------
@@ -78,18 +78,18 @@ def observed(transcripts: Mapping[str, Iterable[Path | str]]) -> dict[str, dict[
 
 @dataclass(frozen=True)
 class Violation:
-    """A canary where it may not be.
+    """A canary that a party held and may not see.
 
     Attributes
     ----------
     party : str
-        Who held it.
+        Party that held it.
     kind : str
-        What it was.
+        Kind of datum.
     source : str
-        Where it was found: the RPC and direction, or the file.
+        Place where it was found: the RPC and direction, or the file.
     why : str
-        Why that may not be.
+        Reason why the party may not see it.
     """
 
     party: str
@@ -100,14 +100,14 @@ class Violation:
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What an audit found.
+    """The result of an audit.
 
     Attributes
     ----------
     seen : dict of str to dict of str to str
         ``"seen"`` or ``"not seen"`` by party and kind, for the kinds that have canaries.
     violations : tuple of Violation
-        What was seen and may not be, each place once.
+        Canaries that parties held and may not see, each place once.
     """
 
     seen: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -115,14 +115,14 @@ class AuditResult:
 
 
 class Audit:
-    """Searches what parties held for canaries and compares with the matrix.
+    """Searches bytes that parties held for canaries, and compares the findings with the matrix.
 
     Parameters
     ----------
     canaries : CanaryKit
-        What was planted.
+        Canaries to search for.
     rows : mapping
-        What the system declares (``System.declared``).
+        Rows that the system declares (``System.declared``).
     """
 
     def __init__(self, canaries: CanaryKit, rows: Rows) -> None:
@@ -141,7 +141,7 @@ class Audit:
         source : str
             Where the bytes are from, for the report.
         data : bytes
-            What to search.
+            Bytes to search.
 
         Returns
         -------
@@ -208,7 +208,7 @@ class Audit:
         return found
 
     def result(self) -> AuditResult:
-        """Return what was found so far."""
+        """Return the findings so far."""
         planted = dict.fromkeys(canary.kind for canary in self._kit.canaries)
         return AuditResult(
             seen={
@@ -241,16 +241,16 @@ def audit(
     transcripts : mapping of str to iterable of Path
         Transcript files by party.
     canaries : CanaryKit
-        What was planted.
+        Canaries to search for.
     rows : mapping
-        What the system declares (``System.declared``).
+        Rows that the system declares (``System.declared``).
     folders : mapping of str to iterable of Path, optional
         Further folders by party; every file in them is searched.
 
     Returns
     -------
     AuditResult
-        What was seen by whom, and what of it may not be.
+        Kinds seen by each party, and the violations among them.
     """
     search = Audit(canaries, rows)
     for party, paths in transcripts.items():

@@ -1,1 +1,1 @@
-"""Stores: one schema per role, SQLAlchemy Core, migrated by Alembic, one writer per file."""
+"""Stores of the services: a schema for each role, SQLAlchemy Core, migrated by Alembic, one writer for each file."""

@@ -1,4 +1,4 @@
-"""The secrets of a third party as files: the certificate authority and the directory's signing key."""
+"""Files of the third party's secrets: the certificate authority and the directory's signing key."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from coterie.errors import CertificateError
 __all__ = ["AUTHORITY_DAYS", "DirectorySecrets", "create_secrets", "load_secrets", "secrets_exist"]
 
 AUTHORITY_DAYS = 3650
-"""Validity of a new authority; every certificate of the federation ends with it."""
+"""Validity of a new authority, days; no certificate of the federation outlives it."""
 
 _SIGNING_KEY = "directory-signing.key"
 
 
 class DirectorySecrets(NamedTuple):
-    """What makes a third party the third party."""
+    """The secret keys of a third party."""
 
     authority: Authority
     """Signs the certificates of all parties."""
@@ -29,17 +29,17 @@ class DirectorySecrets(NamedTuple):
 
     @property
     def directory_key(self) -> bytes:
-        """The public half of the signing key, 32 bytes: what every party verifies bundles with."""
+        """Public half of the signing key, 32 bytes, with which every party verifies bundles."""
         return self.signing_key.public_key().public_bytes_raw()
 
 
 def secrets_exist(state: Path) -> bool:
-    """Whether a state folder holds an authority."""
+    """Return whether a state folder holds an authority."""
     return (state / "ca.pem").is_file()
 
 
 def create_secrets(state: Path, name: str = "Coterie authority") -> DirectorySecrets:
-    """Make a new authority and a signing key: ``ca.pem``, and two files of mode 0600.
+    """Make a new authority and a signing key, and write them: ``ca.pem``, and two files of mode 0600.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def create_secrets(state: Path, name: str = "Coterie authority") -> DirectorySec
 
 
 def load_secrets(state: Path) -> DirectorySecrets:
-    """Read what `create_secrets` wrote.
+    """Read the files that `create_secrets` wrote.
 
     Raises
     ------

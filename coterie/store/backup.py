@@ -1,8 +1,8 @@
-"""A party's state in one file: copied while the service runs where its store allows that, checked before it is used.
+"""Backup of a party's state to one archive, and its restoration after a check.
 
 The file is a tar archive.  Its first member, ``MANIFEST.json``, names the role and for every other member its size,
-mode and SHA-256.  Stores are copied as SQLite's backup API does, at one moment each; a COS's runs in PostgreSQL are
-copied at one moment, too, and are in the archive as the file that they would be without.
+mode and SHA-256.  A store is copied by SQLite's backup API, as of one moment, and so while the service runs (`ONLINE`).
+A COS's tables in PostgreSQL are copied as of one moment, too, and are in the archive as a SQLite file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STORES = {
     "client": ("client.db", "client"),
     "thirdparty": ("directory.db", "thirdparty"),
 }
-"""File and migrations of each role's store."""
+"""Name of the store's file and folder of its migrations, by role."""
 
 ONLINE = frozenset({"cos", "data-owner", "thirdparty"})
 """Roles whose state may be copied while the service runs: their files besides the store are replaced as a whole."""
@@ -51,13 +51,13 @@ _MODE = 0o755
 
 @dataclass(frozen=True)
 class Manifest:
-    """What an archive holds.
+    """Table of contents of an archive.
 
     Parameters
     ----------
     role : str
     version : str
-        Of the package that made it.
+        Version of the package that made the archive.
     made : int
         Seconds since 1970.
     files : dict of str to (int, int, str)
@@ -70,7 +70,7 @@ class Manifest:
     files: dict[str, tuple[int, int, str]]
 
     def to_json(self) -> bytes:
-        """Return it as the archive has it."""
+        """Return the manifest as the archive has it."""
         files = [
             {"path": path, "size": size, "mode": mode, "sha256": digest}
             for path, (size, mode, digest) in self.files.items()
@@ -80,12 +80,12 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: bytes, path: Path) -> Manifest:
-        """Return what an archive says.
+        """Parse an archive's manifest.
 
         Raises
         ------
         StoreError
-            When it says nothing that could be.
+            When it is no valid manifest.
         """
         try:
             content = json.loads(text)
@@ -110,7 +110,7 @@ def _damaged(path: Path, why: str) -> StoreError:
 
 
 def _inside(name: Any, path: Path) -> str:
-    """Return the path of a member if it stays where it is put."""
+    """Return a member's path; raise when it would lie outside of the state folder."""
     parts = PurePosixPath(name).parts if isinstance(name, str) else ()
     if not parts or name.startswith("/") or "\\" in name or "\0" in name or {"..", "."} & {*parts}:
         raise _damaged(path, "a file in it would lie outside of the state folder")
@@ -129,13 +129,13 @@ def back_up(role: str, state: Path, archive: Path, version: str, *, store: Path 
     ----------
     role : str
     state : Path
-        Its state folder.
+        State folder of the party.
     archive : Path
-        The file; there must be none.
+        File to write; it must not exist.
     version : str
-        Of this package.
+        Version of this package.
     store : Path, optional
-        A copy of the store that was made already, in place of the one in the folder.
+        A copy of the store, to be taken in place of the store in the folder.
 
     Raises
     ------
@@ -150,14 +150,14 @@ def back_up(role: str, state: Path, archive: Path, version: str, *, store: Path 
     name = STORES[role][0] if role in STORES else None
     try:
         with tempfile.TemporaryDirectory(prefix=f".{archive.name}.", dir=archive.parent) as work:
-            # First: files that it names are there as long as it is new.
+            # The store is copied first: the files that it names still exist shortly afterwards.
             copied = store
             if copied is None and name is not None and (state / name).exists():
                 copied = Path(work) / name
                 _copy_store(state / name, copied)
             part = Path(work) / "archive"
             manifest = _write(role, state, part, version, name, copied)
-            # Not over another one, also not over one that came meanwhile.
+            # A link fails when the archive exists, also when it was made meanwhile.
             os.link(part, archive)
             _flush(archive.parent)
     except sqlite3.Error as error:
@@ -173,7 +173,7 @@ def _copy_store(source: Path, target: Path) -> None:
         contextlib.closing(sqlite3.connect(target)) as copy,
     ):
         held.backup(copy)
-        # One file, which needs none beside it.
+        # So that the copy needs no files beside it.
         copy.execute("PRAGMA journal_mode=DELETE")
     target.chmod(0o600)
 
@@ -192,11 +192,11 @@ def _write(
         for number, (path, source) in enumerate(sorted(found.items())):
             copy = Path(copies) / str(number)
             try:
-                # Copied, and then hashed: a file of a service that runs may be replaced meanwhile.
+                # Copied, then hashed: a running service may replace the file meanwhile.
                 shutil.copyfile(source, copy, follow_symlinks=False)
                 mode = source.stat().st_mode & _MODE
             except FileNotFoundError:
-                # A version of a model that is not kept any longer.
+                # A version of a model that the service has deleted meanwhile.
                 continue
             files[path] = (copy.stat().st_size, mode, _sha256(copy))
             places[path] = copy
@@ -253,7 +253,7 @@ def _flush(folder: Path) -> None:
 
 
 def read_manifest(archive: Path) -> Manifest:
-    """Return what an archive says that it holds.
+    """Return an archive's manifest.
 
     Raises
     ------
@@ -284,7 +284,7 @@ def _manifest(tar: tarfile.TarFile, archive: Path) -> Manifest:
 
 
 def restore(role: str, state: Path, archive: Path) -> Manifest:
-    """Make a party's state folder from an archive: all of it, once every byte was checked, or nothing.
+    """Make a party's state folder from an archive, whole and after every byte was checked, or not at all.
 
     Parameters
     ----------

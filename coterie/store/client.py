@@ -1,6 +1,6 @@
-"""A client host's store: users, their private histories, one outbox for each (user, owner), journals of rounds.
+"""The store of a client host: users, their private histories, an outbox for each (user, owner), journals of rounds.
 
-The sequence number of a record is its position in that outbox, contiguous from 1; it is given once and never changes.
+The sequence number of a record is its position in its outbox, contiguous from 1; it is given once and never changes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ sent = sa.Table(
     sa.Column("first_ms", sa.Integer, nullable=False),
     sa.Column("last_ms", sa.Integer, nullable=False),
 )
-"""What has left, by user (0 for the host as a whole), recipient and kind."""
+"""Account of data sent, by user (0 for the host as a whole), recipient and kind."""
 
 
 journal = sa.Table(
@@ -71,7 +71,7 @@ journal = sa.Table(
     sa.Column("private", sa.Integer, nullable=False),
     sa.Column("checksum", sa.Integer, nullable=False),
 )
-"""What members of rounds keep; a contribution is a range of a file beside the store, of length 0 when there is none."""
+"""Journals of members of rounds; a contribution is a range of a file beside the store, of length 0 without one."""
 
 taken_part = sa.Table(
     "taken_part",
@@ -80,7 +80,7 @@ taken_part = sa.Table(
     sa.Column("day", sa.Integer, nullable=False),
     sa.Column("rounds", sa.Integer, nullable=False),
 )
-"""In how many rounds a user took part on the day on which it last did; days since 1970, UTC."""
+"""Number of rounds in which a user took part on its last day with a round; days since 1970, UTC."""
 
 declined = sa.Table(
     "declined",
@@ -92,7 +92,7 @@ declined = sa.Table(
     sa.Column("first_ms", sa.Integer, nullable=False),
     sa.Column("last_ms", sa.Integer, nullable=False),
 )
-"""What was refused, by user (0 for the host as a whole) and who asked."""
+"""Requests refused, by user (0 for the host as a whole), recipient and reason."""
 
 
 vectors = sa.Table(
@@ -121,8 +121,8 @@ visited = sa.Table(
 class Visited(NamedTuple):
     """The last visit of a user to an owner.
 
-    ``number`` and ``epoch`` are the visit's, ``durable`` the records that the owner has, ``held`` the blocks it has;
-    ``ran`` and ``loss`` are those of all visits of the epoch.
+    ``number`` and ``epoch`` are the visit's; ``durable`` counts the user's records at the owner, ``held`` its blocks
+    there; ``ran`` and ``loss`` are totals over the visits of the epoch.
     """
 
     user: int
@@ -136,7 +136,7 @@ class Visited(NamedTuple):
 
 
 class Interaction(NamedTuple):
-    """One row of a history; ``part`` is 0 for training, 1 validation, 2 test; ``rating`` None where there is none."""
+    """One interaction of a user's history; ``part`` is 0 for training, 1 validation, 2 test; ``rating`` may be None."""
 
     user: int
     item: str
@@ -147,7 +147,7 @@ class Interaction(NamedTuple):
 
 
 class OutboxEntry(NamedTuple):
-    """Consecutive records of one outbox; ``rows`` are the history rows, uint32 little-endian."""
+    """Consecutive records of one outbox; ``rows`` are their row numbers in the history, uint32 little-endian."""
 
     user: int
     owner: bytes
@@ -157,9 +157,10 @@ class OutboxEntry(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One member's journal; the contribution is ``length`` bytes at ``offset`` of its file.
+    """One member's journal of rounds; its contribution is ``length`` bytes at ``offset`` of a file.
 
-    Behind it are ``private`` bytes: the private state of the member's users after it.  The CRC-32 is over both.
+    The contribution is followed by ``private`` bytes: the private state of the member's users after it.  The CRC-32
+    is over both.
     """
 
     participant: bytes
@@ -172,7 +173,7 @@ class Entry(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """What was refused in one go."""
+    """One refused request, for the account of refusals."""
 
     user: int
     recipient: str
@@ -181,7 +182,7 @@ class Refused(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What left in one go."""
+    """One sending of data to a recipient, for the account of data sent."""
 
     user: int
     recipient: str
@@ -201,7 +202,7 @@ def add_users(connection: sa.Connection, names: Sequence[str]) -> None:
 
 
 def load_users(connection: sa.Connection) -> list[str]:
-    """Return the names of the users; user ``n`` is at position ``n - 1``."""
+    """Return the names of all users; user ``n`` is at position ``n - 1``."""
     return [row.name for row in connection.execute(sa.select(users.c.name).order_by(users.c.user))]
 
 
@@ -213,7 +214,7 @@ def add_history(connection: sa.Connection, interactions: Iterable[Interaction]) 
 
 
 def load_history(connection: sa.Connection) -> Iterator[tuple[int, Interaction]]:
-    """Yield all interactions with their row numbers, in order."""
+    """Yield all interactions with their row numbers, ascending."""
     for row in connection.execute(sa.select(history).order_by(history.c.row)):
         yield row.row, Interaction(row.user, row.item, row.positive, row.time, row.part, row.rating)
 
@@ -231,7 +232,7 @@ def load_entries(connection: sa.Connection) -> Iterator[OutboxEntry]:
 
 
 def add_sent(connection: sa.Connection, things: Sequence[Sent]) -> None:
-    """Add to what has left; ``acknowledged`` is what it changes by, below 0 where an owner has lost records."""
+    """Add to the account of data sent; ``acknowledged`` is a change, below 0 where an owner has lost records."""
     if not things:
         return
     statement = sa.text(
@@ -245,7 +246,7 @@ def add_sent(connection: sa.Connection, things: Sequence[Sent]) -> None:
 
 
 def load_sent(connection: sa.Connection) -> list[sa.Row[Any]]:
-    """Return what has left."""
+    """Return the account of data sent."""
     return list(
         connection.execute(
             sa.select(
@@ -262,7 +263,7 @@ def load_sent(connection: sa.Connection) -> list[sa.Row[Any]]:
 
 
 def save_journals(connection: sa.Connection, run: str, entries: Sequence[Entry]) -> None:
-    """Write journals in place of what they were."""
+    """Write members' journals in place of their earlier ones."""
     if entries:
         statement = sa.text(
             "INSERT OR REPLACE INTO journal "
@@ -274,7 +275,7 @@ def save_journals(connection: sa.Connection, run: str, entries: Sequence[Entry])
 
 
 def load_journals(connection: sa.Connection, run: str) -> list[Entry]:
-    """Return the journals of a run."""
+    """Return the members' journals of a run."""
     rows = connection.execute(sa.select(journal).where(journal.c.run == run))
     return [
         Entry(
@@ -291,7 +292,7 @@ def load_journals(connection: sa.Connection, run: str) -> list[Entry]:
 
 
 def add_taken_part(connection: sa.Connection, users: Sequence[int], day: int) -> None:
-    """Count one more round of a day for some users."""
+    """Count one more round for some users on a day."""
     if users:
         statement = sa.text(
             "INSERT INTO taken_part (user, day, rounds) VALUES (:user, :day, 1) "
@@ -303,13 +304,13 @@ def add_taken_part(connection: sa.Connection, users: Sequence[int], day: int) ->
 
 
 def load_taken_part(connection: sa.Connection, day: int) -> dict[int, int]:
-    """Return in how many rounds of a day each user took part, where it did."""
+    """Return the number of rounds of a day by user; users without any are absent."""
     rows = connection.execute(sa.select(taken_part).where(taken_part.c.day == day))
     return {row.user: row.rounds for row in rows}
 
 
 def add_declined(connection: sa.Connection, things: Sequence[Refused]) -> None:
-    """Add to what was refused."""
+    """Add to the account of refusals."""
     if things:
         statement = sa.text(
             "INSERT INTO declined (user, recipient, reason, times, first_ms, last_ms) "
@@ -321,7 +322,7 @@ def add_declined(connection: sa.Connection, things: Sequence[Refused]) -> None:
 
 
 def load_declined(connection: sa.Connection) -> list[sa.Row[Any]]:
-    """Return what was refused."""
+    """Return the account of refusals."""
     return list(
         connection.execute(
             sa.select(declined).order_by(declined.c.user, declined.c.recipient, declined.c.reason)
@@ -330,7 +331,7 @@ def load_declined(connection: sa.Connection) -> list[sa.Row[Any]]:
 
 
 def save_visits(connection: sa.Connection, rows: Mapping[int, bytes], made: Sequence[Visited]) -> None:
-    """Write users' own rows, and the visits that changed them, together."""
+    """Write users' own rows and the visits that changed them."""
     if rows:
         statement = sa.text('INSERT OR REPLACE INTO vectors ("user", "row") VALUES (:user, :row)')
         connection.execute(statement, [{"user": user, "row": row} for user, row in rows.items()])

@@ -1,4 +1,4 @@
-"""The orchestration server's store: runs, registry, catalogue, the log of updates, evaluations, events."""
+"""The store of the orchestration server: runs, registry, catalogue, log of updates, evaluations, events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["LoggedUpdate", "Progress", "SavedSum", "metadata"]
 
 metadata = sa.MetaData()
 
-# In a file every integer has 64 bits.
+# In SQLite every integer has 64 bits.
 _INTEGER = sa.Integer().with_variant(sa.BigInteger(), "postgresql")
 
 runs = sa.Table(
@@ -117,11 +117,11 @@ sum_messages = sa.Table(
 
 
 _ROWS = 32
-"""Messages that are written at once: those of a masked sum are some ten kilobytes each."""
+"""Messages per write statement; messages of a masked sum have some ten kilobytes each."""
 
 
 class SavedSum(NamedTuple):
-    """The sum in progress, as far as it is durable."""
+    """The durable state of the sum in progress."""
 
     round: int
     plan: bytes
@@ -132,7 +132,7 @@ class SavedSum(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How much of an owner's work is applied: the truth after a restart of either side."""
+    """The applied part of an owner's work, from which owner and server resume after a restart of either."""
 
     sequence: int = 0
     epoch: int = 0
@@ -141,14 +141,14 @@ class Progress(NamedTuple):
 
 
 class LoggedUpdate(NamedTuple):
-    """An applied gradient, as it arrived."""
+    """An applied gradient as received."""
 
     version: int
     gradient: bytes
 
 
-# The hot path of a run: some of each per update, or per step of a round.  The driver takes the text as it is, which
-# costs a third of a compiled statement.  SQLite and PostgreSQL both know this form of "insert or update".
+# The hot path of a run: some of these statements per update, or per step of a round.  As plain text for the driver
+# they cost a third of a compiled statement.  SQLite and PostgreSQL both know this form of "insert or update".
 _SET_PARTICIPANT = (
     "INSERT INTO participants (run_id, slot, participant, party, message) VALUES (?, ?, ?, ?, ?) "
     "ON CONFLICT (run_id, slot) DO UPDATE SET participant = excluded.participant, party = excluded.party, "
@@ -180,7 +180,7 @@ def _write(connection: sa.Connection, statement: str, values: Any) -> sa.CursorR
 
 
 def log_update(connection: sa.Connection, run_id: str, slot: int, update: LoggedUpdate, at: Progress) -> None:
-    """Write an applied update and its owner's progress; one transaction, so that they never disagree."""
+    """Write an applied update and its owner's progress in one transaction, so that they always agree."""
     _write(connection, _ADD_UPDATE, (run_id, *update))
     _write(connection, _SET_PROGRESS, (run_id, slot, *at))
 
@@ -206,7 +206,7 @@ def load_updates(connection: sa.Connection, run_id: str, after: int) -> Sequence
 
 
 def snapshot_taken(connection: sa.Connection, run_id: str, version: int) -> None:
-    """Record a durable snapshot and forget the updates that it contains."""
+    """Record a durable snapshot and delete the updates that it contains."""
     connection.execute(runs.update().where(runs.c.run_id == run_id), {"snapshot": version})
     connection.execute(updates.delete().where((updates.c.run_id == run_id) & (updates.c.version <= version)))
 
@@ -219,7 +219,7 @@ def save_state(connection: sa.Connection, run_id: str, state: str) -> None:
 def save_participants(
     connection: sa.Connection, run_id: str, rows: Iterable[tuple[int, bytes, str, bytes]]
 ) -> None:
-    """Write new or changed participants: slot, id, party, registration message."""
+    """Write new or changed participants as rows of slot, id, party and registration message."""
     written = [(run_id, *row) for row in rows]
     if written:
         _write(connection, _SET_PARTICIPANT, written)
@@ -237,7 +237,7 @@ def save_items(connection: sa.Connection, run_id: str, keys: Sequence[str], firs
 def renumber_items(
     connection: sa.Connection, run_id: str, keys: Sequence[str], held: Mapping[int, bytes]
 ) -> None:
-    """Write all items anew in another order, and by slot what each owner holds, as uint32 bytes."""
+    """Write all items anew in another order, and by slot the item indices of each owner, as uint32 bytes."""
     connection.execute(items.delete().where(items.c.run_id == run_id))
     save_items(connection, run_id, keys, 0)
     for slot, indices in held.items():
@@ -262,12 +262,12 @@ def save_submission(
     *,
     only_if_filed: bool = False,
 ) -> bytes | None:
-    """File a submission unless there is one already, or its place is closed (``only_if_filed``).
+    """File a submission unless one is on file already, or its place is closed (``only_if_filed``).
 
     Returns
     -------
     bytes or None
-        Digest of what is on file now; None when nothing is.
+        Digest of the submission on file now; None when there is none.
     """
     key = (
         (submissions.c.run_id == run_id)
@@ -284,7 +284,7 @@ def save_submission(
 
 
 def load_submissions(connection: sa.Connection, run_id: str, kind: int, place: str) -> dict[str, bytes]:
-    """Return the payloads of one kind and place by party."""
+    """Return the submitted payloads of one kind and place, by party."""
     rows = connection.execute(
         sa.select(submissions.c.party, submissions.c.payload).where(
             (submissions.c.run_id == run_id) & (submissions.c.kind == kind) & (submissions.c.place == place)
@@ -306,10 +306,10 @@ def save_event(connection: sa.Connection, run_id: str, number: int, message: byt
 def save_sum(
     connection: sa.Connection, run_id: str, saved: SavedSum, messages: Mapping[str, Mapping[int, bytes]]
 ) -> None:
-    """Write the sum in progress, and the messages of steps that have closed; earlier rounds are forgotten.
+    """Write the sum in progress and the messages of closed steps, and delete earlier rounds.
 
-    ``running`` is written once, with the step that closes it; None leaves it as it is.  Messages may be elsewhere than
-    in memory: they are read a few at a time.
+    ``running`` is written once, with the step that closes it; None leaves it as it is.  Messages may be in a file: they
+    are read a few at a time.
     """
     place = run_id, saved.round
     values = saved.plan, saved.step, saved.phase, saved.reason
@@ -326,7 +326,7 @@ def save_sum(
 
 
 def forget_sums(connection: sa.Connection, run_id: str) -> None:
-    """Forget every sum of a run: the last one is over."""
+    """Delete every sum of a run, once its last sum is over."""
     _write(connection, _FORGET_SUMS, (run_id,))
     _write(connection, _FORGET_SUM_MESSAGES, (run_id,))
 
@@ -334,7 +334,7 @@ def forget_sums(connection: sa.Connection, run_id: str) -> None:
 def load_sum(
     connection: sa.Connection, run_id: str, keep: Keep = in_memory
 ) -> tuple[SavedSum, dict[str, Mapping[int, bytes]]] | None:
-    """Return the sum in progress and the messages of its closed steps, which ``keep`` takes; None between rounds."""
+    """Return the sum in progress and its closed steps' messages, collected by ``keep``; None between rounds."""
     row = connection.execute(sa.select(sums).where(sums.c.run_id == run_id)).first()
     if row is None:
         return None
@@ -350,5 +350,5 @@ def load_sum(
 
 
 def set_snapshot(connection: sa.Connection, run_id: str, number: int) -> None:
-    """Record which snapshot of a run is the present one."""
+    """Record the number of a run's current snapshot."""
     _write(connection, _SET_SNAPSHOT, (number, run_id))

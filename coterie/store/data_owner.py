@@ -1,4 +1,4 @@
-"""A data owner's store: sealed batches once opened, sequence numbers, where trailing blocks were closed.
+"""The store of a data owner: opened batches, sequence numbers, positions where trailing blocks were closed.
 
 Blocks are not stored: they are a function of the batches in the order in which they became durable, of the flushes
 and of nothing else, so a restart builds exactly the blocks that were there before.
@@ -58,7 +58,7 @@ visits = sa.Table(
     sa.Column("reply", sa.LargeBinary, nullable=False),
     sa.UniqueConstraint("owner", "user", "visit"),
 )
-"""DRIFT's shielded form: every visit, with the records that it brought and what it was answered."""
+"""DRIFT's shielded form: every visit, with its records and the owner's reply."""
 
 gradients = sa.Table(
     "gradients",
@@ -69,7 +69,7 @@ gradients = sa.Table(
     sa.Column("items", sa.LargeBinary, nullable=False),
     sa.Column("gradient", sa.LargeBinary, nullable=False),
 )
-"""What visits added to the rows that are held back, since those in ``held``."""
+"""Gradients that visits added to the held-back rows since ``held`` was last written."""
 
 held = sa.Table(
     "held",
@@ -88,11 +88,11 @@ windows = sa.Table(
     sa.Column("offered", sa.Integer, nullable=False),
     sa.Column("rows", sa.LargeBinary, nullable=False),
 )
-"""An owner's journal of sums, and the rows that went into window ``offered`` until it is known what became of it."""
+"""An owner's journal of sums, and the rows of the window ``offered`` until that window's outcome is known."""
 
 
 class Taken(NamedTuple):
-    """A visit, and what it added to the rows held back; the arrays are little-endian int32 and float32."""
+    """A visit with the gradients that it added to the held-back rows; arrays are little-endian int32 and float32."""
 
     user: bytes
     slot: int
@@ -107,7 +107,7 @@ class Taken(NamedTuple):
 
 
 class WindowRow(NamedTuple):
-    """An owner's journal of sums; ``offered`` is 0 where nothing is."""
+    """An owner's journal of sums; ``offered`` is 0 while no window is offered."""
 
     joined: int = 0
     contribution: bytes = b""
@@ -145,7 +145,7 @@ def load_batches(connection: sa.Connection, owner: bytes) -> Iterator[tuple[int,
 
 
 def add_flush(connection: sa.Connection, owner: bytes) -> None:
-    """Note that trailing blocks count as complete after the batches that are there now."""
+    """Record that trailing blocks count as complete after the batches stored so far."""
     last = connection.execute(
         sa.select(sa.func.max(batches.c.number)).where(batches.c.owner == owner)
     ).scalar()
@@ -157,7 +157,7 @@ def add_flush(connection: sa.Connection, owner: bytes) -> None:
 
 
 def load_flushes(connection: sa.Connection, owner: bytes) -> list[int]:
-    """Return after which batches trailing blocks were closed."""
+    """Return the numbers of the batches after which trailing blocks were closed, ascending."""
     rows = connection.execute(
         sa.select(flushes.c.after_batch).where(flushes.c.owner == owner).order_by(flushes.c.after_batch)
     )
@@ -165,7 +165,7 @@ def load_flushes(connection: sa.Connection, owner: bytes) -> list[int]:
 
 
 def begin_pass(connection: sa.Connection, owner: bytes, run_id: str, epoch: int, blocks: int) -> int:
-    """Fix how many blocks an epoch passes over; return the number fixed the first time."""
+    """Fix the number of blocks of an epoch's pass; return the number that was fixed first."""
     key = (passes.c.owner == owner) & (passes.c.run_id == run_id) & (passes.c.epoch == epoch)
     held = connection.execute(sa.select(passes.c.blocks).where(key)).scalar()
     if held is not None:
@@ -207,20 +207,20 @@ def load_visits(connection: sa.Connection, owner: bytes) -> Iterator[sa.Row[Any]
 
 
 def load_gradients(connection: sa.Connection, owner: bytes) -> Iterator[sa.Row[Any]]:
-    """Yield what visits added since the rows in ``held``, in order."""
+    """Yield the gradients that visits added since ``held`` was last written, in order."""
     yield from connection.execute(
         sa.select(gradients).where(gradients.c.owner == owner).order_by(gradients.c.number)
     )
 
 
 def load_held(connection: sa.Connection, owner: bytes) -> bytes | None:
-    """Return the rows that were held back when they were last written as a whole."""
+    """Return the held-back rows as last written as a whole; None before the first time."""
     rows: bytes | None = connection.execute(sa.select(held.c.rows).where(held.c.owner == owner)).scalar()
     return rows
 
 
 def save_held(connection: sa.Connection, owner: bytes, rows: bytes) -> None:
-    """Write the rows that are held back as a whole; what visits added is in them."""
+    """Write the held-back rows as a whole, and delete the visits' gradients, which they contain."""
     connection.execute(gradients.delete().where(gradients.c.owner == owner))
     if not connection.execute(held.update().where(held.c.owner == owner), {"rows": rows}).rowcount:
         connection.execute(held.insert(), {"owner": owner, "rows": rows})

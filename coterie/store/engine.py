@@ -1,4 +1,4 @@
-"""SQLite files that mean it: write-ahead log, ``synchronous=FULL``, one writer with group commit.
+"""Durable stores in SQLite: write-ahead log, ``synchronous=FULL``, one writer thread with group commit.
 
 An acknowledgement sent after ``Writer.run`` returns is durable: the transaction that holds it has been synced.
 """
@@ -30,14 +30,14 @@ _FULL_PAUSE_S = 1.0
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 _AWAY = {errno.EROFS, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE}
-# By their numbers in <sqlite3.h>: the driver names them from Python 3.11 on, extended ones have these as last byte.
+# Primary result codes of <sqlite3.h>; the last byte of an extended code is its primary code.
 _SQLITE_FULL = {10, 13}
-"""IOERR, which is also what a limit on the size of files gives, and FULL."""
+"""IOERR, which a limit on the size of files gives, too, and FULL."""
 _SQLITE_AWAY = {5, 6, 8, 14}
 """BUSY, LOCKED, READONLY, CANTOPEN."""
 _PG_FULL = "53100"
 _PG_AWAY = ("08", "25006", "28", "40", "53", "55P03", "57", "58")
-"""Beginnings of SQLSTATE: no connection, only reading, not let in, deadlock, no resources, lock, operator, system."""
+"""Prefixes of SQLSTATE: connection, read-only, authorisation, rollback, resources, lock, operator, system error."""
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 _HINTS = {
@@ -56,7 +56,7 @@ def open_sqlite(path: Path, schema: str, *, cache_kib: int = 2000) -> sa.Engine:
     schema : str
         Folder of the role's revisions under ``coterie/store/migrations``.
     cache_kib : int
-        Most memory of a connection for pages of the file; the system's own cache is behind it.
+        SQLite's page cache of one connection, KiB; the system's own cache is behind it.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def migrate(engine: sa.Engine, schema: str) -> None:
 
 
 def trouble_of(error: BaseException) -> str:
-    """Return what kind of failure that may pass an error is, as for `StoreError`; empty when it will not."""
+    """Return the kind of a transient failure, as `StoreError.trouble` has it; empty for an error that is permanent."""
     cause = getattr(error, "orig", error)
     if isinstance(cause, OSError):
         return "full" if cause.errno in _FULL else "away" if cause.errno in _AWAY else ""
@@ -133,14 +133,14 @@ def _trouble_of_postgres(error: BaseException, state: str | None) -> str:
     if state == _PG_FULL:
         return "full"
     if state is None:
-        # Said by the driver and not by the server: there is no connection, or no more.
+        # The error is the driver's, not the server's: there is no connection, or it was lost.
         lost = isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError)
         return "away" if lost else ""
     return "away" if state.startswith(_PG_AWAY) else ""
 
 
 def failure(error: BaseException) -> StoreError:
-    """Return a database's error as one of ours: without the statement and its values, which may be private."""
+    """Return a database's error as a `StoreError`, without the statement and its values, which may be private."""
     trouble = trouble_of(error)
     cause = getattr(error, "orig", error)
     text = {"full": "the store is full", "away": "the store cannot be written now"}.get(
@@ -152,10 +152,10 @@ def failure(error: BaseException) -> StoreError:
 
 
 def file_failure(what: str, error: Exception) -> StoreError:
-    """Return the error of a file that could not be written as one of ours; ``what`` is what could not be done."""
+    """Return the error of a file that could not be written as a `StoreError`; ``what`` names what was attempted."""
     told = _OS_ERROR.search(str(error))
     if told is not None and not isinstance(error, OSError):
-        # The library that writes arrays has errors of its own around those of the system.
+        # The library that writes arrays wraps the system's errors in its own.
         number = int(told[1])
         error = OSError(number, os.strerror(number))
     trouble = trouble_of(error)
@@ -166,7 +166,7 @@ def file_failure(what: str, error: Exception) -> StoreError:
 
 
 class Writer:
-    """The only thread that writes to a store.
+    """The single writer of a store: a thread that commits queued work in groups.
 
     Work handed in while a transaction is being synced is put into the next one together (group commit).  When one
     piece of a group fails, the group is rolled back and each piece runs in a transaction of its own, so that a bad
@@ -184,12 +184,12 @@ class Writer:
         self._engine = engine
         self._group = group
         self._pending: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
-        # Open from the beginning: the last connection to a file takes its write-ahead log away, and the next one needs
-        # room to make another, which a full volume does not have even for somebody who only wants to read.
+        # Open from the beginning: closing the last connection to a file removes its write-ahead log, and the next
+        # connection needs room to make another, even one that only reads; a full volume has none.
         self._connection: sa.Connection | None = engine.connect()
         self._thread = threading.Thread(target=self._write, name="store-writer", daemon=True)
         self._failing = False
-        # Files that wait for room.
+        # Number of file writes that wait for room.
         self._waiting = 0
         self._thread.start()
 
@@ -216,7 +216,7 @@ class Writer:
         return await done
 
     async def run_when_possible(self, work: Callable[[sa.Connection], T]) -> T:
-        """Run a piece of work that cannot be refused to anybody: while the store is full, try again."""
+        """Run a piece of work that has no caller to refuse; while the store is full or away, try again."""
         while True:
             try:
                 return await self.run(work)
@@ -231,7 +231,7 @@ class Writer:
         Parameters
         ----------
         what : str
-            What that is, for the error: "keep contributions".
+            What is attempted, for the error: "keep contributions".
         write : callable
             May be run several times.
 
@@ -243,7 +243,7 @@ class Writer:
         Raises
         ------
         CoterieError
-            When they cannot be written for a reason that does not pass.
+            When the files cannot be written for a permanent reason.
         """
         waiting = False
         try:
@@ -254,7 +254,7 @@ class Writer:
                     failed: CoterieError = file_failure(what, error)
                 except CoterieError as error:
                     failed = error
-                # Whoever writes keys and the like has errors of its own around those of the system.
+                # Functions that write keys and the like wrap the system's errors in their own.
                 if failed.__cause__ is None or not trouble_of(failed.__cause__):
                     raise failed
                 self._waiting += not waiting
@@ -264,7 +264,7 @@ class Writer:
             self._waiting -= waiting
 
     async def probe(self) -> None:
-        """Write nothing new, to find out whether the store takes writes; ``failed`` says so afterwards."""
+        """Commit a write without effect, so that ``failed`` tells whether the store takes writes."""
         with contextlib.suppress(StoreError):
             await self.run(_write_nothing_new)
 
@@ -274,7 +274,7 @@ class Writer:
         self._thread.join(timeout=10)
 
     def _write(self) -> None:
-        # From here on the connection is the thread's own.
+        # From here on only this thread uses the connection.
         connection, self._connection = self._connection, None
         while True:
             first = self._pending.get()
@@ -340,17 +340,18 @@ def _write_nothing_new(connection: sa.Connection) -> None:
     if connection.dialect.name != "sqlite":
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = version_num")
         return
-    # Writes the page that holds the number, whatever the number was.
+    # Setting the number to itself still writes its page.
     number = connection.exec_driver_sql("PRAGMA user_version").scalar()
     connection.exec_driver_sql(f"PRAGMA user_version = {number}")
 
 
 class Term:
-    """Writes of a service that changes what it has in memory before that is durable: after one that failed, none.
+    """The writes of a service between two starts from its store: after the first failed write, all others are refused.
 
-    Then memory is ahead of the store, and what follows from it must not be kept: an update that was refused would be
-    missing below the next one.  Such a service drops its memory, waits until the store takes writes again, and takes
-    up what is durable, under a new term.  Whatever still goes on under the old one is refused.
+    The orchestration server changes its state in memory before the change is durable.  After a failed write its memory
+    is ahead of the store, and nothing that follows from it may be kept: the refused update would be missing below the
+    next one.  Such a service drops its memory, waits until the store takes writes again, and loads the durable state
+    under a new term.  Work that still runs under the old term is refused.
 
     Parameters
     ----------
@@ -359,19 +360,19 @@ class Term:
     limit_s : float, optional
         How long a write may take, seconds: a database that hangs counts as one that is away.
     largest : int
-        What the terms before say of `largest`.
+        `largest` of the term before.
     """
 
     def __init__(self, writer: Writer, limit_s: float | None = None, largest: int = 0) -> None:
         self._writer = writer
         self._limit_s = limit_s
         self.largest = largest
-        """Size of the largest file that was to be kept, bytes: the next one may have it, too."""
+        """Size of the largest file written so far, bytes: the next may be as large."""
         self.lost: StoreError | None = None
-        """Why the term is over; None while it is not."""
+        """The failure that ended the term; None while it lasts."""
 
     async def run(self, work: Callable[[sa.Connection], T]) -> T:
-        """Run a piece of work, as `Writer.run`.
+        """Run a piece of work as `Writer.run` does, unless the term is over.
 
         Raises
         ------
@@ -383,18 +384,18 @@ class Term:
             async with asyncio.timeout(self._limit_s):
                 return await self._writer._run(work, self)
         except TimeoutError as error:
-            # What of it is kept will be seen when the store answers again.
+            # Whether the write was kept is known when the store answers again.
             self.lose(StoreError("the store does not answer", hint=_HINTS["away"], trouble="away"))
             self.check()
             raise AssertionError("the term is over") from error
 
     async def probe(self) -> None:
-        """Write nothing new, so that a store that is gone or hangs is noticed also while nothing is written."""
+        """Commit a write without effect, so that an idle service notices a store that is gone or hangs."""
         with contextlib.suppress(StoreError):
             await self.run(_write_nothing_new)
 
     def check(self) -> None:
-        """Raise why the term is over, if it is.
+        """Raise the failure that ended the term, if it is over.
 
         Raises
         ------
@@ -410,19 +411,19 @@ class Term:
 
     @contextlib.contextmanager
     def keeping(self, what: str, size: int = 0) -> Iterator[None]:
-        """Write files that belong to the store: a failure ends the term, as one of the store's own does.
+        """Guard the writing of files that belong to the store: a failure ends the term, as a failed write does.
 
         Parameters
         ----------
         what : str
-            What that is, for the error: "write a version of the model".
+            What is attempted, for the error: "write a version of the model".
         size : int
-            Bytes that it takes at once, where they are many.
+            Bytes of the file, where they are many.
 
         Raises
         ------
         StoreError
-            It could not be done.
+            The files could not be written.
         """
         self.check()
         self.largest = max(self.largest, size)

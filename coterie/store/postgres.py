@@ -1,7 +1,7 @@
-"""A store in PostgreSQL, for a role that may keep it there: the same tables and migrations as in a file.
+"""Stores in PostgreSQL, for roles that allow it: the same tables and migrations as in a file.
 
-One service at a time: every connection that writes holds an advisory lock of the database, so that a second service is
-kept out, also one that comes while the first has lost its connection and not yet found out.
+Only one service at a time uses a database: every connection that writes holds an advisory lock, which keeps a second
+service out, also while the first has lost its connection and does not know it yet.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ LEAST_VERSION = 13
 """Oldest major version of the server."""
 
 _DRIVER = "postgresql+psycopg"
-# Of the name of this project: other applications of a database have locks of their own.
+# Made from the project's name, so that it differs from the locks of other applications of the database.
 _LOCK = int.from_bytes(b"coterie\x01", "big")
 _CONNECT_S = 10
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a database is, and how it is reached.
+    """Address of a database, with the credentials and limits of its connections.
 
     Parameters
     ----------
     url : str
         ``postgresql+psycopg://user@host:port/database``, without a password.
     password_file : Path, optional
-        Its first line is the password.  Without one the environment says it (``PGPASSWORD``, ``PGPASSFILE``).
+        Its first line is the password.  Without a file the environment has it (``PGPASSWORD``, ``PGPASSFILE``).
     tls : str
-        What is asked of the connection, as PostgreSQL's ``sslmode``; a Unix socket has no TLS.
+        PostgreSQL's ``sslmode``; a Unix socket has no TLS.
     ca_file, certificate, key : Path, optional
-        Who may sign the server's certificate, where not the system's authorities; the client's own, and its key.
+        Authorities that may sign the server's certificate, in place of the system's; the client's own certificate, and
+        its key.
     timeout_s : float
         Longest time that a statement may take, seconds.
     """
@@ -59,13 +60,13 @@ class Place:
 
     @property
     def name(self) -> str:
-        """The place for people: without anything secret."""
+        """Name of the database and its host, for messages; without secrets."""
         url = self._parsed()
         where = url.host or url.query.get("host", "the local socket")
         return f"database {url.database!r} at {where}"
 
     def _parsed(self) -> sa.URL:
-        # The text itself is never repeated in an error: it may hold a password.
+        # Errors never repeat the URL: it may hold a password.
         try:
             url = sa.make_url(self.url)
         except sa.exc.ArgumentError:
@@ -90,7 +91,7 @@ class Place:
         return url.set(drivername=_DRIVER)
 
     def engine(self) -> sa.Engine:
-        """Return an engine whose connections wait for nothing longer than they may.
+        """Return an engine whose connections have the time limits of this place.
 
         Raises
         ------
@@ -103,7 +104,7 @@ class Place:
                 url,
                 connect_args=self._arguments(url),
                 poolclass=sa.pool.NullPool,
-                # What is written is private, and errors would carry it.
+                # Values are private, and errors would carry them.
                 hide_parameters=True,
             )
         except ImportError as error:
@@ -114,12 +115,12 @@ class Place:
     def _arguments(self, url: sa.URL) -> Mapping[str, Any]:
         limit = int(self.timeout_s * 1000)
         options = {
-            # Whatever the server's own default is: acknowledged means durable.
+            # Overrides the server's default: an acknowledged write is durable.
             "synchronous_commit": "on",
             "statement_timeout": limit,
             "lock_timeout": limit,
             "idle_in_transaction_session_timeout": 6 * limit,
-            # A server that finds out late that a client is gone would keep its successor out as long.
+            # A server that notices late that a client is gone keeps the lock, and the next service out, until then.
             "tcp_keepalives_idle": 10,
             "tcp_keepalives_interval": 5,
             "tcp_keepalives_count": 3,
@@ -169,7 +170,7 @@ def open_postgres(place: Place, schema: str) -> tuple[sa.Engine, sa.Engine]:
     Returns
     -------
     reading, writing : sqlalchemy.Engine
-        Each connection of the second one holds the lock: there can be one at a time.
+        Each connection of ``writing`` holds the lock, so there can be only one at a time.
 
     Raises
     ------
@@ -184,7 +185,7 @@ def open_postgres(place: Place, schema: str) -> tuple[sa.Engine, sa.Engine]:
     try:
         with reading.connect() as connection:
             _check(connection, place)
-        # Migrations, too, are one service's at a time.
+        # Under the lock: two services must not migrate at once.
         migrate(writing, schema)
     except sa.exc.DBAPIError as error:
         raise StoreError(
@@ -195,17 +196,17 @@ def open_postgres(place: Place, schema: str) -> tuple[sa.Engine, sa.Engine]:
 
 @contextlib.contextmanager
 def bounded(connection: sa.Connection, limit_s: float) -> Iterator[None]:
-    """Cut a connection off whose server does not answer in time: a server that hangs keeps no limits of its own.
+    """Cut a connection off when its server does not answer in time: a server that hangs does not keep its own limits.
 
-    What waits for it then fails as when the connection is lost.
+    Statements that wait for the connection then fail as when it is lost.
 
     Parameters
     ----------
     connection : sqlalchemy.Connection
     limit_s : float
-        How long all that is asked meanwhile may take, seconds.
+        Longest time of everything within the context, seconds.
     """
-    # Of our own, so that the number means this connection also when it has been closed.
+    # Duplicated, so that the number still means this connection after it was closed.
     driver: Any = connection.connection.driver_connection
     held = socket.socket(fileno=os.dup(driver.fileno()))
 
@@ -224,7 +225,7 @@ def bounded(connection: sa.Connection, limit_s: float) -> Iterator[None]:
 
 
 def read_revision(place: Place) -> str | None:
-    """Return the revision of the tables that a database has, and change nothing; None when it has none.
+    """Return the revision of a database's tables without changing anything; None when it has no tables.
 
     Raises
     ------
@@ -261,7 +262,7 @@ def _check(connection: sa.Connection, place: Place) -> None:
 
 
 def _alone(connection: Any, place: Place) -> None:
-    """Take the lock of the database for a new connection, or close it again."""
+    """Take the database's lock for a new connection; close the connection when it is taken."""
     try:
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_try_advisory_lock(%s)", (_LOCK,))
@@ -280,7 +281,7 @@ def _alone(connection: Any, place: Place) -> None:
 
 
 def _said(error: sa.exc.DBAPIError) -> str:
-    """Return what the server or the driver said of a connection: it names no values that were written."""
+    """Return the first line of the server's or driver's message about a connection; it holds no written values."""
     lines = str(error.orig).strip().splitlines()
     return lines[0].removeprefix("connection failed: ") if lines else type(error.orig).__name__
 
@@ -298,7 +299,7 @@ _SAID = {
     "Connection refused": "does the server run there, and listen on that address?",
     "No such file or directory": "does the server run, and is its socket in that folder?",
 }
-"""What to do next, by what the server or the driver says."""
+"""Hints by a part of the server's or driver's message."""
 
 
 def _hint(error: sa.exc.DBAPIError) -> str | None:

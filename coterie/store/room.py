@@ -1,4 +1,4 @@
-"""Whether a volume has room: found out by taking it, because quotas and reserves do not show in what is free."""
+"""A test of a volume's free space by allocating it, because free space as reported ignores quotas and reserves."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from coterie.store.engine import trouble_of
 __all__ = ["MARGIN", "has_room"]
 
 MARGIN = 256 << 10
-"""What a store needs to be made or taken up, and what is left to it beside a large file, bytes."""
+"""Room that a store needs to be made or opened, and that a large file must leave to it, bytes."""
 
 _NO_ALLOCATION = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 
 
 def has_room(folder: Path, size: int = MARGIN) -> bool:
-    """Whether a file of a size can be written to a folder now; nothing of it stays.
+    """Return whether a file of a size can be written to a folder now; the trial file is removed.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Messages of a round that are on their way, outside of the process's memory."""
+"""A temporary file for the messages of a round, so that the server need not hold them in memory."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from coterie.errors import StoreError
 __all__ = ["Spool", "Spooled"]
 
 _MEMORY = 1 << 18
-"""Bytes of messages that stay in memory: small rounds make no file."""
+"""Bytes of messages that stay in memory, so that small rounds make no file."""
 
 _SMALL = 1 << 10
-"""Shorter messages stay in memory: what is noted about one in the file takes a tenth of this."""
+"""Messages shorter than this stay in memory, bytes; the note about a message in the file takes a tenth of it."""
 
 
 class Spool:
-    """Takes messages of one sum: the first and the small ones into memory, the others into a file without a name.
+    """Keeps the messages of one sum: the first and the small ones in memory, the others in an unnamed file.
 
-    It keeps nothing durably: the file is gone with the process, and what has to outlive it is in the store.  It is in
-    the folder of the store, for its owner only, and holds nothing that the store does not get too, in the same form
-    (shares on their way are sealed for their receivers).  Where there is no room for a file, messages stay in memory.
+    Nothing here is durable: the file is gone with the process, and messages that must outlive it are in the store.
+    The file is in the store's folder, readable by its owner only, and holds nothing that the store does not get too,
+    in the same form (shares are sealed for their receivers).  Where there is no room for a file, messages stay in
+    memory.
 
-    One thread adds, any may read.  The file is closed when nobody refers to the spool or to messages in it any more.
+    One thread adds, any may read.  The file is closed when nothing refers to the spool or to messages in it any more.
 
     Parameters
     ----------
     folder : Path
-        Where the file is made.
+        Folder of the file.
     memory : int
-        Bytes that stay in memory.
+        Bytes of messages that stay in memory.
     """
 
     __slots__ = ("__weakref__", "_end", "_file", "_folder", "_left")
@@ -45,12 +46,12 @@ class Spool:
         self._end = 0
 
     def keep(self, held: Mapping[int, bytes], member: int, message: bytes) -> Mapping[int, bytes]:
-        """Return messages with one more; those given stay as they are."""
+        """Return a copy of the messages with one member's message added."""
         places = held.places if isinstance(held, Spooled) and held.spool is self else held
         return Spooled(self, {**places, member: self._put(message)})
 
     def read(self, start: int, length: int) -> bytes:
-        """Return bytes of the file.
+        """Return ``length`` bytes of the file from ``start`` on.
 
         Raises
         ------
@@ -84,7 +85,7 @@ class Spool:
         return start, length
 
     def _open(self) -> None:
-        # Mode 0600, and without a name as soon as it is there.
+        # Of mode 0600, and unnamed from the start.
         file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115 - open as long as the spool is
         self._file = file.fileno()
         weakref.finalize(self, file.close)
@@ -96,9 +97,9 @@ class Spooled(Mapping[int, bytes]):
     Parameters
     ----------
     spool : Spool
-        Whose file.
+        Spool that has the file.
     places : mapping
-        Messages that are in memory, and where the others are: start and length.
+        By member: the message if it is in memory, or its start and length in the file.
     """
 
     __slots__ = ("places", "spool")
@@ -112,7 +113,7 @@ class Spooled(Mapping[int, bytes]):
         return place if isinstance(place, bytes) else self.spool.read(*place)
 
     def part(self, member: int, start: int, end: int) -> bytes:
-        """Return bytes of a message, and read no others.
+        """Return a message's bytes from ``start`` to ``end``, without reading the rest.
 
         Raises
         ------
@@ -127,13 +128,13 @@ class Spooled(Mapping[int, bytes]):
         return self.spool.read(at + start, end - start) if start < end else b""
 
     def __contains__(self, member: object) -> bool:
-        # A mapping's own way would read the message.
+        # Mapping's default would read the message.
         return member in self.places
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Mapping):
             return NotImplemented
-        # One after the other: a mapping's own way would read them all at once.
+        # One after the other: Mapping's default would read them all at once.
         return self.keys() == other.keys() and all(
             message == other[member] for member, message in self.items()
         )

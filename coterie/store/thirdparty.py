@@ -1,6 +1,6 @@
-"""The third party's store: redeemed tokens, issued certificates, public key bundles, revocations, Paillier keys.
+"""The store of the third party: redeemed tokens, issued certificates, key bundles, revocations, Paillier keys.
 
-It holds public keys, hashes, and what others have sealed; nothing in it opens anything.
+It holds public keys, hashes and envelopes sealed for others; it holds no secret keys.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ bundles = sa.Table(
     sa.Column("message", sa.LargeBinary, nullable=False),
 )
 
-# Certificates that followed another one of the same party, which the token of the first one allows.
+# Renewed certificates, each with its predecessor and the token of the party's first certificate.
 renewals = sa.Table(
     "renewals",
     metadata,
@@ -88,7 +88,7 @@ _CERTIFICATE = "certificate"
 
 
 class Published(NamedTuple):
-    """A bundle as the directory keeps it."""
+    """A key bundle as the directory keeps it."""
 
     participant: bytes
     """Id, 32 bytes."""
@@ -99,18 +99,18 @@ class Published(NamedTuple):
 
 
 class Redemption(NamedTuple):
-    """A token that is exchanged for a certificate."""
+    """The exchange of a token for a certificate."""
 
     token_hash: bytes
     """SHA-256 of the token."""
     party: str
     """``role/name``."""
     participants: int
-    """How many participants may be published on the strength of this token."""
+    """Most participants whose bundles the token's holder may publish."""
     public_key_hash: bytes
     """SHA-256 of the public key in the certificate request."""
     fingerprint: bytes
-    """SHA-256 of the certificate, if it is the one that will be kept."""
+    """SHA-256 of the certificate, 32 bytes."""
     chain: bytes
     """The certificate and the authority's, PEM."""
     redeemed: int
@@ -118,10 +118,10 @@ class Redemption(NamedTuple):
 
 
 class Renewed(NamedTuple):
-    """A certificate in place of another one."""
+    """A certificate that renews another."""
 
     fingerprint: bytes
-    """SHA-256 of the certificate, if it is the one that will be kept."""
+    """SHA-256 of the certificate, 32 bytes."""
     public_key_hash: bytes
     """SHA-256 of its public key, 32 bytes."""
     chain: bytes
@@ -131,17 +131,17 @@ class Renewed(NamedTuple):
 
 
 class Directory(NamedTuple):
-    """Answer to a look-up."""
+    """The directory's answer to a look-up of bundles."""
 
     revision: int
     messages: dict[bytes, bytes]
     """Serialised ``KeyBundle`` by participant; unknown participants are absent."""
     revoked: frozenset[bytes]
-    """Those of the asked participants that are revoked."""
+    """Participants of the look-up that are revoked."""
 
 
 class Revoked(NamedTuple):
-    """Everything revoked so far."""
+    """All revocations so far."""
 
     revision: int
     """Revision of the directory."""
@@ -170,12 +170,12 @@ class ThirdPartyStore:
         self._writer = Writer(self._engine)
 
     def close(self) -> None:
-        """Finish what is pending and close the file."""
+        """Finish pending writes and close the file."""
         self._writer.close()
         self._engine.dispose()
 
     async def redeemed(self, token_hash: bytes) -> Redemption | None:
-        """Return how a token was redeemed, None when it was not."""
+        """Return the redemption of a token; None when it was not redeemed."""
 
         def read(connection: sa.Connection) -> Redemption | None:
             return _redemption(connection, tokens.c.token_hash == token_hash)
@@ -183,13 +183,13 @@ class ThirdPartyStore:
         return await self._read(read)
 
     async def enrol(self, redemption: Redemption, published: Sequence[Published]) -> bytes:
-        """Redeem a token and publish the party's bundles, both or neither.
+        """Redeem a token and publish the party's bundles in one transaction.
 
         Returns
         -------
         bytes
-            The certificate chain that the token was exchanged for: the one given, or, when the same token and
-            key came before, the one of that time.
+            The certificate chain of the redemption: the given one, or the first one when the same token and key
+            were redeemed before.
 
         Raises
         ------
@@ -214,25 +214,25 @@ class ThirdPartyStore:
         return await self._write(write)
 
     async def renew(self, after: bytes, renewed: Renewed) -> bytes:
-        """Keep the certificate that follows another one; each is followed by one only.
+        """Record the renewal of a certificate; each certificate is renewed at most once.
 
         Parameters
         ----------
         after : bytes
-            SHA-256 of the certificate that the party shows.
+            SHA-256 of the party's current certificate.
         renewed : Renewed
-            The new one.
+            The new certificate.
 
         Returns
         -------
         bytes
-            The chain given, or, when this certificate was renewed before for the same key, the one of that time.
+            The given chain, or the first one when this certificate was renewed before for the same key.
 
         Raises
         ------
         Refusal
-            WRONG_STATE for a certificate that was not issued for a token, REVOKED when any certificate of its line is
-            revoked, CONFLICT when it was renewed before for another key.
+            WRONG_STATE for a certificate that was not issued for a token, REVOKED when any certificate of the same
+            token is revoked, CONFLICT when it was renewed before for another key.
         """
 
         def write(connection: sa.Connection) -> bytes:
@@ -261,7 +261,7 @@ class ThirdPartyStore:
     async def publish(self, fingerprint: bytes, published: Sequence[Published]) -> None:
         """Add or replace bundles of a party, all or none.
 
-        Publishing what is there already changes nothing.
+        Publishing the same bundle again changes nothing.
 
         Parameters
         ----------
@@ -287,7 +287,7 @@ class ThirdPartyStore:
         """Return the bundles of participants (at most 1,000: one query)."""
 
         def read(connection: sa.Connection) -> Directory:
-            # The revision first: what is read after it is at least as new.
+            # The revision is read first, so that the rows are at least as new.
             revision = _revision(connection)
             found = connection.execute(
                 sa.select(bundles.c.participant, bundles.c.message).where(
@@ -300,7 +300,7 @@ class ThirdPartyStore:
         return await self._read(read)
 
     async def revoke(self, participants: Iterable[bytes], certificates: Iterable[bytes]) -> int:
-        """Revoke participants and certificates for good; with a certificate all that were renewed from it or before it.
+        """Revoke participants and certificates for good; a certificate with all others that go back to the same token.
 
         Returns
         -------
@@ -326,10 +326,10 @@ class ThirdPartyStore:
         return await self._write(write)
 
     async def revocations(self) -> Revoked:
-        """Return everything revoked so far."""
+        """Return all revocations so far."""
 
         def read(connection: sa.Connection) -> Revoked:
-            # The revision first: what is read after it is at least as new.
+            # The revision is read first, so that the rows are at least as new.
             revision = _revision(connection)
             rows = connection.execute(sa.select(revocations).order_by(revocations.c.revision)).all()
             return Revoked(
@@ -342,7 +342,7 @@ class ThirdPartyStore:
         return await self._read(read)
 
     async def beacon(self, run_id: str, fresh: Beacon) -> Beacon:
-        """Keep a run's beacon, unless it has one; return the one that it has."""
+        """Keep a beacon for a run that has none; return the run's beacon."""
 
         def write(connection: sa.Connection) -> Beacon:
             row = connection.execute(sa.select(beacons).where(beacons.c.run_id == run_id)).one_or_none()
@@ -355,7 +355,7 @@ class ThirdPartyStore:
         return await self._write(write)
 
     async def publish_key(self, party: str, key: NewKey, sealed: Mapping[bytes, bytes]) -> bool:
-        """Keep a Paillier key that one of a party's participants made.
+        """Keep a Paillier key that a participant of the party made.
 
         Parameters
         ----------
@@ -363,12 +363,12 @@ class ThirdPartyStore:
             ``role/name`` of the caller.
         key : NewKey
         sealed : mapping of bytes to bytes
-            What its secret is sealed in, by holder; with the generator these are all holders.
+            Envelopes with the secret key, by holder: one for each holder but the generator.
 
         Returns
         -------
         bool
-            Whether it is new.
+            Whether the key is new.
 
         Raises
         ------
@@ -396,7 +396,7 @@ class ThirdPartyStore:
     async def countersign_key(
         self, party: str, run_id: str, epoch: int, holder: bytes, signing_public: bytes, signature: bytes
     ) -> bool:
-        """Keep the countersignature of one of a party's participants, which was verified.
+        """Keep the verified countersignature of a participant of the party.
 
         Returns
         -------
@@ -417,13 +417,13 @@ class ThirdPartyStore:
         return await self._write(write)
 
     async def paillier_key(self, run_id: str, epoch: int = 0) -> KeptKey | None:
-        """Return the newest complete Paillier key of a run, or that of an epoch, complete or not."""
+        """Return the newest complete Paillier key of a run, or the key of a given epoch, complete or not."""
         return await self._read(
             lambda connection: newest_key(connection, run_id, complete=not epoch, epoch=epoch)
         )
 
     async def paillier_envelope(self, party: str, run_id: str, holder: bytes) -> tuple[KeptKey | None, bytes]:
-        """Return the newest published Paillier key of a run, and what is sealed for one of a party's participants.
+        """Return the newest published Paillier key of a run, and the envelope for a participant of the party.
 
         Raises
         ------
@@ -440,7 +440,7 @@ class ThirdPartyStore:
         return await self._read(read)
 
     async def probe(self) -> None:
-        """Write and read once, changing nothing.
+        """Check that the store can be written and read, without changing anything.
 
         Raises
         ------
@@ -475,7 +475,7 @@ def _redemption(connection: sa.Connection, which: sa.ColumnElement[bool]) -> Red
 
 
 def _token_hash_of(connection: sa.Connection, fingerprint: bytes) -> bytes | None:
-    """Return the hash of the token that a certificate goes back to; None for one that nobody here issued."""
+    """Return the hash of the token that a certificate goes back to; None for a certificate not issued here."""
     renewed = sa.select(renewals.c.token_hash).where(renewals.c.fingerprint == fingerprint)
     first = sa.select(tokens.c.token_hash).where(tokens.c.fingerprint == fingerprint)
     found: bytes | None = connection.execute(renewed.union(first)).scalar_one_or_none()
@@ -537,7 +537,7 @@ def _revoked_among(connection: sa.Connection, participants: Sequence[bytes]) -> 
 
 
 def _parties(connection: sa.Connection, participants: Sequence[bytes]) -> dict[bytes, str]:
-    """Return the parties that speak for participants; who is unknown is absent."""
+    """Return the party of each participant; unknown participants are absent."""
     found: dict[bytes, str] = {}
     for first in range(0, len(participants), 1000):
         rows = connection.execute(
@@ -605,7 +605,7 @@ def _publish(connection: sa.Connection, token: Redemption, published: Sequence[P
 
 
 def _replaces(bundle: Published, party: str, held: sa.Row[tuple[bytes, str, bytes, int, bytes]]) -> bool:
-    """Whether a bundle is to be written over the held one; False when it is the held one."""
+    """Return whether a bundle replaces the held one; False when both are the same."""
     if held.party != party:
         raise Refusal(
             ErrorReason.ERROR_REASON_UNKNOWN_PARTICIPANT,

@@ -1,6 +1,6 @@
-"""Paillier keys in the third party's store: public records, and secrets sealed for holders that it cannot open.
+"""Tables of Paillier keys in the third party's store: public records, and secret keys sealed for their holders.
 
-Pieces of work on a connection, for `coterie.store.thirdparty.ThirdPartyStore`.
+`coterie.store.thirdparty.ThirdPartyStore` runs these functions on its connections.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from coterie.wire.refusal import ErrorReason, Refusal
 __all__ = ["KeptKey", "NewKey", "add_countersignature", "add_key", "metadata", "newest_key", "sealed_for"]
 
 metadata = sa.MetaData()
-"""Of the whole store of a third party."""
+"""Tables of the third party's whole store."""
 
 keys = sa.Table(
     "paillier_keys",
@@ -48,20 +48,20 @@ countersignatures = sa.Table(
 
 
 class NewKey(NamedTuple):
-    """A key that a holder publishes."""
+    """A Paillier key as its generator publishes it."""
 
     run_id: str
     epoch: int
     generator: bytes
     """Id of the holder that made it, 32 bytes."""
     needed: int
-    """Countersignatures that make it complete."""
+    """Number of countersignatures that make the key complete."""
     record: bytes
     """``PaillierRecord`` without countersignatures, serialised."""
 
 
 class KeptKey(NamedTuple):
-    """A key as the directory keeps it."""
+    """A Paillier key as the directory keeps it."""
 
     epoch: int
     needed: int
@@ -77,7 +77,7 @@ class KeptKey(NamedTuple):
 
 
 def add_key(connection: sa.Connection, key: NewKey, sealed: Mapping[bytes, bytes]) -> bool:
-    """Keep a key and what is sealed for its holders.
+    """Keep a key and the envelopes for its holders.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ def add_key(connection: sa.Connection, key: NewKey, sealed: Mapping[bytes, bytes
 def add_countersignature(
     connection: sa.Connection, run_id: str, epoch: int, holder: bytes, signing_public: bytes, signature: bytes
 ) -> bool:
-    """Keep a holder's signature; envelopes of lower epochs are forgotten once a key is complete.
+    """Keep a holder's countersignature; once it completes the key, delete envelopes of lower epochs.
 
     Returns
     -------
@@ -182,16 +182,16 @@ def add_countersignature(
 
 
 def newest_key(connection: sa.Connection, run_id: str, *, complete: bool, epoch: int = 0) -> KeptKey | None:
-    """Return the newest key of a run, or that of an epoch; None when there is none.
+    """Return the newest key of a run, or the key of a given epoch; None when there is none.
 
     Parameters
     ----------
     connection : sqlalchemy.Connection
     run_id : str
     complete : bool
-        Whether only complete ones count.
+        Whether to look at complete keys only.
     epoch : int, optional
-        This one only; 0 for any.
+        Epoch of the key; 0 for any.
     """
     which = [keys.c.run_id == run_id]
     if epoch:
@@ -205,7 +205,7 @@ def newest_key(connection: sa.Connection, run_id: str, *, complete: bool, epoch:
 
 
 def sealed_for(connection: sa.Connection, run_id: str, epoch: int, holder: bytes) -> bytes:
-    """Return what was sealed for a holder; empty when nothing was, or not any more."""
+    """Return the envelope for a holder; empty when there is none, or none any more."""
     found = connection.execute(
         sa.select(envelopes.c.sealed).where(*_at(envelopes, run_id, epoch), envelopes.c.holder == holder)
     ).scalar_one_or_none()
@@ -230,7 +230,7 @@ def _newest_epoch(connection: sa.Connection, run_id: str) -> int:
 
 
 def _forget_envelopes(connection: sa.Connection, run_id: str, below: int) -> None:
-    # Whoever steals a holder's long-term key later finds here only what is in use.
+    # So that a thief of a holder's long-term key finds only the envelopes still in use.
     connection.execute(sa.delete(envelopes).where(envelopes.c.run_id == run_id, envelopes.c.epoch < below))
 
 

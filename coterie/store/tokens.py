@@ -1,4 +1,4 @@
-"""The file of enrolment tokens, a JSON object a line, hashes only: the operator adds, the third party reads."""
+"""The file of enrolment tokens that the operator appends to and the third party reads: JSON lines, hashes only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = structlog.get_logger("coterie.tokens")
 
 
 def append_token(path: Path, record: TokenRecord) -> None:
-    """Append a record, durably; the file is made with mode 0600 when absent.
+    """Append a token's record durably; make the file with mode 0600 when absent.
 
     Raises
     ------
@@ -48,7 +48,7 @@ def append_token(path: Path, record: TokenRecord) -> None:
 class TokenFile:
     """The records of a token file, read again whenever the file has changed.
 
-    A token whose line is removed holds no longer.  A missing file is a file without tokens.
+    A token whose line is removed is no longer valid.  A missing file counts as empty.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class TokenFile:
         self._records: dict[bytes, TokenRecord] = {}
 
     def find(self, token_hash: bytes) -> TokenRecord | None:
-        """Return the record of a token, None when there is none.
+        """Return the record of a token; None when there is none.
 
         Raises
         ------
@@ -90,7 +90,7 @@ def _parse(text: str) -> dict[bytes, TokenRecord]:
         try:
             record = _record(json.loads(line))
         except (ValueError, KeyError, TypeError):
-            # One bad line, perhaps still being written, takes no other token away.
+            # A bad line, perhaps still being written, leaves the other tokens valid.
             _log.error("not a token record", line=number)
             continue
         records[record.token_hash] = record

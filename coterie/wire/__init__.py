@@ -1,1 +1,1 @@
-"""What crosses the network: generated stubs (``v1``), tensors as raw bytes, payloads in chunks, refusals."""
+"""Wire formats: generated stubs (``v1``), tensors as raw bytes, payloads in chunks, refusals."""

@@ -1,4 +1,4 @@
-"""Payloads longer than a message: split into chunks of 1 MiB, put together again, nothing counted unless whole."""
+"""Chunking of payloads longer than a message: cut into chunks of 1 MiB, reassembled, checked by their SHA-256."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Assembler:
     Parameters
     ----------
     limit : int
-        Largest payload taken, bytes.
+        Largest payload accepted, bytes.
     """
 
     def __init__(self, limit: int) -> None:
@@ -83,7 +83,7 @@ class Assembler:
                 field="chunk.last",
                 expected="a chunk marked as the last",
             )
-        # One piece is not copied.
+        # Joining a single piece does not copy it.
         data = b"".join(self._pieces)
         if hashlib.sha256(data).digest() != sha256:
             raise Refusal(

@@ -1,4 +1,4 @@
-"""Refusals: why a service does not do what it was asked, in one closed vocabulary.
+"""Refusals: the error with which a service declines a request, with a reason from a closed enumeration.
 
 A refusal carries a reason of ``ErrorReason``, the field that was wrong and what was expected.  It never carries a
 private value: services raise it, the network layer turns it into a gRPC status with ``google.rpc.ErrorInfo``.
@@ -19,7 +19,7 @@ LATER = frozenset(
         ErrorReason.ERROR_REASON_TOO_SLOW,
     }
 )
-"""Reasons that pass: the same request may be taken later."""
+"""Transient reasons: the same request may be accepted later."""
 
 _PREFIX = "ERROR_REASON_"
 
@@ -30,7 +30,7 @@ def reason_name(reason: ErrorReason.ValueType) -> str:
 
 
 class Refusal(PeerError):  # noqa: N818 - the contract's word for it
-    """A request that is refused, at the side that refuses and at the side that asked.
+    """The refusal of a request; the service raises it, and the caller gets it raised again.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a user says when it visits an owner, and what the owner answers (DRIFT, shielded form): fixed layouts.
+"""Byte layouts of a user's visit to a data owner and of the owner's reply (DRIFT, shielded form).
 
 A visit follows the records of a sealed batch, little-endian: number of the visit (8 bytes), epoch (4), 1 where the
 user has nothing more to send now, so that its trailing block counts as complete (1), the user's row (d float32).
@@ -24,7 +24,7 @@ _REPLY = struct.Struct("<QIId")
 
 @dataclass(frozen=True, eq=False)
 class Visit:
-    """A user's visit.
+    """A user's message to a data owner, sent with its records.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class Visit:
 
     @classmethod
     def from_bytes(cls, data: bytes, dim: int) -> Visit:
-        """Return the visit that bytes are.
+        """Parse a visit.
 
         Raises
         ------
@@ -68,7 +68,7 @@ class Visit:
 
 @dataclass(frozen=True, eq=False)
 class Reply:
-    """What a visit made.
+    """A data owner's answer to a visit: what it ran and how the user's row moved.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class Reply:
 
     @classmethod
     def from_bytes(cls, data: bytes, dim: int) -> Reply:
-        """Return the reply that bytes are.
+        """Parse a reply.
 
         Raises
         ------

@@ -1,10 +1,10 @@
-"""Packed Paillier: vectors of integers that can be added while they are encrypted.
+"""Packed Paillier encryption: vectors of integers that can be added under encryption.
 
-Keys are in ``keys``, what hides a plaintext in ``obfuscators``, slots in ``packing``, vectors and their sums in
-``vector``, bytes in ``format``, ``phe`` in ``stock``.  Needs the extra ``paillier``.
+Keys are in ``keys``, random factors of ciphertexts in ``obfuscators``, slots in ``packing``, vectors and their sums in
+``vector``, byte formats in ``format``, conversion to ``phe`` in ``stock``.  Needs the extra ``paillier``.
 
-What is assumed: composite residuosity modulo n^2 (Paillier 1999), hence that n is hard to factor; what modes C and D
-assume beyond that is said in ``obfuscators``.  A ciphertext carries no authentication: who can encrypt can also add a
+Assumed: composite residuosity modulo n^2 (Paillier 1999), hence that n is hard to factor; ``obfuscators`` states the
+further assumptions of modes C and D.  A ciphertext carries no authentication: who can encrypt can also add a
 constant, double or mix.  Look-ups in tables and powers take time that depends on secrets, so whoever can measure the
 caches of a process that holds a secret key, or draws obfuscators, learns about them.
 """

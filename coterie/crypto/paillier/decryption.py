@@ -1,7 +1,7 @@
-"""Decryption modulo p^2 and q^2, a thread for each, and put together (Paillier 1999, section 7).
+"""Decryption modulo p^2 and q^2, a thread for each, joined by the Chinese remainder theorem (Paillier 1999, section 7).
 
-Of a ciphertext ``a (1 + b n)``, ``m = L(a^e mod p^2) / (e q) + b mod p`` with ``L(x) = (x - 1) / p`` and an exponent
-``e`` that takes the obfuscator to 1: it is p - 1, or k_p where all ciphertexts are of mode D.
+A ciphertext ``a (1 + b n)`` has ``m = L(a^e mod p^2) / (e q) + b mod p`` with ``L(x) = (x - 1) / p`` and an exponent
+``e`` that takes the obfuscator to 1: p - 1, or k_p where all ciphertexts are of mode D.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ __all__ = ["decrypt"]
 def decrypt(secret: SecretKey, units: Sequence[mpz], shifts: Sequence[mpz], mode: Mode) -> list[mpz]:
     """Return the plaintexts of ciphertexts, each from 0 to n - 1.
 
-    Nearly all of the work is powers, for which gmpy2 lets other threads run.  The time depends on the key.
+    Nearly all of the work is exponentiation, during which gmpy2 releases the GIL.  The time depends on the key.
 
     Parameters
     ----------
     secret : SecretKey
     units, shifts : sequence of mpz
-        Ciphertexts; any part of a vector's.
+        Ciphertexts: any subset of a vector's.
     mode : Mode
-        Of all of them; that of stock ciphertexts is ``KEY_HOLDER``.
+        Mode of all the ciphertexts; ``KEY_HOLDER`` for those of ``phe``.
 
     Raises
     ------
     VerificationError
-        MALFORMED when one is not invertible, or in mode D not of the subgroup.
+        MALFORMED when a ciphertext is not invertible, or in mode D not of the subgroup.
     CryptoError
         In mode D, when this is no subgroup key.
     """

@@ -1,8 +1,9 @@
-"""Invertible elements modulo n^2 as pairs: ``c = a (1 + b n)`` with a *unit* a and a *shift* b, both below n.
+"""Representation of invertible elements modulo n^2 as pairs: ``c = a (1 + b n)``, *unit* a and *shift* b below n.
 
-Each has one such pair, because ``1 + n`` generates what is 1 modulo n, and ``(1 + n)^b = 1 + b n``.  Multiplying
-elements multiplies units and adds shifts, so what is encrypted is added to a shift, and a long product takes products
-of half the length only.  The product of units is brought below n at the end: what is above goes to the shift.
+The pair is unique, because ``1 + n`` generates the elements that are 1 modulo n, and ``(1 + n)^b = 1 + b n``.
+Multiplying elements multiplies units and adds shifts, so a plaintext is added to a shift, and a long product takes
+multiplications of half the length only.  At the end the product of units is reduced below n, and its quotient goes to
+the shift.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ["inverses", "join", "split"]
 
 
 def split(elements: Iterable[mpz], modulus: mpz) -> tuple[list[mpz], list[mpz]]:
-    """Return units and shifts.
+    """Return the units and the shifts of elements.
 
     Raises
     ------
@@ -31,12 +32,12 @@ def split(elements: Iterable[mpz], modulus: mpz) -> tuple[list[mpz], list[mpz]]:
 
 
 def join(units: Iterable[mpz], shifts: Iterable[mpz], modulus: mpz) -> list[mpz]:
-    """Return elements modulo n^2."""
+    """Return the elements modulo n^2 that have these units and shifts."""
     return [unit + unit * shift % modulus * modulus for unit, shift in zip(units, shifts, strict=True)]
 
 
 def inverses(values: Sequence[mpz], modulus: mpz) -> list[mpz]:
-    """Return the inverse of each value, from that of their product (Montgomery).
+    """Return the inverse of each value, with one inversion in all (Montgomery).
 
     Raises
     ------

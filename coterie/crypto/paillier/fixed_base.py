@@ -1,10 +1,10 @@
-"""Powers of one element modulo m^2, many of them, by a table.
+"""Fixed-base exponentiation: many powers of one element modulo m^2, by a table.
 
 The exponent's bytes are its digits: row i of the table holds the base to the powers d 256^i, and a power is the product
 of one entry of each row.
 
-Entries are pairs of a unit and a shift (``elements``).  What has to be multiplied are units, half as long as m^2, so
-that two of them need no reduction: that halves the work.
+Entries are pairs of a unit and a shift (``elements``).  Only units are multiplied; they are half as long as m^2, so the
+product of two needs no reduction, which halves the work.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DIGITS = 256
 
 
 class FixedBase:
-    """A table of powers: 256 entries as long as m^2 for each byte of the exponent.
+    """A table of powers of one element, with 256 entries as long as m^2 for each byte of the exponent.
 
     Look-ups take time that depends on the exponent, through the caches of the processor.
 
@@ -54,14 +54,14 @@ class FixedBase:
             step = entry
 
     def _product(self, one: tuple[mpz, mpz, mpz], other: tuple[mpz, mpz, mpz]) -> tuple[mpz, mpz, mpz]:
-        """Multiply two elements, given as unit, its inverse modulo m, and shift."""
+        """Return the product of two elements, each given as unit, the unit's inverse modulo m, and shift."""
         # a1 a2 = a + c m = a (1 + c / a m)
         carry, unit = gmpy2.f_divmod(one[0] * other[0], self._modulus)
         inverse = one[1] * other[1] % self._modulus
         return unit, inverse, (one[2] + other[2] + carry * inverse) % self._modulus
 
     def power(self, exponent: bytes) -> mpz:
-        """Return the base to the power of an exponent, little-endian, modulo m^2."""
+        """Return the base to the power of a little-endian exponent, modulo m^2."""
         units = [row[digit] for row, digit in zip(self._units, exponent, strict=True)]
         square, product = self._square, mpz(1)
         if len(units) % 2:

@@ -1,4 +1,4 @@
-"""Encrypted vectors as bytes: a header of 44 bytes, then unit and shift of each ciphertext, as long as n; big-endian.
+"""Byte format of encrypted vectors: a header of 44 bytes, then each ciphertext's unit and shift, as long as n each.
 
 | bytes | field |
 | --- | --- |
@@ -10,8 +10,8 @@
 | 4 | number of values N |
 | 32 | key id |
 
-How many vectors are added up in it is not there: whoever formed the sum could write what it likes.  Nor is which
-ciphertexts are left out of a sparse vector: who receives it knows them, and what would be in them.
+All numbers are big-endian.  The format has no number of addends, because whoever formed the sum could write any; nor
+the positions left out of a sparse vector, because the receiver knows them and their plaintexts.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _MODES = frozenset(int(mode) for mode in Mode)
 
 
 def size(public: PublicKey, packing: Packing, count: int, left_out: int = 0) -> int:
-    """Return the bytes of a vector of so many values, without some of its ciphertexts."""
+    """Return the length in bytes of a vector of ``count`` values without ``left_out`` of its ciphertexts."""
     return HEADER_BYTES + 2 * (packing.ciphertexts(count) - left_out) * public.modulus_bytes
 
 
 def to_bytes(vector: EncryptedVector, left_out: Collection[int] = ()) -> bytes:
-    """Return a vector as it is sent, without the ciphertexts at some positions."""
+    """Return a vector's bytes, without the ciphertexts at the positions ``left_out``."""
     packing, public = vector.packing, vector.public
     fields = packing.slot_bits, packing.code_bits, packing.addends, vector.count
     header = _HEADER.pack(_VERSION, vector.mode, *fields, public.key_id)
@@ -64,21 +64,21 @@ def from_bytes(
     addends: int = 1,
     left_out: Mapping[int, mpz] = _NOTHING,
 ) -> EncryptedVector:
-    """Return a vector that was received, with every ciphertext checked.
+    """Parse a received vector, and check every ciphertext.
 
     Parameters
     ----------
     content : bytes
     public : PublicKey
-        The key that is expected; and so are the others.
+        Expected key; packing and number of values are the expected ones, too.
     packing : Packing
     count : int
         Values.
     addends : int, optional
-        How many vectors are added up in it, by what is known otherwise.
+        Number of vectors in the sum, as known from elsewhere.
     left_out : mapping of int to mpz, optional
-        Positions of ciphertexts that were not sent, and what would be in them: they are there in what is returned,
-        with nothing that hides it.
+        Plaintexts by position of the ciphertexts that were not sent; the returned vector has these ciphertexts, without
+        an obfuscator.
 
     Raises
     ------

@@ -4,8 +4,8 @@
 bits, or of 320 in a *subgroup key*, and another one for p than for q: then p and q are 3 modulo 4, gcd(p - 1, q - 1) is
 2, and whoever holds the secret key knows the order of every element.
 
-A public key is a record: the modulus, the public half of the set key, when and for which run it was made, and the base
-of the subgroup.  Its id is the SHA-256 of the explicit bytes (paillier-key, n, set key, bits, created, run, base).
+A public key has a record: the modulus, the public half of the set key, its creation time, its run, and the base of the
+subgroup.  Its id is the SHA-256 of the explicit bytes (paillier-key, n, set key, bits, created, run, base).
 
 What is assumed: composite residuosity modulo n^2, hence that n is hard to factor; 3,072 bits stand for 128 bits of
 security.  Of a subgroup key also that elements of prime orders of 320 bits look like any others (Paillier 1999,
@@ -45,7 +45,7 @@ _EXTRA_BYTES = 16  # drawn beyond the modulus, so that reducing leaves nothing t
 
 
 def require_size(bits: int, comparison: bool) -> None:
-    """Raise `CryptoError` unless a modulus may have so many bits."""
+    """Raise `CryptoError` unless a modulus of ``bits`` bits is allowed."""
     least = _LEAST_TO_COMPARE if comparison else LEAST_BITS
     if bits < least or bits % 16:
         raise CryptoError(
@@ -57,7 +57,7 @@ def require_size(bits: int, comparison: bool) -> None:
 
 
 class PublicKey:
-    """The record by which everybody encrypts; checked as far as that goes without the secret key.
+    """A public Paillier key, with which contributors encrypt; checked as far as possible without the secret key.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class PublicKey:
     CryptoError
         The length is not allowed.
     VerificationError
-        MALFORMED when anything else of it is not as above.
+        MALFORMED when another parameter is not as above.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class PublicKey:
             raise _malformed(f"the modulus has a factor below {SMALL_PRIMES_BELOW}")
         if len(set_public) != _SET_KEY_BYTES:
             raise _malformed(f"the set key has {len(set_public)} bytes, expected {_SET_KEY_BYTES}")
-        # What is 1, -1 or 0 modulo a factor would obfuscate nothing there, or give the factor away.
+        # A base that is 1, -1 or 0 modulo a factor would obfuscate nothing there, or reveal the factor.
         if self.base and (
             not 0 < self.base < self.n or gmpy2.gcd(self.base * (self.base**2 - 1), self.n) != 1
         ):
@@ -120,7 +120,7 @@ class PublicKey:
 
     @property
     def modulus_bytes(self) -> int:
-        """Bytes of n; of a ciphertext twice as many."""
+        """Length of n in bytes; a ciphertext has twice as many."""
         return self.bits // 8
 
     @property
@@ -140,7 +140,7 @@ class PublicKey:
     def derived_base(self) -> mpz:
         """Base of the public obfuscators, ``-x^2 mod n`` with ``x`` hashed from n (Damgard, Jurik, Nielsen 2010).
 
-        Nobody chooses it, so nobody can choose one of small order.
+        The hash determines it, so nobody can choose a base of small order.
         """
         size = self.modulus_bytes
         label = encode("paillier-base", self.n.to_bytes(size, "big"))
@@ -158,20 +158,20 @@ class PublicKey:
 
 
 class Factor(NamedTuple):
-    """A prime factor of a modulus and what is known of its order: p - 1 = 2 k p'."""
+    """A prime factor p of a modulus, with the known prime k of p - 1 = 2 k p'."""
 
     prime: mpz
     order: mpz
-    """k, the prime of 40 bits, or of 320; 0 where it is not known, as of a key made elsewhere."""
+    """The prime k, of 40 bits, or 320 in a subgroup key; 0 where it is not known, as in a key made elsewhere."""
 
     @property
     def rest(self) -> mpz:
-        """p', the other prime."""
+        """The other prime, p'."""
         return (self.prime - 1) // (2 * self.order)
 
 
 class SecretKey:
-    """The factors of a public key's modulus.  Never written but with mode 0600, never pickled, never printed.
+    """A secret Paillier key: the two factors of a public key's modulus.  Never pickled, never printed.
 
     Parameters
     ----------
@@ -182,7 +182,7 @@ class SecretKey:
     Raises
     ------
     VerificationError
-        WRONG_KEY when they are not two factors of the modulus.  ``check`` looks at all else.
+        WRONG_KEY when they are not two factors of the modulus.  ``check`` checks everything else.
     """
 
     def __init__(self, public: PublicKey, p: Factor, q: Factor) -> None:
@@ -195,16 +195,16 @@ class SecretKey:
 
     @property
     def own(self) -> bool:
-        """Whether the form of the factors is known; of a key made elsewhere it is not, and it only decrypts."""
+        """Whether the form of the factors is known; a key made elsewhere has no known form and only decrypts."""
         return all(factor.order for factor in self.factors)
 
     def check(self) -> None:
-        """Check the form of the key: what a holder does with a secret key that it received.
+        """Check the form of the factors and of the subgroup's base, as a holder does with a received secret key.
 
         Raises
         ------
         VerificationError
-            MALFORMED when something of it is not as this module says.
+            MALFORMED when the factors or the base are not of the form that this module describes.
         """
         p, q = self.factors
         bits, order_bits = self.public.bits // 2, SUBGROUP_BITS if self.public.subgroup else _ORDER_BITS
@@ -228,7 +228,7 @@ class SecretKey:
             raise _malformed("the base of the subgroup does not have the order that the secret key says")
 
     def to_bytes(self) -> bytes:
-        """Return p, q, k_p, k_q, each big-endian: half as long as n, and 5 bytes, or 40 of a subgroup key.
+        """Return p, q, k_p, k_q, big-endian: p and q half as long as n, k_p and k_q 5 bytes, or 40 in a subgroup key.
 
         Raises
         ------
@@ -243,7 +243,7 @@ class SecretKey:
 
     @classmethod
     def from_bytes(cls, public: PublicKey, content: bytes) -> SecretKey:
-        """Return the secret key of a record, fully checked.
+        """Parse the secret key of a public key, and check it in full.
 
         Raises
         ------
@@ -276,12 +276,12 @@ def generate(
     subgroup: bool = False,
     comparison: bool = False,
 ) -> SecretKey:
-    """Draw a key pair.
+    """Draw a Paillier key pair.
 
     Parameters
     ----------
     run : str
-        The run that it is for.
+        Run of the key.
     set_public : bytes
         X25519 public half of the set key, 32 bytes.
     bits : int, optional
@@ -302,7 +302,7 @@ def generate(
     base = _subgroup_base(p, q) if subgroup else mpz(0)
     record = p.prime * q.prime, set_public, bits, int(time.time()), run, base
     key = SecretKey(PublicKey(*record, comparison=comparison), p, q)
-    # That both drew the same prime somewhere is all that could be wrong, and will not be.
+    # Both factors might share a prime; nothing else can be wrong, and this is improbable, too.
     key.check()
     return key
 
@@ -320,7 +320,7 @@ def _subgroup_base(p: Factor, q: Factor) -> mpz:
 
 
 def _sizes(public: PublicKey) -> tuple[int, int]:
-    """Return the bytes of a factor and of the known prime in its order."""
+    """Return the lengths in bytes of a factor and of its known prime k."""
     return public.bits // 16, (SUBGROUP_BITS if public.subgroup else _ORDER_BITS) // 8
 
 

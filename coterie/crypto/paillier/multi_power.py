@@ -1,4 +1,4 @@
-"""Products of many powers with short exponents, by buckets (Pippenger 1976)."""
+"""Multi-exponentiation: products of many powers with short exponents, by buckets (Pippenger 1976)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["multi_power"]
 
 
 def multi_power(bases: Sequence[mpz], exponents: Sequence[int], modulus: mpz) -> mpz:
-    """Return the product of ``bases[k] ** exponents[k]`` modulo a number.
+    """Return the product of ``bases[k] ** exponents[k]`` modulo ``modulus``.
 
-    The time depends on the exponents: they are no secrets.
+    The time depends on the exponents, which must not be secrets.
 
     Parameters
     ----------
@@ -46,5 +46,5 @@ def multi_power(bases: Sequence[mpz], exponents: Sequence[int], modulus: mpz) ->
 
 
 def _window(count: int, bits: int) -> int:
-    """Return how many bits of the exponents are taken at once: those with the fewest multiplications."""
+    """Return the window's width in bits that needs the fewest multiplications."""
     return min(range(1, 17), key=lambda width: -(-bits // width) * (count + 2 ** (width + 1)))

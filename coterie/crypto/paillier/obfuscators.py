@@ -1,4 +1,4 @@
-"""Obfuscators: the n-th powers modulo n^2 that hide a plaintext, four ways to draw them, and a pool drawn ahead.
+"""Obfuscators: the random n-th powers modulo n^2 that hide a plaintext, drawn in four modes, or ahead into a pool.
 
 | mode | who | drawn as | further assumption |
 | --- | --- | --- | --- |
@@ -36,7 +36,7 @@ _SUBGROUP_BYTES = (2 * SUBGROUP_BITS + 128) // 8
 
 
 class Mode(enum.IntEnum):
-    """How a ciphertext was obfuscated."""
+    """The way in which an obfuscator is drawn; the module's table has all four."""
 
     KEY_HOLDER = 1
     PUBLIC = 2
@@ -45,7 +45,7 @@ class Mode(enum.IntEnum):
 
     @property
     def assumption(self) -> str:
-        """What this mode assumes beyond composite residuosity and factoring; empty where there is nothing."""
+        """Assumption of this mode beyond composite residuosity and factoring; empty where there is none."""
         return _ASSUMPTIONS.get(self, "")
 
 
@@ -56,29 +56,29 @@ _ASSUMPTIONS = {
 
 
 class Obfuscators(Protocol):
-    """What gives obfuscators for one key."""
+    """A source of obfuscators for one public key, from which `encrypt` draws."""
 
     @property
     def public(self) -> PublicKey:
-        """The key."""
+        """Public key of the obfuscators."""
 
     @property
     def mode(self) -> Mode:
-        """How they are drawn."""
+        """Mode of the obfuscators."""
 
     def draw(self, count: int) -> list[tuple[mpz, mpz]]:
-        """Return so many obfuscators, each given once: unit and shift."""
+        """Return ``count`` fresh obfuscators as pairs of unit and shift."""
 
 
 class HolderObfuscators:
-    """Modes A and D for who holds the secret key: modulo p^2 and q^2, and put together.
+    """Draws obfuscators of modes A and D with the secret key, modulo p^2 and q^2 apart.
 
     Its tables are secret.  They stay in memory and are never pickled.
 
     Parameters
     ----------
     secret : SecretKey
-        Made by ``generate``: what is drawn is uniform because the orders are known.
+        Made by ``generate``: obfuscators are uniform because the factors' orders are known.
     mode : Mode, optional
         ``KEY_HOLDER`` or, with a subgroup key, ``SUBGROUP``.
 
@@ -102,7 +102,7 @@ class HolderObfuscators:
         self._p_squared, self._q_squared, self._inverse = p, q, gmpy2.invert(p, q)
 
     def draw(self, count: int) -> list[tuple[mpz, mpz]]:
-        """Return so many obfuscators, unit and shift."""
+        """Return ``count`` fresh obfuscators as pairs of unit and shift."""
         drawn = []
         for _ in range(count):
             at_p, at_q = (half.draw() for half in self._halves)
@@ -117,7 +117,7 @@ class HolderObfuscators:
 
 
 class _Half:
-    """Elements of a known order modulo the square of one factor."""
+    """Draws random elements of a known order modulo the square of one factor."""
 
     def __init__(self, factor: Factor, public: PublicKey, mode: Mode) -> None:
         prime = factor.prime
@@ -130,8 +130,8 @@ class _Half:
         self._table = FixedBase(base, prime, (int(self.order).bit_length() + 7) // 8)
 
     def draw(self) -> mpz:
-        """Return an element, all alike likely."""
-        # Orders have whole bytes with the highest bits set, so most draws are below.
+        """Return a uniformly drawn element."""
+        # Orders fill whole bytes and have their highest bits set, so most draws are accepted.
         while True:
             drawn = os.urandom(self._table.exponent_bytes)
             if mpz.from_bytes(drawn, "little") < self.order:
@@ -149,7 +149,7 @@ def _primitive_root(factor: Factor) -> mpz:
 
 
 class PublicObfuscators:
-    """Modes B, C and D for who has the public key only.
+    """Draws obfuscators of modes B, C and D with the public key only.
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ class PublicObfuscators:
         self._table = FixedBase(base, public.n, lengths[mode])
 
     def draw(self, count: int) -> list[tuple[mpz, mpz]]:
-        """Return so many obfuscators, unit and shift."""
+        """Return ``count`` fresh obfuscators as pairs of unit and shift."""
         size = self._table.exponent_bytes
         return _pairs([self._table.power(os.urandom(size)) for _ in range(count)], self.public)
 
@@ -194,15 +194,15 @@ def _require_subgroup(public: PublicKey, mode: Mode) -> None:
 
 
 class Pool:
-    """Obfuscators drawn ahead, in the memory of one process: what is left to do for a ciphertext is one sum.
+    """A pool of obfuscators drawn ahead, in the memory of one process, so that a ciphertext later takes one addition.
 
-    Each leaves the pool before it is used.  A forked child has none of its parent's: one that hides two plaintexts
-    gives away their difference.  The pool is never written anywhere.
+    Each obfuscator leaves the pool before it is used.  A forked child starts with an empty pool: an obfuscator that
+    hides two plaintexts reveals their difference.  The pool is never written anywhere.
 
     Parameters
     ----------
     source : Obfuscators
-        What fills it, and what steps in when it is empty.
+        Draws obfuscators to fill the pool, and when the pool is empty.
     """
 
     __slots__ = ("__weakref__", "_ready", "_source")
@@ -216,22 +216,22 @@ class Pool:
 
     @property
     def public(self) -> PublicKey:
-        """The key."""
+        """Public key of the obfuscators."""
         return self._source.public
 
     @property
     def mode(self) -> Mode:
-        """How they are drawn."""
+        """Mode of the obfuscators."""
         return self._source.mode
 
     def fill(self, count: int) -> None:
-        """Draw so many more."""
+        """Draw ``count`` more obfuscators into the pool."""
         self._ready += self._source.draw(count)
 
     def draw(self, count: int) -> list[tuple[mpz, mpz]]:
-        """Return so many obfuscators, unit and shift; those that the pool does not have are drawn now."""
+        """Return ``count`` obfuscators as pairs of unit and shift, freshly drawn where the pool has too few."""
         found: list[tuple[mpz, mpz]] = []
-        # Taken one by one, as threads cannot take the same one then.
+        # Popped one by one, so that two threads never take the same.
         while len(found) < count:
             try:
                 found.append(self._ready.pop())

@@ -1,4 +1,4 @@
-"""Many integers in one plaintext: slots that cannot run into each other while no more than C vectors are added.
+"""Packing of many integers into one plaintext, in slots that do not overflow in a sum of at most C vectors.
 
 A code of ``b`` bits has a slot of ``w = b + ceil(log2 C)`` bits; slot 0 is the least significant.  Above the slots of
 every plaintext stands its tag, 96 bits and ``ceil(log2 C)`` of guard: the most significant field, which a constant
@@ -29,7 +29,7 @@ _GROUP = 8  # slots of w bits are w bytes
 
 
 class Unpacked(NamedTuple):
-    """What was in the slots, and in the tags above them."""
+    """The codes and tags of decrypted plaintexts."""
 
     codes: NDArray[np.uint64]
     tags: list[int]
@@ -37,7 +37,7 @@ class Unpacked(NamedTuple):
 
 @dataclass(frozen=True)
 class Packing:
-    """How codes lie in plaintexts.
+    """The layout of codes in plaintexts.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class Packing:
 
     @property
     def guard_bits(self) -> int:
-        """Bits that a sum may be longer than what is added, ceil(log2 C)."""
+        """Bits by which a sum may be longer than an addend, ceil(log2 C)."""
         return (self.addends - 1).bit_length()
 
     @property
@@ -82,11 +82,11 @@ class Packing:
 
     @property
     def slots(self) -> int:
-        """Slots of one plaintext."""
+        """Number of slots of one plaintext."""
         return (self.key_bits - _SPARE_BITS - TAG_BITS - self.guard_bits) // self.slot_bits
 
     def ciphertexts(self, count: int) -> int:
-        """Return how many ciphertexts hold so many values."""
+        """Return the number of ciphertexts that ``count`` values take."""
         return -(-count // self.slots)
 
     def pack(self, codes: NDArray[np.integer], tags: Sequence[int], addends: int = 1) -> list[mpz]:
@@ -99,7 +99,7 @@ class Packing:
         tags : sequence of int
             One for each plaintext, from 0 to ``addends (2^96 - 1)``.
         addends : int, optional
-            How many users' codes were added already, as those of one host's users are.
+            Number of users whose codes were added already, as those of one host's users are.
 
         Raises
         ------
@@ -127,15 +127,15 @@ class Packing:
         ]
 
     def unpack(self, plaintexts: Sequence[mpz], count: int, addends: int) -> Unpacked:
-        """Return what plaintexts hold.
+        """Return the codes and tags that plaintexts hold.
 
         Parameters
         ----------
         plaintexts : sequence of mpz
         count : int
-            How many values they hold; the last plaintext may have slots to spare.
+            Number of values; the last plaintext may have slots to spare.
         addends : int
-            How many users' codes they are the sum of.
+            Number of users whose codes were added.
 
         Returns
         -------
@@ -145,7 +145,8 @@ class Packing:
         Raises
         ------
         VerificationError
-            MALFORMED when no sum of so many users can look like this: what was added was not what ``pack`` makes.
+            MALFORMED when a code or tag is too large for a sum of so many users, or a spare slot is not empty: an
+            addend was not made by ``pack``.
         CryptoError
             When there are more addends than there is room for, or too many or too few plaintexts.
         """
@@ -173,7 +174,7 @@ class Packing:
         return Unpacked(codes, tags)
 
     def require_addends(self, addends: int) -> None:
-        """Raise `CryptoError` unless so many vectors can be added."""
+        """Raise `CryptoError` unless ``addends`` vectors can be added without overflow."""
         if not 1 <= addends <= self.addends:
             raise CryptoError(
                 f"{addends} addends, this packing has room for 1 to {self.addends}",
@@ -184,7 +185,7 @@ class Packing:
         return addends * ((1 << self.code_bits) - 1)
 
     def _in_rows(self, codes: NDArray[np.integer]) -> NDArray[np.uint64]:
-        """Return codes with one row for each plaintext, filled up with zeros to whole groups of eight."""
+        """Return codes as a row for each plaintext, padded with zeros to whole groups of eight."""
         rows = self.ciphertexts(codes.size)
         values = np.zeros(rows * self.slots, np.uint64)
         values[: codes.size] = codes
@@ -194,7 +195,7 @@ class Packing:
 
 
 def _to_bytes(values: NDArray[np.uint64], width: int) -> NDArray[np.uint8]:
-    """Return each row's values one behind the other, ``width`` bits each, little-endian; whole groups of eight."""
+    """Pack each row's values, ``width`` bits each, little-endian; rows are whole groups of eight values."""
     columns = np.ascontiguousarray(values.reshape(-1, _GROUP).T)
     found = np.empty((width, columns.shape[1]), np.uint8)
     for place in range(width):
@@ -207,7 +208,7 @@ def _to_bytes(values: NDArray[np.uint64], width: int) -> NDArray[np.uint8]:
 
 
 def _from_bytes(content: NDArray[np.uint8], width: int) -> NDArray[np.uint64]:
-    """Return the values that ``_to_bytes`` laid out."""
+    """Return the values that ``_to_bytes`` packed."""
     columns = np.ascontiguousarray(content.reshape(-1, width).T).astype(np.uint64)
     found = np.empty((_GROUP, columns.shape[1]), np.uint64)
     for slot in range(_GROUP):
@@ -221,5 +222,5 @@ def _from_bytes(content: NDArray[np.uint8], width: int) -> NDArray[np.uint64]:
 
 
 def _shifted(values: NDArray[np.uint64], left: int) -> NDArray[np.uint64]:
-    """Return values shifted by so many bits to the left, or to the right."""
+    """Return values shifted by ``left`` bits to the left; to the right where that is negative."""
     return values << np.uint64(left) if left >= 0 else values >> np.uint64(-left)

@@ -1,7 +1,7 @@
-"""Primes of Paillier keys, ``p = 2 k p' + 1`` with primes ``k`` and ``p'``, and integers drawn uniformly.
+"""Prime generation for Paillier keys, ``p = 2 k p' + 1`` with primes ``k`` and ``p'``, and uniform integers.
 
-Everything drawn comes from the operating system.  Primality is Baillie-PSW with further rounds of Miller-Rabin, as GMP
-has it: no composite is known that passes, but it is no proof.
+All randomness is the operating system's.  Primality is tested by GMP's Baillie-PSW with further rounds of Miller-Rabin:
+no composite is known that passes, but a pass is no proof.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from gmpy2 import mpz
 __all__ = ["SMALL_PRIMES_BELOW", "draw_prime", "has_small_factor", "is_prime", "uniform"]
 
 SMALL_PRIMES_BELOW = 1 << 16
-"""What ``has_small_factor`` looks for."""
+"""Bound of the prime factors that ``has_small_factor`` looks for."""
 
 _ROUNDS = 25  # the first 24 are Baillie-PSW
 
 
 def uniform(below: mpz) -> mpz:
-    """Return an integer drawn uniformly from [0, ``below``): as many bits as that has, again where it is not below."""
+    """Draw an integer uniformly from [0, ``below``), by rejection."""
     bits = int(below).bit_length()
     excess = -bits % 8
     while True:
@@ -37,12 +37,12 @@ def _small_primes() -> mpz:
 
 
 def has_small_factor(number: mpz) -> bool:
-    """Return whether an odd prime below 2^16 divides a number, which is larger."""
+    """Return whether an odd prime below 2^16 divides a number above 2^16."""
     return bool(gmpy2.gcd(number, _small_primes() % number) != 1)
 
 
 def is_prime(number: mpz) -> bool:
-    """Return whether a number is prime, but for an error that nobody has seen."""
+    """Return whether a number passes the primality test; no composite is known that does."""
     return bool(gmpy2.is_prime(number, _ROUNDS))
 
 
@@ -73,7 +73,7 @@ def draw_prime(bits: int, order_bits: int) -> tuple[mpz, mpz]:
     lowest, end = -((mpz(-7) << (bits - 4)) // rest), mpz(1) << order_bits
     while True:
         order = (lowest + uniform(end - lowest)) | 1
-        # Most are no primes, and to see that takes less of the shorter number.
+        # Most candidates are composite, which is quicker to see of the shorter number.
         if is_prime(order):
             prime = 2 * order * rest + 1
             if not has_small_factor(prime) and is_prime(prime):

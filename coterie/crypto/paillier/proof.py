@@ -1,4 +1,4 @@
-"""Proofs of decryption: that plaintexts are those of ciphertexts, shown for all of them at once.
+"""Proofs of decryption: a holder of the secret key shows, for many ciphertexts at once, what they decrypt to.
 
 A ciphertext is ``c = (1 + m n) r^n mod n^2``.  With numbers ``e_j`` of 128 bits that nobody can choose, because they
 are hashed from everything that is claimed, the proof is
@@ -9,9 +9,8 @@ which is ``prod r_j^e_j``, and it is checked that
 
     prod c_j^e_j = (1 + n sum e_j m_j) R^n mod n^2.
 
-If one plaintext were another one, ``sum e_j m_j`` would have to be the same modulo n all the same, which is so for
-one in 2^128 of the ``e_j``.  The proof is a product of obfuscators' roots: of a sum over many it says nothing about
-one.
+With a wrong plaintext ``sum e_j m_j`` would have to be unchanged modulo n, which holds for one in 2^128 of the ``e_j``.
+The proof is a product of roots of obfuscators: for a sum over many contributors it reveals nothing about one.
 
 What is assumed: SHAKE-256 is a random oracle (Fiat and Shamir 1986; Bellare, Garay and Rabin 1998 on small exponents).
 """
@@ -37,17 +36,17 @@ _EXPONENT_BYTES = 16
 def prove(
     secret: SecretKey, context: bytes, units: Sequence[mpz], shifts: Sequence[mpz], plaintexts: Sequence[mpz]
 ) -> bytes:
-    """Return the proof that plaintexts are those of ciphertexts, as long as n.
+    """Return the proof that ciphertexts decrypt to these plaintexts, as long as n.
 
     Parameters
     ----------
     secret : SecretKey
     context : bytes
-        What else the proof is about, such as the hash of a plan; checked by whoever has the same.
+        Further bytes that the proof is bound to, such as the hash of a plan; `check` needs the same.
     units, shifts : sequence of mpz
         The ciphertexts.
     plaintexts : sequence of mpz
-        What they decrypt to.
+        Plaintexts of the ciphertexts.
     """
     public = secret.public
     exponents = _exponents(public, context, units, shifts, plaintexts)
@@ -74,7 +73,7 @@ def check(
     Raises
     ------
     VerificationError
-        MALFORMED when it or a plaintext is out of range, WRONG_KEY when it does not show what it should.
+        MALFORMED when the proof or a plaintext is out of range, WRONG_KEY when the proof is not valid for them.
     """
     n, square = public.n, public.n_squared
     root = mpz.from_bytes(proof, "big")

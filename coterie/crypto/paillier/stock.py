@@ -1,7 +1,7 @@
-"""From and to ``phe``, another implementation: what either makes, the other adds and decrypts.
+"""Conversion of keys and vectors to and from ``phe``, another implementation of Paillier.
 
-``phe`` is under GPLv3 and imported here only, when one of these is called.  What it has no word for is given beside:
-the record of a key, the packing of a vector.
+``phe`` is under GPLv3 and imported here only, when one of these functions is called.  Facts that ``phe`` does not have
+are separate arguments: the record of a key, the packing of a vector.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ __all__ = [
 
 
 def to_stock_public(public: PublicKey) -> PaillierPublicKey:
-    """Return a public key of ``phe``."""
+    """Convert a public key to ``phe``."""
     import phe
 
     return phe.PaillierPublicKey(int(public.n))
 
 
 def to_stock_secret(secret: SecretKey) -> PaillierPrivateKey:
-    """Return a secret key of ``phe``."""
+    """Convert a secret key to ``phe``."""
     import phe
 
     p, q = (int(factor.prime) for factor in secret.factors)
@@ -50,7 +50,7 @@ def to_stock_secret(secret: SecretKey) -> PaillierPrivateKey:
 def public_from_stock(
     stock: PaillierPublicKey, set_public: bytes, created: int, run: str, *, comparison: bool = False
 ) -> PublicKey:
-    """Return the record of a key of ``phe``.
+    """Convert a public key from ``phe``, with the rest of its record.
 
     Raises
     ------
@@ -62,10 +62,10 @@ def public_from_stock(
 
 
 def secret_from_stock(stock: PaillierPrivateKey, public: PublicKey) -> SecretKey:
-    """Return the secret key of a record from one of ``phe``.
+    """Convert a secret key from ``phe``.
 
-    It decrypts.  It draws no obfuscators and fails `SecretKey.check`, because what its factors are like is not known,
-    even where the key was made here.
+    The key decrypts.  It draws no obfuscators and fails `SecretKey.check`, because the form of its factors is not
+    known, even where the key was made here.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def secret_from_stock(stock: PaillierPrivateKey, public: PublicKey) -> SecretKey
 
 
 def to_stock(vector: EncryptedVector) -> list[EncryptedNumber]:
-    """Return a vector's ciphertexts as whole numbers of ``phe``: the packed plaintexts, encrypted."""
+    """Convert a vector to ``phe``: each ciphertext becomes an encrypted integer, its packed plaintext."""
     import phe
 
     public = to_stock_public(vector.public)
@@ -86,7 +86,7 @@ def to_stock(vector: EncryptedVector) -> list[EncryptedNumber]:
 def from_stock(
     numbers: Sequence[EncryptedNumber], public: PublicKey, packing: Packing, count: int, *, addends: int = 1
 ) -> EncryptedVector:
-    """Return the vector whose packed plaintexts these whole numbers encrypt.
+    """Convert encrypted integers of ``phe``, which are packed plaintexts, to a vector.
 
     ``phe`` obfuscates a number here if it was not before; sums of its own count as that.
 

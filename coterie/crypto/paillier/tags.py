@@ -1,20 +1,19 @@
-"""Tags: what tells the holders of a key whose vectors, and of which sum, are in a ciphertext that they are to decrypt.
+"""Tags: numbers in plaintexts by which key holders verify whose vectors a ciphertext sums before they decrypt it.
 
-Whoever has a public Paillier key can also add a constant, double a ciphertext or mix several, and a count that a
-server writes says nothing.  So the record of the key has the public half of a *set key*, whose secret half the
-holders have with the secret key, and every contributor puts a number above the slots of each ciphertext that only it
+Whoever has a public Paillier key can also add a constant, double a ciphertext or mix several, and the server's count
+of addends proves nothing.  So the key's record has the public half of a *set key*, whose secret half the holders have
+with the secret key, and every contributor puts above the slots of each ciphertext a number that only the contributor
 and the holders can compute::
 
     K_u     = HKDF-SHA256(X25519(u, set key), (set-tag, run, key id, id of u))
     stream  = AES-256-CTR under HKDF-SHA256(K_u, (tag-stream, plan hash)), from a block of zeros
     tag j   = bits 96 j to 96 j + 95 of it, big-endian
 
-The plan's hash has the run, the round, what is summed, the layout and the cohort.  A holder takes a ciphertext for the
-sum over a set only if its highest field is the sum of the tags of that set.
+The plan's hash covers the run, the round, the summed quantity, the layout and the cohort.  A holder takes a ciphertext
+for the sum over a set only if its highest field is the sum of the tags of that set.
 
-What is assumed: X25519 is gap Diffie-Hellman, HKDF a random oracle on the shared secret, AES-256 a pseudorandom
-permutation.  That the X25519 key is the contributor's is what its bundle says; a holder of the set key can make the
-tags of everybody.
+Assumed: X25519 is gap Diffie-Hellman, HKDF a random oracle on the shared secret, AES-256 a pseudorandom permutation.
+The contributor's bundle vouches for its X25519 key; a holder of the set key can make everybody's tags.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _TAG_BYTES = TAG_BITS // 8
 
 
 def contributor_key(agreed: bytes, run: str, key_id: bytes, participant: bytes) -> bytes:
-    """Return a contributor's key of the tags, 32 bytes: a secret of it and of the holders.
+    """Return a contributor's tag key, 32 bytes, a secret that it shares with the holders.
 
     Parameters
     ----------
@@ -58,7 +57,7 @@ def tags(key: bytes, plan_hash: bytes, count: int) -> list[int]:
     Parameters
     ----------
     key : bytes
-        Of `contributor_key`.
+        Tag key, from `contributor_key`.
     plan_hash : bytes
         Of the sum's plan, 32 bytes.
     count : int
@@ -84,20 +83,20 @@ def tag_sums(
     Parameters
     ----------
     keys : iterable of bytes
-        Each contributor's, of `contributor_key`; fewer than 2^32.
+        Each contributor's tag key, from `contributor_key`; fewer than 2^32.
     plan_hash : bytes
         Of the sum's plan, 32 bytes.
     first, count : int
-        Which ciphertexts.
+        Position of the first ciphertext, and their number.
     sent : iterable of ndarray of bool, shape (count,), optional
-        Which of these each contributor sent; all when absent.
+        Which of the ciphertexts each contributor sent; all when absent.
     """
     end = first + count
     words = np.zeros((count, _TAG_BYTES // 4), np.uint64)
     info, zeros = encode("tag-stream", plan_hash), bytes(end * _TAG_BYTES)
     pairs = zip(keys, sent, strict=True) if sent is not None else ((key, None) for key in keys)
     for key, there in pairs:
-        # A key for each plan, so the counter begins at zero for each.
+        # Each plan has a key of its own, so the counter begins at zero.
         cipher = Cipher(algorithms.AES(_derive(key, info)), modes.CTR(bytes(16))).encryptor()
         own = np.frombuffer(cipher.update(zeros), ">u4").reshape(end, _TAG_BYTES // 4)[first:]
         words += own if there is None else own * there[:, None]

@@ -1,9 +1,9 @@
-"""Encrypted vectors of codes, their sum under encryption, and what is in it.
+"""Encryption of vectors of codes, their sum under encryption, and its decryption.
 
     c_j = (1 + m_j n) x_j mod n^2      x_j an obfuscator, m_j a packed plaintext
 
-The product of ciphertexts modulo n^2 holds the sum of their plaintexts.  Whoever has the public key can form it, and
-also add what it likes: the tags in the plaintexts are there to see that (``packing``), not the counts kept here.
+The product of ciphertexts modulo n^2 encrypts the sum of their plaintexts.  Whoever has the public key can form it, and
+also add anything else: the tags in the plaintexts reveal that (``packing``), not the counts kept here.
 Ciphertexts are pairs of a unit and a shift (``elements``), also where they are sent.
 """
 
@@ -44,9 +44,9 @@ class EncryptedVector:
     mode : Mode
         Of the obfuscators.
     units, shifts : tuple of mpz
-        Ciphertexts; whoever has not formed them itself uses `checked`.
+        Ciphertexts; those of another party go through `checked`.
     addends : int, optional
-        How many users' codes were added.
+        Number of users whose codes were added.
     """
 
     public: PublicKey
@@ -79,14 +79,14 @@ class EncryptedVector:
         shifts: Sequence[mpz],
         addends: int = 1,
     ) -> EncryptedVector:
-        """Return a vector that somebody else formed.
+        """Return a vector that another party formed, after a check of its ciphertexts.
 
         Raises
         ------
         VerificationError
             MALFORMED when a unit or shift is not below n, or a unit not invertible.
         CryptoError
-            When there are too many or too few, or more addends than there is room for.
+            When there are too many or too few ciphertexts, or more addends than there is room for.
         """
         packing.require_addends(addends)
         found = cls(public, packing, count, mode, tuple(units), tuple(shifts), addends)
@@ -127,11 +127,11 @@ def encrypt(
         One for each ciphertext, below 2^96.
     packing : Packing
     obfuscators : Obfuscators
-        Of the key; each is used once.
+        Source of the key's obfuscators; each is used once.
     addends : int, optional
-        How many users' codes were added already.
+        Number of users whose codes were added already.
     plain : collection of int, optional
-        Positions of ciphertexts that nothing hides, because everybody knows what is in them; they take no obfuscator.
+        Positions of ciphertexts without an obfuscator, because everybody knows their plaintexts.
 
     Raises
     ------
@@ -152,7 +152,7 @@ def encrypt(
 
 
 class RunningSum:
-    """A sum under encryption: one running product of each ciphertext, however many vectors are added.
+    """A sum under encryption: a running product at each ciphertext's position.
 
     Parameters
     ----------
@@ -161,7 +161,7 @@ class RunningSum:
     count : int
         Values of each vector.
     zeros : sequence of mpz
-        Plaintexts of a vector with nothing in it, of a sum in which ciphertexts may be left out.
+        Plaintexts of an empty vector, where contributors may leave ciphertexts out.
     """
 
     def __init__(self, public: PublicKey, packing: Packing, count: int, zeros: Sequence[mpz] = ()) -> None:
@@ -200,14 +200,14 @@ class RunningSum:
         self._modes |= {vector.mode}
 
     def plus(self, vector: EncryptedVector) -> RunningSum:
-        """Return a sum with one more vector; this one stays as it is.
+        """Return a copy of the sum with one vector added.
 
         Raises
         ------
         VerificationError, CryptoError
             As `add`.
         """
-        # Adding makes lists anew, so that a copy may share them.
+        # `add` makes new lists, so a copy may share the old ones.
         found = copy.copy(self)
         found.add(vector)
         return found
@@ -215,7 +215,7 @@ class RunningSum:
     def total(self) -> EncryptedVector:
         """Return the sum so far.
 
-        Its mode is D where that of every addend is, because only then the short exponent decrypts it; otherwise the
+        Its mode is D where every addend's mode is D, because only then the short exponent decrypts it; otherwise the
         last letter among A, B and C.
 
         Raises
@@ -235,7 +235,7 @@ class RunningSum:
 
 
 def decrypt_vector(vector: EncryptedVector, secret: SecretKey) -> Unpacked:
-    """Return the sum of codes, and of the tags of each ciphertext.
+    """Decrypt a vector: return the sums of codes, and the sum of tags in each ciphertext.
 
     Raises
     ------

@@ -1,1 +1,1 @@
-"""Attacks: what a curious party can infer from the transcript of what it really received."""
+"""Attacks: inferences that a curious party can draw from the transcript of what it received."""

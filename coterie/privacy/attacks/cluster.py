@@ -1,4 +1,4 @@
-r"""Clustering: the rows of one revealed sum, grouped by direction.
+r"""Clustering attack: groups the rows of one revealed sum by direction, and so by participant.
 
 In a product model the change of item :math:`i` by participant :math:`u` is a number times one vector that is the same
 for all of its items: :math:`-(\sigma(z) - y)\, h \odot p_u` in GMF.  A row that only one participant touched is
@@ -32,17 +32,17 @@ _SIGMAS = 6.0
 """Rows shorter than this many standard deviations of their rounding noise have no direction."""
 
 _FEWEST = 3
-"""Rows that make a cluster: two may be parallel because one participant happened to touch both with another."""
+"""Fewest rows of a cluster; two may be parallel by chance, when the same two participants touched both."""
 
 _MOST_PAIRED = 150
-"""Directions up to which all pairs are tried on the rows that no single one explains."""
+"""Most directions for which all pairs are tried on rows that no single direction explains."""
 
 _BLOCK = 1024
 
 
 @dataclass(frozen=True, eq=False)
 class Clusters:
-    """Rows of one sum by the participant who changed them.
+    """The result of the attack: the rows of one sum by the participant who changed them.
 
     Attributes
     ----------
@@ -65,9 +65,9 @@ class Clusters:
         return np.asarray(self.amounts.any(axis=1))
 
     def scores(self, popularity: Doubles) -> Doubles:
-        """Return how likely it is that some participant of the round has each item, float64 (I,).
+        """Return scores for whether some participant of the round has each item, float64 (I,).
 
-        Sure where a row is explained, in between and by popularity where not.
+        Certain where a row is explained; otherwise in between, ordered by popularity.
         """
         fallback = popularity / max(float(popularity.max(initial=0)), 1.0)
         sure = np.where(self.amounts.max(axis=1, initial=0) > 0, 2.0, -1.0)
@@ -75,7 +75,7 @@ class Clusters:
 
 
 class ClusterReport(TypedDict):
-    """Consumed against sampled items of each sum's touched rows: means over the sums; None where there were none.
+    """AUC of consumed against sampled items among each sum's touched rows: means over sums; None where there were none.
 
     ``explained_auc`` is over the rows that were traced to participants, a share ``explained`` of all touched;
     ``auc`` is over all of them, by popularity where they were not traced.
@@ -90,7 +90,7 @@ class ClusterReport(TypedDict):
 
 
 def report(views: Iterable[RoundView], truth: Truth) -> ClusterReport:
-    """Attack each sum by itself.
+    """Attack each sum on its own, and judge the result.
 
     Parameters
     ----------
@@ -178,7 +178,7 @@ def cluster(view: RoundView, *, tolerance: float = 1e-3) -> Clusters:
 
 
 def _parallel(unit: Doubles, slack: Doubles) -> Ids:
-    """Return for each unit vector the smallest number of one that is parallel to it, directly or over others."""
+    """Return for each unit vector the smallest index of a vector parallel to it, directly or through others."""
     n = len(unit)
     label = np.arange(n)
     found = []
@@ -204,7 +204,7 @@ def _axis(rows: Doubles) -> Doubles:
 
 
 def _take_apart(rows: Doubles, left: Ids, slack: Doubles, directions: Doubles, amounts: Doubles) -> None:
-    """Explain rows by one or two known directions and write down by how much; each row by the best pair."""
+    """Write to ``amounts`` how far one or two known directions explain each row; each row by its best pair."""
     if not len(left) or len(directions) < 2 or len(directions) > _MOST_PAIRED:
         return
     size = np.sum(np.square(rows[left]), axis=1)

@@ -1,7 +1,7 @@
-"""Differencing: two sums whose participants differ by one leave that participant's contribution.
+"""Differencing attack: the difference of two sums whose participants differ by one is that participant's contribution.
 
-Exactly so when everybody else contributed the same both times; otherwise with what changed in between, which the
-attacker averages out over the pairs that it finds.  A COS can ask for such a pair, and dropouts make them for nothing.
+It is exact when everybody else contributed the same both times; otherwise the others' changes in between remain, which
+the attacker averages over the pairs that it finds.  A COS can ask for such pairs, and dropouts make them anyway.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from coterie.privacy.attacks.scoring import Truth, mean_auc
 __all__ = ["Difference", "DifferencingReport", "differences", "report"]
 
 _PAIRS_EACH = 8
-"""Pairs taken for each participant and sum: enough to average over, and bounded however many rounds there were."""
+"""Most pairs taken for each participant and sum: enough to average over, whatever the number of rounds."""
 
 
 @dataclass(frozen=True, eq=False)
 class Difference:
-    """What one participant contributed, by two sums.
+    """One participant's contribution, as the difference of two sums.
 
     Attributes
     ----------
     slot : int
         The participant.
     versions : tuple of int
-        Of the models of the sum with it and of the one without.
+        Versions of the model of the sum with the participant and of the sum without it.
     rows : ndarray of float32, shape (I, d), optional
     touched : ndarray of float32, shape (I,), optional
     """
@@ -44,10 +44,10 @@ class Difference:
 
 
 class DifferencingReport(TypedDict):
-    """AUC over the items of the participants that pairs of sums single out; None where there is none.
+    """AUC over the items of participants that pairs of sums single out; None where there is no such participant.
 
-    ``exposed`` is their share of all participants, ``pairs`` how many pairs there are, ``same_version`` how many
-    of them are of one version of the model, where the difference may be exact.
+    ``exposed`` is the share of these participants among all, ``pairs`` the number of pairs, ``same_version`` the number
+    of pairs of one version of the model, where the difference may be exact.
     """
 
     auc: float | None

@@ -1,4 +1,4 @@
-r"""Disaggregation: sums over known, changing cohorts, solved for what each participant put into them.
+r"""Disaggregation attack: solves the sums over known, changing cohorts for each participant's contribution.
 
 With :math:`A_{ru} = 1` where round :math:`r` covers participant :math:`u` and the sums as rows of :math:`S`,
 :math:`S = A X + N`: the unknown :math:`X_{ui}` is what :math:`u` contributes to item :math:`i` in the mean over rounds,
@@ -30,23 +30,23 @@ Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
 _SHRINKAGES = 10.0 ** np.arange(-6, 5, 0.5)
-"""Ratios of noise to signal that are tried, relative to the mean eigenvalue of the rounds."""
+"""Candidate ratios of noise to signal, relative to the mean eigenvalue of the rounds."""
 
 _LIKELIER = 1e-6
 """Gain in log-likelihood for which a larger ratio is taken; rounding errors are far below."""
 
 _CHUNK_VALUES = 1 << 25
-"""Values of estimates that are held at once."""
+"""Most values of estimates in memory at once."""
 
 _SAMPLED_PAIRS = 1 << 21
-"""Pairs to which the mixture is fitted; more would not change it."""
+"""Most pairs to which the mixture is fitted; more would not change the fit."""
 
 _STEPS = 30
 
 
 @dataclass(frozen=True, eq=False)
 class Disaggregation:
-    """What the attacker makes of the sums.
+    """The result of the attack: estimates for every pair of user and item.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Disaggregation:
 
 
 class DisaggregateReport(TypedDict):
-    """AUC of who interacted with what, over all pairs of each user, beside popularity alone.
+    """AUC of users' interactions over all their pairs, beside the AUC of popularity alone.
 
     ``counts_auc`` is by touch counts, ``rows_auc`` by the changes of the rows together with what counts there are;
     ``auc`` is the better of the two.  None where there was nothing to attack.
@@ -106,14 +106,14 @@ def report(views: Iterable[RoundView], truth: Truth) -> DisaggregateReport:
 
 
 def disaggregate(views: Sequence[RoundView], popularity: Doubles, n_users: int) -> Disaggregation:
-    """Solve the sums of many rounds for the participants.
+    """Solve the sums of many rounds for the participants' contributions.
 
     Parameters
     ----------
     views : sequence of RoundView
         T sums; those with touch counts and those with rows may be different ones.
     popularity : ndarray of float64, shape (I,)
-        How many users have each item, by public knowledge.
+        Number of users who have each item, as publicly known.
     n_users : int
         U; slots are below.
 
@@ -157,17 +157,17 @@ class _Fitted:
     """Ridge regression in the eigenbasis of the rounds."""
 
     mean: Doubles
-    """What a participant contributes in the mean, (I * d,)."""
+    """Mean contribution of a participant, (I * d,)."""
     basis: Doubles
-    """(U, k)."""
+    """Eigenbasis of the rounds, (U, k)."""
     gain: Doubles
     """Shrunken size of each component, (k, I)."""
     components: Doubles
-    """(k, I * d)."""
+    """Components of the sums in the eigenbasis, (k, I * d)."""
     width: int
 
     def estimates(self) -> Iterator[tuple[slice, Floats]]:
-        """Yield for some items at a time how each user differs from the mean, float32 (U, items, d)."""
+        """Yield each user's difference from the mean, float32 (U, items, d), for some items at a time."""
         users, d = len(self.basis), self.width
         n_items = self.gain.shape[1]
         step = max(1, _CHUNK_VALUES // (users * d))
@@ -220,7 +220,7 @@ def _shrinkage(size: Doubles, components: Doubles, total: Doubles, rounds: int, 
 
 
 def _along_own_line(fitted: _Fitted) -> Floats:
-    """Return where each pair lies on the line of its user, float32 (U, I), in units of the item's spread."""
+    """Return each pair's position on the line of its user, float32 (U, I), in units of the item's spread."""
     users = len(fitted.basis)
     gram = np.zeros((users, fitted.width, fitted.width), np.float32)
     for _, part in fitted.estimates():

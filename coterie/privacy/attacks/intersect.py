@@ -1,4 +1,4 @@
-"""Intersection: which of the items that a user touched it really rated, seen over several rounds.
+"""Intersection attack: tells a user's rated items from its sampled ones by what it touched in several rounds.
 
 Where unrated items are sampled to hide the rated ones, and drawn anew in each round, the rated ones are what all
 rounds have in common.  Where they are drawn once and kept, all rounds show the same items, and the second says nothing
@@ -22,7 +22,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 class IntersectReport(TypedDict):
-    """Means over users, after some rounds; None where nobody counts.
+    """Means over users, after some rounds; None where no user has a value.
 
     ``precision`` and ``recall``: of the items touched in every round, as the rated ones.  ``auc``: by the number of
     rounds in which an item was touched, popularity between equals, over all items; ``popularity_auc`` by popularity
@@ -61,16 +61,16 @@ def intersect(rounds: Sequence[Flags]) -> Flags:
 def report(
     rounds: Sequence[Flags], rated: Flags, popularity: npt.NDArray[np.floating]
 ) -> list[IntersectReport]:
-    """Return what is known after each round.
+    """Attack after each round, and judge the results.
 
     Parameters
     ----------
     rounds : sequence of ndarray of bool, shape (n, m)
-        What each of n users touched.
+        Items that each of n users touched.
     rated : ndarray of bool, shape (n, m)
         The truth.
     popularity : ndarray, shape (m,)
-        Public: how many users rated each item.
+        Number of users who rated each item, as publicly known.
 
     Returns
     -------
@@ -113,7 +113,7 @@ def report(
 
 
 def _among(scores: npt.NDArray[np.float64], rated: Flags, seen: Flags) -> float | None:
-    """Return the mean AUC over the items of each user that were touched."""
+    """Return the mean AUC over each user's touched items."""
     areas = [mean_auc(scores[u][seen[u]], rated[u][seen[u]][None])[0] for u in range(len(rated))]
     return _mean(np.array([area for area in areas if area is not None]))
 

@@ -1,4 +1,4 @@
-r"""Gradient inversion: from the update of a small batch back to the items and labels of the batch.
+r"""Gradient inversion attack: finds the items and labels of a small batch from its update.
 
 Deep leakage from gradients (Zhu, Liu and Han, 2019) looks for inputs whose gradient is the one that was sent.  In a
 recommender the rows that are not zero name the items at once; unknown are the participant's embedding :math:`p` and the
@@ -25,7 +25,7 @@ from coterie.privacy.attacks.scoring import Truth, mean_auc
 __all__ = ["LARGEST", "InversionReport", "Inverted", "Judged", "SentUpdate", "invert", "judge", "report"]
 
 LARGEST = 8
-"""Instances of the largest batch that is attacked."""
+"""Size of the largest batch that is attacked, instances."""
 
 Doubles = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
@@ -38,13 +38,13 @@ _STEP = 1e-3
 """Relative step of differences, for gradients in single precision."""
 
 _EVALUATIONS = 60
-"""Steps of each start: those that lead anywhere need a dozen."""
+"""Most evaluations for each start: starts that succeed need a dozen."""
 
 _EXACT = 1e-2
-"""Residual below which a solution is the one: right ones reach 1e-5, local minima stay above 0.05."""
+"""Residual below which a solution counts as exact: right ones reach 1e-5, local minima stay above 0.05."""
 
 _MOST_ATTACKED = 12
-"""Updates of a transcript that are attacked: each takes seconds."""
+"""Most updates of a transcript that are attacked: each takes seconds."""
 
 _FAR = 4.0
 """Free numbers of labels start within this, where the logistic function is neither flat nor decided."""
@@ -52,7 +52,7 @@ _FAR = 4.0
 
 @dataclass(frozen=True, eq=False)
 class Inverted:
-    """What the attacker takes the batch to be.
+    """The attacker's guess of the batch.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class Inverted:
     user : ndarray of float64, shape (d,)
         Its embedding.
     residual : float
-        Length of what the solution leaves unexplained, relative to the update: near 0 says that it is right.
+        Norm of the unexplained rest, relative to the update: near 0 for a right solution.
     """
 
     items: Ids
@@ -181,7 +181,7 @@ def _fewer_positives(found: Inverted, residuals: Callable[[Doubles], Doubles]) -
 
 @dataclass(frozen=True)
 class Judged:
-    """How right an inversion was.
+    """The accuracy of an inversion.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-r"""Profiles: what a sum over few users of FedMVMF still says of single ones.
+r"""Profile attack: extracts single users' ratings from a FedMVMF sum over few users.
 
 Mai and Pang's (41) asks for more private values than a sum has numbers, and rightly: a sum over twenty users hides
 little where each has a weight on few items.  A row that one user of them touched is :math:`e_{ij} p_i`, parallel to
@@ -29,14 +29,14 @@ __all__ = ["ProfilesReport", "profiles", "report"]
 Doubles = npt.NDArray[np.float64]
 
 _FEWEST = 5
-"""Rows of a profile: one unknown length explains a few stars by chance."""
+"""Fewest rows of a profile: one unknown length explains a few stars by chance."""
 
 _PASSES = 60
-"""Of the fit to what nobody rated."""
+"""Most passes of the fit to unrated items."""
 
 
 class ProfilesReport(TypedDict):
-    """What the profiles of one sum come to.
+    """The accuracy of the profiles of one sum.
 
     ``profiles``: how many.  ``right``: share of the ratings that they name which a user of the sum gave, each profile
     being held against the user whom it fits best.  ``found``: share of all ratings in the sum that are named rightly
@@ -52,7 +52,7 @@ class ProfilesReport(TypedDict):
 
 @dataclass(frozen=True)
 class _ByStars:
-    """Rules by which only the stars give a length: rows of a profile are not all of its user."""
+    """Rules that let only the stars determine the length, since a profile lacks some of its user's rows."""
 
     weights: str
     uncertainty: float
@@ -65,7 +65,7 @@ class _ByStars:
 
 
 def profiles(seen: Seen, rules: Rules, marginals: Marginals, *, users: int) -> list[Reconstruction]:
-    """Take a sum apart as far as its rows show single users.
+    """Extract the profiles of single users from a sum, as far as its rows allow.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def profiles(seen: Seen, rules: Rules, marginals: Marginals, *, users: int) -> l
     rules : Rules
     marginals : Marginals
     users : int
-        How many the sum covers.
+        Number of users in the sum.
 
     Returns
     -------
@@ -113,7 +113,7 @@ def profiles(seen: Seen, rules: Rules, marginals: Marginals, *, users: int) -> l
 
 
 def _without_unrated(rows: Doubles, factors: Doubles, noise: float) -> Doubles:
-    """Take away what is the same linear map of every item's factors; rows that nothing is left of become zero."""
+    """Subtract the unrated items' part, one linear map of all items' factors; rows without a remainder become zero."""
     kept = np.ones(len(rows), np.bool_)
     left = rows
     for _ in range(_PASSES):
@@ -129,7 +129,7 @@ def _without_unrated(rows: Doubles, factors: Doubles, noise: float) -> Doubles:
 
 
 def report(found: Sequence[Reconstruction], ratings: npt.NDArray[np.floating]) -> ProfilesReport:
-    """Hold profiles against the users of the sum.
+    """Compare profiles with the users of the sum.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-r"""The reconstruction of Mai and Pang as they describe it: systems of quadratic equations, handed to a general solver.
+r"""The reconstruction attack as Mai and Pang describe it: systems of quadratic equations and a general solver.
 
 For comparison with `coterie.privacy.attacks.reconstruction`, which needs no solver and gets more right.  With SemiALS
 all ratings and attributes are unknown, and one factor :math:`n` of all that was sent is taken, so that there are as
@@ -26,10 +26,10 @@ __all__ = ["METHODS", "solve"]
 Doubles = npt.NDArray[np.float64]
 
 METHODS = ("hybr", "broyden2", "df-sane", "anderson")
-"""Of ``scipy.optimize.root``, in the order of the paper's table 6."""
+"""Methods of ``scipy.optimize.root``, in the order of the paper's table 6."""
 
 _STEPS = 300
-"""Iterations of a solver; they converge in fewer or not at all."""
+"""Most iterations of a solver, which converges in fewer or not at all."""
 
 
 def solve(
@@ -58,7 +58,7 @@ def solve(
     second : Seen, optional
         The next epoch; needed with SGD.
     systems : int
-        How many are solved and averaged, at least 1.
+        Number of systems that are solved and averaged, at least 1.
 
     Returns
     -------
@@ -99,7 +99,7 @@ def solve(
 def _semi_als(
     seen: Seen, at: npt.NDArray[np.intp], n: int, rules: Rules, stars: Sequence[float], method: str
 ) -> tuple[Doubles, Doubles]:
-    """Solve for all ratings and attributes, by the n-th factor of what was sent."""
+    """Solve for all ratings and attributes, from the n-th factor of the values sent."""
     q = np.asarray(seen.item_factors, np.float64)[at]
     u = np.asarray(seen.attribute_factors, np.float64)
     sent = np.concatenate([seen.items[at, n], seen.attributes[:, n]])
@@ -126,7 +126,7 @@ def _sgd(
     stars: Sequence[float],
     method: str,
 ) -> tuple[Doubles, Doubles]:
-    """Solve for p of the first epoch, by what was sent of item j in both."""
+    """Solve for p of the first epoch, from the values sent for item j in both epochs."""
     q, u = (np.asarray(each, np.float64) for each in (first.item_factors, first.attribute_factors))
     later = np.asarray(second.item_factors, np.float64)
     moved = (first.items * q).sum(axis=0) + rules.side * (first.attributes * u).sum(axis=0)
@@ -165,7 +165,7 @@ def _weight(ratings: Doubles, rules: Rules) -> Doubles:
 
 
 def _root(missed: Callable[[Doubles], Doubles], start: Doubles, method: str) -> Doubles:
-    """Return what the solver came to, or where it started."""
+    """Return the solver's result, or its start where it failed."""
     from scipy.optimize import root  # no service needs it
 
     options = {

@@ -1,4 +1,4 @@
-r"""Reconstruction: from what one user of FedMVMF sent back to its ratings and attributes (Mai and Pang, chapter 4).
+r"""Reconstruction attack: finds a FedMVMF user's ratings and attributes from what it sent (Mai and Pang, chapter 4).
 
 A user sends :math:`f(i, j) = c_{ij} (r_{ij} - p_i q_j) p_i` for items with a weight and
 :math:`f(i, d) = (x_{id} - p_i u_d) p_i` for its attributes; the attacker has these and the version of :math:`Q` and
@@ -52,35 +52,35 @@ Doubles = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
 _SHORTEST, _LONGEST, _SCANNED = 0.05, 20.0, 240
-"""Lengths of p that are tried where nothing gives one."""
+"""Range and number of lengths of p that are tried where no equation gives one."""
 
 _BLURS = (0.25, 0.08, 0.025, 0.008, 0.0025, 0.001)
-"""By how many stars a value may miss one, from the first look to the last: the truth is a needle."""
+"""Tolerances in stars, from the first look to the last: the likelihood has a very narrow peak at the truth."""
 
 _SAMPLE = 400
-"""Items by which candidates are compared."""
+"""Most items by which candidates are compared."""
 
 _WINDOW, _STEPS = 0.6, 41
-"""Half of what is searched around a candidate, relative and per unit of blur, and into how many steps."""
+"""Half width of the search around a candidate, relative and per unit of blur, and its number of steps."""
 
 _FOLLOWED = 6
-"""Candidates of a scan that are refined."""
+"""Number of a scan's candidates that are refined."""
 
 _WEIGHED = 3
 """Lengths for which the weight of unrated items is looked for, and weights that are then refined."""
 
 _OUTLIER = 1e-7
-"""Share of values that fit nothing: clipped ones, say."""
+"""Share of values that fit no star, such as clipped ones."""
 
 _SETTLED = 0.05
-"""Share of the values up to which a solution need not explain them to be taken for the one."""
+"""Largest share of values that an accepted solution may leave unexplained."""
 
 _VALUES = 1 << 22
-"""Values of likelihoods that are held at once."""
+"""Most values of likelihoods in memory at once."""
 
 
 class Rules(Protocol):
-    """What everybody knows of a run; `coterie.systems.shared.factor_settings.FactorSettings` has it."""
+    """The public settings of a run; `coterie.systems.shared.factor_settings.FactorSettings` has them."""
 
     @property
     def weights(self) -> str:
@@ -117,7 +117,7 @@ class Rules(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    r"""What the COS has of one contribution: the sum that it received, and the version that it had sent.
+    r"""The COS's view of one contribution: the sum that it received, and the model version that it had sent.
 
     Attributes
     ----------
@@ -178,7 +178,7 @@ def seen_in_message(
     *,
     users: int = 1,
 ) -> Seen:
-    """Read what a member of a sum in clear sent, or what any sum over users revealed.
+    """Return the COS's view of a member's message in clear, or of a revealed sum.
 
     Parameters
     ----------
@@ -216,7 +216,7 @@ def seen_in_sum(
     *,
     users: int,
 ) -> Seen:
-    """Read a vector of codes: of one contribution, or of a sum that a round revealed.
+    """Return the COS's view of a vector of codes: one contribution, or a sum that a round revealed.
 
     Parameters
     ----------
@@ -277,7 +277,7 @@ def noisy(seen: Seen, scale: float, rng: np.random.Generator) -> Seen:
 
 @dataclass(frozen=True, eq=False)
 class Marginals:
-    """What is public of all users together.
+    """Public statistics of all users together.
 
     Attributes
     ----------
@@ -345,7 +345,7 @@ class Marginals:
 
 @dataclass(frozen=True, eq=False)
 class Reconstruction:
-    """What the attacker takes the user to be.
+    """The attacker's guess of a user.
 
     Attributes
     ----------
@@ -434,22 +434,22 @@ def reconstruct(
 
 @dataclass(frozen=True, eq=False)
 class _Line:
-    """A matrix of rank one, taken apart."""
+    """The rank-one factorisation of a contribution."""
 
     direction: Doubles
     """Unit vector along p, (K,)."""
     items: Doubles
-    """How far each row lies along it, (t,): errors times the length of p."""
+    """Component of each item row along ``direction``, (t,): errors times the length of p."""
     item_products: Doubles
-    """What the unit vector gives with each item's factors, (t,)."""
+    """Inner products of ``direction`` with the items' factors, (t,)."""
     item_noise: Doubles
     attributes: Doubles
     attribute_products: Doubles
     attribute_noise: Doubles
     pull: Doubles
-    """Sum of factors times what lies along the direction, over everything that was sent; (K,)."""
+    """Sum of factors times the component along ``direction``, over all rows sent; (K,)."""
     pull_noise: float
-    """Standard deviation of its part along the direction."""
+    """Standard deviation of the part of ``pull`` along ``direction``."""
 
 
 def _line(seen: Seen, at: npt.NDArray[np.intp], told: Flags, rules: Rules) -> _Line | None:
@@ -490,7 +490,7 @@ def _line(seen: Seen, at: npt.NDArray[np.intp], told: Flags, rules: Rules) -> _L
 
 
 class _Fit:
-    """The one unknown number: how well a length of p explains what was sent."""
+    """The search for the length of p that best explains a contribution."""
 
     def __init__(
         self,
@@ -537,7 +537,7 @@ class _Fit:
         return scale, weight
 
     def _settled(self, scale: float, weight: float, some: npt.NDArray[np.intp], slack: float) -> bool:
-        """Whether a length explains nearly every value, where noise is too small to explain it instead."""
+        """Return whether a length explains nearly every value, where noise is too small to explain it instead."""
         first = self.lines[0]
         noise = np.concatenate([first.item_noise, first.attribute_noise])
         if np.median(noise) > _BLURS[2] * abs(scale):
@@ -600,7 +600,7 @@ class _Fit:
     def _refined(
         self, scale: float, weight: float, some: npt.NDArray[np.intp], slack: float = 0.0
     ) -> tuple[float, float, float]:
-        """Climb from a length to the top nearby; return its likelihood, the length and the weight."""
+        """Climb from a length to the nearest maximum; return its likelihood, the length and the weight."""
         height = -np.inf
         for before, blur in zip((_BLURS[0] / 3, *_BLURS), _BLURS[1:], strict=False):
             scales = scale * (1 + _WINDOW * before * np.linspace(-1, 1, _STEPS))

@@ -1,4 +1,4 @@
-"""How right reconstructed ratings and attributes are, beside the best guess without any transcript.
+"""The accuracy of reconstructed ratings and attributes, beside that of the best guess without any transcript.
 
 Mai and Pang's accuracy (43) is the share of a user's values that are right after clipping and rounding, averaged over
 users.  Where weights are on all items they count all of them, and a user has rated one in twenty: to say "nothing
@@ -28,7 +28,7 @@ _NEAR = 0.25
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """What a user really has.
+    """A user's true ratings and attributes.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class Held:
 
 
 class ReconstructionReport(TypedDict):
-    """Means over users; those to whom a figure does not apply are left out of it, and it is None without any.
+    """Accuracies as means over the users to whom a figure applies; None where there are none.
 
     ``rated``: ratings of items that the user rated (43).  ``ratings``: of all items, 0 where not rated (43).
     ``attributes``: attributes that are known of the user (43).  ``whole``: users of whom everything is right.
@@ -64,7 +64,7 @@ class ReconstructionReport(TypedDict):
 
 
 def best_guess(marginals: Marginals, *, only_rated: bool) -> tuple[npt.NDArray[np.float64], ...]:
-    """Return the likeliest ratings (m,) and attributes (l,) of a user of whom nothing was seen.
+    """Return the likeliest ratings (m,) and attributes (l,) of an unseen user, by the public statistics.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def best_guess(marginals: Marginals, *, only_rated: bool) -> tuple[npt.NDArray[n
 def report(
     found: Sequence[Reconstruction], held: Sequence[Held], marginals: Marginals
 ) -> ReconstructionReport:
-    """Compare reconstructions with the truth.
+    """Compare reconstructions with the users' true values.
 
     Parameters
     ----------

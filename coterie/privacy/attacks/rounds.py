@@ -1,4 +1,4 @@
-"""What a curious COS sees of a system that runs in rounds: sums, and whose contributions they cover.
+"""A curious COS's view of a system that runs in rounds: sums, and the participants that they cover.
 
 A round in which users are parties in clear gives one view for each user, a round with hosts in clear one for each
 host, a masked or encrypted round one for all who submitted.  The attacks ask no further.
@@ -104,5 +104,5 @@ def view_of_sum(
 
 
 def known_slots(views: Iterable[RoundView], n_users: int) -> list[RoundView]:
-    """Return the views whose slots all exist; the COS refused what named others."""
+    """Return the views whose slots all exist; the COS refused messages with others."""
     return [view for view in views if 0 <= int(view.slots.min()) <= int(view.slots.max()) < n_users]

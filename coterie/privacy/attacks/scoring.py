@@ -1,4 +1,4 @@
-"""How good a guess is: against the truth, and against an attacker who knows only how popular items are.
+"""Scores of an attacker's guesses, against the truth and beside those of popularity alone.
 
 An attack that does no better than popularity learns nothing from the transcript, even where its AUC is far
 above one half: most people watched the most popular films.
@@ -21,7 +21,7 @@ Scores = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Truth:
-    """The interactions of the users: what the attacker wants to know.
+    """The users' true interactions, which the attacker wants to know.
 
     Attributes
     ----------
@@ -62,23 +62,23 @@ class Truth:
         return matrix
 
     def popularity(self) -> npt.NDArray[np.float64]:
-        """Return how many users have each item, float64 (n_items,): all that popularity alone tells."""
+        """Return the number of users who have each item, float64 (n_items,)."""
         return np.asarray(self.consumed().sum(axis=0), dtype=np.float64)
 
 
 def with_popularity(
     scores: npt.NDArray[np.float32], popularity: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
-    """Return scores, float64 (U, I), in which popularity decides between equals.
+    """Return scores, float64 (U, I), in which popularity breaks ties.
 
-    An attacker need not choose between the two.  Interactions that never became part of a block leave no
+    An attacker can use both.  Interactions that never became part of a block leave no
     trace in any message, so scores alone may lie below popularity although every trained pair is known.
     """
     return scores + 1e-4 * popularity / max(float(popularity.max(initial=0)), 1.0)
 
 
 def mean_auc(scores: Scores, consumed: npt.NDArray[np.bool_]) -> tuple[float | None, int]:
-    """Return how well scores tell each user's items from the others.
+    """Return the mean AUC with which scores tell each user's items from the others.
 
     Parameters
     ----------
@@ -108,17 +108,17 @@ class FlagAccuracies(NamedTuple):
     """Shares of pairs whose flag was guessed right; None without any pair."""
 
     votes: float | None
-    """By the attacker's votes."""
+    """Share by the attacker's votes."""
     majority: float | None
-    """By the commonest flag of all: no transcript."""
+    """Share by the commonest flag of all, without a transcript."""
     item_majority: float | None
-    """By each item's commonest flag among its other users: no transcript, but public counts of likes."""
+    """Share by each item's commonest flag among its other users, from public counts of likes without a transcript."""
 
 
 def flag_accuracies(
     truth: Truth, votes: npt.NDArray[np.float32], chosen: npt.NDArray[np.bool_]
 ) -> FlagAccuracies:
-    """Return how often flags are guessed right, with and without a transcript.
+    """Return the shares of flags guessed right, with and without a transcript.
 
     Parameters
     ----------

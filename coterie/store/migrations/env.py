@@ -1,4 +1,4 @@
-"""Alembic environment: runs on the connection that the store opened."""
+"""Alembic environment, which runs migrations on the store's own connection."""
 
 from alembic import context
 

@@ -1,4 +1,4 @@
-"""Users, histories, outboxes, what has left."""
+"""Create users, histories, outboxes and the account of data sent."""
 
 import sqlalchemy as sa
 from alembic import op

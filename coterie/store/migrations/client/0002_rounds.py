@@ -1,4 +1,4 @@
-"""Journals of rounds, rounds of the present day, what was refused."""
+"""Create journals of rounds, the daily count of rounds and the account of refusals."""
 
 import sqlalchemy as sa
 from alembic import op

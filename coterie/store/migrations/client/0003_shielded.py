@@ -1,4 +1,4 @@
-"""DRIFT's shielded form: users' own rows, and where they have been."""
+"""Create users' own rows and their visits, for DRIFT's shielded form."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Ratings beside interactions, for systems that predict them."""
+"""Add ratings to interactions, for systems that predict ratings."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Runs, registry, catalogue, log of updates, evaluations, events."""
+"""Create runs, registry, catalogue, log of updates, evaluations and events."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Rounds: the sum in progress and the messages of its closed steps."""
+"""Create the tables of rounds: the sum in progress and the messages of its closed steps."""
 
 import sqlalchemy as sa
 from alembic import op

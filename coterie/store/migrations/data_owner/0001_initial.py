@@ -1,4 +1,4 @@
-"""Batches, flushes, passes."""
+"""Create batches, flushes and passes."""
 
 import sqlalchemy as sa
 from alembic import op

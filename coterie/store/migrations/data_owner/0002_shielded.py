@@ -1,4 +1,4 @@
-"""DRIFT's shielded form: visits, gradients held back, the owner's journal of windows."""
+"""Create visits, held-back gradients and the owner's journal of windows, for DRIFT's shielded form."""
 
 import sqlalchemy as sa
 from alembic import op

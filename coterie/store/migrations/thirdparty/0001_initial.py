@@ -1,4 +1,4 @@
-"""Redeemed tokens, public key bundles, revocations, revision of the directory."""
+"""Create redeemed tokens, key bundles, revocations and the directory's revision."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Beacons of runs."""
+"""Create beacons of runs."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Paillier keys of runs: records, envelopes for their holders, countersignatures."""
+"""Create Paillier keys of runs: records, envelopes for their holders, countersignatures."""
 
 import sqlalchemy as sa
 from alembic import op

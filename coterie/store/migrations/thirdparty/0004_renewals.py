@@ -1,4 +1,4 @@
-"""Renewed certificates."""
+"""Create renewed certificates."""
 
 import sqlalchemy as sa
 from alembic import op
