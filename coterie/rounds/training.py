@@ -202,7 +202,7 @@ class Abandoned:
 
 @dataclass(frozen=True)
 class Stopped:
-    """Event: the run was stopped early, by the operator or by a failure."""
+    """Event: the run was stopped before its end, for the given reason."""
 
     reason: str
 
