@@ -1,1 +1,1 @@
-"""A party's part in a run: its members of sums, key holding, custody, decryption."""
+"""Clients of the COS: register, answer tasks of sums, and hold and use Paillier keys, for hosts and key holders."""

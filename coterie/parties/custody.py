@@ -1,15 +1,15 @@
-"""A holder's part in the custody of a run's Paillier key: make it or take it, keep it, vouch for it, rotate it.
+"""Custody of a run's Paillier keys at one key holder: make or receive the key, store, countersign and rotate it.
 
-The first holder on the roster that is not revoked makes the key of an epoch; when nothing is published in time the
-second one may, and so on.  What is published first has the epoch.  A holder's folder has, for each epoch::
+The first holder on the roster that is not revoked makes the key of an epoch; if it publishes none in time the second
+holder may, and so on.  The first key published is the key of the epoch.  A holder's folder has, for each epoch::
 
     RUN.EPOCH.key           the secrets, mode 0600
-    RUN.EPOCH.publication   what this holder is about to publish, written before the secrets, until it is acknowledged
-    RUN.EPOCH.published     the same, once it was
+    RUN.EPOCH.publication   the request that this holder is about to publish; written before the secrets
+    RUN.EPOCH.published     the same request, once the directory has acknowledged it
 
-The secrets are on disk before the key is published, and before it is countersigned: a holder that restarts goes on with
-what is there, and publishes the same bytes again.  It makes another key of the same epoch only if the directory never
-took the first one.
+The secrets are on disk before the key is published or countersigned: a holder that restarts goes on with these files,
+and publishes the same bytes again.  A holder makes another key of the same epoch only if the directory never took the
+first one.
 
 Needs ``gmpy2``; services import this module only where they hold keys.
 """
@@ -45,42 +45,42 @@ __all__ = ["Custody", "Holding"]
 _log = structlog.get_logger("coterie.custody")
 
 _LOOK_S = 5.0
-"""How long one call is held: afterwards revocations and the time are looked at again."""
+"""Longest time that a call is held before revocations and the time are checked again, seconds."""
 
 
 _LONGEST_PAUSE_S = 30.0
 
 
 class Holding(NamedTuple):
-    """The key that a run has now, as one of its holders has it."""
+    """The present key of a run, with its secrets, as one of its holders has it."""
 
     record: KeyRecord
-    """Complete and verified."""
+    """Record of the key, complete and verified."""
     secrets: HeldKey
 
 
 class Custody:
-    """Keeps one holder's secrets of a run's Paillier keys.
+    """Makes, receives, stores and rotates a run's Paillier keys for one key holder.
 
     Parameters
     ----------
     channel : Channel
         To the third party, with a certificate of the party that speaks for the holder.
     identity : Identity
-        The holder; on the roster.
+        Keys of the holder, which is on the roster.
     trust : Trust
-        What it relies on.
+        Roster, terms and revocations by which the holder checks keys.
     folder : Path
-        For this holder alone; made when absent, mode 0700.
+        Folder of this holder alone; made when absent, mode 0700.
     bundles : callable
-        Gives verified bundles of participants, without those that are unknown: ``Directory.bundles``.
+        Gives verified bundles of participants, without unknown ones: ``Directory.bundles``.
     patience_s : float, optional
-        How long the first holder has to publish, seconds; then the second one takes over, after twice as long the
+        Time that the first holder has to publish, seconds; then the second one takes over, after twice as long the
         third.
     timeout_s : float, optional
-        After how long without a complete key to give up, seconds.
+        Time after which to give up without a complete key, seconds.
     retry : Retry, optional
-        For calls.
+        Retries of calls to the directory.
     """
 
     def __init__(
@@ -110,26 +110,26 @@ class Custody:
         """The newest complete key; None before `ensure`."""
 
     async def ensure(self) -> Holding:
-        """Hold the newest key of the run, with all that this takes: make, publish, fetch, check, save, countersign.
+        """Hold the newest key of the run: make and publish it, or fetch, check, save and countersign it.
 
-        To be called at the start, and again after a holder was revoked: then a new key is made without it.
+        Call it at the start, and again after a holder was revoked: then a new key is made without that holder.
 
         Raises
         ------
         VerificationError
-            What the directory has does not verify, or is not for this holder.
+            When the directory's key does not verify, or is not for this holder.
         CertificateError
-            This holder is not on the roster, or its files cannot be used.
+            When this holder is not on the roster, or its files cannot be used.
         PeerError
-            There is no complete key in time, or the directory cannot be reached; `Refusal` when it refuses.
+            When there is no complete key in time, or the directory cannot be reached; `Refusal` when it refuses.
         """
         return await self._reach(1)
 
     async def rotate(self) -> Holding:
         """Hold a key of a higher epoch than any held so far.
 
-        The first holder publishes it at once, another one when the first has not within the usual time; all others
-        are to rotate too, or to `follow`.  The old secrets stay until `destroy_below`.
+        The first holder publishes the key at once, the next one if the first does not within ``patience_s``.  All
+        other holders must rotate too, or `follow`.  The old secrets stay until `destroy_below`.
 
         Raises
         ------
@@ -139,15 +139,15 @@ class Custody:
         return await self._reach(self._highest() + 1)
 
     async def follow(self, on_key: Callable[[Holding], None]) -> NoReturn:
-        """Hold the newest key for as long as the process runs: `ensure`, and again whenever that would change anything.
+        """Hold the newest key until cancelled: call `ensure` now, and again when the key changes or is outdated.
 
-        So it is enough that the first holder rotates, and a key of which a holder is revoked is replaced.  What goes
-        wrong is logged, and tried again.
+        So it is enough that the first holder rotates, and a key with a revoked holder is replaced.  Errors are logged,
+        and the call is tried again.
 
         Parameters
         ----------
         on_key : callable
-            Told each key that this holder has from now on.
+            Called with each new key that this holder has.
         """
         told: bytes | None = None
         pause = self._pause_s
@@ -174,12 +174,12 @@ class Custody:
                 return
 
     def secrets(self, key_id: bytes) -> HeldKey:
-        """Return the secrets of a key that is still held, by its id (32 bytes).
+        """Return the secrets of a key that is still held, by the key's id (32 bytes).
 
         Raises
         ------
         VerificationError
-            WRONG_KEY when none such is.
+            WRONG_KEY when no such key is held.
         """
         for epoch in sorted(self._epochs(), reverse=True):
             held = self._load(epoch)
@@ -190,7 +190,7 @@ class Custody:
         )
 
     def destroy_below(self, epoch: int) -> list[int]:
-        """Destroy the secrets of lower epochs; what was encrypted under them cannot be read any more.
+        """Destroy the secrets of lower epochs; ciphertexts under those keys cannot be decrypted any more.
 
         Returns
         -------
@@ -200,7 +200,7 @@ class Custody:
         Raises
         ------
         CertificateError
-            A file cannot be removed.
+            When a file cannot be removed.
         """
         gone = sorted(one for one in self._epochs() if one < epoch)
         for one in gone:
@@ -222,7 +222,7 @@ class Custody:
                 newest = 0 if record is None else record.epoch
                 await self._settle(newest)
                 problem = None
-                # Nobody is led back to an older key, and whoever published the newer one does so again.
+                # Never go back to an older key; the holder that published the newer one publishes it again.
                 wanted = max(least, self._highest())
                 if record is not None and newest >= wanted and not self._outdated(record):
                     try:
@@ -253,7 +253,7 @@ class Custody:
             raise CertificateError(f"participant {own.hex()[:16]} was revoked, and holds no keys any more")
 
     def _outdated(self, record: KeyRecord) -> bool:
-        """Whether somebody may not hold the key any more who was given it."""
+        """Return whether a holder of the key was revoked since."""
         record.check_signatures()
         revoked = self._trust.revoked()
         return any(holder in revoked for holder in record.holders)
@@ -261,7 +261,7 @@ class Custody:
     # --- as one of the others --------------------------------------------------------------------------------------
 
     async def _join(self, record: KeyRecord, sealed: bytes, started: float) -> Holding | None:
-        """Hold a published key and vouch for it; None while it is not complete."""
+        """Take a published key and countersign it; return None while it is not complete."""
         own = self._identity.participant_id
         held = await asyncio.to_thread(self._take, record, sealed)
         if record.generator != own and own not in {one.participant for one in record.countersignatures}:
@@ -279,7 +279,7 @@ class Custody:
         return Holding(complete, held)
 
     def _take(self, record: KeyRecord, sealed: bytes) -> HeldKey:
-        """Return the secrets of a published key: those that are here, or those that were sealed."""
+        """Return the secrets of a published key: from this holder's folder, or from the sealed envelope."""
         self._trust.verify(record, complete=False)
         if record.epoch in self._epochs():
             held = self._load(record.epoch)
@@ -307,7 +307,7 @@ class Custody:
     # --- as the one that makes the key -----------------------------------------------------------------------------
 
     async def _succeed(self, newest: int, started: float) -> None:
-        """Publish the epoch after the newest one if that is this holder's part, or wait for who does."""
+        """Publish a key of the epoch after the newest one if it is this holder's turn, or wait for another holder's."""
         epoch = newest + 1
         if any(self._path(epoch, kind).exists() for kind in ("publication", "published")):
             await self._publish(epoch)
@@ -335,7 +335,7 @@ class Custody:
             await asyncio.sleep(self._pause_s)
 
     async def _make(self, epoch: int) -> bool:
-        """Make a key and what is to be published; False while another holder has no bundle yet."""
+        """Make a key and the request to publish it; return False while another holder has no bundle yet."""
         holders = self._trust.eligible()
         others = [holder for holder in holders if holder != self._identity.participant_id]
         found = await self._bundles(others)
@@ -347,7 +347,7 @@ class Custody:
 
     def _generate(self, epoch: int, holders: tuple[bytes, ...], others: list[Bundle]) -> None:
         with self._making:
-            # Whoever waited for this may have been cancelled, and have come again.
+            # The caller may have been cancelled, and have come again while the first thread made the key.
             if not self._path(epoch, "key").exists():
                 self._generate_once(epoch, holders, others)
 
@@ -361,18 +361,18 @@ class Custody:
                 for bundle in others
             ],
         )
-        # In this order: where the secrets are, what is to be published is too.
+        # The publication is written first, so that it exists whenever the secrets do.
         write_private_file(self._path(epoch, "publication"), request.SerializeToString())
         held.save(self._path(epoch, "key"))
         self._held[epoch] = held
         _log.info("paillier key made", run=self._trust.run, epoch=epoch, key=record.key_id.hex()[:16])
 
     async def _publish(self, epoch: int) -> None:
-        """Publish what is on disk, for the first time or again."""
+        """Publish the key that is on disk, for the first time or again."""
         pending, published = self._path(epoch, "publication"), self._path(epoch, "published")
         new = pending.exists()
         if not self._path(epoch, "key").exists():
-            # The process ended between the two files: nobody has seen this key.
+            # The process ended after the publication and before the secrets were written: the key was never published.
             destroy_private_file(pending)
             return
         request = wire.PublishPaillierKeyRequest.FromString(read_private_file(pending if new else published))
@@ -383,7 +383,7 @@ class Custody:
         try:
             await self._directory.publish(request)
         except Refusal as refusal:
-            # Another holder was first, or somebody was revoked meanwhile of whom this holder has yet to hear.
+            # Another holder was first, or a holder was revoked meanwhile and this one has not heard of it yet.
             if not new or refusal.reason not in (
                 ErrorReason.ERROR_REASON_CONFLICT,
                 ErrorReason.ERROR_REASON_SEQUENCE_MISMATCH,
@@ -398,7 +398,7 @@ class Custody:
         _log.info("paillier key published", run=self._trust.run, epoch=epoch)
 
     async def _settle(self, newest: int) -> None:
-        """Find out what became of keys that were to be published, in epochs that the directory has by now."""
+        """Settle keys whose publication was not acknowledged: mark those that the directory has, destroy the others."""
         for path in sorted(self._folder.glob(f"{self._trust.run}.*.publication")):
             epoch = _epoch_of(path)
             if epoch > newest:
@@ -408,7 +408,7 @@ class Custody:
             if taken is not None and key.exists() and self._load(epoch).key_id == taken.key_id:
                 path.rename(self._path(epoch, "published"))
             else:
-                # Another holder's key has the epoch, and nobody was ever given this one.
+                # Another holder's key has the epoch; this key was never given to anybody.
                 self._destroy(epoch)
 
     # --- on disk ---------------------------------------------------------------------------------------------------
@@ -426,7 +426,7 @@ class Custody:
         return {_epoch_of(path) for path in self._folder.glob(f"{self._trust.run}.*.key")}
 
     def _highest(self) -> int:
-        """Return the highest epoch of which there are secrets that others may have too; 0 when there is none."""
+        """Return the highest epoch whose secrets other holders may have too; 0 when there is none."""
         epochs = (one for one in self._epochs() if not self._path(one, "publication").exists())
         return max(epochs, default=0)
 

@@ -1,6 +1,6 @@
-"""What a key holder does when it is asked: sign who submitted, decrypt a part of a sum, or apply it.
+"""Answers of a key holder to the tasks of sums: sign the list of submitters, decrypt a part of the sum, or apply it.
 
-What decides is in ``coterie.secure_sum.key_holder``; what it signed is on disk before it leaves.
+``coterie.secure_sum.key_holder`` makes the checks; a signed list is on disk before the signature leaves.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _log = structlog.get_logger("coterie.key_holder")
 _ACTIVITIES = {Step.CONFIRM: "signatures", Step.DECRYPT: "decryption"}
 
 Activity = Callable[[str], AbstractContextManager[None]]
-"""Counts the process's CPU time as that of an activity meanwhile."""
+"""Context manager that counts the process's CPU time as that of the named activity."""
 
 Bundles = Callable[[Iterable[bytes]], Awaitable[Mapping[bytes, Bundle]]]
-"""Gives verified bundles of participants, without those that are unknown or revoked."""
+"""Gives verified bundles of participants by id, without unknown or revoked ones."""
 
 MakeHalf = Callable[[SumPlan, int, Identity, HeldKey, Mapping[bytes, Bundle], dict[bytes, bytes]], KeyHolder]
-"""Makes a holder's half of a sum: plan, position, identity, what is held of the key, contributors' bundles, and their
-keys of the tags."""
+"""Makes a holder's half of a sum, from plan, position, identity, secrets of the key, contributors' bundles, and a cache
+of contributors' tag keys."""
 
 
 class _Open:
@@ -60,31 +60,31 @@ class _Open:
 
 
 class Decryption(SumTasks):
-    """One key holder in the sums of a run.
+    """A key holder in the sums of a run: answers their tasks through the holder's machine, and keeps its journal.
 
     Parameters
     ----------
     party : Party
-        Registered.
+        The holder's registered party.
     identity : Identity
     secrets : callable
-        Returns what is held of a key, by its id; raises `CoterieError` when it is not held.
+        Returns the secrets of a key, by its id; raises `CoterieError` when the key is not held.
     bundles : callable
     consent : Consent
-        Which sums it helps to form.
+        Conditions under which the holder helps to form a sum.
     journal : Path
-        File that keeps what it confirmed last.
+        File with the last list that the holder confirmed.
     activity : callable
-        Where CPU time is counted.
+        Counts CPU time by activity.
     serving : callable, optional
-        Is told of each plan in which this holder takes part, and what it holds of the key.
+        Called with each plan in which this holder takes part, and the secrets of its key.
     half : callable, optional
-        Makes its half of a sum: that of an encrypted one when absent.
+        Makes the holder's half of a sum; that of the encrypted sum when absent.
 
     Raises
     ------
     CertificateError
-        The journal is damaged, or readable by others.
+        When the journal is damaged, or readable by others.
     """
 
     def __init__(
@@ -110,14 +110,14 @@ class Decryption(SumTasks):
         self._serving = serving
         self._half = half
         self._open: _Open | None = None
-        # Contributors' keys of their tags, of one Paillier key.
+        # Id of a Paillier key, and contributors' tag keys under it.
         self._tag_keys: tuple[bytes, dict[bytes, bytes]] = (b"", {})
 
     async def _asked(self, task: wire.Task, step: Step, asked_at: float) -> None:
         if not any(
             part.first <= slot < part.first + part.count for slot in self._party.slots for part in task.slots
         ):
-            # It is for others for whom the same connection speaks.
+            # The task is for other participants on the same connection.
             return
         number = task.round.round
         if self._open is None or number > self._open.plan.round:
@@ -132,7 +132,7 @@ class Decryption(SumTasks):
             return
         briefings = await self._party.briefings(number, TASK_STEP[step])
         for respondent, briefing in sorted(briefings.items()):
-            # A task that was on its way before an answer was taken asks for it once more.
+            # The COS took the answer after it sent this task: do not answer again.
             if current.taken.get((respondent, step), -1.0) >= asked_at:
                 continue
             with self._activity(_ACTIVITIES.get(step, "rounds")):
@@ -154,7 +154,7 @@ class Decryption(SumTasks):
     async def _accept(self, plan: SumPlan, position: int) -> HolderRound:
         if position < 0 or plan.run_id != self._party.plan.run_id:
             raise Declined("the plan is of another run, or does not name this holder")
-        # Of days nothing is kept: a holder serves every round of the run.
+        # Rounds per day are not counted: a holder serves every round of the run.
         objections = self._consent.objections_to_round(plan, 0)
         run = self._party.plan
         if plan.purpose == Purpose.TRAIN.value:

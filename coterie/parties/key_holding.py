@@ -1,7 +1,7 @@
-"""A key holder in a run: hold the key, join, sign and decrypt what the COS asks for, until the run has ended.
+"""A key holder's whole part in a run: obtain the key, join, then sign and decrypt until the run has ended.
 
-A decrypting client is a process that does this and nothing else; where participants share the key, a client host does
-it beside its users' part, over the same connection.
+A decrypting client is a process that does only this.  If participants share the key, a client host does it in addition
+to its users' part, over the same connection.
 
 Needs ``gmpy2``; services import this module only where they hold keys.
 """
@@ -31,31 +31,31 @@ _log = structlog.get_logger("coterie.key_holder")
 
 
 class KeyHolding:
-    """One key holder.
+    """A key holder in a run: its custody of keys, its registration, and its answers to tasks of sums.
 
     Parameters
     ----------
     party : Party
-        Of its own; others may speak over the same connection.
+        The holder's own; other parties may speak over the same connection.
     thirdparty : Channel
     identity : Identity
-        On the roster.
+        Keys of the holder, which is on the roster.
     bundle : Bundle
-        Its keys, countersigned.
+        Public keys of the holder, countersigned.
     trust : Trust
     bundles : callable
     consent : Consent
-        Which sums it helps to form.
+        Conditions under which the holder helps to form a sum.
     state : Path
-        Folder for its keys and its journal.
+        Folder for the holder's keys and journal.
     activity : callable
-        Where CPU time is counted.
+        Counts CPU time by activity.
     rotate_every : int, optional
-        Rounds after which another key is made; 0 for never.  The first holder of the roster begins.
+        Rounds after which another key is made; 0 for never.  The first holder of the roster makes it.
     keeps : bool, optional
-        Whether old secrets are kept until the end, because something else than a round's sum is under them.
+        Whether old secrets are kept until the end, because not only sums of rounds are encrypted under them.
     half : callable, optional
-        From the run's plan to what makes this holder's half of a sum; that of an encrypted sum when absent.
+        Given the run's plan, returns the maker of this holder's half of a sum; that of the encrypted sum when absent.
     """
 
     def __init__(
@@ -90,14 +90,14 @@ class KeyHolding:
         self._half = half
 
     async def run(self, running: asyncio.TaskGroup, holds: Callable[[str], None]) -> None:
-        """Take part from the beginning to the end.
+        """Take part in the run from its beginning to its end.
 
         Parameters
         ----------
         running : TaskGroup
-            For what goes on beside it.
+            Runs the holder's background tasks.
         holds : callable
-            Told ``"key"`` and ``"run"`` when it has the one and takes part in the other.
+            Called with ``"key"`` when the holder has the key, with ``"run"`` when it takes part in the run.
         """
         await self.custody.ensure()
         holds("key")

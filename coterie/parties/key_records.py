@@ -1,6 +1,6 @@
-"""Rosters and records of Paillier keys between their wire form and the form that can be verified.
+"""Conversion of rosters and Paillier key records between wire messages and the types that can be verified.
 
-Reading checks nothing: `Roster.verify` and `KeyRecord.verify` do.
+Reading a message verifies nothing: `Roster.verify` and `KeyRecord.verify` do that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def roster_to_wire(roster: Roster) -> wire.Roster:
 
 
 def roster_from_wire(message: wire.Roster) -> Roster:
-    """Return the roster of a message."""
+    """Return the roster of a message, unverified."""
     return Roster(
         message.purpose,
         message.run_id,
@@ -37,7 +37,7 @@ def roster_from_wire(message: wire.Roster) -> Roster:
 
 
 def record_to_wire(record: KeyRecord) -> wire.PaillierRecord:
-    """Return a record as a message."""
+    """Return a key record as a message."""
     key = record.key
     return wire.PaillierRecord(
         key=wire.PaillierKey(
@@ -60,7 +60,7 @@ def record_to_wire(record: KeyRecord) -> wire.PaillierRecord:
 
 
 def record_from_wire(message: wire.PaillierRecord) -> KeyRecord:
-    """Return the record of a message."""
+    """Return the key record of a message, unverified."""
     key = message.key
     return KeyRecord(
         KeyFields(key.run_id, key.bits, key.modulus, key.set_public, key.created, key.base),

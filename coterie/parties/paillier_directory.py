@@ -1,4 +1,4 @@
-"""Calls to the key directory about Paillier keys; nothing that it answers is verified here."""
+"""Calls to the third party's key directory about Paillier keys; the answers are not verified here."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ _CALL_S = 10.0
 
 
 class Enveloped(NamedTuple):
-    """The newest published key of a run, as one of its holders gets it."""
+    """The newest published key of a run, with the secrets sealed for one of its holders."""
 
     record: KeyRecord | None
-    """None when there is none."""
+    """Record of the key; None when none is published."""
     sealed: bytes
-    """Empty for the generator, and for whom nothing was sealed."""
+    """Secrets sealed for the holder; empty for the generator, and for participants that are no holders."""
 
 
 class PaillierDirectory:
-    """What the key directory offers about Paillier keys.
+    """Client of the key directory's calls about Paillier keys.
 
     Parameters
     ----------
     channel : Channel
         To the third party.
     retry : Retry, optional
-        For all of these calls, which may be repeated.
+        Retries of the calls, all of which may be repeated.
 
     Notes
     -----
@@ -57,7 +57,7 @@ class PaillierDirectory:
         self._retry = retry or Retry()
 
     async def publish(self, request: wire.PublishPaillierKeyRequest) -> None:
-        """Publish a key with what is sealed for its other holders."""
+        """Publish a key, with its secrets sealed for each other holder."""
 
         async def attempt() -> wire.PublishPaillierKeyResponse:
             response: wire.PublishPaillierKeyResponse = await self._stub.PublishPaillierKey(request)
@@ -66,7 +66,7 @@ class PaillierDirectory:
         await self._call(attempt)
 
     async def countersign(self, run: str, epoch: int, one: Countersignature) -> bool:
-        """Hand over a holder's countersignature; return whether the key is complete, as the directory says."""
+        """Send a holder's countersignature; return whether the key is complete, as the directory says."""
         request = wire.CountersignPaillierKeyRequest(
             run_id=run,
             epoch=epoch,
@@ -84,17 +84,17 @@ class PaillierDirectory:
     async def public_key(
         self, run: str, *, epoch: int = 0, held_epoch: int = 0, hold_s: float = 0.0
     ) -> KeyRecord | None:
-        """Return the newest complete key of a run, or that of an epoch; None when there is none.
+        """Return the newest complete key of a run, or the key of an epoch; None when there is none.
 
         Parameters
         ----------
         run : str
         epoch : int, optional
-            This one, complete or not; 0 for the newest complete one.
+            Epoch of the key, complete or not; 0 for the newest complete key.
         held_epoch : int, optional
-            Epoch of the newest one that is known here.
+            Epoch of the newest key that the caller knows.
         hold_s : float, optional
-            How long to wait for a newer one, seconds, at most `HOLD_S`.
+            Longest time to wait for a newer key, seconds, at most `HOLD_S`.
         """
         request = wire.PaillierPublicKeyRequest(
             run_id=run, epoch=epoch, held_epoch=held_epoch, hold_ms=_milliseconds(hold_s)
@@ -112,7 +112,7 @@ class PaillierDirectory:
     async def envelope(
         self, run: str, participant: bytes, *, held_epoch: int = 0, hold_s: float = 0.0
     ) -> Enveloped:
-        """Return the newest published key of a run, and what is sealed for one of the caller's participants.
+        """Return the newest published key of a run, and its secrets as sealed for one of the caller's participants.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""A party's side of the COS: register, poll, fetch, submit; the same for client hosts and data owners."""
+"""A party's client of the COS: registers, polls, fetches and submits, for hosts, data owners and key holders."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ T = TypeVar("T")
 
 _POLL_HOLD_S = 20.0
 _LULL_S = 0.2
-"""How long the answer to a submission is waited for before tasks are polled for beside the work, seconds."""
+"""Longest wait for a submission's answer before tasks are polled for beside the work, seconds."""
 _SUBMIT_S = 30.0
 _REACH_S = 2.0
-"""How long a poll is tried before the COS counts as out of reach, seconds."""
+"""Longest time that a poll is tried before the COS counts as out of reach, seconds."""
 _BATCH = 500
 _ITEM_BATCH = 10_000
 _MAX_FETCH = 1 << 30
 _STORE_S = 1.0
-"""Pause before what the COS could not store is asked again, seconds."""
+"""Pause before a call is repeated that the COS could not store, seconds."""
 _DELEGATION_S = 30 * 24 * 3600
 _HELD = (wire.FetchKind.FETCH_KIND_MODEL, wire.FetchKind.FETCH_KIND_OPEN_ITEMS)
-"""What callers keep from round to round, and need not get again."""
+"""Kinds of payload that callers keep from round to round, and need not get again."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """One participant of a party, as it registers.
+    """A participant of a party, as the party registers it.
 
     ``name``, ``address``, ``tls_name`` and ``items`` belong to data owners.
     """
@@ -73,7 +73,7 @@ class Item:
     ----------
     kind : SubmitKind
     slots : sequence of int
-        The slots that it covers.
+        Slots that the item covers.
     payload : bytes
     """
 
@@ -94,7 +94,7 @@ def slot_ranges(slots: Iterable[int]) -> list[SlotRange]:
 
 
 class Party:
-    """One connection to the COS, which speaks for one or more participants.
+    """A connection to the COS that speaks for one or more participants of a run.
 
     Parameters
     ----------
@@ -103,11 +103,11 @@ class Party:
     run_id : str
         The run to take part in.
     fingerprint : callable
-        Returns the SHA-256 of the certificate that the channel shows; participants delegate to it.
+        Returns the SHA-256 of the certificate that the channel shows; participants delegate to this certificate.
     retry : Retry
-        For calls that may be repeated, which all of these may.
+        Retries of the calls, all of which may be repeated.
     on_reach : callable, optional
-        Told after each poll whether the COS could be reached: a condition of health.
+        Called after each poll with whether the COS could be reached: a condition of health.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Party:
         self._channel = channel
         # Generated stubs are typed for gRPC's own channel; ours takes and returns the same messages.
         self.stub: Any = channel.stub(OrchestratorStub)
-        """Calls of the COS that this class has no method for; each through `call`."""
+        """Stub of the COS, for calls that have no method here; make each through `call`."""
         self._run_id = run_id
         self._fingerprint = fingerprint
         self._retry = retry
@@ -129,22 +129,23 @@ class Party:
         self.plan = wire.RunPlan()
         self.slots: list[int] = []
         self.asked_at = 0.0
-        """When the newest poll was sent, ``time.monotonic`` seconds: tasks may be as old as that."""
+        """Time at which the newest poll was sent, ``time.monotonic`` seconds; tasks may be as old as that."""
         self.attach: Sequence[wire.FetchKind.ValueType] = ()
-        """What answers to polls may bring along, so that it need not be fetched."""
+        """Kinds of payload that answers to polls may have attached, so that they need not be fetched."""
         self.carries = False
-        """Whether the last submission of each step waits for the next tasks; then `idle` says when there is none."""
+        """Whether the last submission of each step waits for the next tasks; `idle` says when none is submitted."""
         self._cursor = 0
         self._attached: dict[tuple[int, int, int], wire.FetchResponse] = {}
         self._round = 0
         self._held: dict[int, bytes] = {}
-        # What a submission brought, whether one is under way that will, and whether one was since `idle`.
+        # The poll answer that a submission brought; whether a submission is under way that will bring one, and
+        # whether one has brought one since `idle`.
         self._brought: tuple[wire.PollResponse, float] | None = None
         self._carrying = self._carried = self._polling = False
         self._wake = asyncio.Event()
 
     async def register(self, members: Sequence[Member]) -> int:
-        """Join the run with these participants; again after a restart, with the same slots.
+        """Join the run with these participants; a restarted party joins again and gets the same slots.
 
         Returns
         -------
@@ -154,14 +155,14 @@ class Party:
         Raises
         ------
         PeerError
-            When the COS refuses, or announces a plan whose hash is not its own.
+            When the COS refuses, or announces a plan with a wrong hash.
         """
         messages: list[wire.Participant] = []
         signed_for = b""
 
         async def attempt() -> wire.RegisterResponse:
             nonlocal messages, signed_for
-            # What is shown may be another certificate than at the attempt before.
+            # The channel may show another certificate than at the attempt before.
             shown = self._fingerprint()
             if shown != signed_for:
                 expiry = int(time.time()) + _DELEGATION_S
@@ -189,7 +190,7 @@ class Party:
         return sum(message.ByteSize() for message in messages)
 
     async def wait_and_register(self, members: Sequence[Member], pause_s: float = 0.5) -> int:
-        """Join the run once the operator has started it and the COS can be reached; returns as `register`."""
+        """Join the run as soon as the operator has started it and the COS can be reached; return as `register` does."""
         announced = False
         while True:
             try:
@@ -206,7 +207,7 @@ class Party:
             await asyncio.sleep(pause_s)
 
     async def leave(self) -> None:
-        """Take no further part; what was acknowledged stays counted."""
+        """Leave the run; submissions that the COS has acknowledged stay counted."""
 
         async def requests() -> AsyncIterator[wire.RegisterRequest]:
             yield wire.RegisterRequest(run_id=self._run_id, intent=wire.RegisterIntent.REGISTER_INTENT_LEAVE)
@@ -230,15 +231,15 @@ class Party:
         )
 
     async def tasks(self) -> AsyncIterator[list[wire.Task]]:
-        """Yield the open tasks whenever they may have changed; an unreachable COS is asked again, for ever."""
+        """Yield the open tasks whenever they may have changed; poll an unreachable COS again without end."""
         reachable = True
         while True:
             brought = await self._lull() if self.carries else None
             try:
                 response = await self._poll() if brought is None else brought[0]
             except PeerError as error:
-                # A COS that does not know yet whom it may trust, cannot store or has too much to do is as far away as
-                # one that does not answer.
+                # A COS that does not know yet whom it may trust, cannot store, or is overloaded counts as out of reach,
+                # like one that does not answer.
                 passing = waits_for_store(error) or (isinstance(error, Refusal) and error.reason in LATER)
                 if isinstance(error, Refusal) and not passing:
                     raise
@@ -258,13 +259,13 @@ class Party:
             yield list(response.tasks)
 
     def idle(self) -> None:
-        """Say that nothing more will be submitted now: unless a submission did that, tasks are polled for at once."""
+        """Say that nothing more is submitted now: tasks are polled for at once unless a submission brought them."""
         if not self._carried:
             self._wake.set()
         self._carried = False
 
     async def _lull(self) -> tuple[wire.PollResponse, float] | None:
-        """Wait for the answer to a submission; return None when a poll is to be made instead."""
+        """Wait for the tasks that a submission brings; return None when a poll is to be made instead."""
         try:
             async with asyncio.timeout(_LULL_S if self._cursor else 0):
                 await self._wake.wait()
@@ -286,7 +287,7 @@ class Party:
         )
 
     def _take(self, response: wire.PollResponse) -> None:
-        """Keep what was attached, in place of what was before it."""
+        """Keep an answer's attached payloads, in place of those of the answer before."""
         self._attached = {}
         for one in response.attached:
             asked = one.request
@@ -315,14 +316,14 @@ class Party:
         step: wire.RoundStep.ValueType = wire.RoundStep.ROUND_STEP_UNSPECIFIED,
         first: int = 0,
     ) -> tuple[int, bytes | None]:
-        """Fetch a model, rows, catalogue, roster, or what a round needs; or take it where it was attached to an answer.
+        """Return a payload of the COS, such as a model, roster or plan: fetched, or as attached to an answer.
 
         Returns
         -------
         version : int
-            Of what was sent.
+            Version of the payload.
         payload : bytes or None
-            None when what the caller holds is current.
+            None when the caller's copy, by its hash ``held_sha256``, is current.
         """
         attached = self._attached.pop((kind, version, step), None) if not first else None
         if attached is not None and not attached.unchanged:
@@ -354,12 +355,12 @@ class Party:
             self._held[kind] = sha256
 
     async def briefings(self, number: int, step: wire.RoundStep.ValueType) -> dict[int, bytes]:
-        """Fetch what the caller's members are told for a step of a round, by their positions in its plan.
+        """Fetch the briefings of the caller's members for a step of a round, by the members' positions in its plan.
 
         Raises
         ------
         PeerError
-            When the COS sends what are no briefings.
+            When the COS sends malformed briefings.
         """
         found: dict[int, bytes] = {}
         first = 0
@@ -394,7 +395,7 @@ class Party:
         Raises
         ------
         Refusal
-            When the COS refuses it.
+            When the COS refuses the item.
         """
         item = Item(kind, slots, payload.SerializeToString(deterministic=True))
         for refused in await self.submit_many(round_, [item]):
@@ -410,13 +411,13 @@ class Party:
         round_ : RoundRef
         items : sequence of Item
         last : bool
-            Whether nothing else follows for this step: where the party carries, the answer then waits until there is
-            something to do, and `tasks` yields it.
+            Whether nothing else follows for this step.  If also ``carries``, the COS answers when there are new tasks,
+            and `tasks` yields them.
 
         Returns
         -------
         list of RefusedItem
-            Those that the COS refuses, each with its position and the reason; the others count.
+            Items that the COS refuses, each with its position and the reason; the others are accepted.
         """
         poll = self._request() if last and self.carries and not self._polling else None
 
@@ -449,7 +450,7 @@ class Party:
                 return response
             finally:
                 if poll is not None:
-                    # Also when it failed: tasks are polled for beside further attempts.
+                    # After a failed attempt too: further attempts carry no poll, and tasks are polled for beside them.
                     poll, self._carrying = None, False
                     self._wake.set()
 
@@ -457,10 +458,10 @@ class Party:
         return list((await self.call(attempt)).refused)
 
     async def call(self, attempt: Callable[[], Awaitable[T]], retry: Retry | None = None) -> T:
-        """Make a call with retries; a failure is raised as the refusal that the COS sent, or as a PeerError.
+        """Make a call with retries; raise a failure as the refusal that the COS sent, or as a PeerError.
 
-        A COS that lives but whose store takes no writes now is asked again for as long as it says so, unless ``retry``
-        bounds the call.
+        While the COS answers that its store takes no writes now, the call is repeated without end, unless ``retry`` is
+        given.
         """
         while True:
             try:

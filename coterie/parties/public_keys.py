@@ -1,4 +1,4 @@
-"""Which Paillier key a contributor encrypts under: fetched, verified against the roster, never an older one."""
+"""The Paillier public key of a run at a contributor: fetched, verified against the roster, never an older one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _log = structlog.get_logger("coterie.custody")
 
 
 MAY_PASS = frozenset({Reason.TOO_FEW, Reason.NOT_COUNTERSIGNED})
-"""What may be wrong only because this party has not yet heard of a revocation: then fewer are needed."""
+"""Failures that may pass once this party hears of a revocation, after which fewer signatures are needed."""
 
 
 def _nobody() -> Collection[bytes]:
@@ -39,22 +39,22 @@ def _nobody() -> Collection[bytes]:
 
 @dataclass(frozen=True)
 class Trust:
-    """What a party relies on about the Paillier keys of a run; all of it from its own configuration.
+    """The roster, terms and revocations by which a party checks a run's Paillier keys; from its own configuration.
 
     Parameters
     ----------
     run : str
         The run.
     roster : Roster
-        Who may hold the secret.
+        Participants that may hold the secret.
     roster_key : bytes
         The operator's raw Ed25519 public key for rosters, 32 bytes.
     terms : KeyTerms
-        What the run asks of its keys.
+        Terms that the run sets for its keys, such as their length.
     revoked : callable
         Gives the ids of all revoked participants, as known now: ``lambda: watch.participants``.
     clock : callable
-        Unix seconds.
+        Gives Unix seconds.
     """
 
     run: str
@@ -65,7 +65,7 @@ class Trust:
     clock: Callable[[], float] = time.time
 
     def verify(self, record: KeyRecord, *, complete: bool = True) -> PublicKey:
-        """Check a record, and return its key; some milliseconds, so call it in a thread.
+        """Check a key record, and return its key; takes some milliseconds: call it in a thread.
 
         Raises
         ------
@@ -83,12 +83,12 @@ class Trust:
         )
 
     def eligible(self) -> tuple[bytes, ...]:
-        """Return who may hold the secret now, ascending: on the roster, and not revoked."""
+        """Return the participants that may hold the secret now, ascending: on the roster, and not revoked."""
         return self.roster.eligible(self.revoked())
 
 
 class PublicKeys:
-    """The Paillier key of a run, for whoever encrypts under it.
+    """The Paillier key of a run at a contributor, which encrypts under it.
 
     Parameters
     ----------
@@ -96,15 +96,15 @@ class PublicKeys:
         To the third party.
     trust : Trust
     seen : Path, optional
-        File that keeps the highest epoch seen through restarts.  Without it a third party that was restored from a
-        backup, or that lies, can make a restarted contributor encrypt under an older key.
+        File that keeps the highest epoch seen through restarts.  Without this file a third party that was restored from
+        a backup, or that lies, can make a restarted contributor encrypt under an older key.
     retry : Retry, optional
-        For calls.
+        Retries of calls to the directory.
 
     Raises
     ------
     CertificateError
-        The file is damaged, or readable by others.
+        When the file is damaged, or readable by others.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class PublicKeys:
 
     @property
     def record(self) -> KeyRecord | None:
-        """The newest record accepted so far."""
+        """The newest key record accepted so far; None before the first."""
         return None if self._current is None else self._current[0]
 
     def public(self) -> PublicKey:
@@ -127,9 +127,9 @@ class PublicKeys:
         Raises
         ------
         VerificationError
-            REVOKED, NOT_LISTED or TOO_FEW when one of its holders may not hold it any more; EXPIRED with the roster.
+            REVOKED, NOT_LISTED or TOO_FEW when a holder may not hold the key any more; EXPIRED when the roster is.
         PeerError
-            None was fetched yet.
+            When no key was fetched yet.
         """
         if self._current is None:
             raise PeerError("no Paillier key was fetched yet", hint="wait for `newest` first")
@@ -144,7 +144,7 @@ class PublicKeys:
         return key
 
     def accept(self, record: KeyRecord) -> PublicKey:
-        """Verify a record, wherever it is from, and take it if it is the newest.
+        """Verify a key record from any source, and use its key from now on.
 
         Raises
         ------
@@ -163,19 +163,19 @@ class PublicKeys:
         return key
 
     async def newest(self, timeout_s: float = 60.0) -> KeyRecord:
-        """Fetch the newest complete key, waiting for one that may be used.
+        """Fetch the newest complete key, waiting until there is a key that may be used.
 
         Parameters
         ----------
         timeout_s : float, optional
-            How long to wait for the first one, or for one without a revoked holder, seconds.
+            Longest time to wait for the first key, or for a key without a revoked holder, seconds.
 
         Raises
         ------
         VerificationError
-            What the directory has does not verify.
+            When the directory's key does not verify.
         PeerError
-            There is none in time, or the directory cannot be reached.
+            When there is no key in time, or the directory cannot be reached.
         """
         ends = time.monotonic() + timeout_s
         known = 0
@@ -206,14 +206,14 @@ class PublicKeys:
                 )
 
     async def newer(self, hold_s: float = HOLD_S) -> KeyRecord | None:
-        """Wait for a newer key than the one accepted last; None when there is none in time.
+        """Wait for a newer key than the last one accepted, and accept it; return None when there is none in time.
 
         Raises
         ------
         VerificationError
-            What the directory has does not verify.
+            When the directory's key does not verify.
         PeerError
-            The directory cannot be reached.
+            When the directory cannot be reached.
         """
         held = 0 if self._current is None else self._current[0].epoch
         record = await self._directory.public_key(self._trust.run, held_epoch=held, hold_s=hold_s)

@@ -1,4 +1,4 @@
-"""When a run's key is replaced: after so many rounds, and the old secrets go once nobody needs them."""
+"""Rotation of a run's key at a holder: replaces the key after a number of rounds, and destroys old secrets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = structlog.get_logger("coterie.key_holder")
 
 
 class Rotation:
-    """Of one holder.
+    """Decides when a holder makes a new key, and when it destroys the secrets of old ones.
 
     Parameters
     ----------
@@ -26,9 +26,9 @@ class Rotation:
     every : int
         Rounds under one key; 0 for any number.
     begins : callable
-        Whether this holder is the one that begins, as things stand.
+        Returns whether this holder is now the one that makes new keys.
     keeps : bool, optional
-        Whether old secrets stay although no round needs them.
+        Whether old secrets are kept although no round needs them.
     """
 
     def __init__(
@@ -38,14 +38,14 @@ class Rotation:
         self._every = every
         self._begins = begins
         self._keeps = keeps
-        # The key of the rounds seen last, and the first of these.
+        # Id of the key of the last round seen, and the first round under this key.
         self._since: tuple[bytes, int] = (b"", 0)
-        # Epoch of its key, and below which epoch nothing is held any more.
+        # Epoch of the last round's key, and the epoch below which all secrets are destroyed.
         self._serves = self._cleared = 0
         self._rotating: asyncio.Task[None] | None = None
 
     def serving(self, plan: SumPlan, held: HeldKey) -> None:
-        """Take note of a round and of what is held of its key; replace that key when it has served for long enough."""
+        """Note a round and the secrets of its key; start a rotation when the key has served for enough rounds."""
         if plan.key_id != self._since[0]:
             self._since = plan.key_id, plan.round
         self._serves = held.epoch
@@ -55,11 +55,11 @@ class Rotation:
             self._rotating = asyncio.create_task(self._rotate())
 
     def clear(self) -> None:
-        """Destroy what no round needs any more; to be called when this holder knows of another complete key, too."""
+        """Destroy secrets that no round needs any more; call it also when this holder has a new complete key."""
         if self._keeps:
             return
         current = self._custody.current
-        # Rounds follow each other: those under the keys before are over.
+        # Rounds follow each other, so rounds under lower epochs are over.
         over = min(self._serves, current.record.epoch) if current is not None else 0
         if over > self._cleared:
             for epoch in self._custody.destroy_below(over):
@@ -71,7 +71,7 @@ class Rotation:
             holding = await self._custody.rotate()
             _log.info("another key", epoch=holding.record.epoch)
         except CoterieError as error:
-            # It is tried again with the next round.
+            # The next round tries again.
             _log.warning("no other key", error=error.message)
         finally:
             self._rotating = None

@@ -1,8 +1,8 @@
-"""The model in a run whose participants share the key: sealed versions, opened and made by those who hold it.
+"""Sealed versions of the model in a run whose participants share the key: holders open, change and seal them.
 
-A sealed version has everything that a server keeps of a system: model, the optimiser's state, groups' items.  The
-version that a run begins with is not sealed, as it follows from the plan.  Whoever opens a version makes of it what a
-participant fetches otherwise: the model, and the items that are open to each group.
+A sealed version has all arrays that a server would keep for the system: model, the optimiser's state, groups' items.
+The first version of a run is not sealed, as it follows from the plan.  A holder that opens a version computes from it
+what participants fetch in other runs: the model, and the items that are open to each group.
 
 Needs ``gmpy2``; services import this module only where they hold keys.
 """
@@ -37,13 +37,13 @@ __all__ = ["SharedModels"]
 
 
 class SharedModels:
-    """The sealed versions of a run, as a holder opens and makes them.
+    """Opens the sealed versions of a run's model, and makes the next ones, for a key holder.
 
     Parameters
     ----------
     plan : RunPlan
     secrets : callable
-        Returns what is held of a key, by its id; raises `CoterieError` when it is not held.
+        Returns the secrets of a key, by its id; raises `CoterieError` when the key is not held.
     """
 
     def __init__(self, plan: RunPlan, secrets: Callable[[bytes], HeldKey]) -> None:
@@ -56,19 +56,19 @@ class SharedModels:
         return server_side(plan.system, plan.settings, items, plan.seed, groups)
 
     def opened(self, payload: bytes, items: int, groups: int) -> Arrays:
-        """Return what the server would keep of a version.
+        """Open a version; return the arrays that the server would keep in an open run.
 
         Parameters
         ----------
         payload : bytes
-            A ``SealedModel``.
+            A serialised ``SealedModel``.
         items, groups : int
-            Of the catalogue and of the population; for the version that a run begins with.
+            Numbers of items of the catalogue and of groups of the population; used for the first version.
 
         Raises
         ------
         VerificationError
-            When it does not open, or is none.
+            When the payload is no sealed model, or does not open.
         CoterieError
             When the key is not held.
         """
@@ -87,13 +87,13 @@ class SharedModels:
     def applied(
         self, plan: SumPlan, task: wire.ApplyTask, codes: NDArray[np.uint32], users: int
     ) -> wire.AppliedSum:
-        """Return the next version and what the sum tells of this one: `coterie.secure_sum.shared_key.Apply`.
+        """Apply a sum to the model; return the sealed next version and the metrics, as `shared_key.Apply` asks.
 
         Raises
         ------
         Declined
-            When the model is not the plan's or does not open, the layout is not the system's, or no users can have
-            contributed such a sum.
+            When the model is not the plan's or does not open, the layout is not the system's, or the sum is beyond its
+            bounds.
         """
         if hashlib.sha256(task.model).digest() != plan.model_sha256:
             raise Declined("is asked to change another model than that of the plan")

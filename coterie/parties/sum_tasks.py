@@ -1,7 +1,7 @@
-"""What a party does about the tasks of sums, whatever it is in them: hear of them, fetch the plan, hand answers in.
+"""Tasks of sums at a party, as member or key holder: receive tasks, fetch the sum's plan, submit answers.
 
-Tasks are level-triggered: what was missed is asked again, and a sum with a higher number means that those below are
-over.
+The COS repeats a task until it is answered or the step is over.  A sum with a higher number means that sums with lower
+numbers are over.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _log = structlog.get_logger("coterie.sums")
 
 
 class StaleError(Exception):
-    """A task is out of date: the COS has gone on since it was told."""
+    """A task is out of date: the COS has gone on to another sum since it sent the task."""
 
 
 class SumTasks(ABC):
-    """The tasks of one party.
+    """Base class of a party's loop over the tasks of sums; a subclass answers the single step.
 
     Parameters
     ----------
     party : Party
-        Registered.
+        The registered party.
     """
 
     def __init__(self, party: Party) -> None:
@@ -48,12 +48,12 @@ class SumTasks(ABC):
         self._over = False
 
     def hear(self, tasks: Sequence[wire.Task]) -> None:
-        """Take note of the tasks that are open now."""
+        """Replace the tasks to answer by those that are open now."""
         self._tasks = tasks, self._party.asked_at
         self._news.set()
 
     def finish(self) -> None:
-        """Take part in nothing more."""
+        """End `run` after the task in progress."""
         self._over = True
         self._news.set()
 
@@ -61,10 +61,10 @@ class SumTasks(ABC):
         wire.FetchKind.FETCH_KIND_SUM_PLAN,
         wire.FetchKind.FETCH_KIND_BRIEFINGS,
     )
-    """What the COS sends along with a task, so that it need not be fetched."""
+    """Kinds of payload that the COS attaches to a task, so that they need not be fetched."""
 
     async def run(self) -> None:
-        """Answer what is asked until `finish`."""
+        """Answer tasks until `finish`."""
         self._party.attach = list(self.attached)
         while not self._over:
             await self._news.wait()
@@ -83,21 +83,21 @@ class SumTasks(ABC):
                 except StaleError:
                     _log.debug("a task was out of date", round=task.round.round)
                 except PeerError as error:
-                    # It is asked again for as long as it is open.
+                    # The COS repeats the task for as long as the step is open.
                     _log.warning("a step is not answered yet", round=task.round.round, error=error.message)
             self._answered()
 
     def _answered(self) -> None:  # noqa: B027 - most parties have nothing to do then
-        """Take note that everything that was asked is answered, as far as it can be now."""
+        """Do what a party does after all open tasks are answered, as far as they can be now."""
 
     @abstractmethod
     async def _asked(self, task: wire.Task, step: Step, asked_at: float) -> None:
-        """Answer a step of a sum; the COS told of it in answer to what was asked at this time.
+        """Answer a step of a sum; ``asked_at`` is when the poll was sent whose answer has the task.
 
         Raises
         ------
         PeerError
-            It cannot be answered now.
+            When the step cannot be answered now.
         """
 
     async def _sum_plan(self, number: int) -> SumPlan:
@@ -106,9 +106,9 @@ class SumTasks(ABC):
         Raises
         ------
         PeerError
-            What the COS sends is not that, or it sends nothing.
+            When the COS sends nothing, or no valid plan.
         StaleError
-            Another sum is open by now.
+            When another sum is open by now.
         """
         _, payload = await self._party.fetch(wire.FetchKind.FETCH_KIND_SUM_PLAN, version=number)
         try:
@@ -120,12 +120,12 @@ class SumTasks(ABC):
         return plan
 
     async def _submit(self, number: int, step: Step, items: Sequence[Item]) -> None:
-        """Hand in answers to a step of a sum; what the COS refuses is logged.
+        """Submit answers to a step of a sum; log those that the COS refuses.
 
         Raises
         ------
         PeerError
-            It cannot be reached.
+            When the COS cannot be reached.
         """
         if not items:
             return

@@ -1,7 +1,7 @@
-"""A party's members in the sums of a run: their tasks from the COS, answered by `coterie.rounds.member_round`.
+"""A party's members in the sums of a run: answers their tasks through `coterie.rounds.member_round`.
 
-Each participant of the party that takes part in a sum has a `Seat`, which says what it contributes, checks the plan and
-keeps the journal.
+Each participant of the party has a `Seat`, which checks the plans of sums, makes the contributions and stores the
+journal.
 """
 
 from __future__ import annotations
@@ -33,74 +33,74 @@ __all__ = ["Seat", "SumMembers", "Trained"]
 _log = structlog.get_logger("coterie.sums")
 
 Trained = Callable[[NDArray[np.uint32]], Journal | None]
-"""Takes the codes of a contribution; returns the journal to keep before it leaves, None when it does not leave."""
+"""Takes a contribution's codes; returns the journal to store before it is sent, or None when it is not sent."""
 
 
 class Seat(Protocol):
-    """A participant of this party as a member of sums."""
+    """The interface of a participant of this party as a member of sums."""
 
     identity: Identity
     bundle: Bundle
     slots: Sequence[int]
-    """What the member covers."""
+    """Slots of the users that the member covers."""
 
     def journal(self) -> Journal:
         """Return the journal as it stands on disk."""
         ...
 
     async def accept(self, plan: SumPlan, member: int) -> None:
-        """Check the plan of a sum in which this is member ``member``.
+        """Check the plan of a sum in which this participant is member ``member``.
 
         Raises
         ------
         Declined
-            When it is not one that this participant agreed to.
+            When the participant did not agree to such a sum.
         """
         ...
 
     async def contribute(self, plan: SumPlan, trained: Trained) -> None:
-        """Make the contribution, hand its codes over, and keep the journal that comes back, durably.
+        """Make the contribution, pass its codes to ``trained``, and store durably the journal that it returns.
 
         Raises
         ------
         Declined
-            When there is none to be made.
+            When no contribution can be made.
         """
         ...
 
     async def keep(self, journal: Journal) -> None:
-        """Keep a journal, durably."""
+        """Store a journal durably."""
         ...
 
     async def left(self, plan: SumPlan, step: Step, size: int) -> None:
-        """Take note that so many bytes leave for a step."""
+        """Record that ``size`` bytes are sent for a step."""
         ...
 
     async def sat_out(self, plan: SumPlan, reason: str) -> None:
-        """Take note that the member takes no further part, and why."""
+        """Record that the member takes no further part, and why."""
         ...
 
 
 @dataclass
 class _Open:
-    """The sum in progress: its plan, and this party's members in it by position."""
+    """The sum in progress: its plan, and this party's members in it, by position."""
 
     plan: SumPlan
     rounds: dict[int, MemberRound] = field(default_factory=dict)
     seats: dict[int, Seat] = field(default_factory=dict)
     taken: dict[tuple[int, Step], float] = field(default_factory=dict)
-    """When the COS answered to each message, ``time.monotonic`` seconds."""
+    """Time at which the COS took each message, ``time.monotonic`` seconds."""
     declined_at: float = -1.0
-    """When the COS answered last to slots that decline."""
+    """Time at which the COS last took a message that slots decline, ``time.monotonic`` seconds."""
 
 
 class SumMembers(SumTasks):
-    """The members of one party.
+    """The members of a party in the sums of a run: carries out the effects of each member's machine.
 
     Parameters
     ----------
     party : Party
-        Registered.
+        The registered party.
     device : str
         Name of the connection, as plans name it.
     seats : sequence of Seat
@@ -118,7 +118,7 @@ class SumMembers(SumTasks):
         self._number = 0
 
     async def run(self) -> None:
-        """Answer what is asked until `finish`."""
+        """Answer tasks until `finish`, then close the sum in progress."""
         await super().run()
         await self._leave()
 
@@ -149,7 +149,7 @@ class SumMembers(SumTasks):
         }
         passive = slots.intersection(self._party.slots) - active
         if passive and current.declined_at < asked_at:
-            # So that nobody waits for them.
+            # Decline for these slots, so that the round does not wait for them.
             await self._submit(current.plan.round, step, [Item(DECLINED, sorted(passive), b"")])
             current.declined_at = time.monotonic()
 
@@ -222,7 +222,7 @@ class SumMembers(SumTasks):
                 case SitOut(reason):
                     await self._sat_out(seat, current.plan, reason)
                 case Decline():
-                    # Said for all of them after the step.
+                    # `_asked` declines for all such members after the step.
                     pass
         return [] if one.reason else sends
 

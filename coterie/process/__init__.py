@@ -1,1 +1,1 @@
-"""One service process: start, health, stop."""
+"""The life of a service process: starts it, reports its health, stops it."""

@@ -1,4 +1,4 @@
-"""What a service relies on about the key of sums, from its configuration."""
+"""Reads the roster and terms by which a service checks the key of sums, from the service's configuration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["key_trust"]
 
 
 def key_trust(run: str, settings: KeySettings, revoked: Callable[[], Collection[bytes]]) -> Trust:
-    """Return what a party relies on.
+    """Return the trust by which a party checks a run's Paillier keys.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ def key_trust(run: str, settings: KeySettings, revoked: Callable[[], Collection[
     Raises
     ------
     CertificateError
-        The roster or the operator's key cannot be read.
+        When the roster or the operator's key cannot be read.
     """
     roster, roster_key = Roster.load(settings.roster), load_roster_key(settings.roster_key)
     return Trust(run, roster, roster_key, settings.terms, revoked)

@@ -1,4 +1,4 @@
-"""The life of one service process: enrol, serve, tell the truth about health, stop gracefully, leave an account."""
+"""The runtime of a service process: enrols, serves, reports true health, stops gracefully, writes an account."""
 
 from __future__ import annotations
 
@@ -64,18 +64,18 @@ GRACE_S = 10.0
 _STORE_S = 0.5
 
 _ROOM_S = 1.0
-"""Time between two looks whether there is room to start, seconds."""
+"""Time between two checks for room to start, seconds."""
 
 _OTHER_FILES = 512
-"""Open files that are no connections: stores, logs, connections to others."""
+"""Open files beside the connections served: stores, logs, connections to other services."""
 
 PARENT_VARIABLE = "COTERIE_PARENT"
-"""Environment variable with the process id of a launcher; its children stop when it is gone."""
+"""Environment variable with the process id of a launcher; services stop when the launcher is gone."""
 
 
 @dataclass
 class Runtime:
-    """What a service process has, whatever its role."""
+    """The common parts of a service process of any role: settings, channels, health and accounts."""
 
     role: str
     settings: ServiceSettings
@@ -87,7 +87,7 @@ class Runtime:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     failed: BaseException | None = None
     measures: list[Measure] = field(default_factory=list)
-    """What the metrics say beside what every process's do."""
+    """Measures that the metrics show in addition to those of every process."""
     _conditions: dict[str, bool] = field(default_factory=dict)
     _health: Any = field(default_factory=lambda: health_aio.HealthServicer())
     _channels: list[Channel] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Runtime:
     _shown: bytes = b""
 
     def __post_init__(self) -> None:
-        """Take note of the certificate that channels will show."""
+        """Record the fingerprint of the certificate that channels will show."""
         self._shown = self.tls.identity().fingerprint
 
     def shown(self) -> bytes:
@@ -104,7 +104,7 @@ class Runtime:
         return self._shown
 
     def renewed(self) -> None:
-        """Let every channel show the certificate that is in the folder now; the server takes it up by itself."""
+        """Let every channel show the certificate that is in the folder now; the server reloads it by itself."""
         self._shown = self.tls.identity().fingerprint
         credentials = self.tls.channel_credentials()
         for channel in self._channels:
@@ -112,7 +112,7 @@ class Runtime:
 
     @property
     def state(self) -> Path:
-        """Folder of the process."""
+        """State folder of the process."""
         return self.settings.state
 
     @property
@@ -121,7 +121,7 @@ class Runtime:
         return f"{self.role}/{self.settings.name}"
 
     def connect(self, peer: Peer, role: str) -> Channel:
-        """Open a channel to another service; its certificate must carry this role and the peer's name."""
+        """Open a channel to another service, whose certificate must have this role and the peer's name."""
         return self.connect_to(
             peer.address, tls_name=logical_name(role, peer.name), peer=f"{role}/{peer.name}"
         )
@@ -144,7 +144,7 @@ class Runtime:
         )
 
     def renewal(self, thirdparty: Peer, enrol: Callable[[], Awaitable[None]]) -> Renewal:
-        """Return what keeps the certificate of this process alive; it enrols again where it came too late."""
+        """Return the renewal of this process's certificate; it enrols again if the certificate has expired."""
         name = logical_name("thirdparty", thirdparty.name)
         return Renewal(
             self.tls,
@@ -155,7 +155,7 @@ class Runtime:
         )
 
     async def attend(self) -> None:
-        """Measure to the services that this process calls whenever the operator asks for it, by way of the COS."""
+        """Measure latency to the services that this process calls, whenever the operator asks through the COS."""
         for channel in self._channels:
             if channel.peer.startswith("cos/"):
                 await attend(channel, lambda: self.calls, self.tls, self.latency_bytes)
@@ -168,13 +168,13 @@ class Runtime:
     def watch_revocations(
         self, thirdparty: Channel, on_revoked: Callable[[frozenset[bytes]], None] | None = None
     ) -> RevocationWatch:
-        """Return what keeps revocations known: the condition ``directory``, and a measure of their age.
+        """Return a watch that keeps the list of revocations current; add its health condition and a measure of its age.
 
         Parameters
         ----------
         thirdparty : Channel
         on_revoked : callable, optional
-            Told the ids of all revoked participants whenever there are new ones.
+            Called with the ids of all revoked participants whenever there are new ones.
         """
         watch = RevocationWatch(
             thirdparty,
@@ -192,21 +192,21 @@ class Runtime:
         return watch
 
     def require(self, conditions: Iterable[str]) -> None:
-        """Name what must hold before the service is healthy."""
+        """Add conditions that must hold before the service is healthy."""
         self._conditions.update(dict.fromkeys(conditions, False))
 
     def holds(self, condition: str, value: bool = True) -> None:
-        """Say whether a condition holds now; health follows at once."""
+        """Set whether a condition holds now; health follows at once."""
         if self._conditions.get(condition) != value:
             self._conditions[condition] = value
             _log.info("condition", condition=condition, holds=value)
 
     def conditions(self) -> dict[str, bool]:
-        """Return what must hold before the service is healthy, and whether it does."""
+        """Return the conditions of health by name, each with whether it holds."""
         return dict(self._conditions)
 
     async def watch_store(self, writer: Writer) -> None:
-        """Keep the condition ``store`` in step with whether the store takes writes: a volume may be full."""
+        """Keep the condition ``store`` current: whether the store takes writes, which a full volume prevents."""
         while True:
             if writer.failed:
                 self.holds("store", False)
@@ -220,7 +220,7 @@ class Runtime:
         return not self.stopping.is_set() and all(self._conditions.values())
 
     async def publish_health(self) -> None:
-        """Keep the gRPC health service in step with the conditions."""
+        """Keep the gRPC health service current with the conditions."""
         held: bool | None = None
         while True:
             if self.serving != held:
@@ -232,7 +232,7 @@ class Runtime:
             await asyncio.sleep(0.1)
 
     def fail(self, error: BaseException) -> None:
-        """End the process with an error."""
+        """Stop the process with an error; the first error counts."""
         self.failed = self.failed or error
         self.stopping.set()
 
@@ -250,10 +250,10 @@ class Runtime:
 
 
 class ServiceProcess(Protocol):
-    """A service as the process runs it."""
+    """The interface of a built service, which the process serves, runs and closes."""
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Register the servicers."""
+        """Add the service's servicers to the gRPC server."""
 
     async def run(self) -> None:
         """Do the service's own work until the process stops; may return early when there is none."""
@@ -263,15 +263,15 @@ class ServiceProcess(Protocol):
 
 
 class Service(Protocol):
-    """What the entry point ``coterie.services`` of a role names."""
+    """The interface of a role's service, which the entry points ``coterie.services`` name."""
 
     role: str
 
     async def enrol(self, settings: Any, tls: TlsFiles) -> None:
-        """Make sure that the process has a certificate."""
+        """Obtain a certificate for the process, if it has none."""
 
     def build(self, settings: Any, runtime: Runtime) -> ServiceProcess:
-        """Open stores and make the servicers."""
+        """Open the stores and build the service."""
 
 
 def serve(service: Service, settings: ServiceSettings) -> None:
@@ -280,7 +280,7 @@ def serve(service: Service, settings: ServiceSettings) -> None:
     Raises
     ------
     CoterieError
-        When it cannot start, or had to stop by itself.
+        When the service cannot start, or had to stop by itself.
     """
     configure(settings.log_level, service=f"{service.role}/{settings.name}")
     with contextlib.suppress(ImportError):
@@ -302,7 +302,7 @@ async def _serve(service: Service, settings: ServiceSettings) -> None:
 
 @contextlib.contextmanager
 def _alone_in(state: Path) -> Iterator[None]:
-    """Keep a second process out of a state folder; the claim ends with this process, however it ends."""
+    """Lock a state folder against other processes; the lock ends with this process, however it ends."""
     try:
         descriptor = os.open(state / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
@@ -320,7 +320,7 @@ def _alone_in(state: Path) -> Iterator[None]:
 
 
 def in_use(state: Path) -> bool:
-    """Whether a service runs on a state folder of this machine now; the truth also where it is too busy to answer."""
+    """Return whether a service of this machine uses a state folder now, even if it is too busy to answer calls."""
     try:
         descriptor = os.open(state / "lock", os.O_RDONLY)
     except FileNotFoundError:
@@ -381,7 +381,7 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
     )
     if settings.metrics is not None:
         exporter.start(settings.metrics)
-    # Before anybody can ask: what the health service says of itself, until it is told, is SERVING.
+    # Set health before the server starts: the health service reports SERVING until it is set.
     health = asyncio.create_task(runtime.publish_health())
     await asyncio.sleep(0)
     await server.start()
@@ -411,7 +411,7 @@ async def _serve_from(service: Service, settings: ServiceSettings) -> None:
     try:
         (settings.state / "account.json").write_text(json.dumps(runtime.account(), indent=1))
     except OSError as error:
-        # An account is no reason to end badly: the volume may be full.
+        # A missing account is no failure of the process: the volume may be full.
         _log.warning("no account written", error=error.strerror)
     _log.info("stopped")
     if runtime.failed is not None:
@@ -438,9 +438,9 @@ def _listen(server: grpc.aio.Server, settings: ServiceSettings, tls: TlsFiles) -
 
 
 async def _room_to_start(role: str, settings: ServiceSettings, tls: TlsFiles) -> bool:
-    """Wait until the state's volume has room for what a start writes; False when the process is to stop instead.
+    """Wait until the state folder's volume has room for a start; return False when the process must stop instead.
 
-    A service that ended for want of room would be started again and again, and do no more than this one.
+    If the service ended instead, its supervisor would start it again and again to no effect.
     """
 
     def look() -> bool:
@@ -479,7 +479,7 @@ async def _room_to_start(role: str, settings: ServiceSettings, tls: TlsFiles) ->
 
 @contextlib.asynccontextmanager
 async def _refusing(role: str, settings: ServiceSettings, tls: TlsFiles) -> AsyncIterator[None]:
-    """Refuse whatever the service offers, and say to whoever asks that it lives and is not healthy."""
+    """Refuse all calls of the service, and report it alive but not healthy, while the context is open."""
     guard = _guard(settings)
     measures = [*of_the_disk(settings.state), *of_the_memory()]
     exporter = Exporter(
@@ -495,7 +495,7 @@ async def _refusing(role: str, settings: ServiceSettings, tls: TlsFiles) -> Asyn
     if settings.metrics is not None:
         exporter.start(settings.metrics)
     try:
-        # Before the first certificate nobody can be answered.
+        # Without a certificate the server cannot answer anybody.
         if tls.complete():
             server = make_server(guard)
             for name in OFFERED[role]:
@@ -529,7 +529,7 @@ def _add_refusals(server: grpc.aio.Server, service: str) -> None:
 
 
 def _renewal(service: Service, settings: ServiceSettings, runtime: Runtime) -> Renewal | None:
-    """Return what renews the certificate of a party; the third party signs its own."""
+    """Return the renewal of a party's certificate; None for the third party, which signs its own."""
     thirdparty = getattr(settings, "thirdparty", None)
     if not isinstance(thirdparty, Peer):
         return None
@@ -537,7 +537,7 @@ def _renewal(service: Service, settings: ServiceSettings, runtime: Runtime) -> R
 
 
 def allow_files(connections: int) -> None:
-    """Let this process have as many files open as so many connections need, as far as the system lets it."""
+    """Raise this process's limit of open files for ``connections`` connections, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = connections + _OTHER_FILES
     if soft == resource.RLIM_INFINITY or soft >= needed:
@@ -562,7 +562,7 @@ async def _enrol(service: Service, settings: ServiceSettings, tls: TlsFiles) -> 
 
 
 async def _orphaned() -> None:
-    """Return once the launcher that started this process is gone; never without one."""
+    """Wait until the launcher that started this process is gone; without a launcher, wait without end."""
     parent = os.environ.get(PARENT_VARIABLE)
     while parent is None or os.getppid() == int(parent):  # noqa: ASYNC110 - no event tells
         await asyncio.sleep(1.0)
@@ -593,7 +593,7 @@ async def _work(process: ServiceProcess | Renewal, runtime: Runtime) -> None:
 
 
 def _add_reflection(server: grpc.aio.Server, role: str) -> None:
-    """Let operators ask what this process offers, and nothing that it does not."""
+    """Add gRPC reflection, by which operators list the services that this process offers."""
     from grpc_reflection.v1alpha import reflection
 
     names = [f"coterie.v1.{service}" for service in (*OFFERED[role], "Probe")]

@@ -1,1 +1,1 @@
-"""How a run proceeds, as pure state machines: a state and an event give the next state."""
+"""State machines of runs and rounds, without I/O: services give them events and carry out their effects."""

@@ -39,20 +39,20 @@ _KINDS: dict[CohortKind.ValueType, policy.Cohorts] = {
 
 
 def cohort_rule(rounds: RoundsPlan) -> policy.CohortRule:
-    """Return the rule that a plan prescribes."""
+    """Return the rule by which a run's plan draws cohorts."""
     return policy.CohortRule(
         _KINDS[rounds.cohorts], rounds.cohort, rounds.group, rounds.beacon, rounds.redraw
     )
 
 
 def model_to_bytes(model: Mapping[str, NDArray[np.float32]]) -> bytes:
-    """Return a model as the payload that members fetch and hash: tensors by ascending name."""
+    """Serialise a model to the payload that members fetch and hash: tensors by ascending name."""
     tensors = [NamedTensor(name=name, tensor=to_wire(model[name])) for name in sorted(model)]
     return Model(tensors=tensors).SerializeToString(deterministic=True)
 
 
 def model_from_bytes(payload: bytes) -> dict[str, NDArray[np.float32]]:
-    """Return the model that a payload carries.
+    """Parse the payload that `model_to_bytes` writes.
 
     Raises
     ------
@@ -67,7 +67,10 @@ def model_from_bytes(payload: bytes) -> dict[str, NDArray[np.float32]]:
 
 
 def new_training(plan: RunPlan, *, supports: bool) -> Training:
-    """Return the state of a run before anybody came."""
+    """Return the initial state of a run, before any participant has joined.
+
+    ``supports`` says whether the system asks each group for its items.
+    """
     rounds = plan.rounds
     return Training(
         passes=rounds.passes,
@@ -80,17 +83,17 @@ def new_training(plan: RunPlan, *, supports: bool) -> Training:
 
 
 class Cover(NamedTuple):
-    """What a sum covers.
+    """The users that a sum covers: `apply_sum` needs them to apply it.
 
     Parameters
     ----------
     purpose : Purpose
     users, cohort, population : int
-        Users that it covers, of the cohort, of the run.
+        Numbers of users: in the sum, in the cohort, in the run.
     shares : ndarray of float64, shape (groups,)
-        Which share of each group is in the cohort.
+        Share of each group's users that is in the cohort.
     pass_number, part : int
-        Which cohort; of SUPPORTS ``part`` is the group.
+        Pass, and number of the cohort in it; for SUPPORTS ``part`` is the group.
     """
 
     purpose: Purpose
@@ -105,7 +108,7 @@ class Cover(NamedTuple):
 def apply_sum(
     side: ServerSide, arrays: Arrays, total: NDArray[np.uint32], cover: Cover
 ) -> tuple[Arrays, dict[str, tuple[float, float]]]:
-    """Return the arrays after a sum, and the metrics in it: sum and count by name.
+    """Decode a sum and apply it to the server's arrays; return them and the metrics in the sum, sum and count by name.
 
     Parameters
     ----------
@@ -139,9 +142,9 @@ class Population:
     Parameters
     ----------
     participants : sequence of bytes
-        Their ids.
+        Ids of the users' participants.
     devices : sequence of str
-        The connection that speaks for each.
+        Name of the connection that speaks for each user.
     """
 
     participants: Sequence[bytes]
@@ -153,16 +156,16 @@ class Population:
 
 @dataclass(frozen=True)
 class Conductor:
-    """What a run asks next.
+    """Builds the next round of a run: draws its cohort and writes the plan of its sum.
 
     Parameters
     ----------
     plan : RunPlan
     population : Population
     side : ServerSide
-        The learning system.
+        The learning system's part at the server.
     half : ServerHalf
-        The secure sum.
+        The server's half of the secure sum.
     """
 
     plan: RunPlan
@@ -172,11 +175,11 @@ class Conductor:
 
     @cached_property
     def rule(self) -> policy.CohortRule:
-        """How cohorts are drawn."""
+        """The rule by which the run's plan draws cohorts."""
         return cohort_rule(self.plan.rounds)
 
     def groups(self, pass_number: int = 0) -> policy.Parts:
-        """Return the positions of each group's users in a pass."""
+        """Return the groups of a pass, each as the positions of its users."""
         return policy.groups(self.rule, len(self.population), self.rule.drawing(pass_number))
 
     def group_of(self, pass_number: int = 0) -> NDArray[np.int64]:
@@ -184,7 +187,7 @@ class Conductor:
         return policy.group_of(self.rule, len(self.population), self.rule.drawing(pass_number))
 
     def started(self, slots: Sequence[int]) -> Started:
-        """Return the event that fixes the population; ``slots`` are its users in canonical order."""
+        """Return the event that fixes the population; ``slots`` are the users' slots in canonical order."""
         parts = len(policy.cohorts(self.rule, len(self.population), 0))
         evaluation = parts if self.plan.rounds.party_per_user else 1
         return Started(tuple(slots), len(self.groups()), parts, evaluation)
@@ -200,7 +203,7 @@ class Conductor:
         return policy.cohorts(self.rule, len(self.population), state.pass_number)[state.part]
 
     def members(self, cohort: NDArray[np.int64]) -> dict[int, list[int]]:
-        """Return the positions that each member of a cohort covers, by the member's place in the plan."""
+        """Return the members of a cohort: by position in the plan, the positions of the users that each covers."""
         if self.plan.rounds.party_per_user:
             return {n: [position] for n, position in enumerate(cohort.tolist())}
         by_device: dict[str, list[int]] = {}
@@ -211,12 +214,14 @@ class Conductor:
     def open(
         self, state: Training, model_sha256: bytes, patience_s: float, subject: Subject | None = None
     ) -> RoundState:
-        """Return the next round, before its first step; ``subject`` is what its sum changes where others apply it.
+        """Return the next round's state, before its first step.
+
+        ``subject`` is the model that the sum changes, for sums that key holders apply.
 
         Raises
         ------
         Failed
-            When the cohort is below its floor, or too large for the layout.
+            When the cohort is below its floor or too large for the layout, or the sum cannot be sparse as planned.
         """
         cohort = self.cohort(state)
         layout = self.side.layout(state.purpose)
@@ -235,7 +240,7 @@ class Conductor:
         if sparse and not fields.holders:
             raise Failed("only sums under a key can be sparse")
         if sparse and any(segment.over for segment in layout.segments):
-            # What divides a row may be in a ciphertext that is dropped when the row's is not.
+            # The divisor of a row may lie in a ciphertext that is dropped although the row's own is not.
             raise Failed("values that others of the same sum divide cannot be sparse")
         plan = SumPlan(
             run_id=self.plan.run_id,
@@ -261,7 +266,7 @@ class Conductor:
         return RoundState.begin(plan, layout, self.half, patience_s, subject)
 
     def cover(self, state: Training, users: int) -> Cover:
-        """Return what the next sum covers, where it is over so many users."""
+        """Return the cover of the next sum, given the number of users in it."""
         return Cover(
             purpose=state.purpose,
             users=users,
@@ -273,7 +278,7 @@ class Conductor:
         )
 
     def shares(self, state: Training) -> NDArray[np.float64]:
-        """Return which share of each group is in the cohort of the next sum, float64 (groups,)."""
+        """Return the share of each group's users that is in the next sum's cohort, float64 (groups,)."""
         sizes = np.array([len(group) for group in self.groups(state.pass_number)])
         members = self.group_of(state.pass_number)[self.cohort(state)]
         found: NDArray[np.float64] = np.bincount(members, minlength=len(sizes)) / sizes

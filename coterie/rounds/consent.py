@@ -1,6 +1,6 @@
-"""What a client agrees to take part in: every clause of its consent, held against a run and against each round.
+"""A client's consent: the conditions under which it takes part, checked against a run's plan and each round's.
 
-A clause that is not met is an objection in words: it goes on the disclosure receipt, and nothing is sent.
+A condition that is not met gives an objection in words, which goes on the disclosure receipt; nothing is sent then.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ _SPARSE = "contributions are sparse, and show the server in which places users h
 
 @dataclass(frozen=True)
 class Consent:
-    """What a client accepts.
+    """The conditions under which a client takes part in runs and rounds.
 
     Parameters
     ----------
     systems, secure_sums : tuple of str
-        Learning systems and secure sums; empty for any.
+        Accepted learning systems and secure sums; empty for any.
     min_cohort : int
-        Fewest devices (users where ``experiment``) of a cohort.
+        Smallest cohort, in devices (in users with ``experiment``).
     min_sum : int
-        Fewest users over which a sum is formed.
+        Smallest number of users over which a sum may be formed.
     experiment : bool
         Whether floors may count users instead of devices.
     rounds_per_day : int
-        In how many rounds of a UTC day a user may take part; 0 for any number.
+        Most rounds of a UTC day in which a user takes part; 0 for any number.
     metrics : tuple of str, or None
         Metrics that may leave, inside sums; None for any.
     sparse : bool
-        Whether contributions under a key may leave out ciphertexts without anything in them, which shows the server
-        near which items there is something.
+        Whether encrypted contributions may leave out ciphertexts that hold only zeros, which shows the server near
+        which items a user has something.
     """
 
     systems: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Consent:
     sparse: bool = False
 
     def objections(self, plan: RunPlan, metrics: Sequence[str] = ()) -> list[str]:
-        """Return why this client takes no part in a run; empty when it does.
+        """Return this client's objections to a run; empty when it takes part.
 
         Parameters
         ----------
@@ -83,13 +83,13 @@ class Consent:
         return found
 
     def objections_to_round(self, plan: SumPlan, most_today: int) -> list[str]:
-        """Return why this client takes no part in one round of a run that it accepted.
+        """Return this client's objections to one round of a run that it accepted; empty when it takes part.
 
         Parameters
         ----------
         plan : SumPlan
         most_today : int
-            In how many rounds of this UTC day the busiest of the users concerned has taken part.
+            Rounds of this UTC day in which the busiest of the round's users has taken part.
         """
         found = []
         counted, what = (plan.users, "users") if self.experiment else (len(plan.devices), "devices")

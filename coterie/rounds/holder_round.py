@@ -1,8 +1,8 @@
-"""A key holder in one round, without I/O: which list it signed is on disk before anybody sees the signature.
+"""State machine of a key holder in one round: it signs one list of submitters and decrypts only the sum over it.
 
-It has the face of a member's machine (``coterie.rounds.member_round``), and is asked level-triggered like one.  A
-holder has no secret of its own in a round, so that after a restart it goes on: it signs and decrypts for the list that
-its disk has, and for no other one.
+The signed list is on disk before the signature leaves.  The machine has the interface of a member's
+(``coterie.rounds.member_round``) and, like it, may be asked the same step again and again.  A holder has no secret of
+its own in a round, so it goes on after a restart: it signs and decrypts for the list on disk, and for no other.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ _HASH_BYTES = 32
 
 
 class Half(Protocol):
-    """What decides and decrypts, ``coterie.secure_sum.key_holder``."""
+    """A key holder's half of the sum, which checks and decrypts: ``coterie.secure_sum.key_holder``."""
 
     def confirm(self, briefing: bytes) -> tuple[bytes, bytes]:
-        """Return the signature of a list of submitters, and the list's hash; or raise Declined."""
+        """Return a signed confirmation of a list of submitters, and the list's hash; or raise Declined."""
         ...
 
     def decrypt(self, briefing: bytes, agreed: bytes) -> bytes:
-        """Return a part of the sum over the list with this hash; or raise Declined."""
+        """Return a decrypted part of the sum over the list with this hash; or raise Declined."""
         ...
 
 
 @dataclass
 class HolderRound:
-    """A key holder in one round.
+    """State machine of a key holder in one round; the holder's service carries out its effects.
 
     Parameters
     ----------
     plan : SumPlan
         As this holder was shown it.
     journal : Journal
-        As it stands on disk; of the last round that it confirmed, ``contribution`` has the plan's hash and that of the
-        list.
+        As it stands on disk.  ``joined`` is the last round that the holder confirmed, ``contribution`` the hash of
+        that round's plan followed by the hash of the list, 32 bytes each.
     half : callable
-        Makes the half of the encrypted sum; called at most once.
+        Makes the holder's half of the encrypted sum; called at most once.
     """
 
     plan: SumPlan
@@ -72,7 +72,7 @@ class HolderRound:
         return self.journal.contribution[_HASH_BYTES:] if self.journal.joined == self.plan.round else b""
 
     def asked(self, step: Step, briefing: bytes) -> list[Effect]:
-        """Answer a step that the server asks for."""
+        """Return the effects that answer a step that the server asks for."""
         if self._closed:
             return []
         if self.reason:

@@ -1,8 +1,8 @@
-"""One member's half of a round, without I/O: what to send when asked, what to keep first, when to sit out.
+"""State machine of a member in one round: it decides what to send, what to write to disk first, and when to sit out.
 
-A member is asked level-triggered: the same step may be asked again and again, and is answered with the same bytes.
-On disk it keeps the number of the last round that it joined and the contribution that it sent; secrets only ever live
-in memory.  So after a restart it sends a contribution again but masks no second one, and reveals nothing.
+The server may ask for the same step again and again, and gets the same bytes each time.  A member keeps on disk the
+number of the last round that it joined and the contribution that it sent; its secrets are only in memory.  So after a
+restart it sends the stored contribution again, but masks no second one and reveals nothing.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ _BEFORE_SUBMIT = (Step.ADVERTISE, Step.SHARE)
 _HASH_BYTES = 32
 
 _MOST_REVEALS = 2
-"""How often a sum of one purpose over one model version may be revealed: more could be subtracted from one another."""
+"""Most reveals of sums of one purpose over one model version: differences of more sums could single out users."""
 
 _REMEMBERED = 64
-"""Sums that are remembered for that: a server that takes turns with several versions finds all of them counted."""
+"""Reveals that a journal remembers, so that a server cannot evade the count by alternating between model versions."""
 
 
 @dataclass(frozen=True)
 class Journal:
-    """What a member keeps on disk.
+    """The state that a member keeps on disk.
 
     Parameters
     ----------
     joined : int
-        Number of the last round that it joined; a number at or below it is refused.
+        Number of the last round that the member joined; it joins no round with this number or a lower one again.
     contribution : bytes
-        Hash of that round's plan, 32 bytes, and behind it what it submitted under this plan, until the round is
-        closed; empty when it has not.
+        Hash of that round's plan, 32 bytes, followed by the message submitted under this plan; empty before the
+        submission and after the round's close.
     reveals : tuple of str
-        Sums that it helped to reveal, by its answer to UNMASK or its encrypted contribution, the last ones last:
+        Sums that the member helped to reveal, by its answer to UNMASK or its encrypted contribution, newest last:
         purpose and hash of the model, one entry for each time.
     """
 
@@ -62,19 +62,19 @@ class Journal:
 
 @dataclass(frozen=True)
 class Keep:
-    """Make the journal durable before anything that follows."""
+    """Effect: write this journal to disk before the effects that follow."""
 
     journal: Journal
 
 
 @dataclass(frozen=True)
 class Train:
-    """Train on the plan's model; answer with ``trained``."""
+    """Effect: train on the plan's model and call ``trained`` with the codes."""
 
 
 @dataclass(frozen=True)
 class Send:
-    """Submit these bytes for a step."""
+    """Effect: submit these bytes for a step."""
 
     step: Step
     message: bytes
@@ -82,26 +82,26 @@ class Send:
 
 @dataclass(frozen=True)
 class SitOut:
-    """Take no further part in this round; the reason belongs on the disclosure receipt."""
+    """Effect: note that the member takes no further part in this round; the reason goes on the disclosure receipt."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Decline:
-    """Tell the server that nothing more comes from this member in this round, so that nobody waits for it."""
+    """Effect: tell the server that this member sends nothing more in this round, so that nobody waits for it."""
 
 
 Effect = Keep | Train | Send | SitOut | Decline
 
 
 def counted_reveal(plan: SumPlan, journal: Journal) -> tuple[str, ...]:
-    """Return a journal's reveals with that of a plan's sum.
+    """Return a journal's reveals with a plan's sum added.
 
     Raises
     ------
     Declined
-        When sums of this purpose over this version of the model were revealed as often as they may be.
+        When sums of the plan's purpose over its model version were already revealed as often as allowed.
     """
     this = f"{plan.purpose}:{plan.model_sha256.hex()}"
     reveals = (*journal.reveals, this)[-_REMEMBERED:]
@@ -112,16 +112,16 @@ def counted_reveal(plan: SumPlan, journal: Journal) -> tuple[str, ...]:
 
 @dataclass
 class MemberRound:
-    """A member in one round.
+    """State machine of a member in one round; the member's host carries out its effects.
 
     Parameters
     ----------
     plan : SumPlan
-        As this member was shown it, accepted by its consent.
+        As this member was shown it; its consent accepts it.
     journal : Journal
         As it stands on disk.
     half : callable
-        Makes the secure sum's half, with fresh secrets; called at most once.
+        Makes the member's half of the secure sum, with fresh secrets; called at most once.
     """
 
     plan: SumPlan
@@ -139,7 +139,7 @@ class MemberRound:
         if self.journal.joined > self.plan.round:
             self.reason = f"round {self.plan.round} is not above {self.journal.joined}, the last one joined"
         elif self.journal.joined == self.plan.round:
-            # A restart: the secrets of this round are gone.
+            # The host has restarted: this round's secrets are gone.
             plan_hash, message = (
                 self.journal.contribution[:_HASH_BYTES],
                 self.journal.contribution[_HASH_BYTES:],
@@ -147,13 +147,13 @@ class MemberRound:
             if not message:
                 self.reason = f"restarted in round {self.plan.round} before its contribution was safe"
             elif plan_hash != self.plan.hash:
-                # A server that was restored from a backup uses the number again.
+                # A server restored from a backup uses round numbers again.
                 self.reason = f"round {self.plan.round} was joined under another plan"
             else:
                 self._answers[Step.SUBMIT] = message
 
     def asked(self, step: Step, briefing: bytes) -> list[Effect]:
-        """Answer a step that the server asks for."""
+        """Return the effects that answer a step that the server asks for."""
         if self._closed:
             return []
         if self.reason:
@@ -162,12 +162,12 @@ class MemberRound:
         if held is not None:
             return [Send(step, held)]
         if Step.SUBMIT in self._answers and step in _BEFORE_SUBMIT:
-            # An old question that was late; a contribution is never made anew, so there is nothing to say to it.
+            # A late request of an earlier step.  The contribution is made already, and no second one will be.
             return []
         if step is Step.SUBMIT:
             if self._training:
                 return []
-            # Joined before it trains: nobody makes a second contribution for one round.
+            # Journal the join before training, so that no restart leads to a second contribution for this round.
             self._training, self._briefing = True, briefing
             return [*self._join(), Train()]
         effects = self._join()
@@ -183,13 +183,13 @@ class MemberRound:
         return [*effects, Send(step, message)]
 
     def trained(self, codes: NDArray[np.uint32]) -> list[Effect]:
-        """Submit the contribution that was asked for."""
+        """Return the effects that submit the contribution, given its codes."""
         if self.reason or self._half is None or not self._training or Step.SUBMIT in self._answers:
-            # Over, or asked for nothing, or there already: a second vector is never masked with the same keys.
+            # Sat out, or not asked, or submitted already: a second vector is never masked with the same keys.
             return []
         reveals = self.journal.reveals
         try:
-            # Nothing more is asked of a member whose contribution others decrypt.
+            # In a sum that key holders decrypt this is the member's last step, so it counts as the reveal.
             if self.plan.holders:
                 reveals = counted_reveal(self.plan, self.journal)
             message = self._half.answer(Step.SUBMIT, self._briefing, codes)

@@ -1,7 +1,7 @@
-"""What a host knows of its place in a run, and whether the plan of a sum agrees with it.
+"""A host's check of cohorts: it computes who belongs to a sum and compares the sum's plan with that.
 
-Members do not take a cohort on trust: who is in it follows from the run's plan and from the canonical order of the
-population, in which each host knows the places of its own users.
+Hosts do not trust the server with cohorts: each cohort follows from the run's plan and the canonical order of the
+population, and a host knows the positions of its own users in this order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Membership"]
 
 @dataclass(frozen=True, eq=False)
 class Membership:
-    """A host in the population of a run.
+    """The users of a host in the population of a run, and the check of each sum's plan against them.
 
     Parameters
     ----------
@@ -37,12 +37,12 @@ class Membership:
     device : str
         Name of its connection.
     users : int
-        Users of the population.
+        Number of users in the population.
     index : ndarray of int, shape (n,)
-        The host's users in the population, by their position at the host.
+        Positions at the host of those of its users that are in the population.
     position, group : ndarray of int, shape (n,)
-        Place of each in the canonical order, and group, as the orchestration server gave them.
-        The group is that of the first drawing.
+        Position of each of these users in the canonical order, and its group in the first drawing, as the
+        orchestration server gave them.
     participants : sequence of bytes
         Participant ids of all users of the host, by position at the host.
     directory_key : bytes
@@ -51,8 +51,9 @@ class Membership:
     Raises
     ------
     Declined
-        When the places cannot be, or the groups are not those of the plan's rule; when nobody but the server says that
-        the beacon was drawn at random, or groups are drawn anew too often (in an experiment both may be).
+        When positions are out of range or repeated, or the groups are not those of the plan's rule.  Outside
+        experiments also when the directory's signature of the beacon is missing or wrong, or groups are drawn anew too
+        often.
     """
 
     plan: RunPlan
@@ -105,11 +106,11 @@ class Membership:
 
     @cached_property
     def _at(self) -> dict[int, int]:
-        """Row of each of the host's places."""
+        """Row in ``position`` of each of the host's positions."""
         return {int(position): row for row, position in enumerate(self.position)}
 
     def cohort(self, purpose: Purpose, pass_number: int, part: int) -> NDArray[np.int64]:
-        """Return the cohort of the plan's rule, ascending positions.
+        """Return a cohort by the plan's rule, as ascending positions.
 
         Raises
         ------
@@ -119,7 +120,7 @@ class Membership:
         rounds = self.plan.rounds
         parts: policy.Parts
         if purpose is Purpose.SUPPORTS:
-            # Once for each drawing: sums over the same group at another time would show what has changed.
+            # Only once for each drawing: a later sum over the same group would show what has changed since.
             parts = self._groups(pass_number) if self._rule.redrawn(pass_number) else ()
         elif purpose is Purpose.EVALUATE and not rounds.party_per_user:
             parts = (np.arange(self.users),)
@@ -133,7 +134,7 @@ class Membership:
         return parts[part]
 
     def covered(self, plan: SumPlan) -> dict[int, list[User]]:
-        """Return the host's members of a sum and the users that each covers, in canonical order.
+        """Check a sum's plan; return the host's members in it, by position in the plan, and the users that each covers.
 
         Parameters
         ----------
@@ -142,8 +143,8 @@ class Membership:
         Raises
         ------
         Declined
-            When the sum is not one of the run that this host accepted: another run, sum, cohort or floor, a member
-            missing or at another place.
+            When the plan differs from what the run's plan prescribes: another run, secure sum, cohort or floor, or a
+            member of this host that is missing or at another position.
         """
         run, rounds = self.plan, self.plan.rounds
         if (plan.run_id, plan.secure_sum) != (run.run_id, run.secure_sum):

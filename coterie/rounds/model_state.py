@@ -1,7 +1,7 @@
-"""What the server keeps of the model, and what participants fetch: arrays that it reads, or versions sealed for others.
+"""The server's copy of the model: in the open, or as versions sealed for participants that share the key.
 
-Where participants share the key, those who hold it apply sums and seal what comes out; the server keeps that as it
-would keep arrays, and hands it out.
+With a shared key the key holders apply sums and seal the next version; the server stores the sealed bytes as it would
+store arrays, and hands them out to participants.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ _SEALED = "sealed"
 
 
 class ModelState(Protocol):
-    """How the model of a run is kept."""
+    """The interface by which the server's run keeps its model, open or sealed."""
 
     def initial(self) -> Arrays:
-        """Return what is kept before the first round."""
+        """Return the arrays before the first round."""
         ...
 
     def model(self, arrays: Arrays) -> bytes:
-        """Return the payload of FETCH_KIND_MODEL."""
+        """Return the model as participants fetch it, the payload of FETCH_KIND_MODEL."""
         ...
 
     def opened(self, arrays: Arrays) -> bytes:
-        """Return the payload of FETCH_KIND_OPEN_ITEMS; empty where the server has no such list."""
+        """Return which items each group may train, the payload of FETCH_KIND_OPEN_ITEMS; empty without such a list."""
         ...
 
     def closed_share(self, arrays: Arrays) -> float | None:
-        """Return which share of all users' training items is closed to learning: too few of a group have them.
+        """Return the share of all users' training items that is closed to learning: too few of a group have them.
 
-        None where there are no closed items, where the server does not see them, and before groups were asked.
+        None where the system closes no items, where the server does not see them, and before groups were asked.
         """
         ...
 
     def after_sum(
         self, state: Training, arrays: Arrays, formed: Formed, users: int
     ) -> tuple[Arrays, Measured]:
-        """Return what is kept after a sum over so many users, and the metrics in it.
+        """Apply a sum over ``users`` users; return the new arrays and the metrics in the sum.
 
         Raises
         ------
@@ -61,7 +61,7 @@ class ModelState(Protocol):
 
 
 class OpenModel:
-    """The server has the model.
+    """A model that the server reads, and changes by each sum.
 
     Parameters
     ----------
@@ -72,22 +72,22 @@ class OpenModel:
         self._conductor = conductor
 
     def initial(self) -> Arrays:
-        """Return what is kept before the first round."""
+        """Return the arrays before the first round."""
         return self._conductor.side.initial()
 
     def model(self, arrays: Arrays) -> bytes:
-        """Return a ``Model``."""
+        """Return the model, a serialised ``Model``."""
         return model_to_bytes(self._conductor.side.model(arrays))
 
     def opened(self, arrays: Arrays) -> bytes:
-        """Return a ``Tensor`` of bits, a row for each group."""
+        """Return the open items, a serialised ``Tensor`` of bits, a row for each group; empty without such a list."""
         opened = self._conductor.side.opened(arrays)
         if opened is None:
             return b""
         return to_wire(np.packbits(opened, axis=1, bitorder="little")).SerializeToString()
 
     def closed_share(self, arrays: Arrays) -> float | None:
-        """Return which share of all users' training items is closed to learning."""
+        """Return the share of all users' training items that is closed to learning; None where nothing is known."""
         opened = self._conductor.side.opened(arrays)
         if opened is None or not (told := int(arrays["supports"].sum())):
             return None
@@ -96,7 +96,7 @@ class OpenModel:
     def after_sum(
         self, state: Training, arrays: Arrays, formed: Formed, users: int
     ) -> tuple[Arrays, Measured]:
-        """Return what is kept after a sum, and the metrics in it.
+        """Apply a sum; return the new arrays and the metrics in the sum.
 
         Raises
         ------
@@ -109,7 +109,7 @@ class OpenModel:
 
 
 class SealedVersions:
-    """The server has versions that it cannot open, and sums that only measure.
+    """A model as sealed versions that the server cannot open; it decodes only sums of metrics.
 
     Parameters
     ----------
@@ -120,25 +120,25 @@ class SealedVersions:
         self._conductor = conductor
 
     def initial(self) -> Arrays:
-        """Return a version with nothing sealed: it follows from the plan."""
+        """Return the first version, with nothing sealed in it: key holders compute it from the plan."""
         return _kept(SealedModel().SerializeToString(deterministic=True))
 
     def model(self, arrays: Arrays) -> bytes:
-        """Return a ``SealedModel``."""
+        """Return the current version, a serialised ``SealedModel``."""
         return arrays[_SEALED].tobytes()
 
     def opened(self, arrays: Arrays) -> bytes:
-        """Return nothing: who can open the model finds the list in it."""
+        """Return empty bytes: the list of open items is inside the sealed model."""
         return b""
 
     def closed_share(self, arrays: Arrays) -> float | None:
-        """Return nothing: the server does not see it."""
+        """Return None: the server does not see which items are closed."""
         return None
 
     def after_sum(
         self, state: Training, arrays: Arrays, formed: Formed, users: int
     ) -> tuple[Arrays, Measured]:
-        """Return the next version that holders agreed on and the metrics that they told, or those of a sum.
+        """Return the version and metrics that holders agreed on; for a measuring sum, the old version and its metrics.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""The plan of a run as bytes that a signature or hash may cover."""
+"""The hash of a run's plan, which parties compute and compare with the one that the COS announces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["plan_hash"]
 def plan_hash(plan: RunPlan) -> bytes:
     """Return the SHA-256 of a plan's explicit encoding: label ``plan``, then every field in the contract's order.
 
-    The fields of ``rounds`` follow one after the other.
+    The fields of ``rounds`` come last, one after the other.
 
     Numbers with a fraction are their IEEE 754 single precision bytes, big-endian; truth values are 0 or 1.
     """

@@ -1,12 +1,12 @@
-"""Who is in which cohort, and under which floors.
+"""The rules by which a run draws cohorts and sets floors; the server applies them, and members check them.
 
-Sums over known, changing cohorts can be solved for the individuals, and no mask helps against that.  So by default the
+Sums over known, changing cohorts can be solved for single users, and masks do not prevent that.  So by default the
 participants are cut into fixed groups, by randomness that the third party signs, and a cohort is one or more whole
-groups; at most every so many passes the groups are drawn anew.  ``random`` and ``independent``
-cohorts reproduce the papers.
+groups; groups are drawn anew only every ``redraw`` passes.  ``random`` and ``independent`` cohorts reproduce the
+papers.
 
-Everything here is a function of the plan and of a canonical order of the participants, so that members can check that
-a cohort was drawn by the rule.  What was drawn last is kept, for all members of a process and all rounds of a pass.
+All functions depend only on the plan and on the canonical order of the participants, so that members can check that a
+cohort was drawn by the rule.  The last drawings are cached, for all members of a process and all rounds of a pass.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ __all__ = [
 ]
 
 LEAST_REDRAW = 50
-"""Passes between two drawings of groups, outside experiments: sums over groups that overlap can be subtracted."""
+"""Fewest passes between two drawings of groups, outside experiments: sums over overlapping groups can be subtracted."""
 
 Cohorts = Literal["groups", "random", "independent", "all"]
 
 Parts = tuple[NDArray[np.int64], ...]
-"""Positions of users in the canonical order, ascending within a part; nobody may write into them."""
+"""Parts of the population: positions in the canonical order, ascending within a part; read-only arrays."""
 
 _KEPT = 4
-"""Drawings that are kept, each with a number for every user: those of a run or two, training and evaluating."""
+"""Cached drawings, each with one number for every user: enough for training and evaluation of two runs."""
 
 
 @dataclass(frozen=True)
 class CohortRule:
-    """How cohorts are drawn.
+    """The rule by which a run draws its cohorts.
 
     Parameters
     ----------
     kind : str
         ``"groups"``, ``"random"``, ``"independent"`` or ``"all"``.
     size : int
-        Users in a cohort: at random exactly so many (half as many to half again as many in the last of a pass, unless
-        cohorts are independent), in groups at least.
+        Users in a cohort.  ``"random"`` cohorts have exactly this many, but the last one of a pass has half as many to
+        half again as many; ``"independent"`` cohorts have exactly this many; cohorts of groups at least.
     group : int
         Fewest users in a group.
     beacon : bytes
-        Randomness of the permutations.
+        Random bytes that seed the permutations.
     redraw : int
         Passes after which groups are drawn anew; 0 for never.
     """
@@ -76,27 +76,27 @@ class CohortRule:
     redraw: int = 0
 
     def drawing(self, pass_number: int) -> int:
-        """Return by which drawing the groups of a pass are cut, from 0."""
+        """Return the number, from 0, of the drawing that is in force in a pass."""
         return pass_number // self.redraw if self.redraw else 0
 
     def redrawn(self, pass_number: int) -> bool:
-        """Whether a pass is the first one of its drawing."""
+        """Return whether a pass is the first one of its drawing."""
         return pass_number % self.redraw == 0 if self.redraw else pass_number == 0
 
 
 def _permutation(beacon: bytes, purpose: str, number: int, count: int) -> NDArray[np.int64]:
-    """Return the positions 0 to ``count - 1`` in the order of their keys.
+    """Return the positions 0 to ``count - 1`` sorted by pseudorandom keys.
 
     The keys are 64-bit numbers, big-endian, one after the other from SHAKE-256 over (purpose, beacon, number, count);
-    equal keys stay in order.  (The streams of NumPy's generators may change from one release to the next, and members
-    draw the same cohorts with whatever they run on.)
+    equal keys stay in order.  NumPy's generators are not used: their streams may change from one release to the next,
+    and all members must draw the same cohorts.
     """
     keys = hashlib.shake_256(encode(purpose, beacon, number, count)).digest(8 * count)
     return np.argsort(np.frombuffer(keys, ">u8"), kind="stable")
 
 
 def _parts(found: Iterable[NDArray[np.int64]]) -> Parts:
-    """Return users in ascending order, for everybody to read."""
+    """Return the parts as sorted, read-only arrays."""
     parts = tuple(np.sort(part) for part in found)
     for part in parts:
         part.setflags(write=False)
@@ -110,9 +110,9 @@ def groups(rule: CohortRule, users: int, drawing: int = 0) -> Parts:
     Parameters
     ----------
     users : int
-        How many there are.
+        Number of users.
     drawing : int
-        Counts drawings, from 0.
+        Number of the drawing, from 0.
 
     Returns
     -------
@@ -126,7 +126,7 @@ def groups(rule: CohortRule, users: int, drawing: int = 0) -> Parts:
 
 @lru_cache(_KEPT)
 def group_of(rule: CohortRule, users: int, drawing: int = 0) -> NDArray[np.int64]:
-    """Return the group of each user as `groups` cuts them, int64 (users,), to be read only."""
+    """Return the group of each user as `groups` cuts them, int64 (users,), read-only."""
     found = np.empty(users, np.int64)
     for number, part in enumerate(groups(rule, users, drawing)):
         found[part] = number
@@ -138,8 +138,8 @@ def group_of(rule: CohortRule, users: int, drawing: int = 0) -> NDArray[np.int64
 def cohorts(rule: CohortRule, users: int, global_round: int) -> Parts:
     """Return the cohorts of one global round, in order.
 
-    Everybody is in exactly one of them, unless they are drawn independently of each other; there are as many then as
-    would cover everybody.
+    Every user is in exactly one cohort, unless cohorts are drawn independently of each other; then there are as many as
+    would cover all users.
 
     Returns
     -------
@@ -149,7 +149,7 @@ def cohorts(rule: CohortRule, users: int, global_round: int) -> Parts:
     if rule.kind == "all" or users <= rule.size:
         return _parts([np.arange(users)])
     if rule.kind in ("random", "independent"):
-        # A rest of less than half a cohort joins the last one: too few would be refused by their floor.
+        # A remainder of less than half a cohort joins the last cohort: on its own it would be below the floor.
         starts = [first for first in range(0, users, rule.size) if users - first >= rule.size / 2]
         if rule.kind == "independent":
             first = global_round * len(starts)
@@ -162,7 +162,7 @@ def cohorts(rule: CohortRule, users: int, global_round: int) -> Parts:
         return _parts(order[first:last] for first, last in pairwise([*starts, users]))
     fixed = groups(rule, users, rule.drawing(global_round))
     least = min(len(part) for part in fixed)
-    # Groups that are left over at the end of a pass join its last cohort: none is smaller than asked for.
+    # Groups left over at the end of a pass join its last cohort, so that no cohort is smaller than asked for.
     per = min(max(-(-rule.size // least), 1), len(fixed))
     order = _permutation(rule.beacon, "cohorts", global_round, len(fixed))
     return _parts(
@@ -172,19 +172,19 @@ def cohorts(rule: CohortRule, users: int, global_round: int) -> Parts:
 
 
 def everybody(rule: CohortRule, users: int, global_round: int) -> Parts:
-    """Return as many cohorts as `cohorts`, with everybody in exactly one of them: those of an evaluation."""
+    """Return the cohorts of an evaluation: as many as `cohorts` gives, with every user in exactly one."""
     covering = replace(rule, kind="random") if rule.kind == "independent" else rule
     return cohorts(covering, users, global_round)
 
 
 def min_sum(users: int, floor: int) -> int:
-    """Return the fewest users over which a sum of a cohort is formed: two thirds of it, and at least ``floor``."""
+    """Return the fewest users over which a cohort's sum may be formed: two thirds of the cohort, at least ``floor``."""
     return max(floor, -(-2 * users // 3))
 
 
 def sparse_floor(rounds: RoundsPlan, purpose: Purpose) -> int:
-    """Return the fewest users whose ciphertexts of one place are added in a sparse sum; 0 where it is none.
+    """Return the fewest users whose ciphertexts are added in one place of a sparse sum; 0 for sums that are not sparse.
 
-    Two thirds of a cohort have hardly ever something in the same place.
+    The floor is ``min_sum`` alone: two thirds of a cohort hardly ever have something in the same place.
     """
     return rounds.min_sum if rounds.sparse and purpose is Purpose.TRAIN else 0

@@ -1,14 +1,14 @@
-"""One round at the orchestration server, as a pure state machine.
+"""State machine of one round at the orchestration server.
 
 ``SELECT -> [ADVERTISE -> SHARE] -> SUBMIT -> [CONFIRM -> UNMASK] -> APPLY -> done``, each with a deadline and a floor;
-below the floor the round is abandoned and the model stays as it is.  Which steps there are is the secure sum's
-affair; members train between being asked to submit and submitting.
+below the floor the round is abandoned and the model stays as it is.  The secure sum determines which steps there are;
+members train between being asked to submit and submitting.
 
 ``advance`` takes a state and an event and returns the next state and the effects that a service carries out, in
-order.  A ``Save`` is durable before anything after it is acted on.  What is durable: the plan, the step that is open,
-the messages of closed steps, and from the close of SUBMIT the running sum and the set of submitters, which never
-changes afterwards.  Messages of an open step are not: after a restart the step opens again and members send the same
-bytes.
+order.  A ``Save`` is on disk before the service acts on any effect after it.  Durable are the plan, which step is
+open, the messages of closed steps, and from the close of SUBMIT the running sum and the set of submitters, which
+never changes afterwards.  Messages of an open step are not durable: after a restart the step opens again and members
+send the same bytes.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ __all__ = [
 _NONE: Mapping[int, bytes] = MappingProxyType({})
 
 Keep = Callable[[Mapping[int, bytes], int, bytes], Mapping[int, bytes]]
-"""Returns messages with one more, a member's; those given stay as they are."""
+"""Returns a copy of the messages with one member's message added."""
 
 
 def in_memory(held: Mapping[int, bytes], member: int, message: bytes) -> Mapping[int, bytes]:
-    """Return messages with one more, in memory."""
+    """Return a copy of the messages with one member's message added, in memory."""
     return {**held, member: message}
 
 
 class Phase(enum.Enum):
-    """Where a round stands."""
+    """The phases of a round; `TRANSITIONS` says which follow each other."""
 
     COLLECT = "collect"
-    """A step is open, ``RoundState.step``."""
+    """A step is open: ``RoundState.step``."""
     UNMASK = "unmask"
     """Every step is closed; the sum is being computed."""
     APPLY = "apply"
@@ -76,21 +76,21 @@ class Phase(enum.Enum):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen."""
+        """Whether the round is over."""
         return self in (Phase.DONE, Phase.ABANDONED)
 
 
 @dataclass(frozen=True)
 class RoundState:
-    """Everything about a round in progress.
+    """The whole state of a round in progress, which the orchestration server stores.
 
     Parameters
     ----------
     plan : SumPlan
     layout : Layout
-        What a contribution looks like; its hash stands in the plan.
+        Segments of a contribution; the plan has the layout's hash.
     half : ServerHalf
-        The secure sum.
+        The server's half of the secure sum.
     patience_s : float
         Longest time for one step, seconds.
     step : Step
@@ -98,23 +98,23 @@ class RoundState:
     closed : mapping
         Messages of closed steps; durable.
     arrived : mapping
-        Messages of the open step (of SUBMIT each member's note); not durable.
+        Messages of the open step (for SUBMIT each member's note); not durable.
     expected : frozenset of int
         Members that the open step asks; empty before the round is opened.
     running : Running or None
-        Sum of what was submitted so far; durable once SUBMIT is closed.
+        Sum of the contributions submitted so far; durable once SUBMIT is closed.
     lost : frozenset of int
-        Members nobody waits for: their connection is gone.
+        Members whose connection is gone; the round does not wait for them.
     declined : frozenset of int
-        Members that said that they take no further part: they are neither asked nor waited for.
+        Members that take no further part, as they said; they are neither asked nor waited for.
     deadline : float
         When the open step closes, by the server's clock, seconds.
     reason : str
         Why the round was abandoned.
     subject : Subject, optional
-        What the sum changes, where key holders apply it and not the server.
+        The model that the sum changes, for sums that key holders apply.
     keep : Keep
-        Takes the messages of the open step: where they lie is the service's affair.
+        Stores a message of the open step, in memory or wherever the service wants it.
     """
 
     plan: SumPlan
@@ -152,14 +152,14 @@ class RoundState:
 
     @property
     def asked(self) -> tuple[int, ...]:
-        """Members from whom the open step still wants a message, ascending."""
+        """Members that have neither answered the open step nor declined, ascending."""
         if self.phase is not Phase.COLLECT:
             return ()
         return tuple(sorted(self.expected.difference(self.arrived, self.declined)))
 
     @property
     def waiting(self) -> bool:
-        """Whether the open step should wait for somebody: whoever is lost or has declined is not waited for."""
+        """Whether the open step has to wait for a member that is neither lost nor has declined."""
         if self.half.enough(self.plan, self.closed, self.step, self.arrived):
             return False
         if not self.lost and not self.declined:
@@ -174,15 +174,15 @@ class RoundState:
 
     @property
     def users(self) -> int:
-        """Users that the sum covers."""
+        """Number of users that the sum covers."""
         return sum(self.plan.members[member].users for member in self.submitters)
 
     def briefing(self, member: int) -> bytes:
-        """Return what a member needs for the open step."""
+        """Return the briefing that a member needs for the open step."""
         return self.pieces(member).whole
 
     def pieces(self, member: int) -> Pieces:
-        """Return the same in pieces."""
+        """Return a member's briefing in pieces, some of which several members share."""
         return self.half.pieces(self.plan, self.closed, self.step, member, self.running, self.subject)
 
 
@@ -191,21 +191,21 @@ class RoundState:
 
 @dataclass(frozen=True)
 class Opened:
-    """The round begins."""
+    """Event: the round begins."""
 
     now: float
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """The server has restarted: the open step gets its full time again."""
+    """Event: the server has restarted; the open step gets its full time again."""
 
     now: float
 
 
 @dataclass(frozen=True)
 class Arrived:
-    """A member's message for a step; ``sha256`` is the message's, where the transport has checked it already."""
+    """Event: a member's message for a step arrived; ``sha256`` is its hash if the transport has checked it already."""
 
     member: int
     step: Step
@@ -216,7 +216,10 @@ class Arrived:
 
 @dataclass(frozen=True)
 class Lost:
-    """Nobody waits for these members any more, until one of them is heard again; what they sent stays."""
+    """Event: the connections of these members are gone; the round waits for none of them until it is heard again.
+
+    Messages that they sent stay.
+    """
 
     members: frozenset[int]
     now: float
@@ -224,9 +227,9 @@ class Lost:
 
 @dataclass(frozen=True)
 class Declined:
-    """These members take no further part in the round, and said so; what they sent before stays.
+    """Event: these members said that they take no further part in the round; messages that they sent before stay.
 
-    It is not durable: after a restart they are asked again, and say it again.
+    The event is not durable: after a restart the members are asked again, and decline again.
     """
 
     members: frozenset[int]
@@ -235,11 +238,11 @@ class Declined:
 
 @dataclass(frozen=True)
 class Revoked:
-    """These members are revoked.
+    """Event: these members are revoked.
 
-    Whoever of them has not answered the first step takes no part, and nothing more of theirs is taken.  Who has
-    answered it takes part to the end, because the others count with it.  It is not durable: after a restart it is said
-    again.
+    Revoked members that have not answered the first step are out of the round, and no message of theirs is accepted.
+    Those that have answered it stay to the end, because the other members count on them.  The event is not durable:
+    the service sends it again after a restart.
     """
 
     members: frozenset[int]
@@ -248,21 +251,21 @@ class Revoked:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed."""
+    """Event: time has passed; the open step's deadline is checked."""
 
     now: float
 
 
 @dataclass(frozen=True)
 class Unmasked:
-    """The sum of the submitters' codes is known, or what key holders made of it."""
+    """Event: the sum of the submitters' codes is known, or the model that key holders made of it."""
 
     total: Formed
 
 
 @dataclass(frozen=True)
 class UnmaskFailed:
-    """The sum cannot be formed from the answers of these members, which are wrong, or not at all."""
+    """Event: the sum cannot be formed; the answers of the members in ``wrong`` are wrong."""
 
     reason: str
     now: float
@@ -271,7 +274,7 @@ class UnmaskFailed:
 
 @dataclass(frozen=True)
 class Applied:
-    """The model was changed, durably; or the sum was impossible, with the reason."""
+    """Event: the changed model is stored; or, with a reason, the sum was impossible."""
 
     reason: str = ""
 
@@ -284,24 +287,24 @@ Event = Opened | Resumed | Arrived | Lost | Declined | Revoked | Tick | Unmasked
 
 @dataclass(frozen=True)
 class Save:
-    """Write the state durably; ``closed`` names the step whose messages (and sum) are new."""
+    """Effect: write the state durably; ``closed`` names the step whose messages (and sum) are new."""
 
     closed: Step | None = None
 
 
 @dataclass(frozen=True)
 class Ask:
-    """Tell those who wait that the open step asks others than before."""
+    """Effect: tell waiting members that the open step asks other members than before."""
 
 
 @dataclass(frozen=True)
 class Unmask:
-    """Compute the sum, or find what was made of it; answer with Unmasked or UnmaskFailed."""
+    """Effect: compute the sum, or find the model made of it; answer with Unmasked or UnmaskFailed."""
 
 
 @dataclass(frozen=True)
 class Apply:
-    """Change the model by this sum, the version and the round's end in one transaction; answer with Applied."""
+    """Effect: store model, version and the round's end after this sum in one transaction; answer with Applied."""
 
     total: Formed
     users: int
@@ -309,15 +312,15 @@ class Apply:
 
 @dataclass(frozen=True)
 class End:
-    """The round is over; the next one may begin."""
+    """Effect: end the round; the next one may begin."""
 
 
 Effect = Save | Ask | Unmask | Apply | End
 
 
 _STEPPING = (Phase.COLLECT, Phase.UNMASK, Phase.ABANDONED)
-"""What an event of an open step may lead to: the same or a later step, the end of the last one, or a step below its
-floor."""
+"""Phases to which an event of an open step may lead: the same or a later step, the end of the last step, or an
+abandoned round when a step is below its floor."""
 
 TRANSITIONS: Mapping[Phase, Mapping[type[Event], tuple[Phase, ...]]] = MappingProxyType(
     {
@@ -338,11 +341,11 @@ TRANSITIONS: Mapping[Phase, Mapping[type[Event], tuple[Phase, ...]]] = MappingPr
             Revoked: (Phase.UNMASK,),
             Tick: (Phase.UNMASK,),
             Unmasked: (Phase.APPLY,),
-            # The last step opens again for those who stand in for whoever answered wrongly.
+            # The last step opens again for stand-ins of the members that answered wrongly.
             UnmaskFailed: (Phase.COLLECT, Phase.ABANDONED),
         },
         Phase.APPLY: {
-            # The sum is computed again: it is not durable.
+            # The sum is not durable, so it is computed again.
             Resumed: (Phase.UNMASK,),
             Arrived: (Phase.APPLY,),
             Lost: (Phase.APPLY,),
@@ -355,18 +358,18 @@ TRANSITIONS: Mapping[Phase, Mapping[type[Event], tuple[Phase, ...]]] = MappingPr
         Phase.ABANDONED: dict.fromkeys(get_args(Event), (Phase.ABANDONED,)),
     }
 )
-"""The phases to which each event may lead; an event that a phase does not have is a fault of the service."""
+"""Phases to which each event may lead; an event that a phase does not list is a fault of the service."""
 
 
 def advance(state: RoundState, event: Event) -> tuple[RoundState, list[Effect]]:
-    """Return the state after an event, and what is to be done; `TRANSITIONS` has the phases.
+    """Return the state after an event, and the effects to carry out in order; `TRANSITIONS` lists the phases.
 
     Raises
     ------
     Refusal
-        When a message does not fit: the state does not change.
+        When a message does not fit; the state does not change.
     AssertionError
-        When a service reports what it was not asked for: a second opening, a sum or an application out of turn.
+        When the service sends an event out of turn: a second opening, or a sum or application not asked for.
     """
     known = TRANSITIONS[state.phase].get(type(event))
     _require(known is not None, f"no {type(event).__name__} in phase {state.phase.value}")
@@ -398,7 +401,7 @@ def _advanced(state: RoundState, event: Event) -> tuple[RoundState, list[Effect]
         case Tick(now):
             return _progress(state, now, [])
         case Unmasked(total):
-            # The same sum again after a restart; nothing of it has to be saved.
+            # Nothing has to be saved: after a restart the same sum is computed again.
             return replace(state, phase=Phase.APPLY), [Apply(total, state.users)]
         case UnmaskFailed():
             return _without_wrong(state, event)
@@ -472,13 +475,13 @@ def _heard(state: RoundState, member: int) -> RoundState:
 
 
 def _repeated(state: RoundState, arrived: Arrived) -> bool:
-    """Whether the member's message of this step is there already; other bytes are refused."""
+    """Return whether the member's message of this step is there already; refuse a message with other bytes."""
     member, step, message = arrived.member, arrived.step, arrived.message
     is_open = state.phase is Phase.COLLECT and step is state.step
     kept = (state.arrived if is_open else state.closed.get(step, _NONE)).get(member)
     if kept is None:
         return False
-    # Of a contribution only the note is kept; it begins with the hash.
+    # Only the note of a contribution is kept; it begins with the message's hash.
     if step is Step.SUBMIT:
         same = kept[:32] == (arrived.sha256 or hashlib.sha256(message).digest())
     else:
@@ -494,7 +497,7 @@ def _repeated(state: RoundState, arrived: Arrived) -> bool:
 
 
 def _progress(state: RoundState, now: float, effects: list[Effect]) -> tuple[RoundState, list[Effect]]:
-    """Close the open step if it can be closed, and those after it for which nobody has to be waited for."""
+    """Close the open step if it can be closed, and then later steps that need not wait for any member."""
     while state.phase is Phase.COLLECT:
         late = now >= state.deadline
         missing = state.expected.difference(state.arrived)
@@ -528,7 +531,7 @@ def _progress(state: RoundState, now: float, effects: list[Effect]) -> tuple[Rou
 
 
 def _without_wrong(state: RoundState, failed: UnmaskFailed) -> tuple[RoundState, list[Effect]]:
-    """Open the last step again for those who stand in for whoever answered wrongly; without any, abandon."""
+    """Open the last step again for stand-ins of the members that answered wrongly; without stand-ins, abandon."""
     closed, arrived = state.closed.without(state.step), dict(state.closed[state.step])
     asked = frozenset(arrived)
     for member in failed.wrong:
@@ -538,7 +541,7 @@ def _without_wrong(state: RoundState, failed: UnmaskFailed) -> tuple[RoundState,
     )
     if not others:
         return _abandon(state, failed.reason)
-    # Not durable: after a restart the same answers are found wrong once more.
+    # This state is not saved: after a restart the same answers are found wrong once more.
     again = replace(
         state,
         phase=Phase.COLLECT,
@@ -552,5 +555,5 @@ def _without_wrong(state: RoundState, failed: UnmaskFailed) -> tuple[RoundState,
 
 
 def _abandon(state: RoundState, reason: str) -> tuple[RoundState, list[Effect]]:
-    # The model stays as it is, and nothing is kept of a sum that is not to be.
+    # The model stays as it is, and the running sum is dropped.
     return replace(state, phase=Phase.ABANDONED, reason=reason, running=None), [Save(), End()]

@@ -1,4 +1,4 @@
-"""What a rounds-based learning system is to the rounds: two sides, one at the orchestration server, one at hosts.
+"""Interfaces of a learning system that trains in rounds: a side at the orchestration server and a side at hosts.
 
 A new system implements both, and its `System` names them; no service changes (``docs/extending.md``).
 """
@@ -30,27 +30,27 @@ __all__ = [
 ]
 
 Arrays = dict[str, NDArray[Any]]
-"""Named arrays."""
+"""Arrays by name: a model, or the state that a side keeps."""
 
 Keep = Callable[[Arrays], Arrays]
-"""Given what users keep before their first round, (users, ...) each: the same arrays where a host left them last."""
+"""Takes the initial private arrays of a host's users, (users, ...) each; returns the stored ones, if any."""
 
 
 @dataclass(frozen=True)
 class Summed:
-    """A round's sum, decoded, and what it covers.
+    """A round's decoded sum and the users that it covers, as `ServerSide.apply` takes them.
 
     Parameters
     ----------
     purpose : Purpose
     sums : mapping of str to ndarray of float64
-        `Layout.decode` of the purpose's layout.
+        Sums by segment, from `Layout.decode` of the purpose's layout.
     users : int
-        Users that it covers.
+        Number of users in the sum.
     pass_number, part : int
-        Which cohort; of SUPPORTS ``part`` is the group.
+        Pass, and number of the cohort in it; for SUPPORTS ``part`` is the group.
     shares : ndarray of float64, shape (groups,)
-        Which share of each group was in the cohort.
+        Share of each group's users that is in the sum, taking the cohort's absentees as spread evenly over its groups.
     population : int
         All users of the run.
     """
@@ -65,18 +65,18 @@ class Summed:
 
 
 class ServerSide(Protocol):
-    """The side of the orchestration server: pure functions of the arrays that it keeps."""
+    """A system's side at the orchestration server: pure functions of the arrays that the server keeps."""
 
     asks_supports: bool
     metrics: tuple[str, ...]
     """Names of the metrics that an evaluation measures."""
 
     def initial(self) -> Arrays:
-        """Return everything that is kept, before the first round."""
+        """Return the server's arrays before the first round."""
         ...
 
     def layout(self, purpose: Purpose) -> Layout:
-        """Return what a contribution of a purpose looks like."""
+        """Return the layout of contributions for a purpose."""
         ...
 
     def apply(self, arrays: Arrays, summed: Summed) -> Arrays:
@@ -84,7 +84,7 @@ class ServerSide(Protocol):
         ...
 
     def model(self, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
-        """Return what participants fetch."""
+        """Return the model that participants fetch."""
         ...
 
     def opened(self, arrays: Arrays) -> NDArray[np.bool_] | None:
@@ -94,27 +94,27 @@ class ServerSide(Protocol):
     def measured(
         self, purpose: Purpose, sums: Mapping[str, NDArray[np.float64]]
     ) -> dict[str, tuple[float, float]]:
-        """Return sum and count over users of the metrics in a sum."""
+        """Return the metrics in a sum: sum and count over users, by name."""
         ...
 
     def figures(self, totals: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, int]]:
-        """Return the figures of an evaluation from these sums over everybody: value and number of users by name.
+        """Return an evaluation's figures, value and number of users by name, from the metrics' sums over all users.
 
-        Means are a figure, and so is what is made of several of them, such as a root of a mean square.
+        Figures are means, and values computed from means, such as a root of a mean square.
         """
         ...
 
 
 @dataclass(frozen=True)
 class User:
-    """A user as a round names it at its host.
+    """A user of a host, as the host's side of a system knows it in a round.
 
     Parameters
     ----------
     index : int
         Position among the host's users.
     group : int
-        Its group in the population.
+        Group of the user in the population.
     """
 
     index: int
@@ -122,15 +122,15 @@ class User:
 
 
 class HostSide(Protocol):
-    """The side of a host: the local step of its users."""
+    """A system's side at a client host: the local step of the host's users."""
 
     @property
     def measured(self) -> Mapping[str, NDArray[np.float64]]:
-        """Return each user's metrics as last measured, (users,) by name, NaN elsewhere; they never leave the host."""
+        """Return each user's last measured metrics, (users,) by name, NaN where none; they never leave the host."""
         ...
 
     def layout(self, purpose: Purpose) -> Layout:
-        """Return what a contribution of a purpose looks like; computed here, not taken from the server."""
+        """Return the layout of contributions for a purpose; computed at the host, not taken from the server."""
         ...
 
     def contributions(
@@ -140,7 +140,7 @@ class HostSide(Protocol):
         opened: NDArray[np.bool_] | None,
         members: Mapping[int, Sequence[User]],
     ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
-        """Yield the codes of each member's contribution, in any order; private state moves on."""
+        """Run the local step: yield the codes of each member's contribution, in any order, and update private state."""
         ...
 
     def recommend(self, model: Mapping[str, NDArray[np.float32]], user: int) -> NDArray[np.float32]:
@@ -149,31 +149,31 @@ class HostSide(Protocol):
 
 
 class OwnerSide(Protocol):
-    """The side of a data owner, of systems that ask owners for something in each round of training."""
+    """A system's side at a data owner, for systems that ask owners something in each round of training."""
 
     private: Arrays
-    """What it keeps from round to round; a service stores it, and gives it back after a restart."""
+    """Private state from round to round; the owner's service stores it, and restores it after a restart."""
 
     def answer(self, model: Mapping[str, NDArray[np.float32]]) -> Arrays:
-        """Return what the server is told of the owner's items; what is kept moves on."""
+        """Return the owner's answer about its items for the server, and update the private state."""
         ...
 
 
 class ToldServerSide(ServerSide, Protocol):
-    """The side of the orchestration server, of systems that ask data owners."""
+    """A system's side at the orchestration server, for systems that ask data owners in each round."""
 
     def told(self, arrays: Arrays, answers: Sequence[Arrays]) -> Arrays:
-        """Return the arrays with what owners answered for the sum that is applied next; some may be absent."""
+        """Return the arrays with the owners' answers for the sum that is applied next; some owners may be absent."""
         ...
 
 
 def named(prefix: str, arrays: Mapping[str, NDArray[np.float32]]) -> Arrays:
-    """Return arrays with a prefix to their names."""
+    """Return arrays with a prefix put before their names."""
     return {prefix + name: value for name, value in arrays.items()}
 
 
 def unnamed(prefix: str, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
-    """Return the arrays whose names have a prefix, without it."""
+    """Return the arrays whose names have a prefix, as float32 and under names without the prefix."""
     return {
         name.removeprefix(prefix): value.astype(np.float32, copy=False)
         for name, value in arrays.items()

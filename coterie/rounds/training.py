@@ -1,9 +1,9 @@
-"""A run of a rounds-based system as a pure state machine: which sum comes next, and what its outcome changes.
+"""State machine of a run that trains in rounds: it decides which sum comes next, from the outcomes so far.
 
-A run gathers its participants, asks each group once which items it has (where the system wants to know), then goes
-through passes over all users ("global rounds"): each pass visits every cohort once.  Every so many passes the model is
-evaluated over the whole population, at the clients; by that evaluation, on validation items, the best version is
-chosen and the run ends early.  A round that is abandoned changes nothing but the count of them.
+A run gathers its participants, asks each group once which items it has (if the system wants to know), then makes
+passes over all users ("global rounds"): each pass visits every cohort once.  Every ``evaluate_every`` passes the model
+is evaluated over the whole population, at the clients; this evaluation, on validation items, chooses the best version
+and ends the run early.  An abandoned round does not change the model.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ __all__ = [
 ]
 
 _MOST_ABANDONED = 5
-"""Rounds abandoned one after the other after which a run has failed."""
+"""Rounds abandoned in a row after which a run has failed."""
 
 
 class Phase(enum.Enum):
-    """Where a run stands."""
+    """The phases of a run; `TRANSITIONS` says which follow each other."""
 
     GATHER = "gather"
     ROUNDS = "rounds"
@@ -49,12 +49,12 @@ class Phase(enum.Enum):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen."""
+        """Whether the run is over."""
         return self in (Phase.DONE, Phase.FAILED)
 
 
 class Purpose(enum.Enum):
-    """What a round sums."""
+    """The purposes of a sum: groups' items, metrics of an evaluation, or updates of the model."""
 
     SUPPORTS = "supports"
     EVALUATE = "evaluate"
@@ -63,14 +63,14 @@ class Purpose(enum.Enum):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One version measured over the population.
+    """The metrics of one model version over the population.
 
     Parameters
     ----------
     version, pass_number : int
-        Model version, and how many passes it had had.
+        Model version, and the number of passes that it was trained for.
     metrics, users : mapping of str to float, of str to int
-        Means by metric, and users counted.
+        Value of each metric, and the number of users counted for it.
     """
 
     version: int
@@ -81,30 +81,30 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Training:
-    """Everything that decides which sum comes next.
+    """The state of a run's training, which decides the next sum.
 
     Parameters
     ----------
     passes, evaluate_every, patience, choose_by : int, int, int, str
         As in the contract's ``RoundsPlan``.
     supports : bool
-        Whether groups are asked for their items first, and again when they have been drawn anew.
+        Whether groups are asked for their items first, and again after groups are drawn anew.
     redraw : int
         As in the contract's ``RoundsPlan``.
     groups, parts, evaluation_parts : int
-        Groups of the population, cohorts of one pass, sums of one evaluation; known once it has gathered.
+        Numbers of groups of the population, cohorts of one pass, and sums of one evaluation; set by `Started`.
     users : tuple of int
-        Slots of the population in canonical order; fixed when it has gathered.
+        Slots of the population in canonical order; set by `Started`.
     round : int
-        Number of the last round that was begun; numbers are never used again.
+        Number of the last round that was begun; no number is used twice.
     purpose, part : Purpose, int
-        Of the round in progress or next.
+        Purpose of the round in progress or next, and its number in the row of rounds with this purpose.
     pass_number, version : int
-        Complete passes; updates applied.
+        Numbers of complete passes and of updates applied.
     measured : mapping of str to (float, float)
-        Sum and number of users by metric, of the evaluation in progress.
+        Sum and number of users by metric, in the evaluation in progress.
     partial : bool
-        Whether a sum of it was abandoned: then it is not compared with those over everybody.
+        Whether a sum of this evaluation was abandoned; then it is not compared with evaluations of all users.
     """
 
     passes: int
@@ -132,7 +132,7 @@ class Training:
     redraw: int = 0
 
     def to_json(self) -> str:
-        """Return the state as JSON, for the store; slots as ranges, because it is written twice in each round."""
+        """Return the state as JSON for the store; slots as ranges, because the state is written twice in each round."""
         plain = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
         plain["phase"], plain["purpose"] = self.phase.value, self.purpose.value
         plain["users"] = _ranges(self.users)
@@ -166,7 +166,7 @@ def _ranges(slots: Sequence[int]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Started:
-    """Everybody expected has come: the population is fixed."""
+    """Event: all expected participants have joined; the population is fixed."""
 
     users: tuple[int, ...]
     groups: int
@@ -178,15 +178,15 @@ _Figures = Callable[[Mapping[str, tuple[float, float]]], Mapping[str, tuple[floa
 
 
 def means(totals: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, int]]:
-    """Return mean and number of users of each metric that anybody has, from sum and number of users."""
+    """Return each metric's mean and number of users, from its sum and count; skip metrics that no user has."""
     return {name: (total / count, round(count)) for name, (total, count) in totals.items() if count > 0}
 
 
 @dataclass(frozen=True)
 class Summed:
-    """The round's sum was applied; metrics are sums and counts over its users.
+    """Event: the round's sum was applied; ``measured`` has sum and count over its users by metric.
 
-    ``figures`` makes the figures of an evaluation of such sums over everybody: value and number of users by name.
+    ``figures`` computes an evaluation's figures, value and number of users by name, from such sums over all users.
     """
 
     measured: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -195,14 +195,14 @@ class Summed:
 
 @dataclass(frozen=True)
 class Abandoned:
-    """The round was abandoned."""
+    """Event: the round was abandoned."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """Somebody or something ended the run before its time."""
+    """Event: the run was stopped before its end, for the given reason."""
 
     reason: str
 
@@ -223,28 +223,28 @@ TRANSITIONS: Mapping[Phase, Mapping[type[Event], tuple[Phase, ...]]] = MappingPr
         Phase.FAILED: dict.fromkeys(get_args(Event), (Phase.FAILED,)),
     }
 )
-"""The phases to which each event may lead."""
+"""Phases to which each event may lead."""
 
 PURPOSES: Mapping[Purpose, tuple[Purpose, ...]] = MappingProxyType(
     {
-        # A row of groups, then the first evaluation; after groups were drawn anew, training at once.
+        # One round per group, then the first evaluation; after groups were drawn anew, training at once.
         Purpose.SUPPORTS: (Purpose.SUPPORTS, Purpose.EVALUATE, Purpose.TRAIN),
-        # A row of parts, then the next pass.
+        # One round per part of the population, then the next pass.
         Purpose.EVALUATE: (Purpose.EVALUATE, Purpose.TRAIN, Purpose.SUPPORTS),
-        # A row of cohorts, then an evaluation where one is due, else the next pass.
+        # One round per cohort, then an evaluation if one is due, else the next pass.
         Purpose.TRAIN: (Purpose.TRAIN, Purpose.EVALUATE, Purpose.SUPPORTS),
     }
 )
-"""The purposes that a round of each purpose may be followed by."""
+"""Purposes of the rounds that may follow a round of each purpose."""
 
 
 def begin_round(state: Training) -> Training:
-    """Return the state with the next round's number taken: never used again, whatever becomes of the round."""
+    """Return the state with the next round's number taken; the number is not used again, even if the round fails."""
     return replace(state, round=state.round + 1)
 
 
 def step(state: Training, event: Event) -> Training:
-    """Return the state after an event; `TRANSITIONS` has the phases, `PURPOSES` what follows a round.
+    """Return the state after an event; `TRANSITIONS` lists the phases, `PURPOSES` the purposes that may follow.
 
     Raises
     ------
@@ -286,7 +286,7 @@ def _stepped(state: Training, event: Event) -> Training:
             if row >= _MOST_ABANDONED:
                 words = f"{row} rounds in a row were abandoned; the last one: {reason}"
                 return replace(state, phase=Phase.FAILED, reason=words)
-            # Groups that were not asked for their items cannot train: they are asked again.
+            # A group cannot train before it was asked for its items, so it is asked again.
             if state.purpose is Purpose.SUPPORTS:
                 return state
             return _after(replace(state, partial=state.purpose is Purpose.EVALUATE))
@@ -309,7 +309,7 @@ def _counted(state: Training, measured: Mapping[str, tuple[float, float]]) -> Tr
 
 
 def _after(state: Training, figures: _Figures = means) -> Training:
-    """Move on to the next cohort, and at the end of a row of them to what follows."""
+    """Move on to the next cohort; after the last cohort of a purpose, to the purpose that follows."""
     rows = {
         Purpose.SUPPORTS: state.groups,
         Purpose.EVALUATE: state.evaluation_parts,
@@ -320,7 +320,7 @@ def _after(state: Training, figures: _Figures = means) -> Training:
     state = replace(state, part=0)
     match state.purpose:
         case Purpose.SUPPORTS:
-            # Groups that were drawn anew train at once: what they have so far has been measured.
+            # Groups that were drawn anew train at once: the present version has been evaluated already.
             return replace(state, purpose=Purpose.TRAIN if state.pass_number else Purpose.EVALUATE)
         case Purpose.EVALUATE:
             return _evaluated(state, figures)
@@ -331,7 +331,7 @@ def _after(state: Training, figures: _Figures = means) -> Training:
 
 
 def _next_pass(state: Training) -> Training:
-    """Begin a pass: groups that were drawn anew are asked for their items first."""
+    """Begin a pass; groups that were drawn anew are asked for their items first."""
     redrawn = state.redraw > 0 and state.pass_number > 0 and state.pass_number % state.redraw == 0
     return replace(state, purpose=Purpose.SUPPORTS if state.supports and redrawn else Purpose.TRAIN)
 

@@ -1,1 +1,1 @@
-"""How a sum over a cohort is formed: in clear, or under masks.  Protocols without I/O: bytes in, bytes out."""
+"""Secure sums over a cohort: in clear, masked, or encrypted.  Protocols without I/O: bytes in, bytes out."""

@@ -1,4 +1,4 @@
-"""Key bundles between their wire form and the form that can be verified."""
+"""Conversion of key bundles between their wire messages and the type that can be verified."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def bundle_to_wire(bundle: Bundle) -> KeyBundle:
 
 
 def bundle_from_wire(message: KeyBundle) -> Bundle:
-    """Return the bundle of a message; nothing is verified yet.
+    """Return the bundle of a message, unverified.
 
     Raises
     ------

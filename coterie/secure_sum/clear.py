@@ -31,17 +31,17 @@ __all__ = ["ClearMember", "ClearServer"]
 
 
 class ClearServer(CodesSum):
-    """The server's half."""
+    """The orchestration server's half of a sum in clear."""
 
     name = "clear"
     steps: tuple[Step, ...] = (Step.SUBMIT,)
 
     def plan_fields(self, members: int, layout: Layout) -> PlanFields:
-        """Return no graph and no key."""
+        """Return empty fields: a sum in clear has no graph and no key."""
         return PlanFields()
 
     def expected(self, plan: SumPlan, closed: Closed, step: Step) -> tuple[int, ...]:
-        """Return the whole cohort."""
+        """Return all members of the cohort: each is asked to submit."""
         return tuple(range(len(plan.members)))
 
     def pieces(
@@ -53,11 +53,11 @@ class ClearServer(CodesSum):
         running: Running | None = None,
         subject: Subject | None = None,
     ) -> Pieces:
-        """Return nothing: the plan says all."""
+        """Return an empty briefing: members need no more than the plan."""
         return Pieces()
 
     def check(self, plan: SumPlan, closed: Closed, step: Step, member: int, message: bytes) -> None:
-        """Refuse: there is no step but SUBMIT."""
+        """Refuse any message: a sum in clear has no step but SUBMIT."""
         raise bad_message(step, "a sum in clear has no such step", "SUBMIT")
 
     def vector(
@@ -70,7 +70,7 @@ class ClearServer(CodesSum):
         layout: Layout,
         sha256: bytes = b"",
     ) -> Vector:
-        """Check a contribution."""
+        """Check a contribution: its length, and its codes against the bounds of the layout."""
         _, codes = codes_of(message, layout.size)
         if not layout.possible(codes, plan.members[member].users):
             raise Refusal(
@@ -82,23 +82,23 @@ class ClearServer(CodesSum):
         return Vector(codes, sha256 or hashlib.sha256(message).digest())
 
     def shortfall(self, plan: SumPlan, closed: Closed, step: Step, arrived: Mapping[int, bytes]) -> str:
-        """Say when fewer users submitted than the plan's floor."""
+        """Return a reason when fewer users submitted than the plan's floor; empty otherwise."""
         users = users_of(plan, arrived)
         return "" if users >= plan.min_sum else f"{users} users submitted, the plan's floor is {plan.min_sum}"
 
     def unmask(self, plan: SumPlan, closed: Closed, running: NDArray[np.uint32]) -> Total:
-        """Return the running sum."""
+        """Return the running sum, which is the total already."""
         return Total(running)
 
 
 class ClearMember:
-    """A member's half: there is no secret."""
+    """A member's half of a sum in clear; it holds no secret."""
 
     def answer(self, step: Step, briefing: bytes, codes: NDArray[np.uint32] | None = None) -> bytes:
-        """Return the contribution."""
+        """Return the contribution as the message of SUBMIT; raise Declined for any other step."""
         if step is not Step.SUBMIT or codes is None:
             raise Declined(f"a sum in clear has no step {step.value}")
         return wire.SummedVector(codes=codes.astype("<u4", copy=False).tobytes()).SerializeToString()
 
     def forget(self) -> None:
-        """There is nothing to forget."""
+        """Do nothing: a sum in clear has no secrets to wipe."""

@@ -1,4 +1,4 @@
-"""Sums whose contributions travel as codes, and are added modulo 2^32 as they come."""
+"""The part that the clear and the masked sum share: contributions are codes, added modulo 2^32 as they arrive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["CodesSum", "codes_of"]
 
 
 def codes_of(message: bytes, size: int) -> tuple[wire.SummedVector, NDArray[np.uint32]]:
-    """Return a contribution's message and its codes.
+    """Parse a contribution; return its message and its codes, uint32 (size,).
 
     Raises
     ------
@@ -42,10 +42,10 @@ def codes_of(message: bytes, size: int) -> tuple[wire.SummedVector, NDArray[np.u
 
 
 class CodesSum:
-    """What the server's halves of such sums have in common; nobody but members takes part in them."""
+    """Base class of the server's halves of the clear and the masked sum, in which only members take part."""
 
     def begin(self, plan: SumPlan, layout: Layout) -> NDArray[np.uint32]:
-        """Return zeros."""
+        """Return an empty running sum: zeros, uint32 (layout size,)."""
         return np.zeros(layout.size, np.uint32)
 
     def added(self, running: NDArray[np.uint32], vector: Vector) -> NDArray[np.uint32]:
@@ -54,11 +54,11 @@ class CodesSum:
         return running + codes
 
     def to_bytes(self, running: NDArray[np.uint32]) -> bytes:
-        """Return codes as they travel, little-endian."""
+        """Serialise a running sum: its codes as they travel, little-endian."""
         return running.astype("<u4", copy=False).tobytes()
 
     def from_bytes(self, plan: SumPlan, layout: Layout, stored: bytes) -> NDArray[np.uint32]:
-        """Return the codes."""
+        """Return the running sum that `to_bytes` wrote."""
         return np.frombuffer(stored, "<u4").astype(np.uint32)
 
     def stand_ins(
@@ -70,13 +70,13 @@ class CodesSum:
         asked: Collection[int],
         gone: Collection[int],
     ) -> tuple[int, ...]:
-        """Return nobody: what a member has, no other one has."""
+        """Return no stand-ins: no other member has what an absent one would send."""
         return ()
 
     def enough(self, plan: SumPlan, closed: Closed, step: Step, arrived: Collection[int]) -> bool:
-        """Return False: whoever was asked is waited for."""
+        """Return False: every member that was asked is waited for."""
         return False
 
     def answers_as(self, plan: SumPlan, member: int, step: Step, message: bytes) -> int:
-        """Return the member."""
+        """Return the member itself: a member answers only for itself."""
         return member

@@ -1,9 +1,9 @@
-"""What a contribution looks like: named segments of one vector of integers that can be summed.
+"""The layout of contributions: named segments of one vector of integer codes, which secure sums add.
 
 A participant's real values become integer codes by a quantiser with stochastic rounding (``docs/spec``, Quantiser).
-Codes of many participants are added modulo 2^32, in clear or under masks; the sum gives back the sum of the rounded
-values exactly.  Because integers are added, the sum does not depend on the order in which contributions arrive, nor
-on how users are spread over hosts.
+Codes of many participants are added modulo 2^32, in clear or under masks; the sum of the rounded values is recovered
+exactly.  Because integers are added, the sum depends neither on the order in which contributions arrive nor on how
+users are spread over hosts.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _MODULUS_BITS = 32
 
 
 class UnboundedValueError(ValueError):
-    """A value that is no number, or beyond the bound that its segment declares; it does not leave the client."""
+    """A value is not finite, or exceeds the bound that its segment declares; the value does not leave the client."""
 
 
 class ImpossibleSumError(ValueError):
-    """A sum that the declared bounds rule out: somebody did not follow the plan, and the round is void."""
+    """A sum exceeds its declared bounds: some participant did not follow the plan, and the round is void."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A named part of the vector.
+    """A named part of a contribution's vector, with its shape and quantiser.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class Segment:
         Name of the segment whose sum divides this one: a scalar divides everything (instances), a vector as long as
         the first axis divides row by row (touch counts).  Empty for a plain sum.
     clip : bool
-        Whether values beyond the bound are clipped, and counted, or refused.
+        Whether values beyond the bound are clipped and counted; they are refused otherwise.
     """
 
     name: str
@@ -80,24 +80,24 @@ class Segment:
 
     @property
     def step(self) -> float:
-        """Difference of two neighbouring values after rounding."""
+        """Difference of two neighbouring quantised values."""
         return self.bound / self.levels
 
 
 def quantise(
     values: NDArray[np.floating], segment: Segment, rng: np.random.Generator
 ) -> tuple[NDArray[np.int32], int]:
-    """Round values to whole steps, up or down at random so that the mean is right; zero stays zero.
+    """Round values to whole steps, up or down at random so that the expected value is exact; zero stays zero.
 
     ``q = clip(floor(x) + [x - floor(x) > u], -(2^(b-1) - 1), 2^(b-1) - 1)`` with ``x = v (2^(b-1) - 1) / B`` and ``u``
-    uniform in [0, 1): whole numbers stay what they are.
+    uniform in [0, 1).  Values that are whole numbers of steps stay as they are.
 
     Returns
     -------
     steps : ndarray of int32, same shape
         Centred codes; the code on the wire is ``steps + 2^(b-1)``.
     clipped : int
-        How many values were beyond the bound.
+        Number of values beyond the bound.
 
     Raises
     ------
@@ -107,13 +107,13 @@ def quantise(
     kind = np.float32 if segment.bits <= 16 else np.float64
     scaled = np.asarray(np.multiply(values, segment.levels / segment.bound, dtype=kind))
     beyond = 0
-    # A largest value that is within the bound says that all are, and that none is NaN.
+    # If the maximum is within the bound, all values are, and none is NaN.
     if not np.abs(scaled).max(initial=0) <= segment.levels:
         beyond = _beyond(scaled, segment)
-    # Of a scalar these would be numbers, which cannot be changed in place.
+    # For a scalar, floor returns a number, which cannot be changed in place.
     rounded = np.asarray(np.floor(scaled))
     scaled -= rounded
-    # Compared and not added: a sum with a draw just below 1 would itself be rounded up now and then.
+    # Compare instead of floor(x + u): that sum would itself be rounded up now and then for a draw just below 1.
     rounded += scaled > rng.random(scaled.shape, dtype=kind)
     if beyond:
         np.clip(rounded, -segment.levels, segment.levels, out=rounded)
@@ -121,7 +121,7 @@ def quantise(
 
 
 def _beyond(scaled: NDArray[np.floating], segment: Segment) -> int:
-    """Return how many values are beyond the bound of a segment that clips them."""
+    """Return the number of values beyond the bound; raise UnboundedValueError where they may not be clipped."""
     if not np.isfinite(scaled).all():
         raise UnboundedValueError(
             f"segment {segment.name} holds a value that is not a finite number: the local step diverged"
@@ -136,7 +136,7 @@ def _beyond(scaled: NDArray[np.floating], segment: Segment) -> int:
 
 @dataclass(frozen=True)
 class Layout:
-    """The segments of a contribution, one after the other."""
+    """The segments of a contribution's vector, in order; server and hosts compute it independently."""
 
     segments: tuple[Segment, ...]
 
@@ -164,7 +164,7 @@ class Layout:
 
     @cached_property
     def places(self) -> dict[str, slice]:
-        """Where each segment lies in the vector."""
+        """Position of each segment in the vector, by name."""
         found, start = {}, 0
         for segment in self.segments:
             found[segment.name] = slice(start, start + segment.size)
@@ -181,7 +181,7 @@ class Layout:
         return self._spread([2 * segment.levels for segment in self.segments]).astype(np.uint32)
 
     def zeros(self, users: int) -> NDArray[np.uint32]:
-        """Return the codes of so many users of whom every value is zero, summed modulo 2^32; uint32 (size,)."""
+        """Return the sum of ``users`` contributions of zeros, codes modulo 2^32; uint32 (size,)."""
         return np.uint32(users) * self._offsets
 
     def _spread(self, each: Sequence[int]) -> NDArray[np.int64]:
@@ -194,12 +194,12 @@ class Layout:
         return int((2**_MODULUS_BITS - 1) // (2**widest - 1))
 
     def require_capacity(self, users: int) -> None:
-        """Check that the codes of so many users can be added.
+        """Check that the codes of ``users`` users can be added without passing 2^32.
 
         Raises
         ------
         ValueError
-            When they would pass 2^32; names the number that would not.
+            When the sum could pass 2^32; the message names the largest possible number of users.
         """
         if users > self.capacity:
             raise ValueError(
@@ -207,23 +207,23 @@ class Layout:
             )
 
     def decode(self, total: NDArray[np.uint32], users: int) -> dict[str, NDArray[np.float64]]:
-        """Return the sum of each segment over users.
+        """Decode a sum of codes; return the sum over users of each segment's values, by name.
 
         Parameters
         ----------
         total : ndarray of uint32, shape (size,)
             Sum of the users' codes modulo 2^32.
         users : int
-            How many users it covers.
+            Number of users in the sum.
 
         Raises
         ------
         ImpossibleSumError
-            When a value is beyond ``users`` times its bound; names the segment, never the value.
+            When a value is beyond ``users`` times its bound; the message shows no value.
         """
         if not self.possible(total, users):
             raise ImpossibleSumError(f"a sum is beyond what the contributions of {users} users can add up to")
-        # Within the bounds nothing wraps around.
+        # Sums within the bounds do not wrap around.
         steps = (total - self.zeros(users)).view(np.int32)
         values = {}
         for segment in self.segments:
@@ -232,12 +232,12 @@ class Layout:
         return values
 
     def possible(self, codes: NDArray[np.uint32], users: int) -> bool:
-        """Whether codes, summed over so many users, are within the declared bounds."""
-        # Each user's code is at least 1: what is below wraps around and is beyond the span.
+        """Return whether codes, summed over ``users`` users, are within the declared bounds."""
+        # Each user's code is at least 1, so a smaller sum wraps around here and is beyond the span.
         return bool(((codes - np.uint32(users)) <= np.uint32(users) * self._span).all())
 
     def average(self, sums: Mapping[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:
-        """Divide each segment by the one that it names; where that is zero nobody contributed, and the mean is 0."""
+        """Divide each segment's sum by the sum of its ``over`` segment, taken as at least 1; return them by name."""
         found = {}
         for segment in self.segments:
             value = sums[segment.name]
@@ -250,9 +250,9 @@ class Layout:
 
 @dataclass
 class Contribution:
-    """A vector in the making: of one user, or the sum over several users of a host.
+    """Builds the vector of a member's contribution: of one user, or summed over several users of a host.
 
-    Values are rounded user by user, so that the sum is the same however users are spread over hosts.
+    Values are rounded user by user, so that the sum does not depend on how users are spread over hosts.
     """
 
     layout: Layout
@@ -292,7 +292,7 @@ class Contribution:
             place[rows] += rounded
 
     def count(self, users: int = 1) -> None:
-        """Note that the values of so many further users are complete."""
+        """Count ``users`` further users, whose values have all been added."""
         self.users += users
 
     def codes(self) -> NDArray[np.uint32]:

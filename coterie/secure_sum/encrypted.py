@@ -1,13 +1,13 @@
 """The encrypted sum: contributions under a Paillier key, added by a server that cannot read them.
 
-Members encrypt their codes, packed, and submit them; the server multiplies ciphertexts, and has one running product
-of each.  Those who hold the secret key, the *holders*, first sign which members are in the sum (CONFIRM), then
-decrypt it (DECRYPT), each a part of it.  What a holder checks first is in ``coterie.secure_sum.key_holder``.  A part
-whose holder is gone, or whose plaintexts are not those of the ciphertexts, is given to another holder.  Where the plan
-says so, members leave out ciphertexts in which they have nothing (``coterie.secure_sum.sparse``).
+Members pack their codes into plaintexts, encrypt and submit them; the server multiplies ciphertexts, and keeps one
+running product for each place.  The *holders* of the secret key first sign the list of members in the sum (CONFIRM),
+then each decrypts a part of it (DECRYPT).  ``coterie.secure_sum.key_holder`` has the checks that a holder makes first.
+A part whose holder is gone, or whose plaintexts are wrong, is given to another holder.  If the plan says so, members
+leave out ciphertexts that hold only zeros (``coterie.secure_sum.sparse``).
 
-The server learns the sum, and of each contribution nothing, as long as it has no accomplice among the holders: a
-holder and the server together read everything.
+The server learns the sum and nothing about single contributions, as long as no holder works with it: a holder and the
+server together can read everything.
 """
 
 from __future__ import annotations
@@ -76,22 +76,22 @@ __all__ = [
 _MessageT = TypeVar("_MessageT", bound=Message)
 
 _HASH_BYTES = 32
-"""Of the hash with which the note on a contribution begins; in a sparse sum its places follow."""
+"""Bytes of the hash with which the note on a contribution begins; in a sparse sum its places follow."""
 
 
 def packing_of(plan: SumPlan, public: PublicKey) -> Packing:
-    """Return how codes lie in plaintexts: room for every user of the cohort.
+    """Return the packing of codes into plaintexts, with room in each slot for every user of the cohort.
 
     Raises
     ------
     CryptoError
-        When there is no room.
+        When a plaintext has no room for that.
     """
     return Packing(public.bits, plan.code_bits, plan.users)
 
 
 def part_of(ciphertexts: int, part: int, parts: int) -> range:
-    """Return which ciphertexts are in one of as many parts as there are holders."""
+    """Return the range of ciphertexts in part number ``part``; there are as many parts as holders."""
     return range(part * ciphertexts // parts, (part + 1) * ciphertexts // parts)
 
 
@@ -110,7 +110,7 @@ def check_confirmation(plan: SumPlan, holder: int, confirmation: wire.Confirmati
     Raises
     ------
     VerificationError
-        WRONG_KEY when the key is not that of the plan's holder, BAD_SIGNATURE when it did not sign this list.
+        WRONG_KEY when the key is not the one of the plan's holder, BAD_SIGNATURE when it did not sign this list.
     """
     signing = confirmation.signing_public
     if participant_id(signing) != plan.holders[holder].participant:
@@ -127,18 +127,18 @@ def check_confirmation(plan: SumPlan, holder: int, confirmation: wire.Confirmati
 
 
 class Listed(NamedTuple):
-    """What is in a sum, as holders are told.
+    """The list of submitters of a sum, as the server shows it to holders.
 
     Parameters
     ----------
     members : list of int
-        Who submitted, ascending.
+        Members that submitted, ascending.
     places : bytes
-        Of a sparse sum, what of each is added.
+        In a sparse sum, the ciphertexts of each member that are added, as bits; empty otherwise.
     hash : bytes
-        What holders sign.
+        Hash of the list, which holders sign.
     dropped : list of int
-        Of a sparse sum, the ciphertexts that too few users sent.
+        In a sparse sum, the ciphertexts that too few members or users sent.
     """
 
     members: list[int]
@@ -149,7 +149,7 @@ class Listed(NamedTuple):
 
 @lru_cache(maxsize=4)
 def _zeros(layout: Layout, packing: Packing) -> tuple[mpz, ...]:
-    """Return the plaintexts of a contribution with nothing in it, which many contributions of a round share."""
+    """Return the plaintexts of one user's contribution of zeros; cached, as many contributions of a round need them."""
     return tuple(nothing(layout, packing))
 
 
@@ -165,14 +165,14 @@ def _listed(plan: SumPlan, notes: Mapping[int, bytes]) -> Listed:
 
 
 class Keyring:
-    """The keys under which sums of a run are encrypted: the present one, and those of sums in progress."""
+    """The public keys of a run's encrypted sums, at the server: the present key, and those of sums in progress."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, PublicKey] = {}
         self._current: tuple[PublicKey, tuple[Member, ...]] | None = None
 
     def use(self, public: PublicKey, holders: Sequence[Member]) -> None:
-        """Encrypt sums under this key from now on; ``holders`` are those who are there to decrypt."""
+        """Plan sums under this key from now on; ``holders`` are the key holders that are present to decrypt."""
         self._known[public.key_id] = public
         self._current = public, tuple(holders)
 
@@ -183,19 +183,19 @@ class Keyring:
         Raises
         ------
         Failed
-            When there is no key, or nobody to decrypt.
+            When there is no key, or no holder to decrypt.
         """
         if self._current is None or not self._current[1]:
             raise Failed("there is no key to encrypt under yet, or nobody is there who could decrypt")
         return self._current
 
     def of(self, plan: SumPlan) -> PublicKey:
-        """Return the key of a plan.
+        """Return the public key that a plan names.
 
         Raises
         ------
         Failed
-            When it is not known.
+            When the key is not known.
         """
         found = self._known.get(plan.key_id)
         if found is None:
@@ -204,12 +204,12 @@ class Keyring:
 
 
 class EncryptedServer:
-    """The server's half.
+    """The orchestration server's half of the encrypted sum.
 
     Parameters
     ----------
     keys : Keyring, optional
-        Filled by the service, as keys come and go.
+        Public keys of the run; the service updates them as keys change.
     """
 
     name = "encrypted"
@@ -219,12 +219,12 @@ class EncryptedServer:
         self.keys = keys if keys is not None else Keyring()
 
     def plan_fields(self, members: int, layout: Layout) -> PlanFields:
-        """Return key, bits and holders.
+        """Return the plan's key id, bits of a code and holders.
 
         Raises
         ------
         Failed
-            When there is no key, or nobody to decrypt.
+            When there is no key, or no holder to decrypt.
         """
         public, holders = self.keys.current
         widest = max(segment.bits for segment in layout.segments)
@@ -233,24 +233,24 @@ class EncryptedServer:
     # --- the sum -------------------------------------------------------------------------------------------------
 
     def begin(self, plan: SumPlan, layout: Layout) -> RunningSum:
-        """Return a sum of nothing."""
+        """Return an empty running sum."""
         public = self.keys.of(plan)
         packing = packing_of(plan, public)
         zeros = _zeros(layout, packing) if plan.sparse_floor else ()
         return RunningSum(public, packing, layout.size, zeros)
 
     def added(self, running: RunningSum, vector: Vector) -> RunningSum:
-        """Return a sum with one more contribution."""
+        """Return a running sum with one more contribution."""
         return running.plus(vector.addend)
 
     def to_bytes(self, running: RunningSum) -> bytes:
-        """Return the number of addends, 4 bytes big-endian, and the sum as a contribution travels."""
+        """Serialise a running sum: number of addends, 4 bytes big-endian, then the sum in a contribution's form."""
         if not running.addends:
             return b""
         return running.addends.to_bytes(4) + to_bytes(running.total())
 
     def from_bytes(self, plan: SumPlan, layout: Layout, stored: bytes) -> RunningSum:
-        """Return the sum."""
+        """Return the running sum that `to_bytes` wrote."""
         running = self.begin(plan, layout)
         if stored:
             addends = int.from_bytes(stored[:4])
@@ -259,7 +259,7 @@ class EncryptedServer:
         return running
 
     def _total(self, plan: SumPlan, closed: Closed, running: RunningSum) -> EncryptedVector:
-        """Return the sum in the form in which it is decrypted, made once."""
+        """Return the sum in the form in which it is decrypted; computed once."""
 
         def make() -> EncryptedVector:
             total = running.total()
@@ -270,7 +270,7 @@ class EncryptedServer:
     def _above_floor(
         self, plan: SumPlan, closed: Closed, total: EncryptedVector, zeros: Sequence[mpz]
     ) -> EncryptedVector:
-        """Put zeros, which everybody knows, in the place of ciphertexts that too few users sent."""
+        """Replace ciphertexts that too few users sent by those of zeros, which everybody knows."""
         units, shifts = list(total.units), list(total.shifts)
         for place in self._listed(plan, closed).dropped:
             units[place], shifts[place] = mpz(1), total.addends * zeros[place]
@@ -278,13 +278,13 @@ class EncryptedServer:
 
     @staticmethod
     def _listed(plan: SumPlan, closed: Closed) -> Listed:
-        """Return who submitted, and of a sparse sum what of it is added; made once for a sum."""
+        """Return the list of submitters; computed once for a sum."""
         return once(closed, "listed", lambda: _listed(plan, closed[Step.SUBMIT]))
 
     # --- whom a step asks ------------------------------------------------------------------------------------------
 
     def expected(self, plan: SumPlan, closed: Closed, step: Step) -> tuple[int, ...]:
-        """Return all members, then all holders; of these who confirmed decrypts, each a part at first."""
+        """Return all members for SUBMIT, all holders for CONFIRM, each part's first choice of holder for DECRYPT."""
         if step is Step.SUBMIT:
             return tuple(range(len(plan.members)))
         own = [plan.respondent(holder, holder) for holder in range(len(plan.holders))]
@@ -308,7 +308,7 @@ class EncryptedServer:
         asked: Collection[int],
         gone: Collection[int],
     ) -> tuple[int, ...]:
-        """Return for each part that nobody will decrypt the next holder that is there and has not been asked for it."""
+        """Return the next present holder, not asked before, for each part that no holder is left to decrypt."""
         if step is not Step.DECRYPT:
             return ()
         missing = {plan.asked_of(respondent)[0] for respondent in gone}
@@ -324,7 +324,7 @@ class EncryptedServer:
         return tuple(found)
 
     def enough(self, plan: SumPlan, closed: Closed, step: Step, arrived: Collection[int]) -> bool:
-        """Whether every part is decrypted."""
+        """Return whether every part is decrypted."""
         return step is Step.DECRYPT and not self._undone(plan, arrived)
 
     def _undone(self, plan: SumPlan, arrived: Collection[int]) -> set[int]:
@@ -332,7 +332,7 @@ class EncryptedServer:
         return set(range(len(plan.holders))) - done
 
     def answers_as(self, plan: SumPlan, member: int, step: Step, message: bytes) -> int:
-        """Return as whom a holder, given by the number of its own task, decrypts: its message names the part."""
+        """Return the number under which a holder, given by its own number, decrypts the part that its message names."""
         if step is not Step.DECRYPT or member < len(plan.members):
             return member
         part = read_message(wire.Decryption, step, message).part
@@ -341,7 +341,7 @@ class EncryptedServer:
         return plan.respondent(plan.asked_of(member)[0], part)
 
     def shortfall(self, plan: SumPlan, closed: Closed, step: Step, arrived: Mapping[int, bytes]) -> str:
-        """Say when too few users submitted, no majority of holders confirmed, or a part is decrypted by nobody."""
+        """Return a reason when too few users submitted, too few holders confirmed, or a part is not decrypted."""
         if step is Step.SUBMIT:
             users = users_of(plan, arrived)
             return (
@@ -367,7 +367,7 @@ class EncryptedServer:
         running: RunningSum | None = None,
         subject: Subject | None = None,
     ) -> Pieces:
-        """Return what is needed for a step: the submitters, then a part of the sum with what shows its right."""
+        """Return a holder's briefing: the submitters for CONFIRM, part of the sum and confirmations for DECRYPT."""
         if step is Step.SUBMIT:
             return Pieces()
         listed = self._listed(plan, closed)
@@ -400,7 +400,7 @@ class EncryptedServer:
         layout: Layout,
         sha256: bytes = b"",
     ) -> Vector:
-        """Check a contribution as far as that goes without the secret key: every ciphertext is one, under the key."""
+        """Check a contribution without the secret key: it has all ciphertexts, each valid under the plan's key."""
         public = self.keys.of(plan)
         packing, users = packing_of(plan, public), plan.members[member].users
         sent = read_message(wire.SummedVector, Step.SUBMIT, message)
@@ -422,7 +422,7 @@ class EncryptedServer:
     def _left_out(
         plan: SumPlan, places: bytes, layout: Layout, packing: Packing, users: int
     ) -> dict[int, mpz]:
-        """Return which ciphertexts a member left out, and what would be in them."""
+        """Return the ciphertexts that a member left out, each with the plaintext of zeros that stands in for it."""
         if not plan.sparse_floor:
             if places:
                 raise bad_message(Step.SUBMIT, "places of a vector that is not sparse", "none")
@@ -441,7 +441,7 @@ class EncryptedServer:
         return {place: users * zeros[place] for place in np.flatnonzero(~sent).tolist()}
 
     def check(self, plan: SumPlan, closed: Closed, step: Step, member: int, message: bytes) -> None:
-        """Check a holder's confirmation, or the form of what it decrypted: whether that is right, `unmask` finds."""
+        """Check a holder's confirmation, or the form of its decryption; `unmask` checks the decryption's proof."""
         if step is Step.CONFIRM:
             confirmation = read_message(wire.Confirmation, step, message)
             holder = plan.asked_of(member)[0]
@@ -467,12 +467,13 @@ class EncryptedServer:
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def unmask(self, plan: SumPlan, closed: Closed, running: RunningSum) -> Total:
-        """Return the sum, once every part is proved to be decrypted rightly.
+        """Return the sum, after checking the proof of every decrypted part.
 
         Raises
         ------
         Failed
-            When a part is not; names who sent it.  Or when what is there is no sum of contributions.
+            When a part has no correct decryption, with the respondents whose answers were wrong; or when the plaintexts
+            are no sum of contributions.
         """
         total, public = self._total(plan, closed, running), self.keys.of(plan)
         plaintexts: dict[int, list[mpz]] = {}
@@ -495,14 +496,14 @@ class EncryptedServer:
         try:
             codes = total.packing.unpack(ordered, total.count, total.addends).codes
         except VerificationError as error:
-            # A hostile contribution: no other holder would decrypt anything else.
+            # A contribution was malicious; every other holder would decrypt the same.
             raise Failed(error.message) from None
         dropped = len(self._listed(plan, closed).dropped)
         return Total(codes.astype(np.uint32), tuple(wrong), dropped_places=dropped)
 
 
 class EncryptedMember:
-    """A member's half: it has no secret of its own in a round but what hides its plaintexts.
+    """A member's half of the encrypted sum; its only secrets of a round are the obfuscators of its ciphertexts.
 
     Parameters
     ----------
@@ -511,11 +512,11 @@ class EncryptedMember:
     index : int
         Position of this member in the plan.
     identity : Identity
-        Its keys: the tags come from its agreement key.
+        The member's keys; its agreement key gives the tags.
     obfuscators : Obfuscators
-        Of the key that this member accepts; each is used once.
+        Source of obfuscators for the key that this member accepts; each obfuscator is used once.
     layout : Layout, optional
-        Of the contribution; a sparse sum needs it.
+        Layout of the contribution; a sparse sum needs it.
     """
 
     def __init__(
@@ -534,12 +535,13 @@ class EncryptedMember:
         self._gone = False
 
     def answer(self, step: Step, briefing: bytes, codes: NDArray[np.uint32] | None = None) -> bytes:
-        """Return the contribution, encrypted.
+        """Return the encrypted contribution, the message of SUBMIT.
 
         Raises
         ------
         Declined
-            When the plan's key is not the one that this member accepts, or has no room for the cohort.
+            When asked for another step, or the plan's key is not the one that this member accepts or has no room for
+            the cohort.
         """
         plan, public = self._plan, self._obfuscators.public
         if step is not Step.SUBMIT or codes is None or self._gone:
@@ -567,7 +569,7 @@ class EncryptedMember:
         ).SerializeToString()
 
     def _sent(self, codes: NDArray[np.uint32], packing: Packing, users: int) -> NDArray[np.bool_]:
-        """Return which ciphertexts leave, bool (ciphertexts,)."""
+        """Return which ciphertexts are sent, bool (ciphertexts,)."""
         if not self._plan.sparse_floor:
             return np.ones(packing.ciphertexts(codes.size), np.bool_)
         if self._layout is None:
@@ -575,29 +577,29 @@ class EncryptedMember:
         return something(codes, self._layout.zeros(users), packing)
 
     def forget(self) -> None:
-        """Answer nothing more."""
+        """Refuse every further question: the round is over, or the member has left it."""
         self._gone = True
 
 
 def confirmations_in(closed: Closed) -> list[wire.Confirmation]:
-    """Return what holders signed in CONFIRM, by ascending position."""
+    """Return the holders' confirmations, by ascending position of the holder."""
     return [wire.Confirmation.FromString(message) for _, message in sorted(closed[Step.CONFIRM].items())]
 
 
 def ciphertexts_at(total: EncryptedVector, places: range) -> bytes:
-    """Return unit and shift of some of a sum's ciphertexts, as tasks of holders carry them."""
+    """Serialise some of a sum's ciphertexts, unit and shift of each, for the tasks of holders."""
     size = total.public.modulus_bytes
     pairs = ((total.units[place], total.shifts[place]) for place in places)
     return b"".join(number.to_bytes(size, "big") for pair in pairs for number in pair)
 
 
 def proof_context(plan: SumPlan, first: int) -> bytes:
-    """Return what a proof of decryption is about beside numbers: plan, and position of the first ciphertext."""
+    """Return the context of a proof of decryption, as bytes: plan, and position of the first ciphertext."""
     return encode("decryption", plan.hash, first)
 
 
 def _from(part: int, plan: SumPlan, present: Collection[int]) -> int:
-    """Return the first of the holders present, beginning at a part's own."""
+    """Return the first present holder, counting round from the holder with the part's own number."""
     count = len(plan.holders)
     return next(holder for n in range(count) if (holder := (part + n) % count) in present)
 
@@ -607,12 +609,12 @@ def _numbers(content: bytes, size: int) -> list[mpz]:
 
 
 def read_message(kind: type[_MessageT], step: Step, message: bytes) -> _MessageT:
-    """Return the message of a step.
+    """Parse a message of a step.
 
     Raises
     ------
     Refusal
-        When it is none.
+        When the bytes are no message of this kind.
     """
     try:
         return kind.FromString(message)

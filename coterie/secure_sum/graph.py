@@ -1,10 +1,10 @@
-"""Who masks with whom, and how many neighbours undo a mask: the graph of Bell et al. (2020) and its tails.
+"""The masking graph of Bell et al. (2020): which members mask with each other, and how many undo a mask.
 
-Up to 100 members the graph is complete.  Above, it is a circulant: members sit on a ring in an order that the plan's
-hash gives, and each is a neighbour of the ``k / 2`` before and after it.  Any ``t`` of a member's neighbours
-reconstruct one of its two secrets for the round; nobody holds a share of its own.
+Up to 100 members the graph is complete.  Above, it is a circulant: members sit on a ring in an order that follows from
+the plan's hash, and each is a neighbour of the ``k / 2`` before and after it.  Any ``t`` of a member's neighbours
+reconstruct one of its two secrets for the round; no member holds a share of its own secrets.
 
-Two things must not happen to any member, but with the probabilities given here:
+Degree k and threshold t are chosen so that two events are unlikely for every member:
 
 - ``2t <= k + c`` with ``c`` corrupt neighbours: then a server that tells neighbours different things could have both
   secrets of the member, and so its vector (each honest neighbour gives one share or the other, a corrupt one both);
@@ -48,7 +48,7 @@ _FAILED_BITS = 30
 
 
 class GraphFields(NamedTuple):
-    """What the plan says about the graph."""
+    """Degree k and threshold t of a masking graph, as the plan has them."""
 
     degree: int
     threshold: int
@@ -56,7 +56,7 @@ class GraphFields(NamedTuple):
 
 @dataclass(frozen=True)
 class Assumptions:
-    """Shares of the cohort for which the bounds hold.
+    """The shares of corrupt and lost members that a masking graph is built to withstand.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class Assumptions:
 
 @lru_cache(maxsize=1024)
 def graph_fields(members: int, assumed: Assumptions | None = None) -> GraphFields:
-    """Return degree and threshold for so many members.
+    """Return degree k and threshold t of the masking graph for ``members`` members.
 
     Complete graphs have ``t = min(floor(2n / 3) + 1, n - 1)``.  Above ``COMPLETE`` members the result is the smallest
     even k, and for it the smallest t, with ``n P[2t <= k + corrupt neighbours] <= 2^-40`` and
@@ -88,7 +88,7 @@ def graph_fields(members: int, assumed: Assumptions | None = None) -> GraphField
     members : int
         Size n of the cohort.
     assumed : Assumptions, optional
-        10% corrupt and 20% lost when left out; of no consequence up to ``COMPLETE`` members.
+        10% corrupt and 20% lost when left out; without effect up to ``COMPLETE`` members.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def graph_fields(members: int, assumed: Assumptions | None = None) -> GraphField
     corrupt, lost = _share(members, assumed.corrupt), _share(members, assumed.dropout)
     threshold = 1
     for degree in range(2, members - 1, 2):
-        # The smallest t that hides never falls as k grows, so the search goes on where it stood.
+        # The smallest t that hides the vectors never falls as k grows, so the search goes on from the last t.
         while _any(members, degree, corrupt, 2 * threshold - degree) > 2.0**-_EXPOSED_BITS:
             threshold += 1
         # Fewer than t survive when at least k - t + 1 are lost.
@@ -117,7 +117,7 @@ def graph_fields(members: int, assumed: Assumptions | None = None) -> GraphField
 
 
 class Tolerance(NamedTuple):
-    """How many whole devices, the largest ones first, a plan withstands.
+    """Numbers of curious and of lost devices, the largest ones first, that a plan withstands.
 
     Parameters
     ----------
@@ -135,8 +135,8 @@ class Tolerance(NamedTuple):
 def tolerance(devices: Sequence[int], degree: int, threshold: int) -> Tolerance:
     """Return how many curious and how many lost devices a plan withstands.
 
-    The bounds of ``graph_fields`` take members as independent; but the members of one device are one administrator's
-    and go down together.
+    The bounds of ``graph_fields`` take members as independent; but all members of a device belong to one administrator
+    and fail together.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ def tolerance(devices: Sequence[int], degree: int, threshold: int) -> Tolerance:
     for count in range(1, len(largest)):
         taken = sum(largest[:count])
         exposed = _any(members, degree, taken, 2 * threshold - degree)
-        # One honest device alone would be left with its own sum.
+        # A single honest device could hide nothing: the sum minus the others' contributions is its own.
         if len(largest) - count < 2 or exposed > 2.0**-_EXPOSED_BITS:
             break
         curious = count
@@ -165,8 +165,8 @@ def tolerance(devices: Sequence[int], degree: int, threshold: int) -> Tolerance:
 def arranged(plan_hash: bytes, members: int, degree: int) -> tuple[tuple[int, ...], ...]:
     """Return each member's neighbours, ascending.
 
-    With ``degree = members - 1`` all others.  Otherwise the ring is the positions 0 to ``members - 1`` sorted by
-    SHA-256((graph, plan hash, position)), and neighbours are those at most ``degree / 2`` places away.
+    With ``degree = members - 1`` these are all other members.  Otherwise the ring is the positions 0 to ``members - 1``
+    sorted by SHA-256((graph, plan hash, position)), and neighbours are those at most ``degree / 2`` places away.
 
     Raises
     ------
@@ -191,7 +191,7 @@ def arranged(plan_hash: bytes, members: int, degree: int) -> tuple[tuple[int, ..
 
 @lru_cache(maxsize=8)
 def neighbourhoods(plan_hash: bytes, members: int, degree: int) -> tuple[tuple[int, ...], ...]:
-    """Return the same as ``arranged``, once for all members of a plan."""
+    """Return each member's neighbours as ``arranged`` does; cached for all members of a plan in one process."""
     return arranged(plan_hash, members, degree)
 
 

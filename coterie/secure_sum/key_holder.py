@@ -1,18 +1,18 @@
-"""A key holder's half of an encrypted sum: what it makes sure of before it decrypts.
+"""A key holder's half of an encrypted sum: the checks that it makes before it decrypts a part, and the decryption.
 
-Whoever has the public key can make ciphertexts of whatever it likes out of others, and the server adds.  A holder
-decrypts a part of a sum only when
+The server, like anybody with the public key, can derive other ciphertexts from those it has, and it forms the sum.  So
+a holder decrypts a part of a sum only when
 
 1. it has signed one list of submitters for this plan, each of them enrolled and not revoked, enough of them, and a
    majority of the plan's holders signed the same list;
 2. in every ciphertext, the field above the slots is the sum of the tags of exactly these submitters for this plan
    (``coterie.crypto.paillier.tags``);
-3. in a sparse sum, the list says of which members each ciphertext is the sum, and these have enough users; what nobody
-   sent is not hidden.
+3. in a sparse sum, the list says over which members each ciphertext is summed, and these are enough members and users;
+   a ciphertext that no member sent is in the open.
 
 So there is one sum for each plan, over a set that most holders saw, and nothing else is decrypted: no single
-contribution, none twice, none with something added to its tag, none of another round or place.  Which list it signed
-is on disk before the signature leaves (``coterie.rounds.holder_round``).
+contribution, none counted twice, none with a changed tag, none of another round or place.  The signed list is on disk
+before the signature leaves (``coterie.rounds.holder_round``).
 """
 
 from __future__ import annotations
@@ -45,40 +45,40 @@ _MessageT = TypeVar("_MessageT", bound=Message)
 
 
 class HeldSecrets(Protocol):
-    """What a holder has."""
+    """The secrets of one Paillier key, as a key holder has them."""
 
     @property
     def secret(self) -> SecretKey:
-        """The Paillier key."""
+        """The secret Paillier key."""
         ...
 
     def agree(self, public: bytes) -> bytes:
-        """Return X25519 of the set key and a public key, 32 bytes."""
+        """Return the X25519 agreement of the set key, which all holders share, and a public key, 32 bytes."""
         ...
 
 
 class KeyHolder:
-    """One holder's half of one sum.
+    """A key holder's half of one encrypted sum: signs the list of submitters, then decrypts a part.
 
     Parameters
     ----------
     plan : SumPlan
         As this holder was shown it.
     holder : int
-        Its position among the plan's holders.
+        Position of this holder among the plan's holders.
     identity : Identity
-        Signs for it.
+        The holder's keys; they sign the list.
     held : HeldSecrets
-        Of the plan's key.
+        Secrets of the plan's key.
     bundles : mapping of bytes to Bundle
-        Keys of those contributors that are enrolled and not revoked, by participant; verified.
+        Verified keys of contributors that are enrolled and not revoked, by participant.
     known : dict of bytes to bytes, optional
-        Contributors' keys of the tags, by participant: kept from one sum to the next under the same key.
+        Cache of contributors' tag keys, by participant; good for all sums under the same Paillier key.
 
     Raises
     ------
     Declined
-        When the plan names another key, or another holder in this position.
+        When the plan names another key than the one held, or another holder in this position.
     """
 
     def __init__(
@@ -102,17 +102,17 @@ class KeyHolder:
         self._known = {} if known is None else known
 
     def confirm(self, briefing: bytes) -> tuple[bytes, bytes]:
-        """Return the signature of a list of submitters, and the list's hash.
+        """Check a list of submitters; return a signed confirmation of it, and the list's hash.
 
         Parameters
         ----------
         briefing : bytes
-            ``Submitters``.
+            A serialised ``Submitters``.
 
         Raises
         ------
         Declined
-            When it is no list that can be.
+            When the list is malformed, covers too few users, or names members that are not enrolled or are revoked.
         """
         shown = read_briefing(wire.Submitters, briefing)
         agreed, _ = self._require_set(shown.members, shown.places)
@@ -124,19 +124,19 @@ class KeyHolder:
         return confirmation.SerializeToString(), agreed
 
     def decrypt(self, briefing: bytes, agreed: bytes) -> bytes:
-        """Return a part of the sum over the list that this holder signed.
+        """Decrypt a part of the sum over the list that this holder signed; return it with a proof, for DECRYPT.
 
         Parameters
         ----------
         briefing : bytes
-            ``DecryptionTask``.
+            A serialised ``DecryptionTask``.
         agreed : bytes
-            Hash of that list.
+            Hash of the list that this holder signed.
 
         Raises
         ------
         Declined
-            When this holder signed another list, no majority signed it, or a ciphertext is not the sum over it.
+            When the task names another list, no majority signed the list, or a ciphertext is not the sum over it.
         """
         task = read_briefing(wire.DecryptionTask, briefing)
         units, shifts, plaintexts = self._decrypted(task, agreed, task.first)
@@ -152,12 +152,14 @@ class KeyHolder:
     def _decrypted(
         self, task: wire.DecryptionTask | wire.ApplyTask, agreed: bytes, first: int
     ) -> tuple[list[mpz], list[mpz], list[mpz]]:
-        """Return units, shifts and plaintexts of ciphertexts from one position on, once all that is made sure of.
+        """Check a task and decrypt it; return units, shifts and plaintexts of its ciphertexts.
+
+        ``first`` is the position of the task's first ciphertext in the sum.
 
         Raises
         ------
         Declined
-            When it is not.
+            When a check of `decrypt` fails.
         """
         plan, secret = self._plan, self._held.secret
         hashed, sent = self._require_set(task.members, task.places)
@@ -183,7 +185,7 @@ class KeyHolder:
         return units, shifts, plaintexts
 
     def _require_set(self, members: Sequence[int], places: bytes) -> tuple[bytes, NDArray[np.bool_] | None]:
-        """Return the hash of a list, and of a sparse sum who sent what, bool (members, ciphertexts or a few more)."""
+        """Check a list; return its hash and, if sparse, who sent what, bool (members, ciphertexts or a few more)."""
         plan = self._plan
         if not members or not ascending(members, len(plan.members)):
             raise Declined("the list of submitters does not ascend within the cohort")
@@ -196,7 +198,7 @@ class KeyHolder:
         return list_hash(members, places), self._require_places(members, places)
 
     def _require_places(self, members: Sequence[int], places: bytes) -> NDArray[np.bool_] | None:
-        """Require that each ciphertext that anybody sent covers enough users."""
+        """Require that each ciphertext that any member sent covers enough members and users."""
         plan = self._plan
         if not plan.sparse_floor:
             if places:
@@ -215,7 +217,7 @@ class KeyHolder:
         return sent
 
     def _require_known(self, units: Sequence[mpz], sent: NDArray[np.bool_]) -> None:
-        """Require that nothing hides what is in ciphertexts that nobody sent: it tells the server nothing new."""
+        """Require that ciphertexts that no member sent are in the open: decrypting them tells the server nothing."""
         if sent.shape[1] < len(units):
             raise Declined("is asked to decrypt ciphertexts that the list does not have")
         nobodys = np.flatnonzero(~sent.any(axis=0)).tolist()
@@ -240,7 +242,7 @@ class KeyHolder:
     def _ciphertexts(self, content: bytes) -> tuple[list[mpz], list[mpz]]:
         public = self._held.secret.public
         size = public.modulus_bytes
-        # There may be fewer ciphertexts than holders: then a part is empty.
+        # A part is empty when there are fewer ciphertexts than holders.
         if len(content) % (2 * size):
             raise Declined("is asked to decrypt what are no whole ciphertexts")
         numbers = [mpz.from_bytes(content[at : at + size], "big") for at in range(0, len(content), size)]
@@ -259,12 +261,12 @@ class KeyHolder:
 
 
 def read_briefing(kind: type[_MessageT], briefing: bytes) -> _MessageT:
-    """Return what a holder is told.
+    """Parse the briefing of a key holder.
 
     Raises
     ------
     Declined
-        When it is no such message.
+        When the bytes are no message of this kind.
     """
     try:
         return kind.FromString(briefing)

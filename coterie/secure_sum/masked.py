@@ -1,13 +1,12 @@
 """The masked sum: Bonawitz et al. (2017) on the graph of Bell et al. (2020), with a confirmed list of submitters.
 
-The orchestration server learns the sum over those that submitted, and of each contribution a vector that is uniform to
-it.  Every member masks its codes with a mask of its own and one for each neighbour, which the neighbour subtracts.
-After the close, neighbours reveal for each member either shares of the seed of its own mask (it submitted) or shares of
-the secret behind its pairwise masks (it did not), never both.
+The orchestration server learns the sum over the members that submitted; each single contribution looks uniformly
+random to it.  Every member masks its codes with a mask of its own and one for each neighbour, which the neighbour
+subtracts.  After the close, neighbours reveal for each member either shares of the seed of its own mask (if it
+submitted) or shares of the secret behind its pairwise masks (if it did not), never both.
 
-The server's half here holds no secret and keeps nothing: it is a function of the plan and of the messages of closed
-steps.  What it derives from a closed step is remembered while that step's messages stay the same, and until the sum is
-known or another one begins.
+The server's half here holds no secret and no state: it is a function of the plan and of the messages of closed steps.
+Values derived from a closed step are remembered with it (`ClosedSteps`).
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ __all__ = ["MaskedMember", "MaskedServer"]
 _DIGEST = 32
 _MOST_ADVERT_BYTES = 1024
 _TRIES = 500
-"""Subsets of shares that are tried for one secret."""
+"""Most subsets of shares that are tried for one secret."""
 
 _Near = tuple[tuple[int, ...], ...]
 _MessageT = TypeVar("_MessageT", bound=Message)
@@ -79,14 +78,14 @@ _Derived = TypeVar("_Derived")
 
 
 class _Keys(NamedTuple):
-    """Of what a member advertised, what the server needs again: raw public keys, 32 bytes each."""
+    """A member's two public keys that the server needs after ADVERTISE, raw, 32 bytes each."""
 
     signing: bytes
     mask: bytes
 
 
 class _Secret(NamedTuple):
-    """One secret to be reconstructed: whose, which, and what was revealed of it by whom."""
+    """A secret to be reconstructed: its owner, its kind, the revealed shares by holder, and a check of the result."""
 
     member: int
     kind: str
@@ -96,17 +95,17 @@ class _Secret(NamedTuple):
 
 
 class MaskedServer(CodesSum):
-    """The server's half.
+    """The orchestration server's half of the masked sum.
 
     Parameters
     ----------
     rule : callable, optional
-        Degree and threshold for a number of members; ``graph_fields`` with its default assumptions when left out.
+        Gives degree and threshold for a number of members; by default ``graph_fields`` with its default assumptions.
     directory_key : bytes, optional
-        Raw Ed25519 public key of the directory, 32 bytes: with it, bundles in advertisements are checked here too, so
-        that one bad bundle does not make its neighbours leave.
+        Raw Ed25519 public key of the directory, 32 bytes.  With this key the server checks bundles in advertisements
+        too, so that one bad bundle does not make its neighbours leave.
     clock : callable, optional
-        Unix seconds, for the validity of bundles.
+        Gives Unix seconds, for the validity of bundles.
     """
 
     name = "masked"
@@ -124,7 +123,7 @@ class MaskedServer(CodesSum):
         self._verified = Verified()
 
     def plan_fields(self, members: int, layout: Layout) -> PlanFields:
-        """Return degree and threshold for so many members.
+        """Return degree and threshold of the graph for ``members`` members.
 
         Raises
         ------
@@ -135,7 +134,7 @@ class MaskedServer(CodesSum):
         return PlanFields(degree, threshold)
 
     def expected(self, plan: SumPlan, closed: Closed, step: Step) -> tuple[int, ...]:
-        """Return the members that a step asks, ascending: those of the step before with enough neighbours in it."""
+        """Return the members that a step asks, ascending: those of the step before that have enough neighbours."""
         if step is Step.ADVERTISE:
             return tuple(range(len(plan.members)))
         before = self.steps[self.steps.index(step) - 1]
@@ -150,7 +149,7 @@ class MaskedServer(CodesSum):
         running: Running | None = None,
         subject: Subject | None = None,
     ) -> Pieces:
-        """Return what a member needs for a step; an advertisement or a confirmation is one piece for all."""
+        """Return a member's briefing for a step; each advertisement or confirmation is one piece, shared by members."""
         match step:
             case Step.ADVERTISE:
                 return Pieces()
@@ -200,11 +199,11 @@ class MaskedServer(CodesSum):
         layout: Layout,
         sha256: bytes = b"",
     ) -> Vector:
-        """Check a contribution.
+        """Check a contribution: its length, signature, and the neighbours that it was masked with.
 
-        Two members must agree on whether there is a mask between them.  Who submits first settles it: a vector that
-        leaves out a member whose vector is already in the sum with that mask is refused, and so is a later vector with
-        a mask that the earlier one left out.
+        Two members must agree on whether there is a mask between them.  The first of them to submit decides: a later
+        vector is refused when it leaves out the mask that the first one has, or has the mask that the first one left
+        out.
         """
         if member not in closed[Step.SHARE]:
             raise bad_message(Step.SUBMIT, f"member {member} did not share", "a member that did")
@@ -242,7 +241,7 @@ class MaskedServer(CodesSum):
         return Vector(codes, (sha256 or hashlib.sha256(message).digest()) + pack_positions(left_out))
 
     def shortfall(self, plan: SumPlan, closed: Closed, step: Step, arrived: Mapping[int, bytes]) -> str:
-        """Say why a step cannot be closed with these messages: too few users, or a secret that nobody could undo."""
+        """Return a reason when a step cannot be closed: too few users, or masks that too few neighbours could undo."""
         if step in (Step.ADVERTISE, Step.SHARE):
             users = sum(plan.members[member].users for member in self._viable(plan, closed, arrived))
             if users >= plan.min_sum:
@@ -270,17 +269,17 @@ class MaskedServer(CodesSum):
     def unmask(self, plan: SumPlan, closed: Closed, running: NDArray[np.uint32]) -> Total:
         """Return the sum of the submitters' codes, after the last step.
 
-        Each secret is reconstructed from exactly ``t`` shares and checked against what its owner committed to; on a
-        mismatch other subsets are tried, and whoever's share does not lie on the right polynomial is named (also where
-        the secret's owner dealt it a wrong one: the two cannot be told apart).  Members hold no lock and no state is
-        shared, so this belongs in a thread.
+        Each secret is reconstructed from exactly ``t`` shares and checked against its owner's commitment.  On a
+        mismatch other subsets are tried, and holders whose shares do not lie on the right polynomial are named as wrong
+        (also where the secret's owner dealt a wrong share: the two cannot be told apart).  The method takes no lock and
+        shares no state: call it in a thread.
         """
         wrong: set[int] = set()
         plus: list[bytes] = []
         minus: list[bytes] = []
         keys = self._keys(plan, closed)
         submitted = closed[Step.SUBMIT]
-        # Where the graph is complete, the first shares of all secrets come from these, less the secret's owner.
+        # In a complete graph the first shares of all secrets come from these members, less each secret's owner.
         pool = tuple(sorted(closed[Step.UNMASK]))[: plan.threshold + 1]
         for secret in self._revealed(plan, closed):
             value = _reconstruct(plan, secret, pool, wrong)
@@ -294,7 +293,7 @@ class MaskedServer(CodesSum):
                     continue
                 other = plan.members[peer].participant
                 agreed = key.agree(keys[peer].mask)
-                # What the peer added is subtracted, and the other way round.
+                # A mask that the peer added is subtracted here, and one that it subtracted is added.
                 (minus if other < own else plus).append(masking.pair_mask_key(agreed, plan.hash, own, other))
             key.wipe()
         codes = running.copy()
@@ -310,7 +309,7 @@ class MaskedServer(CodesSum):
         what: str,
         make: Callable[[Mapping[int, bytes]], _Derived],
     ) -> _Derived:
-        """Return what ``make`` makes of a closed step's messages, once where they are remembered."""
+        """Return what ``make`` computes from a closed step's messages; computed once if ``closed`` can remember it."""
         return once(closed, (step, what), lambda: make(closed[step]))
 
     @staticmethod
@@ -319,14 +318,14 @@ class MaskedServer(CodesSum):
         return once(closed, "near", lambda: arranged(plan.hash, len(plan.members), plan.degree))
 
     def _viable(self, plan: SumPlan, closed: Closed, there: Collection[int]) -> Iterator[int]:
-        """Yield those of the members there, ascending, that have enough neighbours among them."""
+        """Yield the members in ``there``, ascending, that have enough neighbours in it."""
         near = self._near(plan, closed)
         for member in sorted(there):
             if sum(1 for each in near[member] if each in there) >= plan.threshold:
                 yield member
 
     def _within(self, plan: SumPlan, closed: Closed, there: Collection[int]) -> dict[int, tuple[int, ...]]:
-        """Return for each of the members there its neighbours among them, ascending."""
+        """Return for each member in ``there`` its neighbours in it, ascending."""
         near = self._near(plan, closed)
         if len(there) == len(plan.members):
             return dict(enumerate(near))
@@ -336,11 +335,11 @@ class MaskedServer(CodesSum):
         return self._of(closed, Step.ADVERTISE, "keys", _advertised_keys)
 
     def _met(self, plan: SumPlan, closed: Closed) -> dict[int, tuple[int, ...]]:
-        """Return for each member that advertised its neighbours that did."""
+        """Return for each member that advertised those of its neighbours that advertised too."""
         return self._of(closed, Step.ADVERTISE, "met", lambda there: self._within(plan, closed, there))
 
     def _sealed(self, plan: SumPlan, closed: Closed) -> dict[int, array[int]]:
-        """Return where in each member's message its sealed shares are, one after the other."""
+        """Return the offsets of the sealed shares in each member's message, in order."""
         return self._of(closed, Step.SHARE, "sealed", _sealed_shares)
 
     def _sharing(self, plan: SumPlan, closed: Closed, member: int) -> tuple[int, ...]:
@@ -350,7 +349,7 @@ class MaskedServer(CodesSum):
         ]
 
     def _left_out(self, plan: SumPlan, closed: Closed) -> dict[int, frozenset[int]]:
-        # Nobody asks for shares any more once SUBMIT is closed.
+        # Offsets of sealed shares are needed no more once SUBMIT is closed.
         if isinstance(closed, ClosedSteps):
             closed.forget((Step.SHARE, "sealed"))
         return self._of(
@@ -361,13 +360,13 @@ class MaskedServer(CodesSum):
         )
 
     def _kept(self, plan: SumPlan, closed: Closed, member: int) -> tuple[int, ...]:
-        """Return the neighbours with whom a submitter has masks, ascending; it holds their shares."""
+        """Return the neighbours with whom a submitter has masks, ascending; the submitter holds their shares."""
         left_out = self._left_out(plan, closed)[member]
         near = self._sharing(plan, closed, member)
         return tuple(each for each in near if each not in left_out) if left_out else near
 
     def _inbox(self, plan: SumPlan, closed: Closed, member: int) -> wire.ShareInbox:
-        # Sealed shares are most of what a round takes: there is no other copy of them than the messages.
+        # Sealed shares take most of a round's memory, so they are read from the messages and not copied.
         met, sealed, part = self._met(plan, closed), self._sealed(plan, closed), parts_of(closed[Step.SHARE])
         inbox = wire.ShareInbox()
         for sender in self._sharing(plan, closed, member):
@@ -376,7 +375,7 @@ class MaskedServer(CodesSum):
         return inbox
 
     def _secrets(self, plan: SumPlan, closed: Closed) -> Iterator[int]:
-        """Yield whose secrets have to be reconstructed: submitters, and those masked with but missing."""
+        """Yield the members whose secrets must be reconstructed: submitters, then missing ones with pairwise masks."""
         submitted = closed[Step.SUBMIT]
         yield from sorted(submitted)
         for member in sorted(closed[Step.SHARE].keys() - submitted.keys()):
@@ -384,7 +383,7 @@ class MaskedServer(CodesSum):
                 yield member
 
     def _holders(self, plan: SumPlan, closed: Closed, member: int) -> Iterator[int]:
-        """Yield the submitters that hold shares of a member's secrets, ascending: those with masks between them."""
+        """Yield the submitters that hold shares of a member's secrets, ascending: those that masked with the member."""
         left_out = self._left_out(plan, closed)
         for near in self._sharing(plan, closed, member):
             if near in left_out and member not in left_out[near]:
@@ -398,7 +397,7 @@ class MaskedServer(CodesSum):
         committed = self._of(closed, Step.SHARE, "seed hashes", _seed_hashes)
 
         def share(member: int, holder: int) -> int:
-            # Read when it is needed, from where the message lies: all shares at once would take much memory.
+            # Read each share only when needed: all shares at once would take much memory.
             at = revealed[holder][bisect_left(self._kept(plan, closed, holder), member)]
             return masking.share_from_bytes(part(holder, at, at + masking.SHARE_BYTES))
 
@@ -430,7 +429,7 @@ class MaskedServer(CodesSum):
             self._verified.bundle(bundle, self._directory_key, int(self._clock()))
         if advert.channel_public == advert.mask_public:
             raise bad_message(Step.ADVERTISE, "one key for two purposes", "two keys")
-        # Neighbours would leave over a key on which nothing can be agreed.
+        # Reject keys on which no agreement is possible: the neighbours would leave over them.
         for public in (advert.channel_public, advert.mask_public):
             masking.require_usable(public)
         _check_signature(
@@ -513,7 +512,7 @@ class MaskedServer(CodesSum):
 def _check_signature(
     what: str, signing_public: bytes, signature: bytes, purpose: str, *fields: bytes
 ) -> None:
-    # Not remembered, as members do: each comes once, and there are some thousands in a round.
+    # Members remember checked signatures; the server does not, as each one of a round's thousands comes once.
     check_signature(signing_public, signature, encode(purpose, *fields), what, Reason.BAD_SIGNATURE)
 
 
@@ -526,14 +525,14 @@ def _has_public(public: bytes) -> Callable[[bytes], bool]:
 
 
 def _reconstruct(plan: SumPlan, secret: _Secret, pool: tuple[int, ...], wrong: set[int]) -> bytes:
-    """Return a secret; adds to ``wrong`` those whose shares were found not to fit.
+    """Reconstruct a secret; add to ``wrong`` the holders whose shares were found not to fit.
 
     Raises
     ------
     Failed
-        When no subset that was tried gives it.
+        When too few shares were revealed, or no subset that was tried gives the secret.
     """
-    # Those caught before are asked last.
+    # Use the shares of holders found wrong before last.
     holders = sorted(secret.holders, key=lambda holder: (holder in wrong, holder))
     if len(holders) < plan.threshold:
         raise Failed(
@@ -564,13 +563,13 @@ def _reconstruct(plan: SumPlan, secret: _Secret, pool: tuple[int, ...], wrong: s
 
 
 def _subsets(plan: SumPlan, member: int, holders: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Yield the first ``t`` holders, then all other subsets of that size, or some where there are many."""
+    """Yield the first ``t`` holders, then all other subsets of that size, or a sample of them if there are many."""
     if math.comb(len(holders), plan.threshold) <= _TRIES:
         yield from combinations(holders, plan.threshold)
         return
     yield holders[: plan.threshold]
     for attempt in range(1, _TRIES):
-        # Another order each time, the same for everybody who looks at the same round again.
+        # A different order in each attempt, but the same one whenever this round is computed again.
         fields = (plan.hash, member, attempt)
         drawn = sorted(
             holders,
@@ -580,18 +579,18 @@ def _subsets(plan: SumPlan, member: int, holders: Sequence[int]) -> Iterator[Seq
 
 
 def _noted(note: bytes) -> tuple[int, ...]:
-    """Return the neighbours that a note says were left out."""
+    """Return the neighbours that a contribution left out, from its note."""
     return unpack_positions(note[_DIGEST:])
 
 
-# One message after the other, here and below: parsed ones take several times as much memory as their bytes.
+# Messages are parsed one at a time, here and below: parsed they take several times as much memory as their bytes.
 def _advertised_keys(adverts: Mapping[int, bytes]) -> dict[int, _Keys]:
     parsed = ((member, wire.Advert.FromString(message)) for member, message in adverts.items())
     return {member: _Keys(advert.bundle.signing_public, advert.mask_public) for member, advert in parsed}
 
 
 def _written_adverts(adverts: Mapping[int, bytes]) -> dict[int, bytes]:
-    """Return each advertisement as a part of a list of them: such parts only have to be joined."""
+    """Serialise each advertisement as a list of one: joined, such lists are the list of all."""
     return {
         member: wire.Adverts(adverts=[wire.Advert.FromString(message)]).SerializeToString()
         for member, message in adverts.items()
@@ -599,7 +598,7 @@ def _written_adverts(adverts: Mapping[int, bytes]) -> dict[int, bytes]:
 
 
 def _written_confirmations(confirmations: Mapping[int, bytes]) -> dict[int, bytes]:
-    """Return each confirmation as a part of a list of them."""
+    """Serialise each confirmation as a list of one; joined, such lists are the list of all."""
     return {
         member: wire.Confirmations(confirmations=[wire.Confirmation.FromString(message)]).SerializeToString()
         for member, message in confirmations.items()
@@ -611,7 +610,7 @@ def _written_submitters(notes: Mapping[int, bytes]) -> bytes:
 
 
 def _revealed_shares(message: bytes) -> array[int]:
-    """Return where in a message the shares are that a member reveals."""
+    """Return the offsets in a message of the shares that a member reveals."""
     return _starts(message, (share.seed or share.mask for share in wire.Unmasking.FromString(message).shares))
 
 
@@ -623,9 +622,9 @@ def _sealed_shares(shares: Mapping[int, bytes]) -> dict[int, array[int]]:
 
 
 def _starts(message: bytes, fields: Iterable[bytes]) -> array[int]:
-    """Return where fields begin in the message that they were read from, in their order.
+    """Return the offsets of fields in the message that they were parsed from, in their order.
 
-    However the message was written, each is found: at its own place, or before it where the same bytes are.
+    Each field is found by its bytes, at its own place or at an earlier one with the same bytes.
     """
     starts, end = array("I"), 0
     for each in fields:

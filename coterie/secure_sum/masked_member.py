@@ -1,8 +1,8 @@
-"""A member's half of the masked sum: its secrets for one round, and everything that it refuses.
+"""A member's half of the masked sum: holds its secrets for one round, and refuses whatever does not verify.
 
-The server relays all messages, so nothing that it says is taken on trust: keys of neighbours carry signatures over the
-plan's hash as this member computed it, shares are sealed from member to member, and shares are revealed only after
-enough neighbours signed the same list of submitters.  Labels and derivations are in ``coterie.crypto.masking`` and
+The server relays all messages, so a member takes nothing on trust: keys of neighbours carry signatures over the plan's
+hash as this member computed it, shares are sealed from member to member, and shares are revealed only after enough
+neighbours signed the same list of submitters.  Labels and derivations are in ``coterie.crypto.masking`` and
 ``coterie.secure_sum.statements``.
 """
 
@@ -35,7 +35,7 @@ _MessageT = TypeVar("_MessageT", bound=Message)
 
 
 class _Met(NamedTuple):
-    """What was verified about a member: its keys for this plan, and until when they are vouched for."""
+    """A neighbour's verified keys for this plan, and how long its key bundle is valid."""
 
     participant: bytes
     signing_public: bytes
@@ -45,7 +45,7 @@ class _Met(NamedTuple):
 
 
 class _Listed(NamedTuple):
-    """A list of submitters that ascends within the cohort."""
+    """A checked list of submitters, ascending within the cohort."""
 
     members: frozenset[int]
     users: int
@@ -53,17 +53,17 @@ class _Listed(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """A neighbour's shares, of which at most one is ever revealed."""
+    """A neighbour's two shares, at most one of which is ever revealed."""
 
     seed: int
     mask: int
 
 
 class MaskedMember:
-    """The half of one member, for one round.
+    """A member's half of the masked sum, for one round.
 
-    Each step is answered once, in order; the same question again gets the same bytes, another one gets nothing.  After
-    a refusal the secrets are gone and every further question is refused.
+    Each step is answered once, in order; the same briefing again gets the same bytes.  A different briefing for a step
+    already answered is refused.  After a refusal the secrets are gone and every further question is refused.
 
     Parameters
     ----------
@@ -72,17 +72,18 @@ class MaskedMember:
     index : int
         Position of this member in the plan.
     identity : Identity
-        Signs for it.
+        Keys of this member; they sign its messages.
     bundle : Bundle
-        Its public keys, countersigned by the directory.
+        Public keys of this member, countersigned by the directory.
     directory_key : bytes
         Raw Ed25519 public key of the directory, 32 bytes.
     now : int
         Unix seconds, for the validity of bundles.
     verified : Verified, optional
-        What the members of one host check and agree once for all of them.
+        Signatures checked and keys agreed so far, shared by the members of one host.
     rule : callable, optional
-        Degree and least threshold for a number of members; ``graph_fields`` with its default assumptions when left out.
+        Gives degree and least threshold for a number of members; by default ``graph_fields`` with its default
+        assumptions.
     """
 
     def __init__(
@@ -124,15 +125,15 @@ class MaskedMember:
         ----------
         step : Step
         briefing : bytes
-            ADVERTISE: empty.  SHARE: ``Adverts``.  SUBMIT: ``ShareInbox``.  CONFIRM: ``Submitters``.  UNMASK:
-            ``Confirmations``.
+            Empty for ADVERTISE; serialised ``Adverts`` for SHARE, ``ShareInbox`` for SUBMIT, ``Submitters`` for
+            CONFIRM, ``Confirmations`` for UNMASK.
         codes : ndarray of uint32, shape (layout size,), optional
             The contribution, for SUBMIT; it is not changed.
 
         Raises
         ------
         Declined
-            When anything is not as it should be; the secrets are wiped.
+            When a step is out of order or any check fails; the secrets are wiped.
         """
         if self._gone:
             raise Declined(f"has left the round: {self._gone}")
@@ -245,7 +246,7 @@ class MaskedMember:
         if len(keys) != 2 * len(positions) + 2:
             raise Declined("a key was advertised twice")
         for position, advert in zip(positions, adverts.adverts, strict=True):
-            # Its own bytes say all of an advertisement; only time passes.
+            # Members of a host check an advertisement once, by its bytes; only the time is checked each time.
             asked = ADVERT, self._directory_key, advert.SerializeToString()
             met = host.once(asked, self._check_advert, advert)
             met.validity.check("the key bundle", self._now)
@@ -260,14 +261,14 @@ class MaskedMember:
         for (position, met), pair in zip(self._met.items(), shares, strict=True):
             peer = met.participant, met.channel_public
             low, high = host.between(own, peer, _share_keys, channel, plan.hash, own, peer)
-            # The first of the two is the one of the lower id, to the higher.
+            # The first key is for shares from the lower participant id to the higher one.
             sealing, self._opening[position] = (low, high) if own[0] < peer[0] else (high, low)
             message.shares.add(member=position, sealed=masking.seal_share(sealing, *pair))
         channel.wipe()
         return message.SerializeToString()
 
     def _check_advert(self, advert: wire.Advert) -> _Met:
-        """Return the keys of a neighbour whose advertisement is its own, for this plan."""
+        """Verify a neighbour's advertisement for this plan; return the neighbour's keys."""
         bundle = bundle_from_wire(advert.bundle)
         participant = self._plan.members[advert.member].participant
         if bundle.participant_id != participant:
@@ -316,7 +317,7 @@ class MaskedMember:
         ).SerializeToString()
 
     def _mask_codes(self, codes: NDArray[np.uint32], mask: masking.RoundKey, host: HostRound) -> None:
-        """Add the own mask, and with the sign of this member those of the neighbours whose shares it holds."""
+        """Add this member's own mask, and the pairwise masks, signed by id, with neighbours whose shares it holds."""
         plan, own = self._plan, (self._identity.participant_id, mask.public)
         ready = host.take(own, len(codes))
         if ready.peers:
@@ -335,7 +336,7 @@ class MaskedMember:
             key = host.between(own, peer, _pair_mask_key, mask, plan.hash, own, peer)
             if held and done:
                 continue
-            # What a neighbour counted on, without its share being here, comes off again.
+            # Without the neighbour's share, take off the mask that the neighbour, of this host, has put here already.
             (plus if (own[0] < peer[0]) is held else minus).append(key)
             waiting = host.wait_for(peer, len(codes)) if held else None
             if waiting is not None:
@@ -382,7 +383,7 @@ class MaskedMember:
         for member, confirmation in zip(members, confirmations.confirmations, strict=True):
             asked = CONFIRM, listed.hash, member, confirmation.signature
             host.once(asked, self._check_confirmation, member, confirmation.signature, listed.hash)
-        # One of the two for each neighbour, by the one list that was confirmed.
+        # Reveal one of the two shares of each neighbour, as the confirmed list says.
         message = wire.Unmasking()
         for member, held in self._held.items():
             if member in listed.members:
@@ -425,7 +426,7 @@ class MaskedMember:
 def _share_keys(
     key: masking.RoundKey, plan_hash: bytes, own: tuple[bytes, bytes], peer: tuple[bytes, bytes]
 ) -> tuple[bytes, bytes]:
-    """Return the key under which the lower id seals for the higher one, and the other way round."""
+    """Return two keys: for shares from the lower participant id to the higher one, and for the opposite direction."""
     low, high = (own[0], peer[0]) if own[0] < peer[0] else (peer[0], own[0])
     return masking.share_keys(key.agree(peer[1]), plan_hash, low, high)
 

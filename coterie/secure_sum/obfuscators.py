@@ -1,4 +1,7 @@
-"""What a contributor encrypts with, made once for a key: the tables behind it take some seconds and some 40 MB."""
+"""Obfuscators, the random factors by which a contributor encrypts; tables, built once per key, make them cheap.
+
+The tables take some seconds and about 40 MB.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,18 @@ if TYPE_CHECKING:
 __all__ = ["OBFUSCATORS", "Way", "holder_obfuscators", "obfuscators"]
 
 Way = Literal["public", "short"]
-"""How obfuscators are drawn by who has no secret key."""
+"""Ways to draw obfuscators without the secret key."""
 
 OBFUSCATORS: tuple[Way, ...] = ("public", "short")
 
 
 def obfuscators(public: PublicKey, way: Way = "public") -> Obfuscators:
-    """Return what draws obfuscators for a key, mode B or C; takes seconds at 3,072 bits, so call it in a thread.
+    """Build a source of obfuscators for a public key, mode B or C; takes seconds at 3,072 bits: call it in a thread.
 
     Raises
     ------
     ConfigError
-        There is no such way.
+        When there is no such way.
     """
     from coterie.crypto.paillier import Mode, PublicObfuscators
 
@@ -34,7 +37,7 @@ def obfuscators(public: PublicKey, way: Way = "public") -> Obfuscators:
 
 
 def holder_obfuscators(secret: SecretKey) -> Obfuscators:
-    """Return what draws obfuscators for who holds the key, mode A; takes seconds at 3,072 bits, as the others."""
+    """Build a source of obfuscators from the secret key, mode A; takes seconds at 3,072 bits: call it in a thread."""
     from coterie.crypto.paillier import HolderObfuscators
 
     return HolderObfuscators(secret)

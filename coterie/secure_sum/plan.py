@@ -1,4 +1,4 @@
-"""The plan of one sum, and its hash: what every member of the cohort must agree on before anything is sent."""
+"""The plan of one sum, and its hash, on which all members of the cohort agree before they send anything."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from coterie.wire.v1 import rounds_pb2 as wire
 __all__ = ["VERSION", "Member", "SumPlan", "layout_hash"]
 
 VERSION = 1
-"""Version of the protocol that plans name."""
+"""Version of the sums' protocol; every plan names it."""
 
 _ID_BYTES = _HASH_BYTES = 32
 
@@ -35,7 +35,7 @@ def layout_hash(layout: Layout) -> bytes:
 
 @dataclass(frozen=True)
 class Member:
-    """One member of a sum.
+    """A member of a sum, or a key holder, as a plan names it.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class Member:
     device : str
         Name of the connection that speaks for it.
     users : int
-        How many users its contribution covers.
+        Number of users that its contribution covers.
     """
 
     participant: bytes
@@ -54,7 +54,7 @@ class Member:
 
 @dataclass(frozen=True)
 class SumPlan:
-    """What is summed, over whom, and how; ``docs/spec`` explains each field, ``rounds.proto`` carries them."""
+    """The plan of one sum: purpose, members, floors and keys; ``docs/spec`` explains the fields of ``rounds.proto``."""
 
     run_id: str
     round: int
@@ -75,7 +75,7 @@ class SumPlan:
 
     @cached_property
     def hash(self) -> bytes:
-        """SHA-256 over the plan's explicit encoding."""
+        """SHA-256 of the plan's explicit encoding, 32 bytes; signatures of the sum cover it."""
         members: list[bytes | str | int] = []
         for member in self.members:
             members += [member.participant, member.device, member.users]
@@ -106,7 +106,7 @@ class SumPlan:
 
     @cached_property
     def users(self) -> int:
-        """Users of the whole cohort."""
+        """Number of users of the whole cohort."""
         return sum(member.users for member in self.members)
 
     @cached_property
@@ -115,25 +115,25 @@ class SumPlan:
         return tuple(dict.fromkeys(member.device for member in self.members))
 
     def respondent(self, holder: int, task: int) -> int:
-        """Return the number under which a key holder is asked for a task, from 0: there are as many as holders.
+        """Return the number under which a key holder is asked for a task; these numbers follow the members' positions.
 
-        They follow the members' positions.
+        Tasks count from 0; there are as many of them as key holders.
         """
         return len(self.members) + task * len(self.holders) + holder
 
     def asked_of(self, respondent: int) -> tuple[int, int]:
-        """Return key holder and task of such a number."""
+        """Return the key holder and the task of a number from `respondent`."""
         task, holder = divmod(respondent - len(self.members), len(self.holders))
         return holder, task
 
     def device_of(self, respondent: int) -> str:
-        """Return the connection that speaks for a member, or for a key holder."""
+        """Return the name of the connection that speaks for a member or key holder, given by its number."""
         if respondent < len(self.members):
             return self.members[respondent].device
         return self.holders[self.asked_of(respondent)[0]].device
 
     def numbers_of(self, respondent: int) -> tuple[int, ...]:
-        """Return all numbers under which the same party is asked: one of a member, several of a key holder."""
+        """Return all numbers under which the same party is asked: one for a member, several for a key holder."""
         if respondent < len(self.members):
             return (respondent,)
         holder, _ = self.asked_of(respondent)

@@ -1,8 +1,8 @@
-"""The interface of a secure sum: what each step asks of a member, and what the orchestration server makes of it.
+"""Interfaces of a secure sum: the orchestration server's half, a member's half, and the values that they exchange.
 
-The server's half is a set of pure functions of the plan and of the messages of steps that are closed, so that the
-state of a round is data that can be stored and taken up again.  It keeps nothing between calls: what is costly and
-follows from closed steps is remembered with them (`ClosedSteps`).  A member's half keeps the secrets of one round in
+The server's half is a set of pure functions of the plan and of the messages of closed steps, so that the state of a
+round is data that can be stored and resumed.  The server's half keeps nothing between calls: costly values that follow
+from closed steps are remembered with the steps (`ClosedSteps`).  A member's half keeps the secrets of one round in
 memory, and nowhere else.
 """
 
@@ -44,7 +44,7 @@ __all__ = [
 
 
 class Step(enum.Enum):
-    """The steps of a sum; each sum has some of them, in this order."""
+    """The steps of a secure sum; each kind of sum has some of them, in this order."""
 
     ADVERTISE = "advertise"
     SHARE = "share"
@@ -55,19 +55,19 @@ class Step(enum.Enum):
 
 
 Running = Any
-"""What a server's half has added up so far.  Only the half that made it looks inside; it never changes: adding makes
-another one."""
+"""Running sum of the contributions so far.  Only the half that made it reads it; it is immutable, adding makes a new
+one."""
 
 Closed = Mapping[Step, Mapping[int, bytes]]
-"""Messages of the steps that are closed, by member; of SUBMIT only each member's note (``Vector.note``)."""
+"""Messages of closed steps, by step and member; for SUBMIT only each member's note (``Vector.note``)."""
 
 _Made = TypeVar("_Made")
 
 
 class ClosedSteps(Mapping[Step, Mapping[int, bytes]]):
-    """Messages of closed steps, with a memory of what was computed from them.
+    """Messages of closed steps, with a cache of values computed from them, for the server's half.
 
-    Closed steps never change, so a half may compute something from them once (`once`) and keep nothing itself.
+    Closed steps never change, so a half may compute a value from them once (`once`) and keep nothing itself.
 
     Parameters
     ----------
@@ -89,43 +89,43 @@ class ClosedSteps(Mapping[Step, Mapping[int, bytes]]):
         return len(self._messages)
 
     def with_step(self, step: Step, messages: Mapping[int, bytes]) -> ClosedSteps:
-        """Return a copy with one more step; it remembers what was computed from those before."""
+        """Return a copy with one more step; the copy keeps the cached values."""
         found = ClosedSteps({**self._messages, step: messages})
         found._made = dict(self._made)
         return found
 
     def without(self, step: Step) -> ClosedSteps:
-        """Return a copy without a step, which remembers nothing."""
+        """Return a copy without a step, and without cached values."""
         return ClosedSteps({each: messages for each, messages in self._messages.items() if each is not step})
 
     def once(self, what: Hashable, make: Callable[[], _Made]) -> _Made:
-        """Return what ``make`` returned when it was first asked for under this name."""
+        """Return the cached value of this name; call ``make`` for it the first time."""
         if what not in self._made:
             self._made[what] = make()
         found: _Made = self._made[what]
         return found
 
     def forget(self, what: Hashable) -> None:
-        """Remember something no longer."""
+        """Drop the cached value of this name."""
         self._made.pop(what, None)
 
 
 def once(closed: Closed, what: Hashable, make: Callable[[], _Made]) -> _Made:
-    """Return what ``make`` computes from closed steps: once, where they remember it."""
+    """Return what ``make`` computes from closed steps; cached if ``closed`` is a `ClosedSteps`."""
     return closed.once(what, make) if isinstance(closed, ClosedSteps) else make()
 
 
 class Subject(NamedTuple):
-    """What the sum of a round changes, of a sum that its key holders apply.
+    """The model that a round's sum changes, with what key holders need to apply the sum to it.
 
     Parameters
     ----------
     model : bytes
-        The version that the plan names, a ``SealedModel``.
+        The version that the plan names, a serialised ``SealedModel``.
     items, population : int
-        Items of the catalogue, users of the run.
+        Numbers of items of the catalogue and of users of the run.
     shares : tuple of float
-        Which share of each group's users is in the cohort.
+        Share of each group's users that is in the cohort.
     """
 
     model: bytes
@@ -136,7 +136,7 @@ class Subject(NamedTuple):
 
 @runtime_checkable
 class InParts(Protocol):
-    """Messages of which parts can be read without the rest: they may be elsewhere than in memory."""
+    """Messages that can be read in parts, so that they need not lie in memory."""
 
     def part(self, member: int, start: int, end: int) -> bytes:
         """Return bytes ``start`` to ``end`` of a member's message."""
@@ -144,18 +144,18 @@ class InParts(Protocol):
 
 
 def parts_of(messages: Mapping[int, bytes]) -> Callable[[int, int, int], bytes]:
-    """Return what reads parts of messages, wherever they are; it is called as ``InParts.part`` is."""
+    """Return a function that reads parts of messages, in memory or not, with the arguments of ``InParts.part``."""
     if isinstance(messages, InParts):
         return messages.part
     return lambda member, start, end: messages[member][start:end]
 
 
 class Declined(Exception):  # noqa: N818 - a member's decision, not a fault
-    """A member takes no further part in a round, and says why; the words name no private value."""
+    """A member takes no further part in a round; the message says why, and names no private value."""
 
 
 class Failed(Exception):  # noqa: N818 - the outcome of a round
-    """A sum that cannot be formed: the round is abandoned, and the model stays as it is.
+    """A sum cannot be formed: the round is abandoned, and the model stays as it is.
 
     Parameters
     ----------
@@ -171,14 +171,14 @@ class Failed(Exception):  # noqa: N818 - the outcome of a round
 
 
 class Vector(NamedTuple):
-    """A checked contribution.
+    """A checked contribution, ready for the server to add.
 
     Parameters
     ----------
     addend : object
-        What the half adds: codes, uint32 (layout size,), or ciphertexts of them.
+        The value that the half adds: codes, uint32 (layout size,), or ciphertexts of them.
     note : bytes
-        What is kept about it: SHA-256 of the message, and what later steps need.
+        SHA-256 of the message, followed by what later steps need; the server keeps it instead of the message.
     """
 
     addend: Any
@@ -186,12 +186,12 @@ class Vector(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """What key holders made of a sum that the server does not see.
+    """The model and metrics that key holders computed from a sum that the server does not see.
 
     Parameters
     ----------
     model : bytes
-        The next version of the model, sealed: a ``SealedModel``.
+        The next version of the model, a serialised ``SealedModel``.
     measured : mapping of str to (float, float)
         Sum and number of users by metric.
     """
@@ -201,22 +201,22 @@ class Applied(NamedTuple):
 
 
 Formed = NDArray[np.uint32] | Applied
-"""A sum of codes modulo 2^32, shape (layout size,), or what others made of it."""
+"""Result of a sum: its codes modulo 2^32, shape (layout size,), or the model that key holders made of it."""
 
 
 class Total(NamedTuple):
-    """What comes out of a sum.
+    """The result of a sum, with the members that answered wrongly.
 
     Parameters
     ----------
     codes : ndarray of uint32, shape (layout size,)
-        Sum of the submitters' codes modulo 2^32; empty where others made something of it.
+        Sum of the submitters' codes modulo 2^32; empty if key holders applied the sum.
     wrong : tuple of int
-        Members whose answers were found wrong on the way, ascending; the sum is right in spite of them.
+        Members whose answers were found wrong, ascending; the sum is right in spite of them.
     applied : Applied, optional
-        What others made of it.
+        Model and metrics, if key holders applied the sum.
     dropped_places : int
-        Places of a sparse sum that too few users sent.
+        Number of places of a sparse sum that too few members or users sent.
     """
 
     codes: NDArray[np.uint32]
@@ -226,23 +226,23 @@ class Total(NamedTuple):
 
     @property
     def formed(self) -> Formed:
-        """The sum, or what was made of it."""
+        """The codes of the sum, or what key holders made of it."""
         return self.codes if self.applied is None else self.applied
 
 
 class PlanFields(NamedTuple):
-    """What a half writes into a plan.
+    """The fields of a plan that the server's half of a secure sum fills in.
 
     Parameters
     ----------
     degree, threshold : int
-        Of the masked sum's graph.
+        Degree and threshold of the masked sum's graph.
     key_id : bytes
-        The key under which contributions are encrypted, 32 bytes.
+        Id of the key under which contributions are encrypted, 32 bytes.
     code_bits : int
         Bits of a code in a plaintext.
     holders : tuple of Member
-        Who decrypts.
+        Key holders that decrypt.
     """
 
     degree: int = 0
@@ -253,14 +253,14 @@ class PlanFields(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """A briefing in pieces, which follow each other.
+    """A member's briefing for a step, in pieces to be joined, so that members can share some of them.
 
     Parameters
     ----------
     shared : sequence of bytes
-        What several members need; for all of them the same objects.
+        Pieces that several members need; the same objects for all of them.
     own : bytes
-        What only this member needs.
+        Last piece, which only this member needs.
     """
 
     shared: Sequence[bytes] = ()
@@ -268,47 +268,47 @@ class Pieces(NamedTuple):
 
     @property
     def whole(self) -> bytes:
-        """The briefing."""
+        """The whole briefing, its pieces joined."""
         return b"".join(self.shared) + self.own
 
 
 class ServerHalf(Protocol):
-    """The orchestration server's half."""
+    """The orchestration server's half of a secure sum."""
 
     name: str
     steps: tuple[Step, ...]
 
     def plan_fields(self, members: int, layout: Layout) -> PlanFields:
-        """Return what the half writes into the plan of a sum over so many members.
+        """Return the half's fields for the plan of a sum over ``members`` members.
 
         Raises
         ------
         Failed
-            When the sum cannot protect so few, or there is nobody who could decrypt it.
+            When the sum cannot protect so few members, or no key holder could decrypt it.
         """
         ...
 
     def begin(self, plan: SumPlan, layout: Layout) -> Running:
-        """Return a sum of nothing."""
+        """Return an empty running sum."""
         ...
 
     def added(self, running: Running, vector: Vector) -> Running:
-        """Return a sum with one more contribution; the one given stays as it is."""
+        """Return a running sum with one more contribution; the given sum stays unchanged."""
         ...
 
     def to_bytes(self, running: Running) -> bytes:
-        """Return a sum as it is stored."""
+        """Serialise a running sum for the store."""
         ...
 
     def from_bytes(self, plan: SumPlan, layout: Layout, stored: bytes) -> Running:
-        """Return the sum that ``to_bytes`` wrote."""
+        """Return the running sum that ``to_bytes`` wrote."""
         ...
 
     def expected(self, plan: SumPlan, closed: Closed, step: Step) -> tuple[int, ...]:
         """Return the members that a step asks, ascending.
 
-        Those behind the last member of the plan are its key holders, one number for each thing that each could be
-        asked (`SumPlan.respondent`).
+        Numbers after the plan's last member stand for its key holders, one for each task of each holder
+        (`SumPlan.respondent`).
         """
         ...
 
@@ -321,27 +321,27 @@ class ServerHalf(Protocol):
         asked: Collection[int],
         gone: Collection[int],
     ) -> tuple[int, ...]:
-        """Return whom else a step asks in the place of those that are gone.
+        """Return the further members that a step asks in place of members that are gone.
 
         Parameters
         ----------
         plan, closed, step
         arrived, asked, gone : collection of int
-            Whose messages are there, who was asked so far, and from whom of these nothing is to be expected.
+            Members whose messages are there, members asked so far, and those of them that will not answer.
         """
         ...
 
     def enough(self, plan: SumPlan, closed: Closed, step: Step, arrived: Collection[int]) -> bool:
-        """Whether a step needs no more than these messages, although others were asked, too."""
+        """Return whether a step needs no more messages than these, although other members were asked too."""
         ...
 
     def answers_as(self, plan: SumPlan, member: int, step: Step, message: bytes) -> int:
-        """Return as whom a member answers: a key holder's message says which of its tasks it is about.
+        """Return the number under which a member answers: a key holder's message names one of its tasks.
 
         Raises
         ------
         Refusal
-            When it does not say so.
+            When the message names no such task.
         """
         ...
 
@@ -354,9 +354,9 @@ class ServerHalf(Protocol):
         running: Running | None = None,
         subject: Subject | None = None,
     ) -> Pieces:
-        """Return what a member needs for a step, in pieces: a message of ``rounds.proto``, or nothing.
+        """Return a member's briefing for a step, in pieces: a message of ``rounds.proto``, or nothing.
 
-        ``running`` is the sum once SUBMIT is closed, ``subject`` what it changes where key holders apply it.
+        ``running`` is the sum once SUBMIT is closed, ``subject`` the model that it changes if key holders apply it.
         """
         ...
 
@@ -366,7 +366,7 @@ class ServerHalf(Protocol):
         Raises
         ------
         Refusal
-            When it does not fit; changes nothing.
+            When the message does not fit; nothing changes.
         """
         ...
 
@@ -380,19 +380,19 @@ class ServerHalf(Protocol):
         layout: Layout,
         sha256: bytes = b"",
     ) -> Vector:
-        """Check a message of SUBMIT, given the notes of those who were before it.
+        """Check a message of SUBMIT, given the notes of the contributions before it; return its contribution.
 
-        ``sha256`` is that of the message, where it has been checked already.
+        ``sha256`` is the message's hash, if it has been checked already.
 
         Raises
         ------
         Refusal
-            When it does not fit; changes nothing.
+            When the message does not fit; nothing changes.
         """
         ...
 
     def shortfall(self, plan: SumPlan, closed: Closed, step: Step, arrived: Mapping[int, bytes]) -> str:
-        """Say why a step cannot be closed with these messages; empty when it can.
+        """Return the reason why a step cannot be closed with these messages; empty when it can.
 
         ``closed`` may have the messages of this step already.
         """
@@ -404,16 +404,17 @@ class ServerHalf(Protocol):
         Raises
         ------
         Failed
-            When too few answers are right; names the members whose answers were wrong.  `stand_ins` may have others.
+            When too few answers are right; has the members whose answers were wrong.  `stand_ins` may give others to
+            ask.
         """
         ...
 
 
 class MemberHalf(Protocol):
-    """One member's half of one round; holds the secrets of that round."""
+    """A member's half of a secure sum, for one round; holds the secrets of that round."""
 
     def answer(self, step: Step, briefing: bytes, codes: NDArray[np.uint32] | None = None) -> bytes:
-        """Return the message for a step; SUBMIT takes the codes of the contribution.
+        """Return the member's message for a step; SUBMIT takes the codes of the contribution.
 
         Raises
         ------
@@ -428,10 +429,10 @@ class MemberHalf(Protocol):
 
 
 def users_of(plan: SumPlan, members: Mapping[int, bytes]) -> int:
-    """Return how many users the given members cover."""
+    """Return the number of users that the given members cover."""
     return sum(plan.members[member].users for member in members)
 
 
 def bad_message(step: Step, what: str, expected: str) -> Refusal:
-    """Return the refusal of a message that does not fit its step."""
+    """Build the refusal of a message that does not fit its step."""
     return Refusal(ErrorReason.ERROR_REASON_INVALID_FIELD, what, field=step.value, expected=expected)

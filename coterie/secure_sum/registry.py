@@ -1,4 +1,4 @@
-"""The secure sums by name: the server's half and a member's half of each.  A new cryptosystem is entered here."""
+"""The registry of secure sums: gives each name's server half and member half.  Enter a new cryptosystem here."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ __all__ = ["GIVES", "KEYED", "MEMBERS", "SUMS", "Signer", "keyring_of", "member_
 
 @dataclass(frozen=True)
 class Signer:
-    """Who signs for a member of a sum, and what it checks others by.
+    """The keys with which a member of a sum signs, encrypts, and checks other members.
 
     Parameters
     ----------
     identity : Identity
     bundle : Bundle
-        Its public keys, countersigned by the directory.
+        The identity's public keys, countersigned by the directory.
     directory_key : bytes
         Raw Ed25519 public key of the directory, 32 bytes.
     now : int
         Unix seconds.
     verified : Verified
-        Memory of signatures, shared by the members of one host.
+        Signatures checked so far, shared by the members of one host.
     obfuscators : Obfuscators, optional
-        Of the key that it accepts: what it encrypts with.  An encrypted sum needs them.
+        Source of obfuscators for the key that the member accepts.  An encrypted sum needs it.
     layout : Layout, optional
-        Of the contribution.  A sparse sum needs it.
+        Layout of the contribution.  A sparse sum needs it.
     """
 
     identity: Identity
@@ -69,10 +69,10 @@ GIVES: dict[str, str] = {
     "shared-key": "participants hold the key: the server sees sums of metrics and neither contributions nor the model; "
     "it and one participant together see everything",
 }
-"""What a sum over cohorts gives, in words."""
+"""Protection that each secure sum gives contributions, in words."""
 
 KEYED = ("encrypted", "shared-key")
-"""The sums under a key that some hold: decrypting clients, or participants."""
+"""Secure sums under a Paillier key, held by decrypting clients or by participants."""
 
 MEMBERS: dict[str, Callable[[SumPlan, int, Signer], MemberHalf]] = {
     "clear": lambda _plan, _index, _signer: ClearMember(),
@@ -104,7 +104,7 @@ def _encrypted_member(plan: SumPlan, index: int, signer: Signer) -> MemberHalf:
 
 
 def _paillier(module: str) -> ModuleType:
-    """Return a module of ``coterie.secure_sum`` that nobody needs who has no sum under a key."""
+    """Import a module of ``coterie.secure_sum`` that only sums under a key need."""
     try:
         return importlib.import_module(f"coterie.secure_sum.{module}")
     except ImportError as error:
@@ -122,7 +122,7 @@ def server_half(secure_sum: str, directory_key: bytes | None = None) -> ServerHa
     secure_sum : str
         Its name.
     directory_key : bytes, optional
-        The directory's public key: a member whose keys it has not countersigned is refused by the server, too.
+        The directory's public key: with it, the server too refuses members whose keys are not countersigned.
 
     Raises
     ------
@@ -136,12 +136,12 @@ def server_half(secure_sum: str, directory_key: bytes | None = None) -> ServerHa
 
 
 def keyring_of(half: ServerHalf) -> Keyring:
-    """Return the keys of a sum under a key, which a service fills as keys come and go.
+    """Return the keyring of a sum under a key; the service updates the keyring as keys change.
 
     Raises
     ------
     ConfigError
-        It is no sum under a key.
+        When the sum is under no key.
     """
     found: Keyring | None = getattr(half, "keys", None)
     if found is None:
@@ -150,7 +150,7 @@ def keyring_of(half: ServerHalf) -> Keyring:
 
 
 def member_half(plan: SumPlan, index: int, signer: Signer) -> MemberHalf:
-    """Return a member's half of the secure sum of a plan, with fresh secrets.
+    """Return a member's half of a plan's secure sum, with fresh secrets.
 
     Raises
     ------

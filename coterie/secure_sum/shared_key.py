@@ -1,13 +1,14 @@
-"""The encrypted sum when its participants share the key: the server sees neither a contribution nor the model.
+"""The encrypted sum whose key the participants share: the server sees neither contributions nor the model.
 
-Contributions are as in ``coterie.secure_sum.encrypted``.  Of a sum that only *measures* the holders tell the server
-what is in it, each a part, as there.  A sum that *changes* the model they do not: two of them, independently, decrypt
-all of it, change the model that the plan names by it, seal the next version for all holders and say what they came to
-by an HMAC under a key of theirs.  The server takes the version on which two agree; where they do not, it asks another
-holder, and names who stands alone.
+Contributions are as in ``coterie.secure_sum.encrypted``.  A sum that only *measures* is decrypted for the server, each
+holder a part, as there.  A sum that *changes* the model is not shown to the server: two holders, independently, decrypt
+all of it, apply it to the model that the plan names, seal the next version for all holders, and send an HMAC of their
+result under a key that only holders have.  The server takes the version on which two holders agree; if they do not, it
+asks another holder, and names the one that stands alone.
 
-Which holders are asked goes round with the rounds.  What a holder makes of a sum is the learning system's affair, and
-given to it (`Apply`).  One curious holder together with the server reads everything, as in the paper's form.
+The holders that are asked change from round to round.  The learning system determines how a sum changes the model; the
+holder is given that as a function (`Apply`).  One curious holder together with the server can read everything, as in
+the paper's form.
 """
 
 from __future__ import annotations
@@ -52,23 +53,23 @@ if TYPE_CHECKING:
 __all__ = ["AGREEING", "MEASURING", "Apply", "SharedKeyHolder", "SharedKeyServer"]
 
 AGREEING = 2
-"""Holders that must come to the same model."""
+"""Number of holders that must come to the same model."""
 
 MEASURING = "evaluate"
-"""The purpose whose sums are told to the server; no other one's are."""
+"""The one purpose whose sums the server sees in the open."""
 
 
 Apply = Callable[[SumPlan, wire.ApplyTask, NDArray[np.uint32], int], wire.AppliedSum]
-"""Changes the model of a task by the sum of codes, uint32 (layout size,), over so many users; may raise `Declined`."""
+"""Applies a sum of codes, uint32 (layout size,), over a number of users to a task's model; may raise `Declined`."""
 
 
 class SharedKeyServer(EncryptedServer):
-    """The server's half.
+    """The orchestration server's half of the shared-key sum.
 
     Parameters
     ----------
     keys : Keyring, optional
-        Filled by the service, as keys come and go.
+        Public keys of the run; the service updates them as keys change.
     """
 
     name = "shared-key"
@@ -76,13 +77,13 @@ class SharedKeyServer(EncryptedServer):
     # --- whom a step asks ------------------------------------------------------------------------------------------
 
     def expected(self, plan: SumPlan, closed: Closed, step: Step) -> tuple[int, ...]:
-        """Return all members, then all holders; of these who confirmed two apply a sum that changes the model."""
+        """Return the members and holders that a step asks: two confirmed holders apply a sum that changes the model."""
         if step is not Step.DECRYPT or _measures(plan):
             return super().expected(plan, closed, step)
         return tuple(sorted(self._own(plan, holder) for holder in self._order(plan, closed)[:AGREEING]))
 
     def _order(self, plan: SumPlan, closed: Closed) -> list[int]:
-        """Return the holders that confirmed, beginning with another one in each round."""
+        """Return the holders that confirmed, in an order that begins with a different holder in each round."""
         count = len(plan.holders)
         return sorted(self._confirmed(plan, closed), key=lambda holder: (holder - plan.round) % count)
 
@@ -99,11 +100,11 @@ class SharedKeyServer(EncryptedServer):
         asked: Collection[int],
         gone: Collection[int],
     ) -> tuple[int, ...]:
-        """Return the next holder in the place of one that is gone, or when those that answered do not agree."""
+        """Return the next holders to ask when one is gone, or when the holders that answered do not agree."""
         if step is not Step.DECRYPT or _measures(plan):
             return super().stand_ins(plan, closed, step, arrived, asked, gone)
         waiting = set(asked).difference(arrived, gone)
-        # Of two or more answers that are there, no two agree: otherwise nobody would be asked for.
+        # If two or more answers are there, no two of them agree: stand-ins would not be asked for otherwise.
         wanted = max(AGREEING - len(arrived), 1) - len(waiting)
         left = [
             number
@@ -113,15 +114,15 @@ class SharedKeyServer(EncryptedServer):
         return tuple(left[: max(wanted, 0)])
 
     def enough(self, plan: SumPlan, closed: Closed, step: Step, arrived: Collection[int]) -> bool:
-        """Whether every part is decrypted, of a sum that measures."""
+        """Return whether every part of a measuring sum is decrypted; False for a sum that changes the model."""
         return _measures(plan) and super().enough(plan, closed, step, arrived)
 
     def answers_as(self, plan: SumPlan, member: int, step: Step, message: bytes) -> int:
-        """Return as whom a holder answers."""
+        """Return the number under which a holder answers: its own, or in a measuring sum that of its part."""
         return super().answers_as(plan, member, step, message) if _measures(plan) else member
 
     def shortfall(self, plan: SumPlan, closed: Closed, step: Step, arrived: Mapping[int, bytes]) -> str:
-        """Say when too few users submitted, no majority of holders confirmed, or too few applied the sum."""
+        """Return a reason when too few users submitted, or too few holders confirmed or applied; else empty."""
         if step is not Step.DECRYPT or _measures(plan):
             return super().shortfall(plan, closed, step, arrived)
         if len(arrived) >= AGREEING:
@@ -139,7 +140,7 @@ class SharedKeyServer(EncryptedServer):
         running: RunningSum | None = None,
         subject: Subject | None = None,
     ) -> Pieces:
-        """Return what is needed for a step: of a sum that changes the model all of it, for each who applies it."""
+        """Return a holder's briefing: for a sum that changes the model, the whole sum and the model, shared by all."""
         if step is not Step.DECRYPT or _measures(plan):
             return super().pieces(plan, closed, step, member, running, subject)
         if running is None or subject is None:
@@ -161,7 +162,7 @@ class SharedKeyServer(EncryptedServer):
         ).SerializeToString()
 
     def check(self, plan: SumPlan, closed: Closed, step: Step, member: int, message: bytes) -> None:
-        """Check a holder's message; which model is right, `unmask` finds by who agrees."""
+        """Check the form of a holder's message; `unmask` finds which model is right."""
         if step is not Step.DECRYPT or _measures(plan):
             super().check(plan, closed, step, member, message)
             return
@@ -181,12 +182,12 @@ class SharedKeyServer(EncryptedServer):
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def unmask(self, plan: SumPlan, closed: Closed, running: RunningSum) -> Total:
-        """Return the sum, of a purpose that measures; else the model on which two holders agree.
+        """Return the codes of a measuring sum, or else the model on which two holders agree.
 
         Raises
         ------
         Failed
-            As for an encrypted sum; or when no two agree.
+            As for an encrypted sum, or when no two holders agree.
         """
         if _measures(plan):
             return super().unmask(plan, closed, running)
@@ -197,7 +198,7 @@ class SharedKeyServer(EncryptedServer):
         counts = Counter(answer.agreement for answer in answers.values())
         agreed, behind = counts.most_common(1)[0]
         if behind < AGREEING:
-            # Who is wrong shows when another one is asked.
+            # A further holder's answer will show which one is wrong.
             raise Failed(f"{len(answers)} key holders came to as many models")
         first = next(answer for answer in answers.values() if answer.agreement == agreed)
         wrong = tuple(number for number, answer in answers.items() if answer.agreement != agreed)
@@ -207,14 +208,14 @@ class SharedKeyServer(EncryptedServer):
 
 
 class SharedKeyHolder(KeyHolder):
-    """One holder's half of one sum.
+    """A key holder's half of one shared-key sum: decrypts a part of it, or applies it to the model.
 
     Parameters
     ----------
     plan, holder, identity, held, bundles, known
         As for `KeyHolder`.
     apply : callable
-        Changes a model by a sum.
+        Applies a sum to the model of a task.
 
     Raises
     ------
@@ -237,12 +238,12 @@ class SharedKeyHolder(KeyHolder):
         self._apply = apply
 
     def decrypt(self, briefing: bytes, agreed: bytes) -> bytes:
-        """Return a part of a sum that measures; else the next model, sealed, and what the sum tells of this one.
+        """Return a decrypted part of a measuring sum, or else the sealed next model and this one's metrics.
 
         Raises
         ------
         Declined
-            As `KeyHolder.decrypt`; or when the model does not open, or is not the plan's, or the sum is impossible.
+            As `KeyHolder.decrypt`; or when the model does not open or is not the plan's, or the sum is impossible.
         """
         if _measures(self._plan):
             return super().decrypt(briefing, agreed)
@@ -252,7 +253,7 @@ class SharedKeyHolder(KeyHolder):
         packing = packing_of(plan, self._held.secret.public)
         users = sum(plan.members[member].users for member in task.members)
         try:
-            # How many values there are, the layout says: what is beyond them is zero.
+            # Unpack all slots: only the layout says how many hold values, and the rest are zero.
             codes = packing.unpack(plaintexts, packing.slots * len(plaintexts), users).codes
         except VerificationError as error:
             raise Declined(error.message) from None

@@ -1,16 +1,16 @@
-"""Sparse contributions under a key: a member leaves out ciphertexts in which it has nothing (FedMF's *PartText*).
+"""Sparse encrypted contributions: a member leaves out ciphertexts that hold only zeros (FedMF's *PartText*).
 
-It then encrypts and sends less, and shows the server, and those who hold the key, in which places it has something: for
-one user, near which items.  In the place of what was left out the server puts what is in a contribution of zeros, which
-everybody knows, so that every ciphertext of the sum is still one over all members; only the tags are those of the
-members that sent theirs.
+The member encrypts and sends less, but shows the server and the key holders in which places it has values: for one
+user, near which items.  For a ciphertext that was left out the server adds the plaintext of a contribution of zeros,
+which everybody knows, so that every ciphertext of the sum still covers all members; only its tags are those of the
+members that sent it.
 
-A ciphertext over few members would show what is theirs, and a server could say that all others left theirs out.  So a
-place has a floor: two members, and as many users as the plan says (``SumPlan.sparse_floor``).  The server drops what
-fewer sent, and holders sign no list in which a place is below it.
+A ciphertext over few members would show their values, and a server could claim that all others left theirs out.  So a
+place has a floor: two members, and as many users as the plan says (``SumPlan.sparse_floor``).  The server drops
+ciphertexts that fewer sent, and holders sign no list in which a place is below the floor.
 
-Who sent what travels as bits, a row of whole bytes for each member in the order of the list, place ``j`` in bit
-``j mod 8`` of byte ``j / 8``.
+The list says in bits who sent which ciphertexts: a row of whole bytes for each member in the order of the list, place
+``j`` in bit ``j mod 8`` of byte ``j / 8``.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ __all__ = [
 ]
 
 FEWEST_MEMBERS = 2
-"""Members that must have sent a ciphertext: one alone may stand for all users of a host, and the sum is its own."""
+"""Fewest members that must have sent a ciphertext: one alone may stand for a whole host, and show its sum."""
 
 
 def something(codes: NDArray[np.uint32], zeros: NDArray[np.uint32], packing: Packing) -> NDArray[np.bool_]:
-    """Return in which ciphertexts codes differ from those of a contribution of zeros, bool (ciphertexts,)."""
+    """Return which ciphertexts have codes other than a contribution of zeros has, bool (ciphertexts,)."""
     padded = np.zeros(packing.ciphertexts(codes.size) * packing.slots, np.bool_)
     padded[: codes.size] = codes != zeros
     found: NDArray[np.bool_] = np.logical_or.reduce(padded.reshape(-1, packing.slots), axis=1)
@@ -48,25 +48,25 @@ def something(codes: NDArray[np.uint32], zeros: NDArray[np.uint32], packing: Pac
 
 
 def nothing(layout: Layout, packing: Packing) -> list[mpz]:
-    """Return what is in the ciphertexts of one user's contribution of zeros, without tags."""
+    """Return the plaintexts of one user's contribution of zeros, without tags."""
     return packing.pack(layout.zeros(1), [0] * packing.ciphertexts(layout.size))
 
 
 def pack_places(sent: NDArray[np.bool_]) -> bytes:
-    """Return who sent what, bool (ciphertexts,) or (members, ciphertexts), as it travels."""
+    """Pack which ciphertexts were sent, bool (ciphertexts,) or (members, ciphertexts), into bits for a message."""
     return np.packbits(sent, axis=-1, bitorder="little").tobytes()
 
 
 def unpack_places(packed: bytes, members: int, ciphertexts: int = 0) -> NDArray[np.bool_]:
-    """Return who sent what.
+    """Unpack which ciphertexts each member sent, from the bits that `pack_places` writes.
 
     Parameters
     ----------
     packed : bytes
     members : int
-        Rows; at least 1.
+        Number of rows, at least 1.
     ciphertexts : int, optional
-        Of the sum; who does not know reads whole bytes.
+        Number of ciphertexts of the sum; 0 if unknown: then the columns of whole bytes are returned.
 
     Returns
     -------
@@ -75,7 +75,7 @@ def unpack_places(packed: bytes, members: int, ciphertexts: int = 0) -> NDArray[
     Raises
     ------
     ValueError
-        The bytes are no such rows, or name a ciphertext that there is not.
+        When the bytes are no such rows, or a bit is set beyond the last ciphertext.
     """
     width, left = divmod(len(packed), members)
     if left or (ciphertexts and width != -(-ciphertexts // 8)):
@@ -90,9 +90,9 @@ def unpack_places(packed: bytes, members: int, ciphertexts: int = 0) -> NDArray[
 
 
 def covered(plan: SumPlan, members: Sequence[int], sent: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which ciphertexts of a sum enough members and users have sent, bool (ciphertexts,)."""
+    """Return which ciphertexts of a sum were sent by enough members and users, bool (ciphertexts,)."""
     several, users = np.zeros((2, sent.shape[1]), np.int64)
-    # Row by row: thousands of members and ciphertexts take no memory but their bits.
+    # Row by row: a product over thousands of members and ciphertexts would take much memory.
     for member, row in zip(members, sent, strict=True):
         several += row
         users += row * plan.members[member].users
@@ -101,6 +101,6 @@ def covered(plan: SumPlan, members: Sequence[int], sent: NDArray[np.bool_]) -> N
 
 
 def above_floor(plan: SumPlan, members: Sequence[int], sent: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return who sent what, without ciphertexts that too few members or users sent."""
+    """Return which ciphertexts each member sent, without those that too few members or users sent."""
     found: NDArray[np.bool_] = sent & covered(plan, members, sent)
     return found

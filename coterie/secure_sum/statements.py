@@ -1,12 +1,12 @@
-"""What members of a masked sum sign, and what both halves read off the same messages.
+"""Statements that members and key holders sign in a sum, and the packed lists in messages, for both halves.
 
-Explicit bytes (``coterie.crypto.explicit``), by purpose::
+Statements are explicit bytes (``coterie.crypto.explicit``), by purpose::
 
     advert      (plan hash, channel key, mask key)
     submit      (plan hash, SHA-256 of the codes as they travel)
     confirm     (plan hash, list hash)
     submitters  (positions of the list's members, 4 bytes each, big-endian, ascending)
-                and of a sparse sum who sent what (``coterie.secure_sum.sparse``)
+                and, in a sparse sum, who sent which ciphertexts (``coterie.secure_sum.sparse``)
 
 where the list hash is the SHA-256 of the last statement.
 """
@@ -43,13 +43,13 @@ def codes_hash(codes: bytes) -> bytes:
 
 
 def list_hash(members: Sequence[int], places: bytes = b"") -> bytes:
-    """Return the hash of a list of submitters, which ascends; of a sparse sum with what each of them sent."""
+    """Return the hash of an ascending submitter list; in sparse sums ``places`` says who sent which ciphertexts."""
     fields = [pack_positions(members), *([places] if places else [])]
     return hashlib.sha256(encode("submitters", *fields)).digest()
 
 
 def pack_positions(members: Iterable[int]) -> bytes:
-    """Return positions as 4 bytes each, big-endian."""
+    """Pack positions as 4 bytes each, big-endian."""
     return b"".join(member.to_bytes(_POSITION_BYTES) for member in members)
 
 
@@ -60,7 +60,7 @@ def unpack_positions(packed: bytes) -> tuple[int, ...]:
 
 
 def ascending(members: Sequence[int], below: int) -> bool:
-    """Whether positions ascend strictly and are all below a number."""
+    """Return whether positions ascend strictly and are all below a number."""
     if not members:
         return True
     return members[-1] < below and all(one < after for one, after in pairwise(members))

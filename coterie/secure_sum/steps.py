@@ -1,4 +1,4 @@
-"""The steps of a sum as the contract names them: in tasks, and by the kind of what is submitted."""
+"""Tables between a sum's steps and the names that the gRPC contract gives them in tasks and submissions."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ TASK_STEP: Mapping[Step, RoundStep.ValueType] = MappingProxyType(
         Step.DECRYPT: RoundStep.ROUND_STEP_DECRYPT,
     }
 )
-"""How a task names each step."""
+"""Name of each step in a task."""
 
 STEP_IN_TASK: Mapping[RoundStep.ValueType, Step] = MappingProxyType(
     {named: step for step, named in TASK_STEP.items()}
 )
-"""The step that a task names."""
+"""Step of each name in a task."""
 
 KIND_OF: Mapping[Step, SubmitKind.ValueType] = MappingProxyType(
     {
@@ -37,12 +37,12 @@ KIND_OF: Mapping[Step, SubmitKind.ValueType] = MappingProxyType(
         Step.DECRYPT: SubmitKind.SUBMIT_KIND_DECRYPTION,
     }
 )
-"""As what each step's message is submitted."""
+"""Kind under which each step's message is submitted."""
 
 DECLINED = SubmitKind.SUBMIT_KIND_DECLINED
-"""As what members say that they take no further part."""
+"""Kind of the submission by which members say that they take no further part."""
 
 STEP_OF_KIND: Mapping[SubmitKind.ValueType, Step] = MappingProxyType(
     {kind: step for step, kind in KIND_OF.items()}
 )
-"""The step to which a submitted message belongs."""
+"""Step of each kind of submission."""
