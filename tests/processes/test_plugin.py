@@ -26,6 +26,9 @@ from coterie.systems.shared.declared_rounds import declared_in_rounds
 from ..plugins import EXAMPLE, install_bad
 from .command import Command
 
+pytestmark = pytest.mark.xdist_group("plugin")
+"""One environment and one pair of runs for all: a worker each would make them four times."""
+
 ROOT = EXAMPLE.parents[1]
 DATA = {"users": 60, "items": 80, "interactions": 1500}
 DAMPING, MIN_TOUCH = 1.0, 15
