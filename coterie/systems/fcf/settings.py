@@ -19,7 +19,11 @@ from coterie.systems.shared.factor_settings import (
     ServerTau,
     room_for,
 )
-from coterie.systems.shared.problems import few_behind, rounds_problems
+from coterie.systems.shared.problems import (
+    few_behind,
+    rounds_problems,
+    split_problems,
+)
 from coterie.systems.shared.rated_measures import choosable
 
 __all__ = ["CHOOSE_BY", "FIGURES", "MEASURES", "FcfSettings"]
@@ -101,14 +105,7 @@ class FcfSettings(SystemSettings):
 
     def problems(self, run: Run) -> list[str]:
         """Return the conflicts between a run and these settings, a sentence each."""
-        found = []
-        kinds = ("random", "temporal", "leave-last-out")
-        if run.split.kind not in kinds:
-            found.append(
-                f"split.kind {run.split.kind!r}: {run.system} is measured by held-out items of users that it has "
-                f"learned from; expected {' or '.join(map(repr, kinds))}"
-            )
-        return found + rounds_problems(
+        return split_problems(run, ("random", "temporal", "leave-last-out")) + rounds_problems(
             run,
             chosen_by=choosable(FIGURES),
             wide=f"{run.description.table}.bits {self.bits}",

@@ -28,6 +28,7 @@ from coterie.systems.shared.problems import (
     random_cohorts,
     rounds_problems,
     sparse_problems,
+    split_problems,
 )
 from coterie.systems.shared.rated_measures import choosable
 
@@ -134,14 +135,7 @@ class FedMfSettings(SystemSettings):
 
     def problems(self, run: Run) -> list[str]:
         """Return the conflicts between a run and these settings, a sentence each."""
-        found = []
-        kinds = ("random", "temporal")
-        if run.split.kind not in kinds:
-            found.append(
-                f"split.kind {run.split.kind!r}: {run.system} is measured by held-out items of users that it has "
-                f"learned from; expected {' or '.join(map(repr, kinds))}"
-            )
-        return found + rounds_problems(
+        return split_problems(run, ("random", "temporal")) + rounds_problems(
             run,
             chosen_by=choosable(FIGURES),
             wide=f"{run.description.table}.bits {self.bits}",

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 
 from coterie.systems.run import Run
 
-__all__ = ["FEWEST_BEHIND", "NO_GROUPS", "few_behind", "random_cohorts", "rounds_problems", "sparse_problems"]
+__all__ = [
+    "FEWEST_BEHIND",
+    "NO_GROUPS",
+    "few_behind",
+    "random_cohorts",
+    "rounds_problems",
+    "sparse_problems",
+    "split_problems",
+]
 
 FEWEST_BEHIND = 3
 """Fewest users behind a row such that none of them can compute another one's part."""
@@ -71,6 +79,23 @@ def rounds_problems(run: Run, *, chosen_by: Sequence[str], wide: str) -> list[st
         if asked:
             found.append(f"{name} is for systems without rounds, and {run.system} has rounds")
     return found
+
+
+def split_problems(run: Run, kinds: Sequence[str]) -> list[str]:
+    """Return why a system of factors cannot be measured by a run's split, a sentence each.
+
+    Parameters
+    ----------
+    run : Run
+    kinds : sequence of str
+        Splits by which the system can be measured.
+    """
+    if run.split.kind in kinds:
+        return []
+    return [
+        f"split.kind {run.split.kind!r}: {run.system} is measured by held-out items of users that it has learned from; "
+        f"expected {' or '.join(map(repr, kinds))}"
+    ]
 
 
 def sparse_problems(run: Run, min_touch: int) -> list[str]:
