@@ -487,14 +487,13 @@ class Guard(grpc.aio.ServerInterceptor):
         self._usable = not closed
 
     def refused(self, rpc: str, refusal: Refusal, peer: PeerIdentity | None) -> None:
-        """Count and log a refusal."""
+        """Count and log a refusal: as a warning, but for `NOT_READY`, which any caller of a starting service gets."""
         key = (rpc, refusal.name)
         self.refusals[key] = self.refusals.get(key, 0) + 1
         if refusal.reason == ErrorReason.ERROR_REASON_OVERLOADED and not self._worth_a_line(refusal.field):
             return
-        _log.warning(
-            "refused", rpc=rpc, reason=refusal.name, field=refusal.field, peer=str(peer) if peer else ""
-        )
+        log = _log.info if refusal.reason == ErrorReason.ERROR_REASON_NOT_READY else _log.warning
+        log("refused", rpc=rpc, reason=refusal.name, field=refusal.field, peer=str(peer) if peer else "")
 
     def _worth_a_line(self, limit: str) -> bool:
         """Return whether to log a refusal over a limit: at most one line per limit in `_LINE_S`."""
