@@ -220,6 +220,8 @@ def _import_services() -> None:
     for service in entry_points(group="coterie.services"):
         with contextlib.suppress(ImportError, AttributeError):
             service.load()
+    # Forked services parse their command line with it.
+    importlib.import_module("coterie.cli.main").tree()
     gc.collect()
     # Objects that exist now are never collected, so a child's collector does not write to (and copy) their pages.
     gc.freeze()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from .patience import PAUSE_S, WAIT_S
+from .patience import PAUSE_S, WAIT_S, until_next
 
 CONFIG = """
 name = "command"
@@ -109,11 +109,13 @@ class Command:
     def until(self, condition: Callable[[], object], what: str) -> None:
         """Wait while it runs, and take down all processes below on the way."""
         deadline = time.monotonic() + WAIT_S
+        looked_at = time.monotonic()
         while not condition():
             self.children.update(descendants(self.pid))
             if self.process.poll() is not None or time.monotonic() > deadline:
                 pytest.fail(f"no {what}; {self.process.returncode=}\n{self.out}\n{self.err}")
-            time.sleep(PAUSE_S)
+            time.sleep(until_next(looked_at))
+            looked_at = time.monotonic()
         self.children.update(descendants(self.pid))
 
     def until_it_says(self, text: str) -> None:
@@ -132,10 +134,11 @@ class Command:
         """Wait for its end and return the exit status."""
         deadline = time.monotonic() + 2 * WAIT_S
         while self.process.poll() is None:
+            looked_at = time.monotonic()
             self.children.update(descendants(self.pid))
-            if time.monotonic() > deadline:
+            if looked_at > deadline:
                 pytest.fail(f"it does not end:\n{self.out}\n{self.err}")
-            time.sleep(PAUSE_S)
+            time.sleep(until_next(looked_at))
         return self.process.returncode
 
     @property

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sqlite3
+import time
 import tomllib
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping
@@ -31,7 +32,7 @@ from coterie.store.engine import open_sqlite
 from coterie.studies.run_data import Feed
 from coterie.wire.v1 import operator_pb2 as wire
 
-from .patience import PAUSE_S, WAIT_S
+from .patience import PAUSE_S, WAIT_S, until_next
 from .stores import KEEP_UPDATES, Stores
 
 
@@ -178,8 +179,10 @@ class Running(Federation):
         """Wait for something that no event tells of."""
         try:
             async with asyncio.timeout(WAIT_S):
+                looked_at = time.monotonic()
                 while not condition():
-                    await asyncio.sleep(PAUSE_S)
+                    await asyncio.sleep(until_next(looked_at))
+                    looked_at = time.monotonic()
         except TimeoutError:
             pytest.fail(f"not within {WAIT_S} s: {what}; {self.last_words()}")
 
