@@ -3,6 +3,7 @@
 #   make setup                   the virtual environment with locked versions
 #   make run                     train DRIFT between real services on this machine (coterie run examples/drift.toml)
 #   make test                    every test; ARGS are given to pytest:    make test ARGS="tests/unit -x"
+#   make shake                   tests of services while every process stands still now and then (slow)
 #   make test-kernels           unit tests of what multiplies matrices, under another kernel of BLAS; KERNEL names it (x86-64)
 #   make lint                    style, types, import rules, stubs current
 #   make format                  put style right where that can be done by itself
@@ -30,7 +31,7 @@ MESSAGES ?= 100000
 # Tests wait for services and clocks, too: three at a time for two cores keep both busy.
 WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 6 ? cores + (cores + 1) / 2 : 8)))
 
-.PHONY: help setup run test test-kernels lint format proto docs bench peers prove soak faults fuzz tables audit manifests lock clean
+.PHONY: help setup run test shake test-kernels lint format proto docs bench peers prove soak faults fuzz tables audit manifests lock clean
 
 help:
 	@sed -n 's/^#  *\(make .*\)/\1/p' Makefile
@@ -48,18 +49,17 @@ $(VENV)/.ready: pyproject.toml requirements/dev.txt requirements/build.txt
 run: setup
 	$(BIN)/coterie run examples/drift.toml $(ARGS)
 
-# Whole federations of processes run four at a time: they wait more than they work.  What takes a machine for itself, a
-# browser and containers, runs one by one at the end.
+# Groups of tests one after the other, and beside them what waits more than it computes (tests/groups.py).
 test: setup
 ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
 else
-	@status=0; \
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=40 tests/unit tests/reference tests/simulation tests/integration || status=1; \
-	$(BIN)/python -m pytest -n 4 --dist loadgroup --durations=40 tests/processes || status=1; \
-	$(BIN)/python -m pytest --durations=40 tests/browser tests/containers || status=1; \
-	exit $$status
+	@$(BIN)/python -m tests.groups --workers $(WORKERS)
 endif
+
+# Every process of the tests stands still now and then: what fails relies on how long something takes.
+shake: setup
+	$(BIN)/python -m tests.shaken -n 4 --dist loadgroup $(if $(ARGS),$(ARGS),tests/integration tests/processes)
 
 # Sums come out with other last bits under the kernel for another processor: no test may hang on that.
 test-kernels: setup

@@ -42,7 +42,7 @@ def groups(workers: int) -> tuple[list[Group], Group]:
     workers : int
         Processes that test side by side, where tests are bound by computing.
     """
-    computing = ["tests/unit", "tests/reference", "tests/simulation", "tests/integration"]
+    computing = ["tests/unit", "tests/simulation", "tests/integration"]
     return (
         [
             Group("unit to integration", ["-n", str(workers), "--dist", "worksteal", *computing]),

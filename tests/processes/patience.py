@@ -16,7 +16,6 @@ LONGEST_PAUSE_S = 0.2
 """Longest time between two such looks."""
 
 
-
 def until_next(looked_at: float) -> float:
     """Return how long to wait after a look, seconds: looks take at most a fifth of a processor that tests share.
 

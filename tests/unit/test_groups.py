@@ -1,0 +1,60 @@
+"""`make test` runs every test, and fails when one of its groups fails."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import groups
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_folder_of_tests_is_in_one_group():
+    in_turn, beside = groups.groups(2)
+    named = [one for group in (*in_turn, beside) for one in group.arguments if one.startswith("tests/")]
+    assert sorted(named) == sorted(
+        {str(one.parent.relative_to(ROOT)) for one in ROOT.glob("tests/*/test_*.py")}
+    )
+
+
+def run(folder: Path, *texts: str) -> tuple[int, str]:
+    """Run groups that hold a test each and return the exit status and what was printed."""
+    made = []
+    for number, text in enumerate(texts):
+        file = folder / f"test_{number}.py"
+        file.write_text(f"def test_it():\n    {text}\n")
+        made.append(groups.Group(f"group {number}", ["-p", "no:cacheprovider", "-q", str(file)]))
+    script = folder / "all.py"
+    script.write_text(
+        "from tests import groups\n"
+        f"made = {[(one.name, one.arguments) for one in made]!r}\n"
+        "*in_turn, beside = (groups.Group(*one) for one in made)\n"
+        "groups.groups = lambda workers: (in_turn, beside)\n"
+        "raise SystemExit(groups.main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("texts", [("assert 1 == 2", "assert True"), ("assert True", "assert 1 == 2")])
+def test_a_group_that_fails_is_told_and_fails_the_whole(tmp_path, texts):
+    status, told = run(tmp_path, *texts)
+    assert status == 1
+    assert "assert 1 == 2" in told
+    said = re.findall(r"^group (\d): (passed|FAILED)", told, re.MULTILINE)
+    assert said == [(str(n), "passed" if text == "assert True" else "FAILED") for n, text in enumerate(texts)]
+
+
+def test_all_groups_that_pass_pass(tmp_path):
+    status, told = run(tmp_path, "assert True", "assert True")
+    assert status == 0, told
