@@ -39,6 +39,19 @@ _LOOK_S = 0.5
 
 _SET_NAME = 15  # PR_SET_NAME of prctl(2)
 
+_IMPORTED = (
+    "coterie.cli.main",
+    "coterie.config.load",
+    "coterie.process.runtime",
+    "alembic.command",
+    "alembic.config",
+    "cryptography.hazmat.backends.openssl.backend",
+    "importlib.resources.readers",
+    "pydantic.type_adapter",
+    "sqlalchemy.dialects.sqlite",
+)
+"""What every service imports while it starts."""
+
 
 class Started(Protocol):
     """A child process, with the part of `subprocess.Popen`'s interface that the launcher uses."""
@@ -215,7 +228,7 @@ def nursery() -> Nursery | None:
 
 def _import_services() -> None:
     """Import the services' modules; a service that fails to import reports that when it is started."""
-    for name in ("coterie.cli.main", "coterie.config.load", "coterie.process.runtime", "alembic.command"):
+    for name in _IMPORTED:
         importlib.import_module(name)
     for service in entry_points(group="coterie.services"):
         with contextlib.suppress(ImportError, AttributeError):
