@@ -38,11 +38,11 @@ def run(
 
     settings = load(RunSettings, file, sets=with_data(sets, data)).settings
 
-    from coterie.launch.fork_server import nursery
+    from coterie.launch.fork_server import fork_server
 
     if not in_process:
-        # The nursery imports the services' modules while this process reads the data.
-        nursery()
+        # The fork server imports the services' modules while this process reads the data.
+        fork_server()
 
     import asyncio
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import RunError
-from coterie.launch.fork_server import Started, nursery
+from coterie.launch.fork_server import Started, fork_server
 from coterie.process.runtime import GRACE_S, PARENT_VARIABLE
 
 __all__ = ["Child", "free_port", "start", "toml"]
@@ -98,7 +98,7 @@ def _environment(parent: int) -> dict[str, str]:
 def start(arguments: Sequence[str], log: Path) -> Started:
     """Start a ``coterie`` command as a child process that ends with this one.
 
-    The child is forked by this process's nursery; on systems without a nursery it is started as a new interpreter.
+    The child is forked by this process's fork server; on systems without one it is started as a new interpreter.
 
     Parameters
     ----------
@@ -106,9 +106,9 @@ def start(arguments: Sequence[str], log: Path) -> Started:
     log : Path
         File to which the child's standard output and error are appended.
     """
-    shared = nursery()
+    shared = fork_server()
     if shared is not None:
-        # When the nursery fails, a new interpreter below logs what is wrong.
+        # When the fork server fails, a new interpreter below logs what is wrong.
         with contextlib.suppress(OSError):
             return shared.start(arguments, _environment(shared.pid), log)
     with log.open("ab") as stream:

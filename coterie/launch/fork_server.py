@@ -1,7 +1,7 @@
-"""A fork server (the nursery), which imports the services' modules once and forks each service process.
+"""A fork server, which imports the services' modules once and forks each service process.
 
 Imports are most of the cost of starting a service; a launcher that starts many on one machine pays them once.  The
-nursery forks while it has no thread and no connection.  Each forked service runs the same command as it would alone,
+server forks while it has no thread and no connection.  Each forked service runs the same command as it would alone,
 with its own environment, session and log.  (The fork server of ``multiprocessing`` imports the launcher's main module
 again in every child, and its children may have no worker processes.)
 """
@@ -30,10 +30,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["Forked", "Nursery", "Started", "nursery"]
+__all__ = ["ForkServer", "Forked", "Started", "fork_server"]
 
 _PACKET = 1 << 17
-"""Longest message between launcher and nursery, bytes."""
+"""Longest message between launcher and fork server, bytes."""
 
 _LOOK_S = 0.5
 
@@ -81,10 +81,10 @@ class Started(Protocol):
 
 
 class Forked:
-    """A process that the nursery has forked; implements `Started`."""
+    """A process that the fork server has forked; implements `Started`."""
 
-    def __init__(self, nursery: Nursery, pid: int, handle: int) -> None:
-        self._nursery = nursery
+    def __init__(self, server: ForkServer, pid: int, handle: int) -> None:
+        self._server = server
         # A pidfd stands for this process even after its number is given to another.
         self._handle = handle
         self.pid = pid
@@ -93,7 +93,7 @@ class Forked:
     def poll(self) -> int | None:
         """Return the exit status; None while the process runs."""
         if self.returncode is None:
-            self.returncode = self._nursery.status_of(self.pid)
+            self.returncode = self._server.status_of(self.pid)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -111,9 +111,9 @@ class Forked:
             left = float("inf") if deadline is None else deadline - time.monotonic()
             if left <= 0:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
-            # Look again at intervals: the nursery itself may have ended.
+            # Look again at intervals: the fork server itself may have ended.
             if ended.poll(1e3 * min(left, _LOOK_S)):
-                # The nursery reports the status a moment after the process has ended.
+                # The fork server reports the status a moment after the process has ended.
                 time.sleep(0.001)
         return status
 
@@ -131,13 +131,13 @@ class Forked:
         os.close(self._handle)
 
 
-class Nursery:
+class ForkServer:
     """The launcher's side of the fork server: starts it, and asks it to fork services.
 
     Parameters
     ----------
     environment : mapping
-        Environment of the nursery's process.  Variables that modules read on import hold for all its services.
+        Environment of the fork server's process.  Variables that modules read on import hold for all its services.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -157,7 +157,7 @@ class Nursery:
 
     @property
     def pid(self) -> int:
-        """Process id of the nursery, the parent of the services."""
+        """Process id of the fork server, the parent of the services."""
         return self._process.pid
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Forked:
@@ -166,7 +166,7 @@ class Nursery:
         Raises
         ------
         OSError
-            The nursery has ended, or cannot fork.
+            The fork server has ended, or cannot fork.
         """
         request = {
             "arguments": list(arguments),
@@ -179,7 +179,7 @@ class Nursery:
             while True:
                 packet, handles, _, _ = socket.recv_fds(self._channel, _PACKET, 1)
                 if not packet:
-                    raise BrokenPipeError("the nursery of service processes has ended")
+                    raise BrokenPipeError("the fork server of service processes has ended")
                 message = json.loads(packet)
                 if "error" in message:
                     raise OSError(message["error"], os.strerror(message["error"]))
@@ -207,23 +207,23 @@ class Nursery:
             return self._ended.pop(pid)
 
     def close(self) -> None:
-        """Kill the nursery, even in the middle of its imports; the services it forked notice and end."""
+        """Kill the fork server, even in the middle of its imports; the services it forked notice and end."""
         self._channel.close()
         self._process.kill()
         self._process.wait()
 
 
 @functools.cache
-def nursery() -> Nursery | None:
-    """Return this process's nursery, started by the first call; None on systems without process handles (pidfd)."""
+def fork_server() -> ForkServer | None:
+    """Return this process's fork server, started by the first call; None on systems without process handles (pidfd)."""
     if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
         return None
-    one = Nursery({key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")})
+    one = ForkServer({key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")})
     atexit.register(one.close)
     return one
 
 
-# --- in the nursery ----------------------------------------------------------------------------------------------
+# --- in the fork server ----------------------------------------------------------------------------------------------
 
 
 def _import_services() -> None:
@@ -241,7 +241,7 @@ def _import_services() -> None:
 
 
 def _serve(channel: socket.socket) -> dict[str, Any] | None:
-    """Fork a process per request; return the request in the child, and None in the nursery at the end."""
+    """Fork a process per request; return the request in the child, and None in the fork server at the end."""
     with selectors.DefaultSelector() as selector:
         selector.register(channel, selectors.EVENT_READ)
         running: dict[int, int] = {}
@@ -294,7 +294,7 @@ def _become(request: Mapping[str, Any], set_by_imports: Mapping[str, str]) -> No
     os.environ.clear()
     os.environ.update({**set_by_imports, **request["environment"]})
     sys.argv = ["coterie", *request["arguments"]]
-    # A name for the list of processes, which shows the nursery's command line.
+    # A name for the list of processes, which shows the fork server's command line.
     ctypes.CDLL(None).prctl(
         _SET_NAME, " ".join(sys.argv[:3]).replace("coterie serve", "coterie").encode()[:15]
     )

@@ -58,7 +58,7 @@ async def test_an_owner_that_joins_late_gets_what_is_its_own_and_may_leave_again
     (late_slot,) = running.stores.blocks().keys() - {one.slot for one in applied if one.epoch == 1}
     epochs = {one.epoch for one in applied if one.slot == late_slot}
     # It leaves after epoch 6; on a machine that stands still before the run waits, after the one in which it came.
-    assert 3 < min(epochs)
+    assert min(epochs) > 3
     assert max(epochs) == max(6, min(epochs))
     assert running.stores.counted_once()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from coterie.launch import children
-from coterie.launch.fork_server import Forked, Nursery
+from coterie.launch.fork_server import Forked, ForkServer
 
 PLAIN = {key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")}
 LONG_S = 60.0
@@ -19,13 +19,13 @@ LONG_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def nursery():
-    one = Nursery(PLAIN)
+def fork_server():
+    one = ForkServer(PLAIN)
     yield one
     one.close()
 
 
-def waiting(nursery: Nursery, folder: Path) -> Forked:
+def waiting(fork_server: ForkServer, folder: Path) -> Forked:
     """Start a service that waits for somebody who never comes."""
     (folder / "cos.toml").write_text(
         f"name = 'cos'\nstate = '{folder}/state'\nlisten = '127.0.0.1:0'\n"
@@ -33,12 +33,12 @@ def waiting(nursery: Nursery, folder: Path) -> Forked:
         f"[enrol]\naddress = '127.0.0.1:1'\nca_file = '{folder}/ca.pem'\ntoken_file = '{folder}/token'\n"
         f"timeout_s = {LONG_S}\n"
     )
-    return nursery.start(["serve", "cos", "--config", str(folder / "cos.toml")], PLAIN, folder / "log")
+    return fork_server.start(["serve", "cos", "--config", str(folder / "cos.toml")], PLAIN, folder / "log")
 
 
 @pytest.fixture
-def sleeper(nursery: Nursery, tmp_path: Path):
-    return waiting(nursery, tmp_path)
+def sleeper(fork_server: ForkServer, tmp_path: Path):
+    return waiting(fork_server, tmp_path)
 
 
 def is_there(pid: int) -> bool:
@@ -60,17 +60,17 @@ def finished(started: Forked) -> int:
 
 
 def test_a_command_runs_in_the_folder_and_with_the_environment_of_its_start_and_appends_to_its_log(
-    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fork_server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "run.toml").write_text("name = 'day'\n")
     log = tmp_path / "log"
     log.write_text("before\n")
     monkeypatch.chdir(tmp_path)
     command = ["config", "show", "run.toml", "--json"]
-    assert finished(nursery.start(command, PLAIN, log)) == 0
-    assert finished(nursery.start(command, {**PLAIN, "COTERIE_NAME": "night"}, log)) == 0
+    assert finished(fork_server.start(command, PLAIN, log)) == 0
+    assert finished(fork_server.start(command, {**PLAIN, "COTERIE_NAME": "night"}, log)) == 0
     # And nothing of the one before is left in the next.
-    assert finished(nursery.start(command, PLAIN, log)) == 0
+    assert finished(fork_server.start(command, PLAIN, log)) == 0
     first, *said = log.read_text().splitlines()
     assert first == "before"
     found = [json.loads(line)["result"]["values"] for line in said if line.startswith("{")]
@@ -78,8 +78,10 @@ def test_a_command_runs_in_the_folder_and_with_the_environment_of_its_start_and_
     assert names == ["day", "night", "day"]
 
 
-def test_the_status_of_a_command_that_fails_is_told_and_stays(nursery: Nursery, tmp_path: Path) -> None:
-    failed = nursery.start(["serve", "nobody"], PLAIN, tmp_path / "log")
+def test_the_status_of_a_command_that_fails_is_told_and_stays(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    failed = fork_server.start(["serve", "nobody"], PLAIN, tmp_path / "log")
     assert finished(failed) == 10
     assert failed.poll() == failed.wait() == failed.returncode == 10
     assert "'nobody' is no role" in (tmp_path / "log").read_text()
@@ -95,24 +97,26 @@ def test_a_process_that_is_killed_says_by_what(sleeper: Forked) -> None:
     assert finished(sleeper) == -signal.SIGKILL
 
 
-def test_a_process_leads_a_session_of_its_own_and_carries_its_role(nursery: Nursery, sleeper: Forked) -> None:
+def test_a_process_leads_a_session_of_its_own_and_carries_its_role(
+    fork_server: ForkServer, sleeper: Forked
+) -> None:
     until(lambda: os.getsid(sleeper.pid) == sleeper.pid, "a session")
-    assert int(Path(f"/proc/{sleeper.pid}/stat").read_text().rpartition(")")[2].split()[1]) == nursery.pid
+    assert int(Path(f"/proc/{sleeper.pid}/stat").read_text().rpartition(")")[2].split()[1]) == fork_server.pid
     until(lambda: Path(f"/proc/{sleeper.pid}/comm").read_text() == "coterie cos\n", "a name")
     sleeper.kill()
     finished(sleeper)
 
 
 def test_a_process_holds_nothing_open_of_its_nursery_or_of_its_siblings(
-    nursery: Nursery, sleeper: Forked, tmp_path: Path
+    fork_server: ForkServer, sleeper: Forked, tmp_path: Path
 ) -> None:
     folder = tmp_path / "second"
     folder.mkdir()
-    second = waiting(nursery, folder)
+    second = waiting(fork_server, folder)
     until(lambda: Path(f"/proc/{second.pid}/fd/1").readlink() == folder / "log", "its log")
     held = [str(place.readlink()) for place in Path(f"/proc/{second.pid}/fd").iterdir()]
     assert str(tmp_path / "log") not in held
-    own = {str(place.readlink()) for place in Path(f"/proc/{nursery.pid}/fd").iterdir()}
+    own = {str(place.readlink()) for place in Path(f"/proc/{fork_server.pid}/fd").iterdir()}
     assert not {one for one in held if one.startswith("socket:")} & own
     for one in (sleeper, second):
         one.kill()
@@ -120,7 +124,7 @@ def test_a_process_holds_nothing_open_of_its_nursery_or_of_its_siblings(
 
 
 def test_a_nursery_that_is_gone_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = Nursery(PLAIN)
+    gone = ForkServer(PLAIN)
     orphan = waiting(gone, tmp_path)
     os.kill(gone.pid, signal.SIGKILL)
     # Nobody is left to say how it ended.
@@ -129,7 +133,7 @@ def test_a_nursery_that_is_gone_is_done_without(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(ConnectionError):
         gone.start(["version"], PLAIN, tmp_path / "log")
     for there in (gone, None):
-        monkeypatch.setattr(children, "nursery", lambda there=there: there)
+        monkeypatch.setattr(children, "fork_server", lambda there=there: there)
         started = children.start(["version"], tmp_path / "log")
         assert isinstance(started, subprocess.Popen)
         assert started.wait(LONG_S) == 0
@@ -147,10 +151,10 @@ def test_a_nursery_ends_with_its_launcher_and_so_does_what_it_forked(tmp_path: P
             "import sys, time\n"
             "from pathlib import Path\n"
             "from coterie.launch.children import start\n"
-            "from coterie.launch.fork_server import nursery\n"
+            "from coterie.launch.fork_server import fork_server\n"
             "one = start(['serve', 'thirdparty', '--set=listen=127.0.0.1:0', '--set=enrol_listen=127.0.0.1:0',\n"
             "    '--set=name=directory', '--set=state=state'], Path('log'))\n"
-            "print(nursery().pid, one.pid, flush=True)\n"
+            "print(fork_server().pid, one.pid, flush=True)\n"
             "time.sleep(1000)\n",
         ],
         stdout=subprocess.PIPE,
