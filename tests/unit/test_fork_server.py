@@ -107,7 +107,7 @@ def test_a_process_leads_a_session_of_its_own_and_carries_its_role(
     finished(sleeper)
 
 
-def test_a_process_holds_nothing_open_of_its_nursery_or_of_its_siblings(
+def test_a_process_holds_nothing_open_of_its_fork_server_or_of_its_siblings(
     fork_server: ForkServer, sleeper: Forked, tmp_path: Path
 ) -> None:
     folder = tmp_path / "second"
@@ -123,7 +123,7 @@ def test_a_process_holds_nothing_open_of_its_nursery_or_of_its_siblings(
         finished(one)
 
 
-def test_a_nursery_that_is_gone_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_server_that_is_gone_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = ForkServer(PLAIN)
     orphan = waiting(gone, tmp_path)
     os.kill(gone.pid, signal.SIGKILL)
@@ -142,7 +142,7 @@ def test_a_nursery_that_is_gone_is_done_without(tmp_path: Path, monkeypatch: pyt
     gone.close()
 
 
-def test_a_nursery_ends_with_its_launcher_and_so_does_what_it_forked(tmp_path: Path) -> None:
+def test_a_fork_server_ends_with_its_launcher_and_so_does_what_it_forked(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("")
     launcher = subprocess.Popen(
         [
