@@ -167,9 +167,9 @@ def _prepared(
     # The user's settings come later, and override the table's system.
     given = [] if table.system is None else [f"system={table.system!r}"]
     given = with_data([*given, *(sets or ())], data)
-    path = file if file is not None else None if table.file is None else Path(table.file)
     configure("error", service="launcher")
-    return table, load(RunSettings, path, sets=given).settings
+    base = table.settings if file is None else None
+    return table, load(RunSettings, file, sets=given, base=base).settings
 
 
 def _trials(table: Table, settings: RunSettings, given: Path | None, out: Path) -> tuple[Any, Path | None]:

@@ -1,16 +1,20 @@
 """DRIFT's table as an instance of the harness: what is compared after an epoch, what SAROS and trivial rows give."""
 
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from coterie.cli.evaluate import _prepared
 from coterie.config.run import RunSettings
 from coterie.studies import tables
 from coterie.studies.run_data import load, make_feed
 from coterie.studies.tables.cell import Cell
 from coterie.studies.tables.table import Results
+from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.drift.study.references import references
-from coterie.systems.drift.study.table import CHOOSE_BY, SHOWN, after_first_epoch
+from coterie.systems.drift.study.table import CHOOSE_BY, DRIFT, SHOWN, after_first_epoch
 
 SETTINGS = RunSettings.model_validate(
     {
@@ -82,3 +86,19 @@ def test_rows_that_run_in_one_process_make_the_table(tmp_path: Any) -> None:
 def test_both_systems_have_the_same_budget(name: str) -> None:
     rows = {row.name: row for row in tables.find("drift").rows()}
     assert rows[name].space == rows["drift"].space
+
+
+def test_its_settings_are_those_of_the_example():
+    root = Path(__file__).parents[2]
+    example = tomllib.loads((root / "examples" / "drift-genres.toml").read_text())
+    assert RunSettings.model_validate(DRIFT.settings) == RunSettings.model_validate(
+        {key: value for key, value in example.items() if key != "seeds"}
+    )
+    assert example["seeds"] == [0]
+
+
+def test_it_is_found_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, settings = _prepared("drift", None, None, ["drift.dim=3"])
+    assert settings.federation.owners == 0
+    assert settings.table(DriftSettings).dim == 3

@@ -113,8 +113,8 @@ class Table:
     title : str
     paper : str
         The paper, and which of its tables and figures.
-    file : str or None
-        Configuration of a run, used for every cell when the user gives none.
+    settings : mapping
+        Settings of a run, as nested keys of TOML, for every cell when the user gives no file of a run.
     prepare : callable
         Completes these settings for a data set, with the split that the table needs.
     rows : callable
@@ -140,13 +140,13 @@ class Table:
     also : callable, optional
         Returns, for settings and data set, the function that computes further metrics of users, or None.
     system : str, optional
-        System of every row, for a table without a file.
+        System of every row, where ``settings`` names none.
     """
 
     name: str
     title: str
     paper: str
-    file: str | None
+    settings: Mapping[str, Any]
     prepare: Callable[[RunSettings, Dataset], RunSettings]
     rows: Callable[[], tuple[Row, ...]]
     sections: tuple[Section, ...]
