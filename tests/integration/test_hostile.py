@@ -43,7 +43,7 @@ LIMITS = {
     "message_s": 1.5,
     "least_kib_s": 4.0,
     "handshake_s": 1.5,
-    "keepalive_s": 1.0,
+    "keepalive_s": 3.0,
     "idle_s": 2.0,
     "age_s": 60.0,
 }
