@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from coterie.rounds.conductor import Conductor, apply_sum, model_to_bytes
+from coterie.rounds.conductor import Conductor, decode_sum, model_to_bytes
 from coterie.rounds.sides import Arrays
 from coterie.rounds.training import Training
 from coterie.secure_sum.protocol import Applied, Formed
@@ -105,7 +105,9 @@ class OpenModel:
         """
         if isinstance(formed, Applied):
             raise AssertionError("a sum that others applied, to a model that the server has")
-        return apply_sum(self._conductor.side, arrays, formed, self._conductor.cover(state, users))
+        side = self._conductor.side
+        summed = decode_sum(side, formed, self._conductor.cover(state, users))
+        return side.apply(arrays, summed), side.measured(summed.purpose, summed.sums)
 
 
 class SealedVersions:

@@ -18,7 +18,7 @@ from coterie.rounds.conductor import model_to_bytes
 from coterie.rounds.server_round import RoundState
 from coterie.secure_sum.contribution import ImpossibleSumError, Layout
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
-from coterie.secure_sum.protocol import Applied, Failed, Formed
+from coterie.secure_sum.protocol import Applied, Failed
 from coterie.store import cos as store
 from coterie.systems.drift import shielded_run as shielded
 from coterie.systems.drift.mathematics import initial_item_rows
@@ -39,7 +39,7 @@ from coterie.wire.v1.common_pb2 import RoundRef
 from coterie_cos.registry import ranges
 from coterie_cos.run import parse
 from coterie_cos.summing import SummingRun, Surroundings
-from coterie_cos.sums import OpenSum
+from coterie_cos.sums import SumFormed
 
 __all__ = ["ShieldedRun"]
 
@@ -93,15 +93,16 @@ class ShieldedRun(SummingRun[Shielded]):
         if self.state.phase.ended:
             self.ended.set()
             return
-        saved = self._sums.saved(connection)
+        saved = self._sums.load(connection)
         if saved is not None:
             plan = saved.plan
             self._purpose = Purpose(plan.purpose)
             layout = self._layout()
             if layout_hash(layout) == plan.layout_sha256:
                 self._sums.resume(saved, layout, self._slots(plan), self._patience_s())
+                self.follow_sums()
             else:
-                self._sums.skip("items came while the window was open")
+                self.skip_sum("items came while the window was open")
 
     def _grow(self) -> None:
         """Add rows for new items, drawn by the plan's seed; existing rows stay."""
@@ -170,9 +171,9 @@ class ShieldedRun(SummingRun[Shielded]):
         try:
             opening = self._opening()
         except Failed as failed:
-            self._sums.skip(str(failed))
+            self.skip_sum(str(failed))
             return
-        self._sums.open(opening, self._slots(opening.plan), self.present)
+        self.open_sum(opening, self._slots(opening.plan))
 
     def _patience_s(self) -> float:
         if self._purpose is Purpose.WINDOW:
@@ -257,13 +258,14 @@ class ShieldedRun(SummingRun[Shielded]):
         slot_of = {one.participant: slot for slot, one in enumerate(self.registry.by_slot)}
         return {n: [slot_of[one.participant]] for n, one in enumerate(plan.members)}
 
-    async def summed(self, current: OpenSum, formed: Formed, users: int) -> str:
+    async def apply_sum(self, summed: SumFormed) -> str:
         """Apply a sum: a gradient step of Psi, or metrics of an evaluation."""
-        if isinstance(formed, Applied):
+        current, users = summed.sum, summed.users
+        if isinstance(summed.formed, Applied):
             raise AssertionError("a window that others applied")
         try:
             with self._accounting.activity("apply sums", users):
-                sums = current.state.layout.decode(formed, users)
+                sums = current.state.layout.decode(summed.formed, users)
         except ImpossibleSumError as error:
             return str(error)
         before = self.state
@@ -304,7 +306,7 @@ class ShieldedRun(SummingRun[Shielded]):
             )
         )
 
-    async def abandoned(self, reason: str) -> None:
+    async def count_abandoned(self, reason: str) -> None:
         """Count the sum as abandoned and go on; owners keep rows that were not summed."""
         before = self.state
         self.state = shielded.step(before, shielded.Abandoned(self._purpose, reason))
