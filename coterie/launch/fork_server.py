@@ -30,7 +30,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["Forked", "Nursery", "Started", "nursery"]
+__all__ = ["ChildProcess", "Forked", "Nursery", "nursery"]
 
 _PACKET = 1 << 17
 """Longest message between launcher and nursery, bytes."""
@@ -40,7 +40,7 @@ _LOOK_S = 0.5
 _SET_NAME = 15  # PR_SET_NAME of prctl(2)
 
 
-class Started(Protocol):
+class ChildProcess(Protocol):
     """A child process, with the part of `subprocess.Popen`'s interface that the launcher uses."""
 
     pid: int
@@ -68,7 +68,7 @@ class Started(Protocol):
 
 
 class Forked:
-    """A process that the nursery has forked; implements `Started`."""
+    """A process that the nursery has forked; implements `ChildProcess`."""
 
     def __init__(self, nursery: Nursery, pid: int, handle: int) -> None:
         self._nursery = nursery

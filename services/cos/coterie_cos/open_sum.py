@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from coterie.rounds.server_round import Phase, RoundState
+from coterie.rounds.server_round import RoundState, SumPhase
 from coterie.secure_sum.protocol import Step
 from coterie.secure_sum.steps import TASK_STEP
 from coterie.wire.refusal import ErrorReason, Refusal
@@ -67,9 +67,9 @@ class OpenSum:
     def phase(self) -> str:
         """Name of the phase: a step, how the sum is formed, or that it is applied."""
         state = self.state
-        if state.phase is Phase.COLLECT:
+        if state.phase is SumPhase.COLLECT:
             return state.step.value
-        if state.phase is Phase.UNMASK:
+        if state.phase is SumPhase.UNMASK:
             return _FORMING.get(state.plan.secure_sum, "form sum")
         return f"{state.phase.value} sum"
 

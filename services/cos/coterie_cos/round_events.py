@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coterie.rounds.training import Evaluation, Phase, Purpose, Training
+from coterie.rounds.training import Evaluation, Purpose, Training, TrainingPhase
 from coterie.wire.v1 import operator_pb2 as operator
 
 __all__ = ["consequences", "run_phase"]
@@ -17,13 +17,13 @@ _PURPOSES = {
 def run_phase(state: Training) -> operator.RunPhase.ValueType:
     """Return the phase of a run as operators see it."""
     match state.phase:
-        case Phase.GATHER:
+        case TrainingPhase.GATHER:
             return operator.RunPhase.RUN_PHASE_GATHER
-        case Phase.ROUNDS:
+        case TrainingPhase.ROUNDS:
             return _PURPOSES[state.purpose]
-        case Phase.DONE:
+        case TrainingPhase.DONE:
             return operator.RunPhase.RUN_PHASE_DONE
-        case Phase.FAILED:
+        case TrainingPhase.FAILED:
             return operator.RunPhase.RUN_PHASE_FAILED
 
 

@@ -85,7 +85,7 @@ class RoundsRun(SummingRun[Training]):
         present = {one.party: True for one in self.registry.by_slot}
         self.take_up_parties(present)
         self.registry.catalogue_version = 1
-        if self.state.phase is training.Phase.GATHER:
+        if self.state.phase is training.TrainingPhase.GATHER:
             return
         self._serve(snapshot)
         if self.state.phase.ended:
@@ -176,7 +176,7 @@ class RoundsRun(SummingRun[Training]):
         ]
         present = [slot for slot in users if self.present(self.registry.by_slot[slot].party)]
         if (
-            self.state.phase is not training.Phase.GATHER
+            self.state.phase is not training.TrainingPhase.GATHER
             or self.owners_alive() < max(self.request.expect_owners, 1)
             or len(present) < max(self.request.expect_users, 1)
             or (self._key_holders is not None and not self._key_holders.complete)
@@ -250,7 +250,7 @@ class RoundsRun(SummingRun[Training]):
         if not self.in_progress(summed.sum):
             # Stopped meanwhile.
             return ""
-        self.state = training.step(before, training.Summed(measured, conductor.side.figures))
+        self.state = training.step(before, training.RoundSummed(measured, conductor.side.figures))
         changed, round_ = before.purpose is not Purpose.EVALUATE, before.round
         if changed:
             await asyncio.to_thread(self.save_version, arrays, self.state.version, round_)
@@ -264,7 +264,7 @@ class RoundsRun(SummingRun[Training]):
     async def count_abandoned(self, reason: str) -> None:
         """Count the round as abandoned."""
         before = self.state
-        self.state = training.step(before, training.Abandoned(reason))
+        self.state = training.step(before, training.RoundAbandoned(reason))
         self.pause(self.state.abandoned_in_a_row)
         _log.warning("round abandoned", run=self.plan.run_id, round=before.round, reason=reason)
         await self._save(before, self._round_event(0, reason), over=True)
@@ -334,7 +334,7 @@ class RoundsRun(SummingRun[Training]):
     async def stop(self, reason: str) -> None:
         """End the run before its time."""
         if not self.state.phase.ended:
-            before, self.state = self.state, training.step(self.state, training.Stopped(reason))
+            before, self.state = self.state, training.step(self.state, training.TrainingStopped(reason))
             self._sums.stop()
             await self._save(before)
 
@@ -408,7 +408,7 @@ class RoundsRun(SummingRun[Training]):
         """Close a step, or fail a gathering, that takes too long; open the next round."""
         if await self.stopped_by_fault():
             return
-        if self.state.phase is training.Phase.GATHER:
+        if self.state.phase is training.TrainingPhase.GATHER:
             if time.monotonic() - self._gather_since > self.request.phase_timeout_ms / 1e3:
                 users = self.registry.users()
                 owners = self.owners_alive()

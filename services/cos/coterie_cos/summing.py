@@ -25,11 +25,11 @@ from coterie_cos.run import Run
 from coterie_cos.sums import (
     KeyHoldersLied,
     MembersAsked,
-    Outcome,
     SumAbandoned,
     SumDone,
     SumFormed,
     SumOpened,
+    SumOutcome,
     Sums,
 )
 from coterie_cos.versions import Versions
@@ -184,7 +184,7 @@ class SummingRun(Run, Generic[S]):
             _log.exception("a round failed", run=self.plan.run_id)
             self._failure = error
 
-    async def _act_on(self, outcome: Outcome) -> None:
+    async def _act_on(self, outcome: SumOutcome) -> None:
         match outcome:
             case SumOpened():
                 opened = self.state

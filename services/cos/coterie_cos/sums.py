@@ -42,7 +42,7 @@ import sqlalchemy as sa
 import structlog
 
 from coterie.rounds import server_round as machine
-from coterie.rounds.server_round import Phase, RoundState
+from coterie.rounds.server_round import RoundState, SumPhase
 from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import ClosedSteps, Failed, Formed, ServerHalf, Step, Subject
@@ -60,12 +60,12 @@ from coterie_cos.open_sum import OpenSum
 __all__ = [
     "KeyHoldersLied",
     "MembersAsked",
-    "Outcome",
     "SavedRound",
     "SumAbandoned",
     "SumDone",
     "SumFormed",
     "SumOpened",
+    "SumOutcome",
     "Sums",
 ]
 
@@ -119,7 +119,7 @@ class SumDone:
     """Outcome: the applied sum is over; the run calls `Sums.close`."""
 
 
-Outcome = SumOpened | MembersAsked | KeyHoldersLied | SumFormed | SumAbandoned | SumDone
+SumOutcome = SumOpened | MembersAsked | KeyHoldersLied | SumFormed | SumAbandoned | SumDone
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class SavedRound(NamedTuple):
 
     row: store.SavedSum
     closed: Mapping[str, Mapping[int, bytes]]
-    keep: machine.Keep
+    keep: machine.KeepMessages
 
     @property
     def plan(self) -> SumPlan:
@@ -196,8 +196,11 @@ class Sums:
         current = self.current = OpenSum(opening, slots)
         now = time.monotonic()
         lost = frozenset(member for party in absent for member in current.by_party.get(party, ()))
-        current.state, effects = machine.advance(opening, machine.Opened(now))
-        for event in (machine.Lost(lost, now), machine.Revoked(self._revoked_in(opening.plan), now)):
+        current.state, effects = machine.advance(opening, machine.RoundOpened(now))
+        for event in (
+            machine.MembersLost(lost, now),
+            machine.MembersRevoked(self._revoked_in(opening.plan), now),
+        ):
             if event.members:
                 current.state, more = machine.advance(current.state, event)
                 effects += more
@@ -229,7 +232,7 @@ class Sums:
     ) -> None:
         """Resume a loaded sum after a restart."""
         row = saved.row
-        if Phase(row.phase).ended:
+        if SumPhase(row.phase).ended:
             self.skip(row.reason)
             return
         plan = saved.plan
@@ -240,7 +243,7 @@ class Sums:
             self._half,
             patience_s,
             Step(row.step),
-            Phase(row.phase),
+            SumPhase(row.phase),
             closed=ClosedSteps({Step(step): messages for step, messages in saved.closed.items()}),
             running=running,
             subject=subject,
@@ -254,7 +257,7 @@ class Sums:
         """Stop waiting for a party's members."""
         current = self.current
         if current is not None and party in current.by_party:
-            self._advance(current, machine.Lost(frozenset(current.by_party[party]), time.monotonic()))
+            self._advance(current, machine.MembersLost(frozenset(current.by_party[party]), time.monotonic()))
 
     def tick(self) -> None:
         """Remove members revoked meanwhile, and close a step that takes too long."""
@@ -262,7 +265,7 @@ class Sums:
         if current is None or current.durable is None:
             return
         if current.state.step is current.state.half.steps[0]:
-            self._advance(current, machine.Revoked(self._revoked_in(current.state.plan), now))
+            self._advance(current, machine.MembersRevoked(self._revoked_in(current.state.plan), now))
         self._advance(current, machine.Tick(now))
 
     def stop(self) -> None:
@@ -300,7 +303,7 @@ class Sums:
 
     # --- what the run's worker calls ---------------------------------------------------------------------------
 
-    async def outcome(self) -> Outcome | None:
+    async def outcome(self) -> SumOutcome | None:
         """Carry out effects in order, up to the next outcome that the run acts on; return None after `end`.
 
         Raises
@@ -325,20 +328,20 @@ class Sums:
     async def applied(self, current: OpenSum, reason: str) -> None:
         """Go on after a sum was applied; ``reason`` says why it was impossible, if so."""
         await self._saved()
-        self._advance(current, machine.Applied(reason))
+        self._advance(current, machine.SumApplied(reason))
 
     def close(self) -> None:
         """Forget the sum that is over; another one may be opened."""
         self.current, self._skipping = None, False
 
-    async def _carry_out(self, current: OpenSum, effect: _Effect) -> Outcome | None:
+    async def _carry_out(self, current: OpenSum, effect: _Effect) -> SumOutcome | None:
         if current is not self.current:
             # Stopped meanwhile.
             return None
         match effect:
             case _ClosedTogether() if current.durable is None:
                 return SumOpened(current, effect)
-            case _ClosedTogether(state) if state.phase is Phase.UNMASK:
+            case _ClosedTogether(state) if state.phase is SumPhase.UNMASK:
                 # Compute the sum during this write: the end of the last step is announced only once the sum is
                 # applied, and the store makes that write after this one.
                 await self._saved()
@@ -346,7 +349,7 @@ class Sums:
                 return None
             case _ClosedTogether(state):
                 await self._save(current, effect)
-                return MembersAsked() if state.phase is Phase.COLLECT else None
+                return MembersAsked() if state.phase is SumPhase.COLLECT else None
             case machine.Ask():
                 return MembersAsked()
             case machine.Unmask():
@@ -354,7 +357,7 @@ class Sums:
             case machine.Apply(formed, users):
                 current.mark()
                 return SumFormed(current, formed, users)
-            case machine.End() if current.state.phase is Phase.ABANDONED:
+            case machine.End() if current.state.phase is SumPhase.ABANDONED:
                 return SumAbandoned(current.state.reason)
             case machine.End():
                 return SumDone()
@@ -387,7 +390,7 @@ class Sums:
         if saving is not None:
             await saving
 
-    async def _form(self, current: OpenSum) -> Outcome | None:
+    async def _form(self, current: OpenSum) -> SumOutcome | None:
         """Compute the sum; the machine's next effects are queued before the outcome is returned."""
         current.mark()
         state, now = current.state, time.monotonic
@@ -486,7 +489,7 @@ class Sums:
                 field="chunk.data",
                 expected="an empty payload",
             )
-        self._advance(current, machine.Declined(current.members_within(slots), time.monotonic()))
+        self._advance(current, machine.MembersDeclined(current.members_within(slots), time.monotonic()))
 
     def _open(self, number: int) -> OpenSum:
         current = self.current
