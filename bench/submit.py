@@ -35,7 +35,7 @@ from coterie.crypto.authority import (
 )
 from coterie.launch.authority import TOKENS, make_authority, make_token
 from coterie.launch.children import Child, free_port
-from coterie.launch.operator import OperatorConnection
+from coterie.launch.operator_connection import OperatorConnection
 from coterie.launch.parties import DIRECTORY, JOIN_S, start_request
 from coterie.net.channel import connect
 from coterie.net.credentials import TlsFiles

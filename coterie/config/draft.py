@@ -6,7 +6,7 @@ import tomllib
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from coterie.config.keys import PathStep, dotted
+from coterie.config.key_paths import PathStep, dotted
 
 __all__ = ["Draft", "Given", "Keys", "Source"]
 

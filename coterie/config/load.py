@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 from coterie.config.base import ServiceSettings
 from coterie.config.complaints import complaint, is_echo
 from coterie.config.draft import Draft, Given, Keys, Source
-from coterie.config.keys import PathStep, dotted, table, table_at
+from coterie.config.key_paths import PathStep, dotted, table, table_at
 from coterie.config.run import RunSettings
 from coterie.config.services import Role, settings_model
 from coterie.errors import ConfigError, nearest

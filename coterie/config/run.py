@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, create_model, field_validator, model_validator
 
 from coterie.systems.registry import DEFAULT, combination, failure_of, systems
-from coterie.systems.run import (
+from coterie.systems.run_settings import (
     BaseRunSettings,
     ChurnSettings,
     DataSettings,

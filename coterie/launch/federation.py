@@ -23,7 +23,7 @@ from coterie.crypto.roster import save_roster_key
 from coterie.errors import RunError
 from coterie.launch.authority import TOKENS, make_authority, make_token
 from coterie.launch.children import Child, free_port
-from coterie.launch.operator import OperatorConnection
+from coterie.launch.operator_connection import OperatorConnection
 from coterie.launch.parties import DIRECTORY, JOIN_S, ROSTER_KEY, Laid, PartyPlace, lay_out, start_request
 from coterie.studies.run_data import Feed
 from coterie.studies.run_plan import run_plan

@@ -14,7 +14,7 @@ from coterie.config.operate import OperateSettings
 from coterie.crypto.authority import logical_name
 from coterie.errors import PeerError, PreflightError, RunError
 from coterie.launch.local_run import LocalRun
-from coterie.launch.operator import OperatorConnection
+from coterie.launch.operator_connection import OperatorConnection
 from coterie.net.channel import connect
 from coterie.net.credentials import TlsFiles
 from coterie.net.latency import MeasuredService, check_order, measure

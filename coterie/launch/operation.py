@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from coterie.config.operate import OperateSettings
 from coterie.errors import PreflightError, RunError
-from coterie.launch.operator import OperatorConnection
+from coterie.launch.operator_connection import OperatorConnection
 from coterie.launch.order import Order
 from coterie.studies.outcome import SeedOutcome, from_cos, together, write
 from coterie.telemetry.report import Report

@@ -24,7 +24,7 @@ from coterie.systems.registry import REMEDY, distribution_of, system_named, syst
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
 if TYPE_CHECKING:
-    from coterie.studies.tables.table import PaperTable
+    from coterie.studies.tables.paper_table import PaperTable
 
 __all__ = ["Further", "Recorded", "Study", "studies", "study_of"]
 

@@ -221,7 +221,7 @@ def _check_sides(system: System) -> None:
 def _check_table(system: System, loaded: Mapping[str, System], distributions: Mapping[str, str]) -> None:
     """Check a system's table of settings, and the defaults that it sets in other tables."""
     # Imported here, as the module of a run imports this one.
-    from coterie.systems.run import BaseRunSettings
+    from coterie.systems.run_settings import BaseRunSettings
 
     table, settings = system.table, system.settings
     if not _TABLE.fullmatch(table):

@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from coterie.errors import ConfigError
 
 if TYPE_CHECKING:
-    from coterie.systems.run import BaseRunSettings
+    from coterie.systems.run_settings import BaseRunSettings
     from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
 __all__ = ["ConfigModel", "Label", "MaskedSum", "SideInformation", "SystemSettings"]

@@ -13,7 +13,7 @@ from typing import Self
 from coterie.config.base import Peer
 from coterie.config.load import load
 from coterie.config.operate import OperateSettings
-from coterie.launch.operator import OperatorConnection
+from coterie.launch.operator_connection import OperatorConnection
 from coterie.launch.order import Order
 from coterie.wire.v1 import operator_pb2 as wire
 

@@ -21,7 +21,7 @@ from coterie.data import SyntheticSpec, generate, generate_user_attributes, read
 from coterie.errors import DataError
 from coterie.privacy.attacks.profiles import ProfilesReport, profiles
 from coterie.privacy.attacks.profiles import report as hold
-from coterie.privacy.attacks.published import METHODS, solve
+from coterie.privacy.attacks.published_systems import METHODS, solve
 from coterie.privacy.attacks.reconstruction import (
     Marginals,
     Reconstruction,

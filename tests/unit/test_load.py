@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.config.base import ConfigModel, Peer
-from coterie.config.keys import dotted, toml_text
+from coterie.config.key_paths import dotted, toml_text
 from coterie.config.load import ROLES, Loaded, load, load_service
 from coterie.config.run import RunSettings
 from coterie.config.services import ClientSettings, CosSettings, DataOwnerSettings, settings_model

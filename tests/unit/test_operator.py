@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coterie.launch.operator import OperatorConnection
+from coterie.launch.operator_connection import OperatorConnection
 from coterie.wire.v1 import operator_pb2 as wire
 
 

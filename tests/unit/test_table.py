@@ -16,10 +16,10 @@ from coterie.evaluation.selection import SelectedModel, Selection
 from coterie.studies import tables
 from coterie.studies.run_data import Feed, load, make_feed
 from coterie.studies.tables.beside import POPULARITY, RANDOM
-from coterie.studies.tables.blocks import PaperLine, beside, curves, differences
 from coterie.studies.tables.cell import read_pairs, write_pairs
+from coterie.studies.tables.paper_table import PaperTable, PrintedTable, chosen_rows, evaluate
+from coterie.studies.tables.printed_tables import PaperLine, beside, curves, differences
 from coterie.studies.tables.row import Choices, Row, draw, with_options
-from coterie.studies.tables.table import PaperTable, PrintedTable, chosen_rows, evaluate
 from coterie.studies.tables.tuning import Trials
 from coterie.systems.fedncf.settings import FedNcfSettings, published
 from coterie.systems.fedncf.study.table import FEDNCF, studies

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from coterie.errors import ConfigError
 from coterie.secure_sum.contribution import Layout, Segment
-from coterie.systems.run import BaseRunSettings
+from coterie.systems.run_settings import BaseRunSettings
 from coterie.systems.settings import MaskedSum, SystemSettings
 from coterie.systems.shared.problems import FEWEST_BEHIND
 from coterie.wire.v1.orchestrator_pb2 import RunPlan

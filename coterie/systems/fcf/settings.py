@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from coterie.systems.fcf.mathematics import TAKEN_UP
-from coterie.systems.run import BaseRunSettings
+from coterie.systems.run_settings import BaseRunSettings
 from coterie.systems.settings import SystemSettings
 from coterie.systems.shared.factor_settings import (
     Bits,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from coterie.systems.run import BaseRunSettings
+from coterie.systems.run_settings import BaseRunSettings
 from coterie.systems.settings import SystemSettings
 from coterie.systems.shared import rated_measures
 from coterie.systems.shared.factor_settings import (

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from coterie.systems.run import BaseRunSettings
+from coterie.systems.run_settings import BaseRunSettings
 from coterie.systems.settings import ConfigModel, SideInformation
 from coterie.systems.shared.factor_settings import FactorSettings
 from coterie.systems.shared.problems import (

@@ -12,7 +12,7 @@ from coterie.errors import ConfigError
 from coterie.evaluation.leave_one_out import metric_names
 from coterie.systems.fedncf.mathematics import layout
 from coterie.systems.fedncf.networks import Architecture, ModelName
-from coterie.systems.run import BaseRunSettings
+from coterie.systems.run_settings import BaseRunSettings
 from coterie.systems.settings import SystemSettings
 from coterie.systems.shared.optimisers import ServerOptimiser
 from coterie.systems.shared.problems import random_cohorts, rounds_problems

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coterie.systems.run import BaseRunSettings
+from coterie.systems.run_settings import BaseRunSettings
 
 __all__ = [
     "FEWEST_BEHIND",

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from coterie.rounds.training import Purpose
-from coterie.systems.run import BaseRunSettings
+from coterie.systems.run_settings import BaseRunSettings
 from coterie.systems.settings import SystemSettings
 from coterie.systems.shared.problems import few_behind, rounds_problems
 from coterie_popular.mathematics import METRICS, layout

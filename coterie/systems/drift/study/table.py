@@ -14,10 +14,10 @@ from coterie.evaluation.selection import SelectedModel, best_of
 from coterie.launch import experiment
 from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed
-from coterie.studies.tables.blocks import PaperLine, beside
 from coterie.studies.tables.cell import Cell
+from coterie.studies.tables.paper_table import PaperTable, PrintedTable, Results
+from coterie.studies.tables.printed_tables import PaperLine, beside
 from coterie.studies.tables.row import Choices, Options, Row, with_options
-from coterie.studies.tables.table import PaperTable, PrintedTable, Results
 from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.drift.study.references import references
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from coterie.privacy.attacks.cluster import cluster
-from coterie.privacy.attacks.rounds import RoundView
+from coterie.privacy.attacks.rounds_view import RoundView
 from coterie.privacy.attacks.scoring import Truth, mean_auc, with_popularity
 from coterie.privacy.payloads import Assembly
 from coterie.privacy.transcript import TranscriptEntry, decode, message_class, read_transcript

@@ -19,9 +19,9 @@ from coterie.evaluation.selection import SelectedModel, best_of
 from coterie.rounds import policy
 from coterie.studies.in_process import train_in_process
 from coterie.studies.run_data import Feed
-from coterie.studies.tables.blocks import ABSENT, shown
+from coterie.studies.tables.paper_table import MakePrintedTable, PaperTable, PrintedTable, Results
+from coterie.studies.tables.printed_tables import ABSENT, shown
 from coterie.studies.tables.row import Options, Row, with_options
-from coterie.studies.tables.table import MakePrintedTable, PaperTable, PrintedTable, Results
 from coterie.systems.fedmf.settings import CHOOSE_BY, FedMfSettings
 from coterie.systems.fedmf.study.references import central_history, fedmf_means
 

@@ -34,9 +34,9 @@ from coterie.evaluation.metric_variants import (
 from coterie.evaluation.selection import SelectedModel
 from coterie.studies.in_process import InProcess, train_in_process
 from coterie.studies.run_data import Feed
-from coterie.studies.tables.blocks import ABSENT, shown
+from coterie.studies.tables.paper_table import MakePrintedTable, PaperTable, PrintedTable, Results
+from coterie.studies.tables.printed_tables import ABSENT, shown
 from coterie.studies.tables.row import Engine, Options, Row, configured
-from coterie.studies.tables.table import MakePrintedTable, PaperTable, PrintedTable, Results
 from coterie.systems.fedmvmf.host import FedMvmfHost
 from coterie.systems.fedmvmf.server import FedMvmfServer
 from coterie.systems.fedmvmf.study.table import PAPER, PRIVMVMF, SCENARIOS, trained_of

@@ -14,9 +14,9 @@ from coterie.data import Dataset
 from coterie.evaluation.selection import SelectedModel, best_of
 from coterie.studies.in_process import train_in_process
 from coterie.studies.run_data import Feed
-from coterie.studies.tables.blocks import PaperLine, beside
+from coterie.studies.tables.paper_table import MakePrintedTable, PaperTable
+from coterie.studies.tables.printed_tables import PaperLine, beside
 from coterie.studies.tables.row import Options, Row, configured, with_options
-from coterie.studies.tables.table import MakePrintedTable, PaperTable
 from coterie.systems.fedmvmf.settings import PRESETS
 from coterie.systems.fedmvmf.study.references import references
 from coterie.systems.shared.rated_measures import CHOOSE_BY

@@ -14,10 +14,10 @@ from coterie.data import Dataset
 from coterie.evaluation.leave_one_out import CHOOSE_BY, HEADLINE, as_if_own_kept
 from coterie.studies.run_data import read_published
 from coterie.studies.tables.beside import ALS, POPULARITY, RANDOM
-from coterie.studies.tables.blocks import PaperLine, beside, curves, differences
 from coterie.studies.tables.cell import Also
+from coterie.studies.tables.paper_table import MakePrintedTable, PaperTable
+from coterie.studies.tables.printed_tables import PaperLine, beside, curves, differences
 from coterie.studies.tables.row import Row
-from coterie.studies.tables.table import MakePrintedTable, PaperTable
 from coterie.systems.fedncf.settings import published
 from coterie.systems.fedncf.study.central_rows import central_row
 from coterie.systems.fedncf.study.federated_rows import PRINTED, exact_row, federated_row, printed_row

@@ -21,7 +21,7 @@ from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
 from coterie_cos.drift.model import Frozen, PublishedModel
-from coterie_cos.registry import ranges
+from coterie_cos.participants import ranges
 from coterie_cos.remembered import Remembered
 from coterie_cos.run import Run, parse
 

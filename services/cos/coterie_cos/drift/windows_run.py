@@ -36,7 +36,7 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
-from coterie_cos.registry import ranges
+from coterie_cos.participants import ranges
 from coterie_cos.run import parse
 from coterie_cos.summing import SummingRun, Surroundings
 from coterie_cos.sums import SumFormed

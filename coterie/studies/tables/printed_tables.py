@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from coterie.studies.tables.table import MakePrintedTable, PrintedTable, Results
+from coterie.studies.tables.paper_table import MakePrintedTable, PrintedTable, Results
 
 __all__ = ["ABSENT", "PaperLine", "beside", "curves", "differences", "shown"]
 
