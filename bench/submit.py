@@ -35,7 +35,7 @@ from coterie.crypto.authority import (
 )
 from coterie.launch.authority import TOKENS, make_authority, make_token
 from coterie.launch.children import Child, free_port
-from coterie.launch.operator import Operator
+from coterie.launch.operator_connection import OperatorConnection
 from coterie.launch.parties import DIRECTORY, JOIN_S, start_request
 from coterie.net.channel import connect
 from coterie.net.credentials import TlsFiles
@@ -93,7 +93,7 @@ class Site:
         self._at = {name: f"{_HOST}:{free_port()}" for name in ("thirdparty", "enrol", "cos", "bare")}
         self._authority = Child("thirdparty", DIRECTORY, folder / "thirdparty")
         self.cos = Child("cos", "cos", folder / "cos")
-        self._operator: Operator | None = None
+        self._operator: OperatorConnection | None = None
         self._channels: list[Any] = []
         self.bare: subprocess.Popen[bytes] | None = None
 
@@ -116,7 +116,7 @@ class Site:
         )
         for child in (self._authority, self.cos):
             child.start()
-        self._operator = await Operator.enrolled(
+        self._operator = await OperatorConnection.enrolled(
             self._settings("operator", "operator", 0), Peer(address=self._at["cos"], name="cos")
         )
         return self

@@ -515,7 +515,7 @@ def _checked(model: type[M], options: Mapping[str, str], values: Mapping[str, An
     """Return validated settings; an error names the option that gave the wrong value."""
     from pydantic import ValidationError
 
-    from coterie.config.keys import expectation_at
+    from coterie.config.key_paths import expectation_at
 
     try:
         return model(**values)

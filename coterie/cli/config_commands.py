@@ -40,7 +40,7 @@ def show(
     from rich.markup import escape
 
     from coterie.config.base import ServiceSettings
-    from coterie.config.keys import toml_text
+    from coterie.config.key_paths import toml_text
     from coterie.config.load import Loaded, load, load_service
     from coterie.config.operate import OperateSettings
     from coterie.config.run import RunSettings

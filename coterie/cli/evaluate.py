@@ -13,7 +13,7 @@ from coterie.cli.output import Output
 
 if TYPE_CHECKING:
     from coterie.config.run import RunSettings
-    from coterie.studies.tables import Table
+    from coterie.studies.tables import PaperTable
 
 __all__ = ["evaluate", "tune"]
 
@@ -157,7 +157,7 @@ def tune(
 
 def _prepared(
     name: str, file: Path | None, data: Path | None, sets: Sequence[str] | None
-) -> tuple[Table, RunSettings]:
+) -> tuple[PaperTable, RunSettings]:
     from coterie.config.load import load
     from coterie.config.run import RunSettings
     from coterie.studies import tables
@@ -172,7 +172,9 @@ def _prepared(
     return table, load(RunSettings, file, sets=given, base=base).settings
 
 
-def _trials(table: Table, settings: RunSettings, given: Path | None, out: Path) -> tuple[Any, Path | None]:
+def _trials(
+    table: PaperTable, settings: RunSettings, given: Path | None, out: Path
+) -> tuple[Any, Path | None]:
     """Return trials and their file: those named, else those that ``tune`` wrote, else None for both."""
     from coterie.studies import tables
     from coterie.studies.run_data import load

@@ -36,7 +36,7 @@ def operate(
 
     import asyncio
 
-    from coterie.cli.progress import Progress, headline
+    from coterie.cli.progress import ProgressDisplay, headline
     from coterie.launch.operation import operate as carry_out
     from coterie.launch.order import Order
     from coterie.telemetry.logs import configure
@@ -46,7 +46,7 @@ def operate(
     order = Order.load(settings.order)
     run = order.settings
     output.say(f"run {order.run_id}: {headline(run)}")
-    with Progress(output.console, run) as progress:
+    with ProgressDisplay(output.console, run) as progress:
 
         def show(event: WatchRunResponse) -> None:
             progress.update(order.seed, event)

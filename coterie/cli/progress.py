@@ -16,7 +16,7 @@ from coterie.systems.description import Driver
 from coterie.telemetry.quantities import volume
 from coterie.wire.v1 import operator_pb2 as wire
 
-__all__ = ["Progress", "headline"]
+__all__ = ["ProgressDisplay", "headline"]
 
 _PHASES = {
     wire.RunPhase.RUN_PHASE_GATHER: "gathering parties",
@@ -50,7 +50,7 @@ def _words(phase: wire.RunPhase.ValueType) -> str:
     return _PHASES.get(phase) or f"phase {phase}"
 
 
-class Progress:
+class ProgressDisplay:
     """Progress display of a run: lines for phases and evaluations, and on a terminal a live table.
 
     Parameters

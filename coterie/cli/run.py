@@ -46,14 +46,14 @@ def run(
 
     import asyncio
 
-    from coterie.cli.progress import Progress, headline
+    from coterie.cli.progress import ProgressDisplay, headline
     from coterie.launch import experiment
     from coterie.telemetry.logs import configure
 
     configure("warning", service="launcher")
     run_id = experiment.new_run_id(settings.name)
     output.say(f"run {run_id}: {headline(settings)}" + (", in process" if in_process else ""))
-    with Progress(output.console, settings) as progress:
+    with ProgressDisplay(output.console, settings) as progress:
 
         def show(seed: int, event: WatchRunResponse) -> None:
             progress.update(seed, event)

@@ -9,9 +9,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from coterie.systems.settings import Label, Model
+from coterie.systems.settings import ConfigModel, Label
 
-__all__ = ["Address", "EnrolSettings", "Label", "LimitSettings", "Model", "Peer", "ServiceSettings"]
+__all__ = ["Address", "ConfigModel", "EnrolSettings", "Label", "LimitSettings", "Peer", "ServiceSettings"]
 
 
 def _address(text: str) -> str:
@@ -46,14 +46,14 @@ Address = Annotated[str, StringConstraints(pattern=r"^.+:[0-9]{1,5}$"), AfterVal
 """``host:port``; an IPv6 host stands in brackets."""
 
 
-class Peer(Model):
+class Peer(ConfigModel):
     """Another service, by address and by the name that its certificate must carry."""
 
     address: Address = Field(description="Where it listens, `host:port`.")
     name: Label = Field(description="Its name; with its role it makes the TLS name that is verified.")
 
 
-class EnrolSettings(Model):
+class EnrolSettings(ConfigModel):
     """How a process gets its certificate the first time."""
 
     address: Address = Field(description="Where the third party takes enrolments.")
@@ -63,7 +63,7 @@ class EnrolSettings(Model):
     timeout_s: float = Field(60.0, gt=0, description="How long to keep trying, seconds.")
 
 
-class LimitSettings(Model):
+class LimitSettings(ConfigModel):
     """What a service takes on at once. Who asks for more is told so, and when to come back; nothing of it is read."""
 
     connections: int = Field(
@@ -120,7 +120,7 @@ class LimitSettings(Model):
     )
 
 
-class ServiceSettings(Model):
+class ServiceSettings(ConfigModel):
     """What every service process has."""
 
     name: Label = Field(description="Name of this process; unique within its role.")

@@ -6,7 +6,7 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from coterie.config.draft import Draft, Keys
-from coterie.config.keys import dotted, expectation_at, keys, table_at, toml_text
+from coterie.config.key_paths import dotted, expectation_at, keys, table_at, toml_text
 from coterie.errors import nearest
 
 __all__ = ["complaint", "is_echo"]

@@ -6,14 +6,14 @@ import tomllib
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from coterie.config.keys import Part, dotted
+from coterie.config.key_paths import PathStep, dotted
 
 __all__ = ["Draft", "Given", "Keys", "Source"]
 
 Source = Literal["default", "file", "environment", "--set"]
 """Layer that gave a value, weakest first."""
 
-Keys = tuple[Part, ...]
+Keys = tuple[PathStep, ...]
 """A path in the tree of values: names of keys, and indices of array entries."""
 
 
@@ -109,7 +109,7 @@ class Draft:
     def _indexed(self, path: Keys) -> Keys:
         """Return the path with indices of array entries as integers."""
         place: Any = self.tree
-        parts: list[Part] = []
+        parts: list[PathStep] = []
         for part in path:
             if isinstance(place, list) and str(part).isdecimal() and int(part) < len(place):
                 part = int(part)

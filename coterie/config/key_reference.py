@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from coterie.config.base import ServiceSettings
-from coterie.config.keys import Key, keys, toml_text
+from coterie.config.key_paths import Key, keys, toml_text
 from coterie.config.load import ROLES
 from coterie.config.operate import OperateSettings
 from coterie.config.run import RunSettings

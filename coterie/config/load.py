@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 from coterie.config.base import ServiceSettings
 from coterie.config.complaints import complaint, is_echo
 from coterie.config.draft import Draft, Given, Keys, Source
-from coterie.config.keys import Part, dotted, table, table_at
+from coterie.config.key_paths import PathStep, dotted, table, table_at
 from coterie.config.run import RunSettings
 from coterie.config.services import Role, settings_model
 from coterie.errors import ConfigError, nearest
@@ -229,7 +229,7 @@ def _key_path(key: str) -> Keys | None:
         place: Any = tomllib.loads(f"{key} = 0")
     except tomllib.TOMLDecodeError:
         return None
-    path: list[Part] = []
+    path: list[PathStep] = []
     while isinstance(place, dict):
         if len(place) != 1:
             return None

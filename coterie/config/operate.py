@@ -6,12 +6,12 @@ from pathlib import Path
 
 from pydantic import Field
 
-from coterie.config.base import EnrolSettings, Label, Model, Peer
+from coterie.config.base import ConfigModel, EnrolSettings, Label, Peer
 
 __all__ = ["OperateSettings"]
 
 
-class OperateSettings(Model):
+class OperateSettings(ConfigModel):
     """An operator: who it is, where the COS is, what to run and where the report goes."""
 
     name: Label = Field("operator", description="Name of the operator.")

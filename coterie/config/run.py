@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, create_model, field_validator, model_validator
 
 from coterie.systems.registry import DEFAULT, combination, failure_of, systems
-from coterie.systems.run import (
+from coterie.systems.run_settings import (
+    BaseRunSettings,
     ChurnSettings,
     DataSettings,
     EncryptionSettings,
     FederationSettings,
     RoundsSettings,
-    Run,
     SplitSettings,
     StudySettings,
     SyntheticSettings,
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 
-class _Checked(Run):
+class _Checked(BaseRunSettings):
     """A run whose parts go together."""
 
     @model_validator(mode="before")

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from coterie.config.base import Address, Label, LimitSettings, Model, Peer, ServiceSettings
+from coterie.config.base import Address, ConfigModel, Label, LimitSettings, Peer, ServiceSettings
 from coterie.crypto.key_record import KeyTerms
 from coterie.rounds.consent import Consent
 
@@ -53,7 +53,7 @@ class ThirdPartySettings(ServiceSettings):
     certificate_days: float = Field(30.0, gt=0, le=397, description="Validity of issued certificates, days.")
 
 
-class DatabaseSettings(Model):
+class DatabaseSettings(ConfigModel):
     """A database of PostgreSQL."""
 
     url: str = Field(
@@ -96,7 +96,7 @@ class CosSettings(ServiceSettings):
     )
 
 
-class OwnerSettings(Model):
+class OwnerSettings(ConfigModel):
     """One data owner of a process."""
 
     name: Label = Field(description="Its name in the catalogue.")
@@ -124,7 +124,7 @@ class DataOwnerSettings(ServiceSettings):
     prekey_hours: float = Field(24.0, gt=0, le=24 * 30, description="Validity of a prekey, hours.")
 
 
-class ConsentSettings(Model):
+class ConsentSettings(ConfigModel):
     """What a client takes part in; it refuses a run or round outside it, and says why in its receipts."""
 
     systems: tuple[str, ...] = Field((), description="Learning systems that it accepts; any when empty.")
@@ -164,7 +164,7 @@ class ConsentSettings(Model):
         )
 
 
-class KeySettings(Model):
+class KeySettings(ConfigModel):
     """What a party relies on about the key of encrypted sums."""
 
     roster: Path = Field(

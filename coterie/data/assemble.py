@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.data.dataset import UNKNOWN_GENRE, Dataset
-from coterie.data.tables import Table
+from coterie.data.tables import FileTable
 
 __all__ = ["Catalogue", "Columns", "assemble"]
 
@@ -52,7 +52,7 @@ class Catalogue:
 
 def assemble(
     name: str,
-    table: Table,
+    table: FileTable,
     columns: Columns,
     rating_range: tuple[float, float] | None,
     catalogue: Catalogue | None = None,
@@ -64,7 +64,7 @@ def assemble(
     Parameters
     ----------
     name : str
-    table : Table
+    table : FileTable
     columns : Columns
     rating_range : tuple of float or None
         Lowest and highest rating that is not an error.

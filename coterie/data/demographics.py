@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from coterie.data.attributes import AttributeTable, beside, one_of
 from coterie.data.dataset import Dataset
-from coterie.data.tables import Dialect, Table, read_text
+from coterie.data.tables import Dialect, FileTable, read_text
 from coterie.errors import DataError
 
 __all__ = ["AGES", "REGIONS", "read_user_attributes", "us_region"]
@@ -143,7 +143,7 @@ def read_user_attributes(path: str | Path, dataset: Dataset) -> AttributeTable:
     return AttributeTable(everybody.names, _of_users(table, key, everybody.values, dataset))
 
 
-def _occupations_100k(table: Table, folder: Path) -> tuple[str, ...]:
+def _occupations_100k(table: FileTable, folder: Path) -> tuple[str, ...]:
     """Return the occupations that MovieLens 100K lists, or those that its users have."""
     if (listed := folder / "u.occupation").is_file():
         return tuple(read_text(listed, Dialect("|"), ("occupation",)).texts("occupation"))
@@ -156,7 +156,7 @@ def _bands(age: NDArray[np.float64]) -> NDArray[np.intp]:
 
 
 def _of_users(
-    table: Table, column: str, values: NDArray[np.float32], dataset: Dataset
+    table: FileTable, column: str, values: NDArray[np.float32], dataset: Dataset
 ) -> NDArray[np.float32]:
     """Return the rows of the data set's users; NaN for users that are not in the table."""
     keys = table.texts(column)

@@ -8,7 +8,7 @@ from pathlib import Path
 from coterie.data.assemble import Catalogue, Columns, assemble
 from coterie.data.dataset import UNKNOWN_GENRE, Dataset
 from coterie.data.ncf import FOLDER
-from coterie.data.tables import Dialect, Table, read_text
+from coterie.data.tables import Dialect, FileTable, read_text
 from coterie.errors import DataError
 
 __all__ = ["RATING_RANGE", "read_1m", "read_100k", "read_latest"]
@@ -119,7 +119,7 @@ def _items_100k(path: Path) -> Catalogue:
     )
 
 
-def _movies(table: Table) -> Catalogue:
+def _movies(table: FileTable) -> Catalogue:
     """Read movies.dat and movies.csv: key, title and genres in three columns, genres separated by ``|``."""
     key, title, genres = table.frame.columns[:3]
     keys = table.texts(key)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.data.dataset import Dataset
-from coterie.data.tables import Dialect, Table, read_text
+from coterie.data.tables import Dialect, FileTable, read_text
 from coterie.errors import DataError
 
 __all__ = ["FOLDER", "NO_ITEM", "PublishedHoldout", "read_ncf_holdout"]
@@ -108,7 +108,7 @@ def _items(path: Path, dataset: Dataset) -> NDArray[np.int32]:
     return items
 
 
-def _integers(table: Table, column: str) -> NDArray[np.int64]:
+def _integers(table: FileTable, column: str) -> NDArray[np.int64]:
     number = table.numbers(column, 0)
     if (wrong := number != np.floor(number)).any():
         row = int(wrong.argmax())
@@ -116,7 +116,7 @@ def _integers(table: Table, column: str) -> NDArray[np.int64]:
     return number.astype(np.int64)
 
 
-def _users(table: Table, number: NDArray[np.int64], dataset: Dataset) -> NDArray[np.int32]:
+def _users(table: FileTable, number: NDArray[np.int64], dataset: Dataset) -> NDArray[np.int32]:
     """Return the data set's users: the files count from 0, MovieLens from 1."""
     of_key = {key: index for index, key in enumerate(dataset.users)}
     user = np.array([of_key.get(str(one + 1), -1) for one in number.tolist()], np.int32)
@@ -128,7 +128,7 @@ def _users(table: Table, number: NDArray[np.int64], dataset: Dataset) -> NDArray
     return user
 
 
-def _looked_up(table: Table, column: str, items: NDArray[np.int32]) -> NDArray[np.int32]:
+def _looked_up(table: FileTable, column: str, items: NDArray[np.int32]) -> NDArray[np.int32]:
     number = _integers(table, column)
     unknown = (number >= len(items)) | (items[np.minimum(number, len(items) - 1)] == NO_ITEM)
     if unknown.any():
@@ -138,7 +138,7 @@ def _looked_up(table: Table, column: str, items: NDArray[np.int32]) -> NDArray[n
 
 
 def _rows_of(
-    table: Table, user: NDArray[np.int32], item: NDArray[np.int32], dataset: Dataset
+    table: FileTable, user: NDArray[np.int32], item: NDArray[np.int32], dataset: Dataset
 ) -> NDArray[np.bool_]:
     wanted = _cell(user, item, dataset)
     present = _cell(dataset.user, dataset.item, dataset)
@@ -152,7 +152,7 @@ def _rows_of(
 
 
 def _refuse_seen(
-    table: Table, user: NDArray[np.int32], negative: NDArray[np.int32], dataset: Dataset
+    table: FileTable, user: NDArray[np.int32], negative: NDArray[np.int32], dataset: Dataset
 ) -> None:
     cells = _cell(user[:, None], negative, dataset)
     seen = np.isin(cells, _cell(dataset.user, dataset.item, dataset)) & (negative != NO_ITEM)
@@ -180,7 +180,7 @@ def _width(path: Path) -> int:
     return width
 
 
-def _refuse_another_pair(table: Table, held: Table) -> None:
+def _refuse_another_pair(table: FileTable, held: FileTable) -> None:
     """Refuse negatives that are listed for other pairs than the test items, or in another order."""
     pairs = table.texts("pair")
     expected = [f"({u},{i})" for u, i in zip(held.texts("user"), held.texts("item"), strict=True)]

@@ -9,7 +9,7 @@ from coterie.data import movielens
 from coterie.data.assemble import Columns, assemble
 from coterie.data.dataset import Dataset
 from coterie.data.recbole import read_recbole
-from coterie.data.tables import Dialect, Table, read_parquet, read_text
+from coterie.data.tables import Dialect, FileTable, read_parquet, read_text
 from coterie.errors import DataError, nearest
 
 __all__ = ["LAYOUTS", "detect", "read"]
@@ -138,13 +138,13 @@ _READERS_OF_FOLDERS = {
 }
 
 
-def _table(path: Path, layout: str) -> Table:
+def _table(path: Path, layout: str) -> FileTable:
     if layout == "parquet":
         return read_parquet(path)
     return read_text(path, Dialect(",", quoted=True) if layout == "csv" else Dialect("\t"))
 
 
-def _columns(table: Table, named: Mapping[str, str]) -> Columns:
+def _columns(table: FileTable, named: Mapping[str, str]) -> Columns:
     for role in named:
         if role not in _ROLES:
             guess = nearest(role, _ROLES)
@@ -160,7 +160,7 @@ def _columns(table: Table, named: Mapping[str, str]) -> Columns:
     )
 
 
-def _found(table: Table, named: Mapping[str, str], role: str) -> str | None:
+def _found(table: FileTable, named: Mapping[str, str], role: str) -> str | None:
     """Return the column of a role: the named column, or one with a usual name, or None."""
     if role in named:
         table.require(named[role])
@@ -168,7 +168,7 @@ def _found(table: Table, named: Mapping[str, str], role: str) -> str | None:
     return next(filter(table.has, _USUAL[role]), None)
 
 
-def _needed(table: Table, named: Mapping[str, str], role: str) -> str:
+def _needed(table: FileTable, named: Mapping[str, str], role: str) -> str:
     column = _found(table, named, role) or role
     table.require(column)  # where nothing was found, this says which columns there are
     return column

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from coterie.data.assemble import Catalogue, Columns, assemble
 from coterie.data.dataset import Dataset
-from coterie.data.tables import Dialect, Table, read_text
+from coterie.data.tables import Dialect, FileTable, read_text
 from coterie.errors import DataError
 
 __all__ = ["read_recbole"]
@@ -49,13 +49,13 @@ def read_recbole(path: Path, rating_range: tuple[float, float] | None = None) ->
     return assemble(path.stem, inter, columns, rating_range, catalogue)
 
 
-def _untyped(table: Table) -> Table:
+def _untyped(table: FileTable) -> FileTable:
     """Drop the types from the header: ``item_id:token`` becomes ``item_id``."""
     frame = table.frame.rename({column: column.partition(":")[0] for column in table.frame.columns})
     return replace(table, frame=frame)
 
 
-def _items(table: Table) -> Catalogue:
+def _items(table: FileTable) -> Catalogue:
     keys = table.texts("item_id")
     title = next(filter(table.has, _TITLES), None)
     genre = next(filter(table.has, _GENRES), None)

@@ -21,7 +21,7 @@ from coterie.errors import DataError, nearest
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = ["Dialect", "Table", "read_parquet", "read_text"]
+__all__ = ["Dialect", "FileTable", "read_parquet", "read_text"]
 
 _TIME_FORMATS = ("%Y-%m-%dT%H:%M:%S%#z", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%a %b %d %H:%M:%S %z %Y")
 """Formats tried, in this order, on times that are no numbers; the last is that of Twitter and Foursquare dumps."""
@@ -49,7 +49,7 @@ class Dialect:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class FileTable:
     """A table from a file, whose columns are read one by one and checked.
 
     Parameters
@@ -243,7 +243,7 @@ class Table:
         return f"row {row + 1}"
 
 
-def read_text(path: Path, dialect: Dialect, names: Sequence[str] | None = None) -> Table:
+def read_text(path: Path, dialect: Dialect, names: Sequence[str] | None = None) -> FileTable:
     """Read a delimited text file; blank lines are skipped, a byte order mark is dropped.
 
     Parameters
@@ -288,10 +288,10 @@ def read_text(path: Path, dialect: Dialect, names: Sequence[str] | None = None) 
     frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))
     if not frame.height:
         raise DataError(f"{path} has a header but no rows; expected interactions")
-    return Table(path, frame, dialect, header=names is None)
+    return FileTable(path, frame, dialect, header=names is None)
 
 
-def read_parquet(path: Path) -> Table:
+def read_parquet(path: Path) -> FileTable:
     """Read a Parquet file.
 
     Raises
@@ -306,7 +306,7 @@ def read_parquet(path: Path) -> Table:
         raise DataError(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}") from error
     if not frame.height:
         raise DataError(f"{path} has no rows; expected interactions")
-    return Table(path, frame, dialect=None, header=False)
+    return FileTable(path, frame, dialect=None, header=False)
 
 
 def _polars() -> Any:

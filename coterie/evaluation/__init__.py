@@ -13,12 +13,12 @@ from coterie.evaluation.holdout import headline
 from coterie.evaluation.leave_one_out import LeaveOneOut, sample_negatives
 from coterie.evaluation.metric_variants import measure_readings
 from coterie.evaluation.metrics import pair_loss, ranking
-from coterie.evaluation.paired import Difference, paired_difference
+from coterie.evaluation.paired import PairedDifference, paired_difference
 from coterie.evaluation.rated import Rated, figures, graded_ndcg
 
 __all__ = [
-    "Difference",
     "LeaveOneOut",
+    "PairedDifference",
     "Rated",
     "als",
     "damped_mean",

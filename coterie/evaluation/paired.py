@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Difference", "paired_difference"]
+__all__ = ["PairedDifference", "paired_difference"]
 
 _ELEMENTS_AT_ONCE = 1 << 21
 """Weights of resamples that are in memory together: 16 MB."""
 
 
 @dataclass(frozen=True)
-class Difference:
+class PairedDifference:
     """The mean difference of a metric, first row minus second, with its intervals.
 
     Parameters
@@ -49,7 +49,7 @@ def paired_difference(
     confidence: float = 0.95,
     resamples: int = 10_000,
     seed: int = 0,
-) -> Difference:
+) -> PairedDifference:
     """Compare two rows user by user.
 
     The intervals are percentiles of a bootstrap. A user is drawn with its values of all seeds, as these belong
@@ -107,7 +107,7 @@ def paired_difference(
     tails = [(1 - confidence) / 2, (1 + confidence) / 2]
     low, high = np.nanquantile(np.concatenate(over_users), tails).tolist()
     low_with_seeds, high_with_seeds = np.nanquantile(np.concatenate(over_both), tails).tolist()
-    return Difference(
+    return PairedDifference(
         mean=float(difference.sum() / known.sum()),
         low=low,
         high=high,

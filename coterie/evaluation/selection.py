@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from coterie.evaluation.holdout import headline
 from coterie.evaluation.leave_one_out import CHOOSE_BY, LeaveOneOut, ScoreAll, ScoreCandidates
 
-__all__ = ["Selection", "Trained", "best_of", "better", "lower_is_better", "measured_once"]
+__all__ = ["SelectedModel", "Selection", "best_of", "better", "lower_is_better", "measured_once"]
 
 
 @dataclass(frozen=True)
-class Trained:
+class SelectedModel:
     """The outcome of training one model once: its evaluated versions, and the figures of the best.
 
     Parameters
@@ -61,7 +61,7 @@ def best_of(history: Sequence[Mapping[str, Any]], choose_by: str) -> int:
     Parameters
     ----------
     history : sequence of mapping
-        As in `Trained`; not empty.
+        As in `SelectedModel`; not empty.
     choose_by : str
         Metric, of errors the lowest wins; where no entry has it there is nothing to choose by, and the last one is
         returned.
@@ -134,11 +134,11 @@ class Selection:
         """Number of versions since the best one, for early stopping."""
         return len(self._history) - 1 - self._best
 
-    def trained(self, **facts: Any) -> Trained:
+    def trained(self, **facts: Any) -> SelectedModel:
         """Return the outcome; at least one version must have been seen."""
         if not self._history:
             raise ValueError("no version was measured; expected at least one")
-        return Trained(
+        return SelectedModel(
             history=tuple(self._history),
             best=self._best,
             metrics=headline(self._per_user),
@@ -150,7 +150,7 @@ class Selection:
 
 def measured_once(
     holdout: LeaveOneOut, score_candidates: ScoreCandidates, score_all: ScoreAll | None = None
-) -> Trained:
+) -> SelectedModel:
     """Return the outcome of a model with one version only, such as popularity."""
     selection = Selection(holdout)
     selection.see(0, score_candidates, score_all)

@@ -25,7 +25,7 @@ from coterie.process.runtime import in_use
 from coterie.store import cos
 from coterie.store.backup import ONLINE, STORES, Manifest, back_up, check_empty, copy_rows, restore
 from coterie.store.engine import failure, open_sqlite
-from coterie.store.postgres import Place, open_postgres
+from coterie.store.postgres import DatabaseAddress, open_postgres
 
 __all__ = ["back_up_service", "restore_service"]
 
@@ -60,7 +60,7 @@ def _taken(role: str, settings: ServiceSettings, beside: Path) -> Iterator[Path 
         with tempfile.TemporaryDirectory(prefix=".backup.", dir=beside) as folder:
             path = Path(folder) / STORES[role][0]
             file = open_sqlite(path, STORES[role][1])
-            source = Place(**settings.database.model_dump()).engine()
+            source = DatabaseAddress(**settings.database.model_dump()).engine()
             # One snapshot, without the lock of a writing service: the service may run meanwhile.
             source = source.execution_options(isolation_level="REPEATABLE READ")
             try:
@@ -117,7 +117,7 @@ def restore_service(
 @contextlib.contextmanager
 def _opened(database: DatabaseSettings) -> Iterator[sa.Engine]:
     """Open a PostgreSQL database for writing; no service may be using it."""
-    reading, writing = open_postgres(Place(**database.model_dump()), STORES["cos"][1])
+    reading, writing = open_postgres(DatabaseAddress(**database.model_dump()), STORES["cos"][1])
     try:
         yield writing
     except sa.exc.DBAPIError as error:

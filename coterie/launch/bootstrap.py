@@ -22,7 +22,7 @@ from coterie.launch.authority import TOKENS, make_authority, make_token
 from coterie.launch.children import toml
 from coterie.launch.invitation import INVITATION, invite
 from coterie.launch.order import Order
-from coterie.launch.parties import DIRECTORY, JOIN_S, ROSTER_KEY, Place, lay_out
+from coterie.launch.parties import DIRECTORY, JOIN_S, ROSTER_KEY, PartyPlace, lay_out
 from coterie.studies.outcome import about
 from coterie.studies.protection import protection, require_cohorts
 from coterie.studies.run_data import load, make_feed
@@ -129,9 +129,9 @@ class _Layout:
     addresses: dict[str, str]
     invitations: bool
 
-    def __call__(self, role: str, name: str, position: int) -> Place:
+    def __call__(self, role: str, name: str, position: int) -> PartyPlace:
         folder = {"data-owner": f"owner-{position}", "thirdparty": "thirdparty"}.get(role, name)
-        return Place(self.folder(folder), f"0.0.0.0:{PORT}", self.at(folder))
+        return PartyPlace(self.folder(folder), f"0.0.0.0:{PORT}", self.at(folder))
 
     def folder(self, name: str) -> Path:
         path = self.root / name

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import RunError
-from coterie.launch.fork_server import Started, fork_server
+from coterie.launch.fork_server import ChildProcess, fork_server
 from coterie.process.runtime import GRACE_S, PARENT_VARIABLE
 
 __all__ = ["Child", "free_port", "start", "toml"]
@@ -95,7 +95,7 @@ def _environment(parent: int) -> dict[str, str]:
     return {**inherited, PARENT_VARIABLE: str(parent)}
 
 
-def start(arguments: Sequence[str], log: Path) -> Started:
+def start(arguments: Sequence[str], log: Path) -> ChildProcess:
     """Start a ``coterie`` command as a child process that ends with this one.
 
     The child is forked by this process's fork server; on systems without one it is started as a new interpreter.
@@ -138,7 +138,7 @@ class Child:
     role: str
     name: str
     folder: Path
-    process: Started | None = field(default=None, repr=False)
+    process: ChildProcess | None = field(default=None, repr=False)
 
     @property
     def party(self) -> str:

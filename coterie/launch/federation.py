@@ -23,8 +23,8 @@ from coterie.crypto.roster import save_roster_key
 from coterie.errors import RunError
 from coterie.launch.authority import TOKENS, make_authority, make_token
 from coterie.launch.children import Child, free_port
-from coterie.launch.operator import Operator
-from coterie.launch.parties import DIRECTORY, JOIN_S, ROSTER_KEY, Laid, Place, lay_out, start_request
+from coterie.launch.operator_connection import OperatorConnection
+from coterie.launch.parties import DIRECTORY, JOIN_S, ROSTER_KEY, Laid, PartyPlace, lay_out, start_request
 from coterie.studies.run_data import Feed
 from coterie.studies.run_plan import run_plan
 from coterie.wire.v1 import operator_pb2 as wire
@@ -60,7 +60,7 @@ class Federation:
         self._seed = seed
         self.children: dict[str, Child] = {}
         self._late: list[Child] = []
-        self._operator: Operator | None = None
+        self._operator: OperatorConnection | None = None
         self.started_at = 0.0
         self.start_seconds = 0.0
 
@@ -121,7 +121,9 @@ class Federation:
         )
         cos = Peer(address=self._addresses["cos"], name="cos")
         thirdparty = Peer(address=self._addresses["thirdparty"], name=DIRECTORY)
-        self._operator = await Operator.enrolled(settings, cos, self._require_alive, thirdparty=thirdparty)
+        self._operator = await OperatorConnection.enrolled(
+            settings, cos, self._require_alive, thirdparty=thirdparty
+        )
         request = start_request(self._settings, self.plan(), owners=laid.owners, users=laid.users)
         await self._operator.start(request)
         self.started_at = time.time()
@@ -170,10 +172,10 @@ class Federation:
                 self._late.append(child)
         return laid
 
-    def _place(self, role: str, name: str, position: int) -> Place:
+    def _place(self, role: str, name: str, position: int) -> PartyPlace:
         folder = self._folder / (f"owner-{name}" if role == "data-owner" else name)
         listen = self._addresses["cos"] if role == "cos" else f"{_HOST}:{free_port()}"
-        return Place(folder, listen)
+        return PartyPlace(folder, listen)
 
     # --- running -----------------------------------------------------------------------------------------------
 
@@ -214,7 +216,7 @@ class Federation:
         return await self._connected.state(self._run_id)
 
     @property
-    def _connected(self) -> Operator:
+    def _connected(self) -> OperatorConnection:
         if self._operator is None:
             raise RunError("the federation has not been started", hint="await start() first")
         return self._operator

@@ -7,9 +7,9 @@ from typing import Literal
 
 from coterie.errors import CoterieError
 
-__all__ = ["Finding", "Status", "failed", "passed"]
+__all__ = ["Finding", "FindingStatus", "failed", "passed"]
 
-Status = Literal["ok", "warn", "fail"]
+FindingStatus = Literal["ok", "warn", "fail"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Finding:
     """
 
     check: str
-    status: Status
+    status: FindingStatus
     problem: str = ""
     fix: str = ""
     note: str = ""

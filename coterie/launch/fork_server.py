@@ -30,7 +30,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["ForkServer", "Forked", "Started", "fork_server"]
+__all__ = ["ChildProcess", "ForkServer", "Forked", "fork_server"]
 
 _PACKET = 1 << 17
 """Longest message between launcher and fork server, bytes."""
@@ -53,7 +53,7 @@ _IMPORTED = (
 """What every service imports while it starts."""
 
 
-class Started(Protocol):
+class ChildProcess(Protocol):
     """A child process, with the part of `subprocess.Popen`'s interface that the launcher uses."""
 
     pid: int
@@ -81,7 +81,7 @@ class Started(Protocol):
 
 
 class Forked:
-    """A process that the fork server has forked; implements `Started`."""
+    """A process that the fork server has forked; implements `ChildProcess`."""
 
     def __init__(self, server: ForkServer, pid: int, handle: int) -> None:
         self._server = server

@@ -14,10 +14,10 @@ from coterie.config.operate import OperateSettings
 from coterie.crypto.authority import logical_name
 from coterie.errors import PeerError, PreflightError, RunError
 from coterie.launch.local_run import LocalRun
-from coterie.launch.operator import Operator
+from coterie.launch.operator_connection import OperatorConnection
 from coterie.net.channel import connect
 from coterie.net.credentials import TlsFiles
-from coterie.net.latency import Service, check_order, measure
+from coterie.net.latency import MeasuredService, check_order, measure
 from coterie.net.meter import Meter
 from coterie.net.status import from_rpc_error
 from coterie.process.runtime import in_use
@@ -90,7 +90,7 @@ class Latencies(TypedDict):
     without: list[Without]
 
 
-def of_local_run(run: LocalRun) -> tuple[TlsFiles, Service]:
+def of_local_run(run: LocalRun) -> tuple[TlsFiles, MeasuredService]:
     """Return the operator's certificate and the COS of a run in progress on this machine.
 
     Raises
@@ -113,7 +113,7 @@ def of_local_run(run: LocalRun) -> tuple[TlsFiles, Service]:
     return run.operator(), _cos(Peer(address=listen, name="cos"))
 
 
-async def of_operator(settings: OperateSettings) -> tuple[TlsFiles, Service]:
+async def of_operator(settings: OperateSettings) -> tuple[TlsFiles, MeasuredService]:
     """Return an operator's certificate, enrolling when there is none, and the operator's COS.
 
     Raises
@@ -127,18 +127,18 @@ async def of_operator(settings: OperateSettings) -> tuple[TlsFiles, Service]:
         settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise PreflightError(f"cannot use the folder {error.filename}: {error.strerror}") from error
-    operator = await Operator.enrolled(settings, settings.cos)
+    operator = await OperatorConnection.enrolled(settings, settings.cos)
     await operator.close()
     return TlsFiles(settings.state / "tls"), _cos(settings.cos)
 
 
-def _cos(peer: Peer) -> Service:
-    return Service(f"cos/{peer.name}", peer.address, logical_name("cos", peer.name))
+def _cos(peer: Peer) -> MeasuredService:
+    return MeasuredService(f"cos/{peer.name}", peer.address, logical_name("cos", peer.name))
 
 
 async def measure_all(
     tls: TlsFiles,
-    cos: Service,
+    cos: MeasuredService,
     order: wire.MeasureOrder,
     parties: Sequence[str],
     told: Callable[[str], None],
@@ -149,7 +149,7 @@ async def measure_all(
     ----------
     tls : TlsFiles
         The operator's certificate.
-    cos : Service
+    cos : MeasuredService
         The COS, which asks the other services to measure.
     order : MeasureOrder
         What to measure.

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from coterie.config.operate import OperateSettings
 from coterie.errors import PreflightError, RunError
-from coterie.launch.operator import Operator
+from coterie.launch.operator_connection import OperatorConnection
 from coterie.launch.order import Order
 from coterie.studies.outcome import SeedOutcome, from_cos, together, write
 from coterie.telemetry.report import Report
@@ -54,7 +54,7 @@ async def operate(settings: OperateSettings, order: Order, watcher: Watcher) -> 
         settings.output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise PreflightError(f"cannot use the folder {error.filename}: {error.strerror}") from error
-    operator = await Operator.enrolled(settings, settings.cos, thirdparty=settings.thirdparty)
+    operator = await OperatorConnection.enrolled(settings, settings.cos, thirdparty=settings.thirdparty)
     try:
         await operator.start(order.request())
         async with contextlib.aclosing(operator.watch(order.run_id)) as events:

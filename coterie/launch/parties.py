@@ -1,7 +1,7 @@
 """Parties of a federation and their configurations, on one machine or across many.
 
 The launcher of ``coterie run`` and ``coterie bootstrap`` both lay out a federation with `lay_out`.  They differ only in
-the folder and address of each party, which a `Layout` gives.
+the folder and address of each party, which a `PlaceOfParty` gives.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ __all__ = [
     "JOIN_S",
     "ROSTER_KEY",
     "Laid",
-    "Layout",
+    "PartyPlace",
     "PartyPlan",
-    "Place",
+    "PlaceOfParty",
     "lay_out",
     "start_request",
 ]
@@ -51,7 +51,7 @@ JOIN_S = 60.0
 
 
 @dataclass(frozen=True)
-class Place:
+class PartyPlace:
     """Folder and addresses of one party.
 
     Parameters
@@ -74,7 +74,7 @@ class Place:
         return self.reached_at or self.listen
 
 
-Layout = Callable[[str, str, int], Place]
+PlaceOfParty = Callable[[str, str, int], PartyPlace]
 """Function that gives a party's place by role, name and position within the role."""
 
 
@@ -86,7 +86,7 @@ class PartyPlan:
     ----------
     role, name : str
         Role and name of the party.
-    place : Place
+    place : PartyPlace
         Folder and addresses of the party.
     participants : int
         For how many participants the party speaks.
@@ -98,7 +98,7 @@ class PartyPlan:
 
     role: str
     name: str
-    place: Place
+    place: PartyPlace
     participants: int
     values: dict[str, Any] = field(default_factory=dict)
     late: bool = False
@@ -124,7 +124,7 @@ class Laid:
 
 
 def lay_out(
-    settings: RunSettings, feed: Feed, layout: Layout, *, run_id: str, seed: int, invited: bool = False
+    settings: RunSettings, feed: Feed, layout: PlaceOfParty, *, run_id: str, seed: int, invited: bool = False
 ) -> Laid:
     """Write each party's data into its folder, and return the parties with their configurations.
 
@@ -175,7 +175,11 @@ def lay_out(
 
 
 def _encryption(
-    settings: RunSettings, layout: Layout, common: dict[str, Any], run_id: str | None, hosts: Sequence[Place]
+    settings: RunSettings,
+    layout: PlaceOfParty,
+    common: dict[str, Any],
+    run_id: str | None,
+    hosts: Sequence[PartyPlace],
 ) -> _Encryption | None:
     """Return the encryption of a run's sums, None when they are not encrypted; without a run id, sign no roster."""
     if settings.secure_sum == "shared-key":
@@ -280,7 +284,9 @@ def _consent(settings: RunSettings) -> dict[str, Any]:
     }
 
 
-def _owners(settings: RunSettings, feed: Feed, layout: Layout, common: dict[str, Any]) -> list[PartyPlan]:
+def _owners(
+    settings: RunSettings, feed: Feed, layout: PlaceOfParty, common: dict[str, Any]
+) -> list[PartyPlan]:
     names = feed.partition.names
     options, epochs = settings.federation, settings.own.passes(settings)
     count = min(options.owner_processes or len(names), len(names))

@@ -14,7 +14,7 @@ from coterie.config.load import ROLES
 from coterie.config.run import RunSettings
 from coterie.errors import CoterieError
 from coterie.launch.children import free_port
-from coterie.launch.finding import Finding, Status, failed, passed
+from coterie.launch.finding import Finding, FindingStatus, failed, passed
 from coterie.launch.preflight_service import check_service, check_systems, existing, unwritable
 from coterie.secure_sum.registry import KEYED
 from coterie.studies.protection import fragile, protection, require_cohorts
@@ -91,7 +91,7 @@ def _packages(settings: RunSettings) -> Iterator[Finding]:
             yield passed(check, ", ".join(modules))
         else:
             # Every run writes a report, and this one may need a Paillier key; the other extras are optional.
-            status: Status = "fail" if extra in ("report", "paillier") else "warn"
+            status: FindingStatus = "fail" if extra in ("report", "paillier") else "warn"
             yield Finding(
                 check,
                 status,

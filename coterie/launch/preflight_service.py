@@ -26,12 +26,12 @@ from coterie.config.services import (
 from coterie.crypto.identity import load_many
 from coterie.crypto.roster import PAILLIER, Roster, load_roster_key
 from coterie.errors import CoterieError
-from coterie.launch.finding import Finding, Status, passed
+from coterie.launch.finding import Finding, FindingStatus, passed
 from coterie.launch.preflight_trust import check_authority, check_certificate, check_peers
 from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import HOLDER, IDENTITIES
 from coterie.store.backup import STORES
-from coterie.store.postgres import Place, read_revision
+from coterie.store.postgres import DatabaseAddress, read_revision
 from coterie.systems.registry import REMEDY, failures, systems
 
 __all__ = ["check_service", "check_systems", "existing", "unwritable"]
@@ -159,7 +159,7 @@ def _state(folder: Path) -> Iterator[Finding]:
     free = shutil.disk_usage(holder).free
     text = f"{free // _MB:,} MiB free below {holder}"
     if free < _LITTLE_DISK:
-        status: Status = "fail" if free < _LEAST_DISK else "warn"
+        status: FindingStatus = "fail" if free < _LEAST_DISK else "warn"
         yield Finding("disk", status, text, "free space: a store that is full refuses everything")
     else:
         yield passed("disk", text)
@@ -167,7 +167,7 @@ def _state(folder: Path) -> Iterator[Finding]:
 
 def _kept(role: str, settings: ServiceSettings) -> Finding:
     if isinstance(settings, CosSettings) and settings.database is not None:
-        place = Place(**settings.database.model_dump())
+        place = DatabaseAddress(**settings.database.model_dump())
         try:
             held = read_revision(place)
             if held is None:

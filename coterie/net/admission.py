@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from coterie.wire.refusal import ErrorReason, Refusal
 
-__all__ = ["Admission", "Limits", "Place"]
+__all__ = ["Admission", "AdmittedCall", "Limits"]
 
 _SWEEP = 1024
 """Fewest new callers between two sweeps, which forget callers without state."""
@@ -92,7 +92,7 @@ class _Caller:
 
 
 @dataclass(frozen=True)
-class Place:
+class AdmittedCall:
     """An admitted call, which `Admission.leave` gives back."""
 
     caller: Hashable
@@ -133,7 +133,7 @@ class Admission:
         upload: bool = False,
         essential: bool = False,
         role: str = "",
-    ) -> Place:
+    ) -> AdmittedCall:
         """Admit a call before any of it is read; give its place back with `leave`.
 
         Parameters
@@ -184,9 +184,9 @@ class Admission:
         held.calls += 1
         held.uploads += upload
         held.connections[connection] += 1
-        return Place(caller, connection, upload, role)
+        return AdmittedCall(caller, connection, upload, role)
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: AdmittedCall) -> None:
         """Give an admitted call's place back."""
         held = self._callers[place.caller]
         self.calls -= 1
@@ -217,7 +217,7 @@ class Admission:
         self.turned_away["resets_per_s", role] += 1
         return True
 
-    def too_slow(self, place: Place, what: str) -> Refusal:
+    def too_slow(self, place: AdmittedCall, what: str) -> Refusal:
         """Return the refusal of a call whose caller was too slow, and refuse its uploads for `message_s`."""
         self.turned_away["message_s", place.role] += 1
         self._callers[place.caller].shut_until = self._clock() + self.limits.message_s

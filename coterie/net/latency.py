@@ -24,7 +24,7 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import latency_pb2 as wire
 from coterie.wire.v1.latency_pb2_grpc import LatencyStub, ProbeStub
 
-__all__ = ["HOLD_S", "Service", "attend", "check_order", "measure", "measure_each", "volume"]
+__all__ = ["HOLD_S", "MeasuredService", "attend", "check_order", "measure", "measure_each", "volume"]
 
 _log = structlog.get_logger("coterie.latency")
 
@@ -40,7 +40,7 @@ _LONGEST_PAUSE_S = 60.0
 
 
 @dataclass(frozen=True)
-class Service:
+class MeasuredService:
     """A service that a process measures the network to.
 
     Attributes
@@ -90,12 +90,12 @@ def volume(order: wire.MeasureOrder) -> int:
     return 2 * order.repeats * sum(order.sizes)
 
 
-async def measure(service: Service, tls: TlsFiles, order: wire.MeasureOrder) -> wire.PairTimes:
+async def measure(service: MeasuredService, tls: TlsFiles, order: wire.MeasureOrder) -> wire.PairTimes:
     """Measure the network to a service over fresh connections; a failure ends it early and is in the result.
 
     Parameters
     ----------
-    service : Service
+    service : MeasuredService
         The service.
     tls : TlsFiles
         The caller's certificate.
@@ -131,7 +131,7 @@ async def measure(service: Service, tls: TlsFiles, order: wire.MeasureOrder) -> 
     return times
 
 
-async def _connections(service: Service, tls: TlsFiles, count: int, times: wire.PairTimes) -> None:
+async def _connections(service: MeasuredService, tls: TlsFiles, count: int, times: wire.PairTimes) -> None:
     """Time ``count`` TCP connects and TLS handshakes with asyncio, since gRPC does not tell how long its own take."""
     if not count:
         return
@@ -158,7 +158,7 @@ async def _connections(service: Service, tls: TlsFiles, count: int, times: wire.
 
 
 @contextlib.asynccontextmanager
-async def _channel(service: Service, tls: TlsFiles) -> AsyncIterator[Channel]:
+async def _channel(service: MeasuredService, tls: TlsFiles) -> AsyncIterator[Channel]:
     channel = connect(
         service.address,
         tls.channel_credentials(),
@@ -202,7 +202,7 @@ async def _pieces(size: int, *, up: bool) -> AsyncIterator[wire.CarryRequest]:
 
 
 async def measure_each(
-    services: Mapping[str, Service], tls: TlsFiles, order: wire.MeasureOrder, limit: int
+    services: Mapping[str, MeasuredService], tls: TlsFiles, order: wire.MeasureOrder, limit: int
 ) -> AsyncIterator[tuple[wire.PairTimes | None, str]]:
     """Measure to each service in turn, and yield its times and ""; or None and why nothing is measured.
 
@@ -234,7 +234,7 @@ async def measure_each(
 
 
 async def attend(
-    cos: Channel, services: Callable[[], Mapping[str, Service]], tls: TlsFiles, limit: int
+    cos: Channel, services: Callable[[], Mapping[str, MeasuredService]], tls: TlsFiles, limit: int
 ) -> None:
     """Carry out the orchestration server's measurement orders until cancelled; each party runs it in the background.
 

@@ -20,7 +20,7 @@ from grpc.aio import _server as aio_server
 
 from coterie.crypto.authority import PeerIdentity
 from coterie.errors import CertificateError, CoterieError, StoreError
-from coterie.net.admission import Admission, Limits, Place
+from coterie.net.admission import Admission, AdmittedCall, Limits
 from coterie.net.authorisation import LARGEST, may_call
 from coterie.net.channel import SERVER_TIME_KEY, Recorder
 from coterie.net.close_connection import cut_off
@@ -113,7 +113,7 @@ class _Served:
         self._waited = 0.0
         self._received = 0
         self._caller = ""
-        self._place: Place
+        self._place: AdmittedCall
 
     def _decode(self, data: bytes) -> Any:
         largest = LARGEST.get(self._method)
@@ -394,7 +394,7 @@ class Guard(grpc.aio.ServerInterceptor):
             )
         return identity
 
-    def enter(self, peer: PeerIdentity, context: Any, *, upload: bool, method: str) -> Place:
+    def enter(self, peer: PeerIdentity, context: Any, *, upload: bool, method: str) -> AdmittedCall:
         """Admit a call; its place is held until its response was sent.
 
         Raises

@@ -23,7 +23,7 @@ from coterie.crypto.explicit import encode
 from coterie.crypto.sealed_model import agreement, open_model, seal_model
 from coterie.crypto.verification import Reason, VerificationError
 from coterie.errors import CoterieError
-from coterie.rounds.conductor import Cover, apply_sum
+from coterie.rounds.conductor import Cover, decode_sum
 from coterie.rounds.sides import Arrays, ServerSide
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import ImpossibleSumError
@@ -115,7 +115,8 @@ class SharedModels:
                 part=plan.part,
             )
             before = self.opened(task.model, task.items, groups)
-            arrays, measured = apply_sum(side, before, codes[: layout.size], cover)
+            summed = decode_sum(side, codes[: layout.size], cover)
+            arrays, measured = side.apply(before, summed), side.measured(purpose, summed.sums)
             held = self._secrets(plan.key_id)
         except (CoterieError, ImpossibleSumError) as error:
             raise Declined(str(error)) from None

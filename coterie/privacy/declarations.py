@@ -32,8 +32,8 @@ __all__ = [
     "WHOLE",
     "WINDOWS_ONLY",
     "Access",
-    "Row",
-    "Rows",
+    "AccessRow",
+    "AccessRows",
     "anything",
     "everybody",
     "nobody",
@@ -136,19 +136,19 @@ def own(why: str) -> Access:
     return Access(True, why, own_only=True)
 
 
-Row = tuple[Mapping[str, Access], str]
+AccessRow = tuple[Mapping[str, Access], str]
 """Access to a kind of datum by role, and why other roles have none."""
 
-Rows = Mapping[str, Row]
+AccessRows = Mapping[str, AccessRow]
 """Rows by kind of datum."""
 
 
-def everybody(why: str, roles: Iterable[str] = ROLES, *, otherwise: str = "") -> Row:
+def everybody(why: str, roles: Iterable[str] = ROLES, *, otherwise: str = "") -> AccessRow:
     """Return a row in which ``roles`` may see every datum of a kind; ``otherwise`` says why other roles may not."""
     return {role: anything(why) for role in roles}, otherwise
 
 
-def nobody(why: str) -> Row:
+def nobody(why: str) -> AccessRow:
     """Return a row in which nobody may see a kind."""
     return {}, why
 
@@ -156,7 +156,7 @@ def nobody(why: str) -> Row:
 RUN_PARTIES = ("cos", "data-owner", "client")
 REGISTERED = (*RUN_PARTIES, "decrypting-client")
 
-SHARED: Mapping[str, Row] = {
+SHARED: Mapping[str, AccessRow] = {
     "user_name": (
         {"client": own("the user's application names the user to its host (UserAgent)")},
         "a user is a key's SHA-256 beyond its host; no message of any other service has a name (Participant)",
@@ -279,7 +279,7 @@ WINDOWS_ONLY = ("sealed_reply", "window_vector", "visit_count")
 
 SIDE_INFORMATION = ("user_attributes", "item_features", "item_pull")
 
-NO_SIDE_INFORMATION: Mapping[str, Row] = dict.fromkeys(
+NO_SIDE_INFORMATION: Mapping[str, AccessRow] = dict.fromkeys(
     SIDE_INFORMATION, nobody("the system has no use for attributes and features: nobody is given any")
 )
 
@@ -296,17 +296,17 @@ OWNERS_LEARN_ONLY = (
 
 MASKED_ONLY = ("masked_vector", "round_key", "sealed_share", "revealed_share")
 
-NOT_SHARED: Mapping[str, Row] = dict.fromkeys(
+NOT_SHARED: Mapping[str, AccessRow] = dict.fromkeys(
     ("sealed_model", "cohort_metric"), nobody("participants share no key here: the server has the model")
 )
 
-NOT_ENCRYPTED: Mapping[str, Row] = dict.fromkeys(
+NOT_ENCRYPTED: Mapping[str, AccessRow] = dict.fromkeys(
     ("encrypted_vector", "encrypted_sum"), nobody("nothing is summed under a key here")
 )
 
-WHOLE: Mapping[str, Row] = {"sent_places": nobody("contributions are whole: they have all parts")}
+WHOLE: Mapping[str, AccessRow] = {"sent_places": nobody("contributions are whole: they have all parts")}
 
-SPARSE: Mapping[str, Mapping[str, Row]] = {
+SPARSE: Mapping[str, Mapping[str, AccessRow]] = {
     "encrypted": {
         "sent_places": (
             {
@@ -337,7 +337,7 @@ SPARSE: Mapping[str, Mapping[str, Row]] = {
 }
 """Rows of systems whose contributions may leave parts out, by secure sum."""
 
-ENCRYPTED: Mapping[str, Row] = {
+ENCRYPTED: Mapping[str, AccessRow] = {
     "encrypted_vector": (
         {
             "client": own("it encrypts its own (Submit)"),
@@ -389,7 +389,7 @@ ENCRYPTED: Mapping[str, Row] = {
     ),
 }
 
-SHARED_KEY: Mapping[str, Row] = {
+SHARED_KEY: Mapping[str, AccessRow] = {
     "encrypted_vector": ENCRYPTED["encrypted_vector"],
     "encrypted_sum": (
         {
@@ -445,7 +445,7 @@ SHARED_KEY: Mapping[str, Row] = {
     ),
 }
 
-MASKED: Mapping[str, Row] = {
+MASKED: Mapping[str, AccessRow] = {
     "masked_vector": (
         {
             "client": own("it masks its own (Submit)"),

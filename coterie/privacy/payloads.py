@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from coterie.privacy.fields import UNCLASSIFIED, kinds_in, reachable_kinds
-from coterie.privacy.transcript import Entry
+from coterie.privacy.transcript import TranscriptEntry
 from coterie.wire.v1.common_pb2 import Chunk, DType, Tensor
 from coterie.wire.v1.orchestrator_pb2 import (
     Briefings,
@@ -118,7 +118,7 @@ class Assembly:
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], list[Whole]] = defaultdict(list)
 
-    def add(self, entry: Entry, message: Message, chunk: Chunk) -> Whole | None:
+    def add(self, entry: TranscriptEntry, message: Message, chunk: Chunk) -> Whole | None:
         """Take the next chunk; return the payload that it completes.
 
         Raises
@@ -156,7 +156,7 @@ class Payloads:
         self._contributions: set[_Contribution] = set()
         self._revealed: set[_Round] = set()
 
-    def add(self, entry: Entry, message: Message) -> None:
+    def add(self, entry: TranscriptEntry, message: Message) -> None:
         """Take the next message of a type in ``CARRIERS``."""
         try:
             if isinstance(message, FetchRequest):
@@ -189,7 +189,7 @@ class Payloads:
 
     # --- Submit ------------------------------------------------------------------------------------------------------
 
-    def _add_submitted(self, entry: Entry, message: SubmitRequest) -> None:
+    def _add_submitted(self, entry: TranscriptEntry, message: SubmitRequest) -> None:
         self._kinds.update(filter(None, [_LABELLED.get(message.kind)]))
         if not message.HasField("chunk"):
             return
@@ -246,7 +246,7 @@ class Payloads:
 
     # --- Fetch -------------------------------------------------------------------------------------------------------
 
-    def _add_fetched(self, entry: Entry, message: FetchResponse) -> None:
+    def _add_fetched(self, entry: TranscriptEntry, message: FetchResponse) -> None:
         if not message.HasField("chunk"):
             return
         whole = self._fetched.add(entry, message, message.chunk)

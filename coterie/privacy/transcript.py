@@ -45,8 +45,8 @@ from coterie.wire.v1 import (
 from coterie.wire.v1.orchestrator_pb2 import PollResponse, SubmitResponse
 
 __all__ = [
-    "Entry",
     "Side",
+    "TranscriptEntry",
     "TranscriptWriter",
     "decode",
     "message_class",
@@ -64,7 +64,7 @@ _MOST_WAITING = 16 << 20
 
 
 @dataclass(frozen=True)
-class Entry:
+class TranscriptEntry:
     """One message of a transcript.
 
     Attributes
@@ -256,7 +256,7 @@ class TranscriptWriter:
             del self._waiting[: len(self._waiting) - len(view)]
 
 
-def read_transcript(path: Path | str) -> Iterator[Entry]:
+def read_transcript(path: Path | str) -> Iterator[TranscriptEntry]:
     """Read a transcript, also while it is being written.
 
     Parameters
@@ -297,7 +297,7 @@ def transcript_party(path: Path | str) -> str | None:
         return None
 
 
-def message_class(entry: Entry) -> type[Message] | None:
+def message_class(entry: TranscriptEntry) -> type[Message] | None:
     """Return the class of an entry's message; None for RPCs outside the contract (health, reflection).
 
     An RPC's name alone is not enough: the COS and a client's user agent both serve a ``Recommend``.  The role
@@ -311,7 +311,7 @@ def message_class(entry: Entry) -> type[Message] | None:
     return classes[0] if is_request else classes[1]
 
 
-def _attached(entry: Entry) -> Iterator[Entry]:
+def _attached(entry: TranscriptEntry) -> Iterator[TranscriptEntry]:
     """Yield the answers attached to an answer, each as the request and the answer that it replaces."""
     cls = message_class(entry)
     if cls not in (PollResponse, SubmitResponse):
@@ -329,7 +329,7 @@ def _attached(entry: Entry) -> Iterator[Entry]:
             yield replace(fetch, direction=entry.direction, payload=one.response.SerializeToString())
 
 
-def decode(entry: Entry) -> Message:
+def decode(entry: TranscriptEntry) -> Message:
     """Return the message of an entry.
 
     Raises
@@ -379,7 +379,7 @@ def _read_party(reader: BinaryIO, path: Path) -> str | None:
     return name.decode() if len(name) == length else None
 
 
-def _entries(reader: BinaryIO, path: Path, party: str) -> Iterator[tuple[Entry, int]]:
+def _entries(reader: BinaryIO, path: Path, party: str) -> Iterator[tuple[TranscriptEntry, int]]:
     """Yield whole entries, each with the position of its end."""
     position = reader.tell()
     while True:
@@ -397,7 +397,7 @@ def _entries(reader: BinaryIO, path: Path, party: str) -> Iterator[tuple[Entry, 
             )
         position += _HEADER.size + length
         yield (
-            Entry(
+            TranscriptEntry(
                 time_ns=time_ns,
                 rpc=body[:rpc_length].decode(),
                 peer=body[rpc_length:names].decode(),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from coterie.errors import ConfigError
 from coterie.privacy.canaries import Canary, CanaryKit
-from coterie.privacy.declarations import KINDS, ROLES, Access, Rows
+from coterie.privacy.declarations import KINDS, ROLES, Access, AccessRows
 from coterie.privacy.observation import observed_kinds
 from coterie.privacy.transcript import read_transcript, role_of
 
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-def matrix(rows: Rows) -> dict[str, dict[str, Access]]:
+def matrix(rows: AccessRows) -> dict[str, dict[str, Access]]:
     """Return the access of every role to every kind of datum.
 
     Parameters
@@ -125,7 +125,7 @@ class Audit:
         Rows that the system declares (``System.declared``).
     """
 
-    def __init__(self, canaries: CanaryKit, rows: Rows) -> None:
+    def __init__(self, canaries: CanaryKit, rows: AccessRows) -> None:
         self._kit = canaries
         self._matrix = matrix(rows)
         self._seen: dict[str, set[str]] = {}
@@ -230,7 +230,7 @@ class Audit:
 def audit(
     transcripts: Mapping[str, Iterable[Path | str]],
     canaries: CanaryKit,
-    rows: Rows,
+    rows: AccessRows,
     *,
     folders: Mapping[str, Iterable[Path | str]] | None = None,
 ) -> AuditResult:

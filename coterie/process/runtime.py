@@ -27,7 +27,7 @@ from coterie.net.authorisation import ALLOWED, OFFERED
 from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import NewToken
-from coterie.net.latency import Service as Measured
+from coterie.net.latency import MeasuredService as Measured
 from coterie.net.latency import attend
 from coterie.net.meter import Meter
 from coterie.net.probe import Probe
@@ -40,7 +40,7 @@ from coterie.store.engine import Writer
 from coterie.store.room import MARGIN, has_room
 from coterie.telemetry.accounting import Accounting
 from coterie.telemetry.exporter import Exporter
-from coterie.telemetry.gauges import Measure, of_the_disk, of_the_memory
+from coterie.telemetry.gauges import PrometheusMetric, of_the_disk, of_the_memory
 from coterie.telemetry.logs import configure
 from coterie.wire.v1.latency_pb2_grpc import add_ProbeServicer_to_server
 
@@ -86,7 +86,7 @@ class Runtime:
     transcript: TranscriptWriter | None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     failed: BaseException | None = None
-    measures: list[Measure] = field(default_factory=list)
+    measures: list[PrometheusMetric] = field(default_factory=list)
     """Measures that the metrics show in addition to those of every process."""
     _conditions: dict[str, bool] = field(default_factory=dict)
     _health: Any = field(default_factory=lambda: health_aio.HealthServicer())
@@ -183,7 +183,7 @@ class Runtime:
             on_revoked=on_revoked,
         )
         self.measures.append(
-            Measure(
+            PrometheusMetric(
                 "coterie_revocation_list_age_seconds",
                 "Time since the third party last said what is revoked.",
                 lambda: watch.age_s,

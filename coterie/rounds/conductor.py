@@ -1,4 +1,4 @@
-"""Builds the plan of a run's next sum and applies the sum to the model, in services and in one process alike."""
+"""Builds the plan of a run's next sum and decodes the sum, in services and in one process alike."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from coterie.rounds import policy
 from coterie.rounds.server_round import RoundState
-from coterie.rounds.sides import Arrays, ServerSide, Summed
+from coterie.rounds.sides import ServerSide, Summed
 from coterie.rounds.training import Purpose, Started, Training
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.secure_sum.protocol import Failed, ServerHalf, Subject
@@ -23,8 +23,8 @@ __all__ = [
     "Conductor",
     "Cover",
     "Population",
-    "apply_sum",
     "cohort_rule",
+    "decode_sum",
     "model_from_bytes",
     "model_to_bytes",
     "new_training",
@@ -83,7 +83,7 @@ def new_training(plan: RunPlan, *, supports: bool) -> Training:
 
 
 class Cover(NamedTuple):
-    """The users that a sum covers: `apply_sum` needs them to apply it.
+    """The users that a sum covers: `decode_sum` needs them.
 
     Parameters
     ----------
@@ -105,15 +105,12 @@ class Cover(NamedTuple):
     part: int
 
 
-def apply_sum(
-    side: ServerSide, arrays: Arrays, total: NDArray[np.uint32], cover: Cover
-) -> tuple[Arrays, dict[str, tuple[float, float]]]:
-    """Decode a sum and apply it to the server's arrays; return them and the metrics in the sum, sum and count by name.
+def decode_sum(side: ServerSide, total: NDArray[np.uint32], cover: Cover) -> Summed:
+    """Decode a sum, so that ``side.apply`` and ``side.measured`` can take it.
 
     Parameters
     ----------
     side : ServerSide
-    arrays : dict
     total : ndarray of uint32, shape (layout size,)
     cover : Cover
 
@@ -122,17 +119,15 @@ def apply_sum(
     ImpossibleSumError
         When the sum is beyond its bounds.
     """
-    sums = side.layout(cover.purpose).decode(total, cover.users)
-    summed = Summed(
+    return Summed(
         purpose=cover.purpose,
-        sums=sums,
+        sums=side.layout(cover.purpose).decode(total, cover.users),
         users=cover.users,
         pass_number=cover.pass_number,
         part=cover.part,
         shares=cover.shares * (cover.users / cover.cohort),
         population=cover.population,
     )
-    return side.apply(arrays, summed), side.measured(cover.purpose, sums)
 
 
 @dataclass(frozen=True)

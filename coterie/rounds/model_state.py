@@ -10,16 +10,16 @@ from typing import Protocol
 
 import numpy as np
 
-from coterie.rounds.conductor import Conductor, apply_sum, model_to_bytes
+from coterie.rounds.conductor import Conductor, decode_sum, model_to_bytes
 from coterie.rounds.sides import Arrays
 from coterie.rounds.training import Training
 from coterie.secure_sum.protocol import Applied, Formed
 from coterie.wire.tensor import to_wire
 from coterie.wire.v1.rounds_pb2 import SealedModel
 
-__all__ = ["Measured", "ModelState", "OpenModel", "SealedVersions"]
+__all__ = ["MetricTotals", "ModelState", "OpenModel", "SealedVersions"]
 
-Measured = dict[str, tuple[float, float]]
+MetricTotals = dict[str, tuple[float, float]]
 """Sum and number of users by metric."""
 
 _SEALED = "sealed"
@@ -49,7 +49,7 @@ class ModelState(Protocol):
 
     def after_sum(
         self, state: Training, arrays: Arrays, formed: Formed, users: int
-    ) -> tuple[Arrays, Measured]:
+    ) -> tuple[Arrays, MetricTotals]:
         """Apply a sum over ``users`` users; return the new arrays and the metrics in the sum.
 
         Raises
@@ -95,7 +95,7 @@ class OpenModel:
 
     def after_sum(
         self, state: Training, arrays: Arrays, formed: Formed, users: int
-    ) -> tuple[Arrays, Measured]:
+    ) -> tuple[Arrays, MetricTotals]:
         """Apply a sum; return the new arrays and the metrics in the sum.
 
         Raises
@@ -105,7 +105,9 @@ class OpenModel:
         """
         if isinstance(formed, Applied):
             raise AssertionError("a sum that others applied, to a model that the server has")
-        return apply_sum(self._conductor.side, arrays, formed, self._conductor.cover(state, users))
+        side = self._conductor.side
+        summed = decode_sum(side, formed, self._conductor.cover(state, users))
+        return side.apply(arrays, summed), side.measured(summed.purpose, summed.sums)
 
 
 class SealedVersions:
@@ -137,7 +139,7 @@ class SealedVersions:
 
     def after_sum(
         self, state: Training, arrays: Arrays, formed: Formed, users: int
-    ) -> tuple[Arrays, Measured]:
+    ) -> tuple[Arrays, MetricTotals]:
         """Return the version and metrics that holders agreed on; for a measuring sum, the old version and its metrics.
 
         Raises

@@ -27,22 +27,22 @@ from coterie.wire.refusal import ErrorReason, Refusal
 
 __all__ = [
     "TRANSITIONS",
-    "Applied",
     "Apply",
     "Arrived",
     "Ask",
-    "Declined",
     "Effect",
     "End",
     "Event",
-    "Keep",
-    "Lost",
-    "Opened",
-    "Phase",
+    "KeepMessages",
+    "MembersDeclined",
+    "MembersLost",
+    "MembersRevoked",
     "Resumed",
-    "Revoked",
+    "RoundOpened",
     "RoundState",
     "Save",
+    "SumApplied",
+    "SumPhase",
     "Tick",
     "Unmask",
     "UnmaskFailed",
@@ -53,7 +53,7 @@ __all__ = [
 
 _NONE: Mapping[int, bytes] = MappingProxyType({})
 
-Keep = Callable[[Mapping[int, bytes], int, bytes], Mapping[int, bytes]]
+KeepMessages = Callable[[Mapping[int, bytes], int, bytes], Mapping[int, bytes]]
 """Returns a copy of the messages with one member's message added."""
 
 
@@ -62,7 +62,7 @@ def in_memory(held: Mapping[int, bytes], member: int, message: bytes) -> Mapping
     return {**held, member: message}
 
 
-class Phase(enum.Enum):
+class SumPhase(enum.Enum):
     """The phases of a round; `TRANSITIONS` says which follow each other."""
 
     COLLECT = "collect"
@@ -77,7 +77,7 @@ class Phase(enum.Enum):
     @property
     def ended(self) -> bool:
         """Whether the round is over."""
-        return self in (Phase.DONE, Phase.ABANDONED)
+        return self in (SumPhase.DONE, SumPhase.ABANDONED)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class RoundState:
         Why the round was abandoned.
     subject : Subject, optional
         The model that the sum changes, for sums that key holders apply.
-    keep : Keep
+    keep : KeepMessages
         Stores a message of the open step, in memory or wherever the service wants it.
     """
 
@@ -122,7 +122,7 @@ class RoundState:
     half: ServerHalf
     patience_s: float
     step: Step
-    phase: Phase = Phase.COLLECT
+    phase: SumPhase = SumPhase.COLLECT
     closed: ClosedSteps = field(default_factory=ClosedSteps)
     arrived: Mapping[int, bytes] = field(default_factory=dict)
     expected: frozenset[int] = frozenset()
@@ -132,7 +132,7 @@ class RoundState:
     deadline: float = 0.0
     reason: str = ""
     subject: Subject | None = None
-    keep: Keep = in_memory
+    keep: KeepMessages = in_memory
 
     def __post_init__(self) -> None:
         if not isinstance(self.closed, ClosedSteps):
@@ -153,7 +153,7 @@ class RoundState:
     @property
     def asked(self) -> tuple[int, ...]:
         """Members that have neither answered the open step nor declined, ascending."""
-        if self.phase is not Phase.COLLECT:
+        if self.phase is not SumPhase.COLLECT:
             return ()
         return tuple(sorted(self.expected.difference(self.arrived, self.declined)))
 
@@ -169,7 +169,7 @@ class RoundState:
     @property
     def submitters(self) -> tuple[int, ...]:
         """Members whose contributions are in the sum, ascending; final once SUBMIT is closed."""
-        notes = self.arrived if self.step is Step.SUBMIT and self.phase is Phase.COLLECT else None
+        notes = self.arrived if self.step is Step.SUBMIT and self.phase is SumPhase.COLLECT else None
         return tuple(sorted(self.closed.get(Step.SUBMIT, _NONE) if notes is None else notes))
 
     @property
@@ -190,7 +190,7 @@ class RoundState:
 
 
 @dataclass(frozen=True)
-class Opened:
+class RoundOpened:
     """Event: the round begins."""
 
     now: float
@@ -215,7 +215,7 @@ class Arrived:
 
 
 @dataclass(frozen=True)
-class Lost:
+class MembersLost:
     """Event: the connections of these members are gone; the round waits for none of them until it is heard again.
 
     Messages that they sent stay.
@@ -226,7 +226,7 @@ class Lost:
 
 
 @dataclass(frozen=True)
-class Declined:
+class MembersDeclined:
     """Event: these members said that they take no further part in the round; messages that they sent before stay.
 
     The event is not durable: after a restart the members are asked again, and decline again.
@@ -237,7 +237,7 @@ class Declined:
 
 
 @dataclass(frozen=True)
-class Revoked:
+class MembersRevoked:
     """Event: these members are revoked.
 
     Revoked members that have not answered the first step are out of the round, and no message of theirs is accepted.
@@ -273,13 +273,24 @@ class UnmaskFailed:
 
 
 @dataclass(frozen=True)
-class Applied:
+class SumApplied:
     """Event: the changed model is stored; or, with a reason, the sum was impossible."""
 
     reason: str = ""
 
 
-Event = Opened | Resumed | Arrived | Lost | Declined | Revoked | Tick | Unmasked | UnmaskFailed | Applied
+Event = (
+    RoundOpened
+    | Resumed
+    | Arrived
+    | MembersLost
+    | MembersDeclined
+    | MembersRevoked
+    | Tick
+    | Unmasked
+    | UnmaskFailed
+    | SumApplied
+)
 
 
 # --- effects -----------------------------------------------------------------------------------------------------
@@ -318,44 +329,44 @@ class End:
 Effect = Save | Ask | Unmask | Apply | End
 
 
-_STEPPING = (Phase.COLLECT, Phase.UNMASK, Phase.ABANDONED)
+_STEPPING = (SumPhase.COLLECT, SumPhase.UNMASK, SumPhase.ABANDONED)
 """Phases to which an event of an open step may lead: the same or a later step, the end of the last step, or an
 abandoned round when a step is below its floor."""
 
-TRANSITIONS: Mapping[Phase, Mapping[type[Event], tuple[Phase, ...]]] = MappingProxyType(
+TRANSITIONS: Mapping[SumPhase, Mapping[type[Event], tuple[SumPhase, ...]]] = MappingProxyType(
     {
-        Phase.COLLECT: {
-            Opened: (Phase.COLLECT, Phase.ABANDONED),
-            Resumed: (Phase.COLLECT,),
+        SumPhase.COLLECT: {
+            RoundOpened: (SumPhase.COLLECT, SumPhase.ABANDONED),
+            Resumed: (SumPhase.COLLECT,),
             Arrived: _STEPPING,
-            Lost: _STEPPING,
-            Declined: _STEPPING,
-            Revoked: _STEPPING,
+            MembersLost: _STEPPING,
+            MembersDeclined: _STEPPING,
+            MembersRevoked: _STEPPING,
             Tick: _STEPPING,
         },
-        Phase.UNMASK: {
-            Resumed: (Phase.UNMASK,),
-            Arrived: (Phase.UNMASK,),
-            Lost: (Phase.UNMASK,),
-            Declined: (Phase.UNMASK,),
-            Revoked: (Phase.UNMASK,),
-            Tick: (Phase.UNMASK,),
-            Unmasked: (Phase.APPLY,),
+        SumPhase.UNMASK: {
+            Resumed: (SumPhase.UNMASK,),
+            Arrived: (SumPhase.UNMASK,),
+            MembersLost: (SumPhase.UNMASK,),
+            MembersDeclined: (SumPhase.UNMASK,),
+            MembersRevoked: (SumPhase.UNMASK,),
+            Tick: (SumPhase.UNMASK,),
+            Unmasked: (SumPhase.APPLY,),
             # The last step opens again for stand-ins of the members that answered wrongly.
-            UnmaskFailed: (Phase.COLLECT, Phase.ABANDONED),
+            UnmaskFailed: (SumPhase.COLLECT, SumPhase.ABANDONED),
         },
-        Phase.APPLY: {
+        SumPhase.APPLY: {
             # The sum is not durable, so it is computed again.
-            Resumed: (Phase.UNMASK,),
-            Arrived: (Phase.APPLY,),
-            Lost: (Phase.APPLY,),
-            Declined: (Phase.APPLY,),
-            Revoked: (Phase.APPLY,),
-            Tick: (Phase.APPLY,),
-            Applied: (Phase.DONE, Phase.ABANDONED),
+            Resumed: (SumPhase.UNMASK,),
+            Arrived: (SumPhase.APPLY,),
+            MembersLost: (SumPhase.APPLY,),
+            MembersDeclined: (SumPhase.APPLY,),
+            MembersRevoked: (SumPhase.APPLY,),
+            Tick: (SumPhase.APPLY,),
+            SumApplied: (SumPhase.DONE, SumPhase.ABANDONED),
         },
-        Phase.DONE: dict.fromkeys(get_args(Event), (Phase.DONE,)),
-        Phase.ABANDONED: dict.fromkeys(get_args(Event), (Phase.ABANDONED,)),
+        SumPhase.DONE: dict.fromkeys(get_args(Event), (SumPhase.DONE,)),
+        SumPhase.ABANDONED: dict.fromkeys(get_args(Event), (SumPhase.ABANDONED,)),
     }
 )
 """Phases to which each event may lead; an event that a phase does not list is a fault of the service."""
@@ -384,7 +395,7 @@ def _advanced(state: RoundState, event: Event) -> tuple[RoundState, list[Effect]
     if state.phase.ended and not isinstance(event, Arrived):
         return state, []
     match event:
-        case Opened(now):
+        case RoundOpened(now):
             _require(not state.expected and not state.closed, "opened once")
             opened = _open(state, state.step, now)
             return _progress(opened, now, [Save()])
@@ -392,21 +403,21 @@ def _advanced(state: RoundState, event: Event) -> tuple[RoundState, list[Effect]
             return _resume(state, now)
         case Arrived(now=now):
             return _progress(_take(state, event), now, [])
-        case Lost(members, now):
+        case MembersLost(members, now):
             return _progress(replace(state, lost=state.lost | members), now, [])
-        case Declined(members, now):
+        case MembersDeclined(members, now):
             return _progress(replace(state, declined=state.declined | members), now, [])
-        case Revoked(members, now):
+        case MembersRevoked(members, now):
             return _progress(_without(state, members), now, [])
         case Tick(now):
             return _progress(state, now, [])
         case Unmasked(total):
             # Nothing has to be saved: after a restart the same sum is computed again.
-            return replace(state, phase=Phase.APPLY), [Apply(total, state.users)]
+            return replace(state, phase=SumPhase.APPLY), [Apply(total, state.users)]
         case UnmaskFailed():
             return _without_wrong(state, event)
-        case Applied(reason):
-            return _abandon(state, reason) if reason else (replace(state, phase=Phase.DONE), [End()])
+        case SumApplied(reason):
+            return _abandon(state, reason) if reason else (replace(state, phase=SumPhase.DONE), [End()])
 
 
 def _require(condition: bool, what: str) -> None:
@@ -427,21 +438,21 @@ def _open(state: RoundState, step: Step, now: float) -> RoundState:
 
 
 def _resume(state: RoundState, now: float) -> tuple[RoundState, list[Effect]]:
-    if state.phase is Phase.COLLECT:
+    if state.phase is SumPhase.COLLECT:
         return _open(replace(state, lost=frozenset(), declined=frozenset()), state.step, now), []
-    return replace(state, phase=Phase.UNMASK), [Unmask()]
+    return replace(state, phase=SumPhase.UNMASK), [Unmask()]
 
 
 def _take(state: RoundState, arrived: Arrived) -> RoundState:
     member, step, message = arrived.member, arrived.step, arrived.message
     if _repeated(state, arrived):
         return _heard(state, member)
-    if state.phase is not Phase.COLLECT or step is not state.step:
+    if state.phase is not SumPhase.COLLECT or step is not state.step:
         raise Refusal(
             ErrorReason.ERROR_REASON_UNKNOWN_ROUND,
             f"step {step.value} of round {state.plan.round} is not open",
             field="round",
-            expected=f"{state.step.value}" if state.phase is Phase.COLLECT else "the next round",
+            expected=f"{state.step.value}" if state.phase is SumPhase.COLLECT else "the next round",
         )
     if member not in state.expected:
         raise Refusal(
@@ -465,7 +476,7 @@ def _take(state: RoundState, arrived: Arrived) -> RoundState:
 
 
 def _without(state: RoundState, members: frozenset[int]) -> RoundState:
-    if state.phase is not Phase.COLLECT or state.step is not state.half.steps[0]:
+    if state.phase is not SumPhase.COLLECT or state.step is not state.half.steps[0]:
         return state
     return replace(state, expected=state.expected.difference(members.difference(state.arrived)))
 
@@ -477,7 +488,7 @@ def _heard(state: RoundState, member: int) -> RoundState:
 def _repeated(state: RoundState, arrived: Arrived) -> bool:
     """Return whether the member's message of this step is there already; refuse a message with other bytes."""
     member, step, message = arrived.member, arrived.step, arrived.message
-    is_open = state.phase is Phase.COLLECT and step is state.step
+    is_open = state.phase is SumPhase.COLLECT and step is state.step
     kept = (state.arrived if is_open else state.closed.get(step, _NONE)).get(member)
     if kept is None:
         return False
@@ -498,7 +509,7 @@ def _repeated(state: RoundState, arrived: Arrived) -> bool:
 
 def _progress(state: RoundState, now: float, effects: list[Effect]) -> tuple[RoundState, list[Effect]]:
     """Close the open step if it can be closed, and then later steps that need not wait for any member."""
-    while state.phase is Phase.COLLECT:
+    while state.phase is SumPhase.COLLECT:
         late = now >= state.deadline
         missing = state.expected.difference(state.arrived)
         gone = missing if late else missing.intersection(state.lost | state.declined)
@@ -525,7 +536,7 @@ def _progress(state: RoundState, now: float, effects: list[Effect]) -> tuple[Rou
         if after < len(state.half.steps):
             state = _open(state, state.half.steps[after], now)
         else:
-            state = replace(state, phase=Phase.UNMASK)
+            state = replace(state, phase=SumPhase.UNMASK)
             effects = [*effects, Unmask()]
     return state, effects
 
@@ -544,7 +555,7 @@ def _without_wrong(state: RoundState, failed: UnmaskFailed) -> tuple[RoundState,
     # This state is not saved: after a restart the same answers are found wrong once more.
     again = replace(
         state,
-        phase=Phase.COLLECT,
+        phase=SumPhase.COLLECT,
         closed=closed,
         arrived=arrived,
         expected=frozenset(arrived).union(others),
@@ -556,4 +567,4 @@ def _without_wrong(state: RoundState, failed: UnmaskFailed) -> tuple[RoundState,
 
 def _abandon(state: RoundState, reason: str) -> tuple[RoundState, list[Effect]]:
     # The model stays as it is, and the running sum is dropped.
-    return replace(state, phase=Phase.ABANDONED, reason=reason, running=None), [Save(), End()]
+    return replace(state, phase=SumPhase.ABANDONED, reason=reason, running=None), [Save(), End()]

@@ -19,7 +19,7 @@ from coterie.secure_sum.plan import SumPlan
 __all__ = [
     "Arrays",
     "HostSide",
-    "Keep",
+    "KeepPrivate",
     "OwnerSide",
     "ServerSide",
     "Summed",
@@ -32,7 +32,7 @@ __all__ = [
 Arrays = dict[str, NDArray[Any]]
 """Arrays by name: a model, or the state that a side keeps."""
 
-Keep = Callable[[Arrays], Arrays]
+KeepPrivate = Callable[[Arrays], Arrays]
 """Takes the initial private arrays of a host's users, (users, ...) each; returns the stored ones, if any."""
 
 

@@ -23,14 +23,14 @@ from coterie.evaluation.selection import better
 __all__ = [
     "PURPOSES",
     "TRANSITIONS",
-    "Abandoned",
     "Evaluation",
-    "Phase",
     "Purpose",
+    "RoundAbandoned",
+    "RoundSummed",
     "Started",
-    "Stopped",
-    "Summed",
     "Training",
+    "TrainingPhase",
+    "TrainingStopped",
     "means",
     "step",
 ]
@@ -39,7 +39,7 @@ _MOST_ABANDONED = 5
 """Rounds abandoned in a row after which a run has failed."""
 
 
-class Phase(enum.Enum):
+class TrainingPhase(enum.Enum):
     """The phases of a run; `TRANSITIONS` says which follow each other."""
 
     GATHER = "gather"
@@ -50,7 +50,7 @@ class Phase(enum.Enum):
     @property
     def ended(self) -> bool:
         """Whether the run is over."""
-        return self in (Phase.DONE, Phase.FAILED)
+        return self in (TrainingPhase.DONE, TrainingPhase.FAILED)
 
 
 class Purpose(enum.Enum):
@@ -112,7 +112,7 @@ class Training:
     patience: int
     choose_by: str
     supports: bool
-    phase: Phase = Phase.GATHER
+    phase: TrainingPhase = TrainingPhase.GATHER
     groups: int = 0
     parts: int = 0
     evaluation_parts: int = 0
@@ -143,7 +143,7 @@ class Training:
     def from_json(cls, text: str) -> Training:
         """Return the state that ``to_json`` wrote."""
         plain: dict[str, Any] = json.loads(text)
-        plain["phase"], plain["purpose"] = Phase(plain["phase"]), Purpose(plain["purpose"])
+        plain["phase"], plain["purpose"] = TrainingPhase(plain["phase"]), Purpose(plain["purpose"])
         plain["users"] = tuple(slot for first, n in plain["users"] for slot in range(first, first + n))
         plain["measured"] = {name: (pair[0], pair[1]) for name, pair in plain["measured"].items()}
         plain["evaluations"] = tuple(Evaluation(**one) for one in plain["evaluations"])
@@ -183,7 +183,7 @@ def means(totals: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, i
 
 
 @dataclass(frozen=True)
-class Summed:
+class RoundSummed:
     """Event: the round's sum was applied; ``measured`` has sum and count over its users by metric.
 
     ``figures`` computes an evaluation's figures, value and number of users by name, from such sums over all users.
@@ -194,33 +194,33 @@ class Summed:
 
 
 @dataclass(frozen=True)
-class Abandoned:
+class RoundAbandoned:
     """Event: the round was abandoned."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class Stopped:
+class TrainingStopped:
     """Event: the run was stopped before its end, for the given reason."""
 
     reason: str
 
 
-Event = Started | Summed | Abandoned | Stopped
+Event = Started | RoundSummed | RoundAbandoned | TrainingStopped
 
 
-TRANSITIONS: Mapping[Phase, Mapping[type[Event], tuple[Phase, ...]]] = MappingProxyType(
+TRANSITIONS: Mapping[TrainingPhase, Mapping[type[Event], tuple[TrainingPhase, ...]]] = MappingProxyType(
     {
-        Phase.GATHER: {Started: (Phase.ROUNDS,), Stopped: (Phase.FAILED,)},
-        Phase.ROUNDS: {
-            Summed: (Phase.ROUNDS, Phase.DONE),
+        TrainingPhase.GATHER: {Started: (TrainingPhase.ROUNDS,), TrainingStopped: (TrainingPhase.FAILED,)},
+        TrainingPhase.ROUNDS: {
+            RoundSummed: (TrainingPhase.ROUNDS, TrainingPhase.DONE),
             # Too many in a row end the run.
-            Abandoned: (Phase.ROUNDS, Phase.DONE, Phase.FAILED),
-            Stopped: (Phase.FAILED,),
+            RoundAbandoned: (TrainingPhase.ROUNDS, TrainingPhase.DONE, TrainingPhase.FAILED),
+            TrainingStopped: (TrainingPhase.FAILED,),
         },
-        Phase.DONE: dict.fromkeys(get_args(Event), (Phase.DONE,)),
-        Phase.FAILED: dict.fromkeys(get_args(Event), (Phase.FAILED,)),
+        TrainingPhase.DONE: dict.fromkeys(get_args(Event), (TrainingPhase.DONE,)),
+        TrainingPhase.FAILED: dict.fromkeys(get_args(Event), (TrainingPhase.FAILED,)),
     }
 )
 """Phases to which each event may lead."""
@@ -255,7 +255,7 @@ def step(state: Training, event: Event) -> Training:
     if known is None:
         raise AssertionError(f"{event} does not come in phase {state.phase.value}")
     found = _stepped(state, event)
-    follows = state.phase is not Phase.ROUNDS or found.purpose in PURPOSES[state.purpose]
+    follows = state.phase is not TrainingPhase.ROUNDS or found.purpose in PURPOSES[state.purpose]
     if found.phase not in known or not follows:
         raise AssertionError(
             f"{event} led from {state.phase.value} to {found.phase.value}, {found.purpose.value}"
@@ -267,10 +267,10 @@ def _stepped(state: Training, event: Event) -> Training:
     if state.phase.ended:
         return state
     match event:
-        case Started(users, groups, parts, evaluation_parts) if state.phase is Phase.GATHER:
+        case Started(users, groups, parts, evaluation_parts) if state.phase is TrainingPhase.GATHER:
             return replace(
                 state,
-                phase=Phase.ROUNDS,
+                phase=TrainingPhase.ROUNDS,
                 users=users,
                 groups=groups,
                 parts=parts,
@@ -278,20 +278,20 @@ def _stepped(state: Training, event: Event) -> Training:
                 purpose=Purpose.SUPPORTS if state.supports else Purpose.EVALUATE,
                 part=0,
             )
-        case Summed(measured, figures) if state.phase is Phase.ROUNDS:
+        case RoundSummed(measured, figures) if state.phase is TrainingPhase.ROUNDS:
             return _after(_counted(replace(state, abandoned_in_a_row=0), measured), figures)
-        case Abandoned(reason):
+        case RoundAbandoned(reason):
             row = state.abandoned_in_a_row + 1
             state = replace(state, abandoned=state.abandoned + 1, abandoned_in_a_row=row)
             if row >= _MOST_ABANDONED:
                 words = f"{row} rounds in a row were abandoned; the last one: {reason}"
-                return replace(state, phase=Phase.FAILED, reason=words)
+                return replace(state, phase=TrainingPhase.FAILED, reason=words)
             # A group cannot train before it was asked for its items, so it is asked again.
             if state.purpose is Purpose.SUPPORTS:
                 return state
             return _after(replace(state, partial=state.purpose is Purpose.EVALUATE))
-        case Stopped(reason):
-            return replace(state, phase=Phase.FAILED, reason=reason)
+        case TrainingStopped(reason):
+            return replace(state, phase=TrainingPhase.FAILED, reason=reason)
         case _:
             raise AssertionError(f"{event} does not come in phase {state.phase.value}")
 
@@ -356,4 +356,4 @@ def _evaluated(state: Training, figures: _Figures) -> Training:
         state = replace(state, evaluations=evaluations, best=best, measured={})
     waited = len(state.evaluations) - 1 - state.best if state.best >= 0 else 0
     over = state.pass_number >= state.passes or (state.patience > 0 and waited >= state.patience)
-    return replace(state, phase=Phase.DONE) if over else state
+    return replace(state, phase=TrainingPhase.DONE) if over else state

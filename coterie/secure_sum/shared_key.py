@@ -7,8 +7,8 @@ result under a key that only holders have.  The server takes the version on whic
 asks another holder, and names the one that stands alone.
 
 The holders that are asked change from round to round.  The learning system determines how a sum changes the model; the
-holder is given that as a function (`Apply`).  One curious holder together with the server can read everything, as in
-the paper's form.
+holder is given that as a function (`ApplyAtHolder`).  One curious holder together with the server can read everything,
+as in the paper's form.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from coterie.crypto.identity import Bundle, Identity
     from coterie.secure_sum.key_holder import HeldSecrets
 
-__all__ = ["AGREEING", "MEASURING", "Apply", "SharedKeyHolder", "SharedKeyServer"]
+__all__ = ["AGREEING", "MEASURING", "ApplyAtHolder", "SharedKeyHolder", "SharedKeyServer"]
 
 AGREEING = 2
 """Number of holders that must come to the same model."""
@@ -59,7 +59,7 @@ MEASURING = "evaluate"
 """The one purpose whose sums the server sees in the open."""
 
 
-Apply = Callable[[SumPlan, wire.ApplyTask, NDArray[np.uint32], int], wire.AppliedSum]
+ApplyAtHolder = Callable[[SumPlan, wire.ApplyTask, NDArray[np.uint32], int], wire.AppliedSum]
 """Applies a sum of codes, uint32 (layout size,), over a number of users to a task's model; may raise `Declined`."""
 
 
@@ -232,7 +232,7 @@ class SharedKeyHolder(KeyHolder):
         bundles: Mapping[bytes, Bundle],
         known: dict[bytes, bytes] | None = None,
         *,
-        apply: Apply,
+        apply: ApplyAtHolder,
     ) -> None:
         super().__init__(plan, holder, identity, held, bundles, known)
         self._apply = apply

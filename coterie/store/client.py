@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-__all__ = ["Entry", "Interaction", "OutboxEntry", "Refused", "Sent", "Visited", "metadata"]
+__all__ = ["Interaction", "JournalEntry", "LastVisit", "OutboxEntry", "Refused", "Sent", "metadata"]
 
 metadata = sa.MetaData()
 
@@ -118,7 +118,7 @@ visited = sa.Table(
 """DRIFT's shielded form: the last visit of each user to each owner."""
 
 
-class Visited(NamedTuple):
+class LastVisit(NamedTuple):
     """The last visit of a user to an owner.
 
     ``number`` and ``epoch`` are the visit's; ``durable`` counts the user's records at the owner, ``held`` its blocks
@@ -156,7 +156,7 @@ class OutboxEntry(NamedTuple):
     rows: bytes
 
 
-class Entry(NamedTuple):
+class JournalEntry(NamedTuple):
     """One member's journal of rounds; its contribution is ``length`` bytes at ``offset`` of a file.
 
     The contribution is followed by ``private`` bytes: the private state of the member's users after it.  The CRC-32
@@ -262,7 +262,7 @@ def load_sent(connection: sa.Connection) -> list[sa.Row[Any]]:
     )
 
 
-def save_journals(connection: sa.Connection, run: str, entries: Sequence[Entry]) -> None:
+def save_journals(connection: sa.Connection, run: str, entries: Sequence[JournalEntry]) -> None:
     """Write members' journals in place of their earlier ones."""
     if entries:
         statement = sa.text(
@@ -274,11 +274,11 @@ def save_journals(connection: sa.Connection, run: str, entries: Sequence[Entry])
         connection.execute(statement, [{"run": run, **entry._asdict()} for entry in entries])
 
 
-def load_journals(connection: sa.Connection, run: str) -> list[Entry]:
+def load_journals(connection: sa.Connection, run: str) -> list[JournalEntry]:
     """Return the members' journals of a run."""
     rows = connection.execute(sa.select(journal).where(journal.c.run == run))
     return [
-        Entry(
+        JournalEntry(
             row.participant,
             row.joined,
             row.reveals,
@@ -330,7 +330,7 @@ def load_declined(connection: sa.Connection) -> list[sa.Row[Any]]:
     )
 
 
-def save_visits(connection: sa.Connection, rows: Mapping[int, bytes], made: Sequence[Visited]) -> None:
+def save_visits(connection: sa.Connection, rows: Mapping[int, bytes], made: Sequence[LastVisit]) -> None:
     """Write users' own rows and the visits that changed them."""
     if rows:
         statement = sa.text('INSERT OR REPLACE INTO vectors ("user", "row") VALUES (:user, :row)')
@@ -348,6 +348,6 @@ def load_vectors(connection: sa.Connection) -> dict[int, bytes]:
     return {row.user: row.row for row in connection.execute(sa.select(vectors))}
 
 
-def load_visited(connection: sa.Connection) -> list[Visited]:
+def load_visited(connection: sa.Connection) -> list[LastVisit]:
     """Return the last visits of all users."""
-    return [Visited(*row) for row in connection.execute(sa.select(visited))]
+    return [LastVisit(*row) for row in connection.execute(sa.select(visited))]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from coterie.rounds.server_round import Keep, in_memory
+from coterie.rounds.server_round import KeepMessages, in_memory
 
 __all__ = ["LoggedUpdate", "Progress", "SavedSum", "metadata"]
 
@@ -332,7 +332,7 @@ def forget_sums(connection: sa.Connection, run_id: str) -> None:
 
 
 def load_sum(
-    connection: sa.Connection, run_id: str, keep: Keep = in_memory
+    connection: sa.Connection, run_id: str, keep: KeepMessages = in_memory
 ) -> tuple[SavedSum, dict[str, Mapping[int, bytes]]] | None:
     """Return the sum in progress and its closed steps' messages, collected by ``keep``; None between rounds."""
     row = connection.execute(sa.select(sums).where(sums.c.run_id == run_id)).first()

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from coterie.errors import ConfigError, StoreError
 from coterie.store.engine import migrate, trouble_of
 
-__all__ = ["LEAST_VERSION", "Place", "bounded", "open_postgres", "read_revision"]
+__all__ = ["LEAST_VERSION", "DatabaseAddress", "bounded", "open_postgres", "read_revision"]
 
 LEAST_VERSION = 13
 """Oldest major version of the server."""
@@ -32,7 +32,7 @@ _CONNECT_S = 10
 
 
 @dataclass(frozen=True)
-class Place:
+class DatabaseAddress:
     """Address of a database, with the credentials and limits of its connections.
 
     Parameters
@@ -158,12 +158,12 @@ def _password(path: Path) -> str:
     return lines[0]
 
 
-def open_postgres(place: Place, schema: str) -> tuple[sa.Engine, sa.Engine]:
+def open_postgres(place: DatabaseAddress, schema: str) -> tuple[sa.Engine, sa.Engine]:
     """Open a store in PostgreSQL, creating or migrating it to the newest revision.
 
     Parameters
     ----------
-    place : Place
+    place : DatabaseAddress
     schema : str
         Folder of the role's revisions under ``coterie/store/migrations``.
 
@@ -224,7 +224,7 @@ def bounded(connection: sa.Connection, limit_s: float) -> Iterator[None]:
         held.close()
 
 
-def read_revision(place: Place) -> str | None:
+def read_revision(place: DatabaseAddress) -> str | None:
     """Return the revision of a database's tables without changing anything; None when it has no tables.
 
     Raises
@@ -247,7 +247,7 @@ def read_revision(place: Place) -> str | None:
         engine.dispose()
 
 
-def _check(connection: sa.Connection, place: Place) -> None:
+def _check(connection: sa.Connection, place: DatabaseAddress) -> None:
     version = connection.dialect.server_version_info or (0,)
     if int(version[0]) < LEAST_VERSION:
         raise StoreError(
@@ -261,7 +261,7 @@ def _check(connection: sa.Connection, place: Place) -> None:
         )
 
 
-def _alone(connection: Any, place: Place) -> None:
+def _alone(connection: Any, place: DatabaseAddress) -> None:
     """Take the database's lock for a new connection; close the connection when it is taken."""
     try:
         with connection.cursor() as cursor:

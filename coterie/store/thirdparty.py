@@ -26,7 +26,7 @@ from coterie.store.thirdparty_keys import (
 )
 from coterie.wire.refusal import ErrorReason, Refusal
 
-__all__ = ["Directory", "Published", "Redemption", "Renewed", "Revoked", "ThirdPartyStore", "metadata"]
+__all__ = ["DirectoryAnswer", "Published", "Redemption", "Renewed", "Revoked", "ThirdPartyStore", "metadata"]
 
 T = TypeVar("T")
 
@@ -130,7 +130,7 @@ class Renewed(NamedTuple):
     """Unix seconds."""
 
 
-class Directory(NamedTuple):
+class DirectoryAnswer(NamedTuple):
     """The directory's answer to a look-up of bundles."""
 
     revision: int
@@ -283,10 +283,10 @@ class ThirdPartyStore:
 
         await self._write(write)
 
-    async def lookup(self, participants: Sequence[bytes]) -> Directory:
+    async def lookup(self, participants: Sequence[bytes]) -> DirectoryAnswer:
         """Return the bundles of participants (at most 1,000: one query)."""
 
-        def read(connection: sa.Connection) -> Directory:
+        def read(connection: sa.Connection) -> DirectoryAnswer:
             # The revision is read first, so that the rows are at least as new.
             revision = _revision(connection)
             found = connection.execute(
@@ -295,7 +295,7 @@ class ThirdPartyStore:
                 )
             )
             messages = {row.participant: row.message for row in found}
-            return Directory(revision, messages, _revoked_among(connection, participants))
+            return DirectoryAnswer(revision, messages, _revoked_among(connection, participants))
 
         return await self._read(read)
 

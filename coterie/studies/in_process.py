@@ -29,8 +29,8 @@ from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import MemberHalf
 from coterie.secure_sum.registry import KEYED, Signer, keyring_of, member_half, server_half
 from coterie.studies.local_key import LocalKey, SharedLocalKey
-from coterie.studies.local_rounds import Host, Outcome
-from coterie.studies.local_training import LocalHost, Trained, train
+from coterie.studies.local_rounds import MemberHost, Outcome
+from coterie.studies.local_training import LocalHost, LocallyTrained, train
 from coterie.studies.run_data import Feed
 from coterie.studies.run_plan import run_plan
 from coterie.systems.registry import asks_owners, host_side, owner_side, server_side
@@ -47,7 +47,7 @@ _VALID_S = 7 * 24 * 3600
 See = Callable[[wire.WatchRunResponse], None]
 """Callback that receives each event, as a watcher of the services does."""
 
-Evaluated = Callable[[Training, Sequence[HostSide]], None]
+OnEvaluation = Callable[[Training, Sequence[HostSide]], None]
 """Callback that receives the state of training and the hosts after an evaluation."""
 
 
@@ -59,13 +59,13 @@ class InProcess:
     ----------
     known : dict
         The run's facts, as the COS reports them (``GetReport``).
-    trained : Trained
+    trained : LocallyTrained
     hosts : list of HostSide
         Hosts that have users, in their order, with the users' private state after the last round.
     """
 
     known: dict[str, Any]
-    trained: Trained
+    trained: LocallyTrained
     hosts: list[HostSide]
 
 
@@ -76,7 +76,7 @@ def train_in_process(
     run_id: str,
     seed: int,
     see: See,
-    on_evaluation: Evaluated | None = None,
+    on_evaluation: OnEvaluation | None = None,
 ) -> InProcess:
     """Train a rounds-based system in this process.
 
@@ -117,7 +117,7 @@ def train_plan(
     *,
     hosts: int,
     see: See,
-    on_evaluation: Evaluated | None = None,
+    on_evaluation: OnEvaluation | None = None,
     encryption: EncryptionSettings | None = None,
 ) -> InProcess:
     """Train any registered rounds-based system in this process, by a run's plan.
@@ -156,7 +156,7 @@ def train_plan(
         )
         sides.append(side)
     half = server_half(plan.secure_sum)
-    holders: Mapping[str, Host] = {}
+    holders: Mapping[str, MemberHost] = {}
     shared: SharedLocalKey | None = None
     if plan.secure_sum in KEYED:
         terms = encryption or EncryptionSettings()

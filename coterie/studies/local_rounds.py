@@ -17,14 +17,14 @@ from coterie.rounds.holder_round import Half, HolderRound
 from coterie.rounds.member_round import Decline, Journal, Keep, MemberRound, Send, SitOut, Train
 from coterie.rounds.member_round import Effect as MemberEffect
 from coterie.rounds.server_round import (
-    Applied,
     Apply,
     Arrived,
     Effect,
     Event,
-    Opened,
-    Phase,
+    RoundOpened,
     RoundState,
+    SumApplied,
+    SumPhase,
     Tick,
     Unmask,
     Unmasked,
@@ -36,13 +36,13 @@ from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Failed, Formed, MemberHalf, ServerHalf, Step, Subject, Total
 from coterie.wire.refusal import Refusal
 
-__all__ = ["Holder", "Host", "Members", "Outcome", "run_round"]
+__all__ = ["Holder", "MemberHost", "Members", "Outcome", "run_round"]
 
 _STEP_S = 1.0
 """Time limit of one step on the round's own clock, which advances only when an answer is missing, seconds."""
 
 
-class Host(Protocol):
+class MemberHost(Protocol):
     """A connection that answers for some members of a round."""
 
     def answer(
@@ -101,7 +101,7 @@ def run_round(
     plan: SumPlan,
     layout: Layout,
     half: ServerHalf,
-    hosts: Mapping[str, Host],
+    hosts: Mapping[str, MemberHost],
     apply: Callable[[Formed, int], str] | None = None,
     subject: Subject | None = None,
 ) -> Outcome:
@@ -115,7 +115,7 @@ def run_round(
         Layout of the contributions.
     half : ServerHalf
         The server's half of the secure sum.
-    hosts : mapping of str to Host
+    hosts : mapping of str to MemberHost
         Connections by device, those of key holders included; members at a missing device drop out at once.
     apply : callable, optional
         Changes the model by a sum and its number of users; returns why the sum is impossible, else an empty string.
@@ -129,11 +129,11 @@ def run_round(
     refused: list[tuple[int, Refusal]] = []
     wrong: tuple[int, ...] = ()
     found: Total | None = None
-    event: Event = Opened(0.0)
+    event: Event = RoundOpened(0.0)
     state, effects = advance(RoundState.begin(plan, layout, half, _STEP_S, subject), event)
     now = 0.0
     while not state.phase.ended:
-        if state.phase is Phase.COLLECT:
+        if state.phase is SumPhase.COLLECT:
             step, wanted = state.step, set(state.asked)
             for device, members in plan.by_device.items():
                 asked = [member for member in members if member in wanted]
@@ -147,13 +147,13 @@ def run_round(
                         state, effects = advance(state, Arrived(member, step, message, now))
                     except Refusal as refusal:
                         refused.append((member, refusal))
-            if state.phase is Phase.COLLECT and state.step is step:
+            if state.phase is SumPhase.COLLECT and state.step is step:
                 now = state.deadline
                 state, effects = advance(state, Tick(now))
             continue
         event, wrong, found = _carry_out(state, effects, now, apply, wrong, found)
         state, effects = advance(state, event)
-    if state.phase is not Phase.DONE:
+    if state.phase is not SumPhase.DONE:
         found = None
     return Outcome(
         None if found is None else found.formed,
@@ -184,7 +184,7 @@ def _carry_out(
                 return UnmaskFailed(str(failed), now, failed.wrong), (*wrong, *failed.wrong), None
             return Unmasked(found.formed), (*wrong, *found.wrong), found
         case Apply(formed, users):
-            return Applied(apply(formed, users) if apply is not None else ""), wrong, total
+            return SumApplied(apply(formed, users) if apply is not None else ""), wrong, total
         case other:
             raise AssertionError(f"a round cannot go on after {other}")
 
@@ -213,7 +213,7 @@ class Members:
     def answer(
         self, plan: SumPlan, step: Step, briefings: Mapping[int, bytes]
     ) -> Iterator[tuple[int, bytes]]:
-        """Yield the messages of members that a step asks; see `Host.answer`."""
+        """Yield the messages of members that a step asks; see `MemberHost.answer`."""
         if self._plan is not plan:
             self.close()
             self._plan = plan
@@ -278,7 +278,7 @@ class Holder:
     def answer(
         self, plan: SumPlan, step: Step, briefings: Mapping[int, bytes]
     ) -> Iterator[tuple[int, bytes]]:
-        """Yield the key holder's messages for a step; see `Host.answer`."""
+        """Yield the key holder's messages for a step; see `MemberHost.answer`."""
         if self._round is None or self._round.plan is not plan:
             self._round, self.sat_out = HolderRound(plan, self.journal, lambda: self.half(plan)), ""
         for respondent, briefing in briefings.items():

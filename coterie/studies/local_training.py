@@ -18,16 +18,16 @@ from coterie.errors import RunError
 from coterie.rounds.conductor import Conductor, Population, new_training
 from coterie.rounds.model_state import ModelState, OpenModel, SealedVersions
 from coterie.rounds.sides import Arrays, HostSide, ServerSide, User
-from coterie.rounds.training import Abandoned, Phase, Summed, Training, begin_round, step
+from coterie.rounds.training import RoundAbandoned, RoundSummed, Training, TrainingPhase, begin_round, step
 from coterie.secure_sum.contribution import ImpossibleSumError
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Failed, Formed, MemberHalf, ServerHalf, Subject
-from coterie.studies.local_rounds import Host, Members, Outcome, run_round
+from coterie.studies.local_rounds import MemberHost, Members, Outcome, run_round
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
-__all__ = ["LocalHost", "Shared", "Trained", "train"]
+__all__ = ["LocalHost", "LocallyTrained", "Shared", "train"]
 
-_NOBODY: Mapping[str, Host] = MappingProxyType({})
+_NOBODY: Mapping[str, MemberHost] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class LocalHost:
 
 
 @dataclass(frozen=True)
-class Trained:
+class LocallyTrained:
     """The result of training in one process.
 
     Parameters
@@ -111,11 +111,11 @@ def train(
     side: Callable[[int], ServerSide],
     half: ServerHalf,
     hosts: Sequence[LocalHost],
-    holders: Mapping[str, Host] = _NOBODY,
+    holders: Mapping[str, MemberHost] = _NOBODY,
     shared: Shared | None = None,
     on_evaluation: Callable[[Training, Arrays], None] | None = None,
     on_round: Callable[[Training, Outcome], None] | None = None,
-) -> Trained:
+) -> LocallyTrained:
     """Train a run from the first round to the end.
 
     Parameters
@@ -126,7 +126,7 @@ def train(
     half : ServerHalf
         The server's half of the secure sum.
     hosts : sequence of LocalHost
-    holders : mapping of str to Host, optional
+    holders : mapping of str to MemberHost, optional
         Connections of an encrypted sum's key holders, by device.
     shared : Shared, optional
         The key that participants share, if they do; the server then keeps sealed versions.
@@ -172,9 +172,9 @@ def train(
                 best = arrays
             if on_evaluation is not None:
                 on_evaluation(state, arrays)
-    if state.phase is Phase.FAILED:
+    if state.phase is TrainingPhase.FAILED:
         raise RunError(f"the run failed: {state.reason}")
-    return Trained(state, arrays, best)
+    return LocallyTrained(state, arrays, best)
 
 
 def _round(
@@ -184,7 +184,7 @@ def _round(
     held: Arrays,
     arrays: Arrays,
     workers: Mapping[str, _Host],
-    holders: Mapping[str, Host],
+    holders: Mapping[str, MemberHost],
     subject: Subject | None,
 ) -> tuple[Training, Arrays, Outcome]:
     model = conductor.side.model(arrays)
@@ -195,7 +195,7 @@ def _round(
     try:
         opening = conductor.open(state, hashlib.sha256(kept.model(held)).digest(), 1.0)
     except Failed as failed:
-        return step(state, Abandoned(str(failed))), held, Outcome(None, reason=str(failed))
+        return step(state, RoundAbandoned(str(failed))), held, Outcome(None, reason=str(failed))
     measured: dict[str, tuple[float, float]] = {}
 
     def apply(formed: Formed, users: int) -> str:
@@ -209,6 +209,8 @@ def _round(
     hosts = {**{device: worker.members for device, worker in workers.items()}, **holders}
     outcome = run_round(opening.plan, opening.layout, conductor.half, hosts, apply, subject)
     event = (
-        Summed(measured, conductor.side.figures) if outcome.total is not None else Abandoned(outcome.reason)
+        RoundSummed(measured, conductor.side.figures)
+        if outcome.total is not None
+        else RoundAbandoned(outcome.reason)
     )
     return step(state, event), held, outcome

@@ -21,8 +21,8 @@ from coterie.systems.registry import distribution_of, systems
 from coterie.telemetry.report import (
     Average,
     Course,
-    Evaluation,
-    Event,
+    EvaluationPart,
+    EventPart,
     Network,
     NetworkShare,
     ReferenceRow,
@@ -135,13 +135,13 @@ def _seconds(record: Mapping[str, Any], start: int) -> float:
     return round((int(record["time_ms"]) - start) / 1e3, 3)
 
 
-def _history(known: Mapping[str, Any]) -> list[Evaluation]:
+def _history(known: Mapping[str, Any]) -> list[EvaluationPart]:
     start = _start(known)
     entries = []
     for one in known["history"]:
         metrics = dict(one["metrics"])
         entries.append(
-            Evaluation(
+            EvaluationPart(
                 epoch=one["epoch"],
                 version=one["version"],
                 time_s=_seconds(one, start),
@@ -179,14 +179,14 @@ _PHASES = {
 }
 
 
-def _events(known: Mapping[str, Any]) -> list[Event]:
+def _events(known: Mapping[str, Any]) -> list[EventPart]:
     texts = [(one["time_ms"], f"{one['party']} {one['change']}") for one in known["parties"]]
     texts += [
         (one["time_ms"], _PHASES.get(one["phase"], one["phase"]).format(one["epoch"]))
         for one in known["phases"]
     ]
     start = _start(known)
-    return [Event(time_s=round((at - start) / 1e3, 3), text=text) for at, text in sorted(texts)]
+    return [EventPart(time_s=round((at - start) / 1e3, 3), text=text) for at, text in sorted(texts)]
 
 
 # --- all seeds together ----------------------------------------------------------------------------------------

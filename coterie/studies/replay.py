@@ -23,10 +23,10 @@ from coterie.crypto.identity import participant_id
 from coterie.errors import StoreError
 from coterie.parties.key_records import record_from_wire
 from coterie.privacy.payloads import Assembly
-from coterie.privacy.transcript import Entry, decode, message_class, read_transcript
+from coterie.privacy.transcript import TranscriptEntry, decode, message_class, read_transcript
 from coterie.rounds import server_round as machine
 from coterie.rounds.conductor import model_from_bytes
-from coterie.rounds.server_round import Phase, RoundState
+from coterie.rounds.server_round import RoundState, SumPhase
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.codes import codes_of
 from coterie.secure_sum.contribution import Layout
@@ -204,7 +204,7 @@ class Replay:
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    def _take(self, entry: Entry) -> None:
+    def _take(self, entry: TranscriptEntry) -> None:
         if message_class(entry) not in _READ:
             return
         try:
@@ -225,7 +225,7 @@ class Replay:
             case PaillierPublicKeyResponse() if message.HasField("record"):
                 self._keys[message.record.key.modulus] = message.record
 
-    def _take_message(self, entry: Entry, message: SubmitRequest) -> None:
+    def _take_message(self, entry: TranscriptEntry, message: SubmitRequest) -> None:
         """Record a member's message once all its chunks are there."""
         try:
             whole = self._submitting.add(entry, message, message.chunk)
@@ -239,7 +239,7 @@ class Replay:
             sent = (step, tuple(_slots_in(head.slots)), bytes(whole.data))
             self._rounds[head.round.round].messages.append(sent)
 
-    def _take_sent(self, entry: Entry, message: FetchResponse) -> None:
+    def _take_sent(self, entry: TranscriptEntry, message: FetchResponse) -> None:
         """Record a plan or a model that the server sent, once all its chunks are there."""
         if not message.HasField("chunk"):
             return
@@ -297,7 +297,7 @@ class _Round:
         covered: dict[int, tuple[int, ...]] = {}
         heard: set[tuple[Step, int]] = set()
         try:
-            state, _ = machine.advance(RoundState.begin(plan, layout, half, 1.0), machine.Opened(0.0))
+            state, _ = machine.advance(RoundState.begin(plan, layout, half, 1.0), machine.RoundOpened(0.0))
         except Failed:
             # The server never had this round's key, so the round came to nothing.
             return None
@@ -322,7 +322,7 @@ class _Round:
             state, total = _unmasked(state, clock)
             if total is not None:
                 break
-        if total is None and state.phase is Phase.COLLECT and state.step is half.steps[-1]:
+        if total is None and state.phase is SumPhase.COLLECT and state.step is half.steps[-1]:
             state, _ = machine.advance(state, machine.Tick(next(clock)))
             state, total = _unmasked(state, clock)
         if total is None:
@@ -333,7 +333,7 @@ class _Round:
 def _at(state: RoundState, step: Step, clock: Iterator[float]) -> RoundState:
     """Return the state at a step, with earlier steps closed by time, as the server's clock closed them."""
     steps = state.half.steps
-    while state.phase is Phase.COLLECT and steps.index(state.step) < steps.index(step):
+    while state.phase is SumPhase.COLLECT and steps.index(state.step) < steps.index(step):
         state, _ = machine.advance(state, machine.Tick(next(clock)))
     return state
 
@@ -354,14 +354,14 @@ def _after(state: RoundState, arrived: machine.Arrived, clock: Iterator[float] |
                 raise
             # The server asked other holders in place of those that did not answer, as long as there were any.
             later, _ = machine.advance(state, machine.Tick(next(clock)))
-            if later.phase is not Phase.COLLECT or later.expected == state.expected:
+            if later.phase is not SumPhase.COLLECT or later.expected == state.expected:
                 raise
             state = later
 
 
 def _unmasked(state: RoundState, clock: Iterator[float]) -> tuple[RoundState, NDArray[np.uint32] | None]:
     """Return the state and the unmasked sum; None while the sum is incomplete or when unmasking failed."""
-    if state.phase is not Phase.UNMASK or state.running is None:
+    if state.phase is not SumPhase.UNMASK or state.running is None:
         return state, None
     try:
         return state, state.half.unmask(state.plan, state.closed, state.running).codes

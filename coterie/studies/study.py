@@ -24,7 +24,7 @@ from coterie.systems.registry import REMEDY, distribution_of, system_named, syst
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
 if TYPE_CHECKING:
-    from coterie.studies.tables.table import Table
+    from coterie.studies.tables.paper_table import PaperTable
 
 __all__ = ["Further", "Recorded", "Study", "studies", "study_of"]
 
@@ -88,7 +88,7 @@ class Study:
         ``(settings, data, seed) -> {name: Reference}``: the reference rows, on the run's data and split.
     attack : callable
         ``(recorded) -> {name: figures}``: the attacks on the server's transcript.
-    tables : tuple of Table
+    tables : tuple of PaperTable
         Tables of the paper, for ``coterie evaluate``.
     further : callable
         ``(settings) -> Iterator[Further]``: the federations that ``[study]`` asks for.
@@ -96,7 +96,7 @@ class Study:
 
     references: Callable[[RunSettings, Feed, int], dict[str, Reference]]
     attack: Callable[[Recorded], Mapping[str, Any]]
-    tables: tuple[Table, ...] = ()
+    tables: tuple[PaperTable, ...] = ()
     further: Callable[[RunSettings], Iterator[Further]] = _nothing_further
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.data.attributes import AttributeTable
-from coterie.privacy.declarations import Rows
-from coterie.rounds.sides import HostSide, Keep, OwnerSide, ServerSide
+from coterie.privacy.declarations import AccessRows
+from coterie.rounds.sides import HostSide, KeepPrivate, OwnerSide, ServerSide
 from coterie.systems.settings import SystemSettings
 from coterie.systems.shared.host_data import HostData
 
@@ -117,7 +117,7 @@ class System:
     settings: type[SystemSettings]
     forms: Mapping[str, Driver]
     sums: tuple[str, ...]
-    declared: Callable[[str, str], Rows]
+    declared: Callable[[str, str], AccessRows]
     shown: tuple[str, ...]
     study: str
     page: str = ""
@@ -127,7 +127,7 @@ class System:
     usual: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
     needs: DataNeeds = DataNeeds()
     server: Callable[[str, int, int, int], ServerSide] | None = None
-    host: Callable[[str, HostData, NDArray[np.uint64], int, Keep], HostSide] | None = None
+    host: Callable[[str, HostData, NDArray[np.uint64], int, KeepPrivate], HostSide] | None = None
     owner: Callable[[str, NDArray[np.integer], AttributeTable, int], OwnerSide] | None = None
     ratings: Callable[[str], tuple[float, float]] | None = None
     fewest: Callable[[str], int] | None = None

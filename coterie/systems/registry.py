@@ -22,7 +22,7 @@ from coterie.data.attributes import AttributeTable
 from coterie.errors import ConfigError, nearest
 from coterie.privacy.declarations import KINDS, ROLES
 from coterie.privacy.visibility import matrix
-from coterie.rounds.sides import HostSide, Keep, OwnerSide, ServerSide
+from coterie.rounds.sides import HostSide, KeepPrivate, OwnerSide, ServerSide
 from coterie.secure_sum.registry import GIVES, SUMS
 from coterie.systems.description import Driver, System
 from coterie.systems.settings import SystemSettings
@@ -33,7 +33,7 @@ __all__ = [
     "REMEDY",
     "Combination",
     "Discovered",
-    "Failure",
+    "UnusableSystem",
     "asks_owners",
     "combination",
     "combinations",
@@ -69,7 +69,7 @@ _TABLE = re.compile(r"[a-z][a-z0-9_]*")
 
 
 @dataclass(frozen=True)
-class Failure:
+class UnusableSystem:
     """A system that is installed and cannot be used.
 
     Attributes
@@ -121,20 +121,20 @@ class Discovered:
         Usable systems by name, those of Coterie first.
     distributions : mapping of str to str
         Name and version of each one's distribution, by the system's name.
-    failures : tuple of Failure
+    failures : tuple of UnusableSystem
         Systems that cannot be used.
     """
 
     systems: Mapping[str, System]
     distributions: Mapping[str, str]
-    failures: tuple[Failure, ...]
+    failures: tuple[UnusableSystem, ...]
 
 
 def discover() -> Discovered:
     """Load the entry points of all distributions that Python finds; `systems` does so once for a process."""
     loaded: dict[str, System] = {}
     distributions: dict[str, str] = {}
-    failed: list[Failure] = []
+    failed: list[UnusableSystem] = []
     # Coterie's own systems come first, so that no plug-in takes one of their names.
     points = sorted((_distribution(point), point.name, point.value) for point in _points())
     for distribution, name, value in sorted(points, key=lambda one: not one[0].startswith(f"{_OURS} ")):
@@ -143,7 +143,7 @@ def discover() -> Discovered:
             _check(name, system, loaded, distributions)
         # A plug-in is foreign code: the other systems go on working whatever it raises.
         except (Exception, SystemExit) as error:
-            failed.append(Failure(name, distribution, _words(error)))
+            failed.append(UnusableSystem(name, distribution, _words(error)))
             continue
         loaded[name], distributions[name] = system, distribution
     return Discovered(MappingProxyType(loaded), MappingProxyType(distributions), tuple(failed))
@@ -221,12 +221,12 @@ def _check_sides(system: System) -> None:
 def _check_table(system: System, loaded: Mapping[str, System], distributions: Mapping[str, str]) -> None:
     """Check a system's table of settings, and the defaults that it sets in other tables."""
     # Imported here, as the module of a run imports this one.
-    from coterie.systems.run import Run
+    from coterie.systems.run_settings import BaseRunSettings
 
     table, settings = system.table, system.settings
     if not _TABLE.fullmatch(table):
         raise ConfigError(f"its table is called {table!r}; expected lower-case letters, digits and _")
-    if table in Run.model_fields or hasattr(Run, table) or table.startswith("model_"):
+    if table in BaseRunSettings.model_fields or hasattr(BaseRunSettings, table) or table.startswith("model_"):
         raise ConfigError(f"its table [{table}] has a name that every run has for something else")
     for other in loaded.values():
         if other.table == table:
@@ -240,7 +240,9 @@ def _check_table(system: System, loaded: Mapping[str, System], distributions: Ma
             raise ConfigError(f"its key {table}.{key} has no default; expected one for every key")
     settings()
     for name, values in system.usual.items():
-        known = getattr(getattr(Run.model_fields.get(name), "annotation", None), "model_fields", {})
+        known = getattr(
+            getattr(BaseRunSettings.model_fields.get(name), "annotation", None), "model_fields", {}
+        )
         if unknown := [key for key in values if key not in known]:
             raise ConfigError(f"it has a default for {name}.{unknown[0]} (System.usual), and no run has that")
 
@@ -267,7 +269,7 @@ def systems() -> Mapping[str, System]:
     return _discovered().systems
 
 
-def failures() -> tuple[Failure, ...]:
+def failures() -> tuple[UnusableSystem, ...]:
     """Return the systems that are installed and cannot be used."""
     return _discovered().failures
 
@@ -277,7 +279,7 @@ def distribution_of(name: str) -> str:
     return _discovered().distributions[name]
 
 
-def failure_of(name: str) -> Failure | None:
+def failure_of(name: str) -> UnusableSystem | None:
     """Return why the system of this name cannot be used; None where it can, or where none is installed."""
     if name in systems():
         return None
@@ -384,7 +386,7 @@ def server_side(system: str, settings: str, n_items: int, seed: int, groups: int
 
 
 def host_side(
-    system: str, settings: str, data: HostData, keys: NDArray[np.uint64], seed: int, keep: Keep
+    system: str, settings: str, data: HostData, keys: NDArray[np.uint64], seed: int, keep: KeepPrivate
 ) -> HostSide:
     """Build a host's side of a system in rounds.
 

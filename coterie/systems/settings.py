@@ -1,4 +1,4 @@
-"""Base classes of configuration: `Model` for every table of a file, `SystemSettings` for a system's table."""
+"""Base classes of configuration: `ConfigModel` for every table of a file, `SystemSettings` for a system's table."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pydantic_core import ErrorDetails
 from coterie.errors import ConfigError
 
 if TYPE_CHECKING:
-    from coterie.systems.run import Run
+    from coterie.systems.run_settings import BaseRunSettings
     from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
-__all__ = ["Label", "MaskedSum", "Model", "SideInformation", "SystemSettings"]
+__all__ = ["ConfigModel", "Label", "MaskedSum", "SideInformation", "SystemSettings"]
 
 Label = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 """A DNS label: lower-case letters, digits and hyphens, at most 63 characters."""
 
 
-class Model(BaseModel):
+class ConfigModel(BaseModel):
     """Base of all configuration: unknown keys are errors, values do not change after loading."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -67,7 +67,7 @@ class MaskedSum:
     otherwise: str
 
 
-class SystemSettings(Model):
+class SystemSettings(ConfigModel):
     """Settings of one learning system: a table in the file of a run.
 
     A subclass declares the fields and overrides the properties and methods that depend on them, whose defaults suit a
@@ -105,19 +105,19 @@ class SystemSettings(Model):
             raise _not_of(cls, f"{', '.join(strange)}: no part of a plan")
         return found
 
-    def for_plan(self, run: Run, attributes: Sequence[str] = ()) -> str:
+    def for_plan(self, run: BaseRunSettings, attributes: Sequence[str] = ()) -> str:
         """Return the settings as ``RunPlan.settings`` carries them, JSON.
 
         Parameters
         ----------
-        run : Run
+        run : BaseRunSettings
             Run that the settings are part of.
         attributes : sequence of str
             Names of the users' attributes, for systems that learn from them.
         """
         return self.to_json()
 
-    def fill(self, plan: RunPlan, run: Run, attributes: Sequence[str] = ()) -> None:
+    def fill(self, plan: RunPlan, run: BaseRunSettings, attributes: Sequence[str] = ()) -> None:
         """Write the settings into the plan of a run; parameters as for `for_plan`."""
         plan.settings = self.for_plan(run, attributes)
 
@@ -126,7 +126,7 @@ class SystemSettings(Model):
         """Name of the model or preset among the system's; empty where there is only one."""
         return ""
 
-    def label(self, run: Run) -> str:
+    def label(self, run: BaseRunSettings) -> str:
         """Return the name to show for a run: the system's title, or that of its model."""
         return run.description.title
 
@@ -155,38 +155,38 @@ class SystemSettings(Model):
         """Side information that the system learns from; None where it learns from interactions only."""
         return None
 
-    def passes(self, run: Run) -> int:
+    def passes(self, run: BaseRunSettings) -> int:
         """Return the most passes over all users that a run makes."""
         return run.rounds.passes
 
-    def form_in(self, run: Run) -> str:
+    def form_in(self, run: BaseRunSettings) -> str:
         """Return the form of the system, as the plan names it: ``users`` or ``hosts``, the members of sums."""
         return "users" if run.rounds.party_per_user else "hosts"
 
-    def problems(self, run: Run) -> list[str]:
+    def problems(self, run: BaseRunSettings) -> list[str]:
         """Return the conflicts between a run and these settings, a sentence each."""
         return []
 
-    def sparse_problems(self, run: Run) -> list[str]:
+    def sparse_problems(self, run: BaseRunSettings) -> list[str]:
         """Return why contributions cannot leave out ciphertexts of zeros, a sentence each."""
         return [
             f"encryption.sparse with system {run.system!r}: its users have something everywhere, or rows are divided "
             "by counts of the same sum"
         ]
 
-    def narrower(self, run: Run) -> str:
+    def narrower(self, run: BaseRunSettings) -> str:
         """Return, in words, which settings to change so that a sum may have more users."""
         return f"fewer {run.description.table}.bits"
 
-    def warnings(self, run: Run) -> list[str]:
+    def warnings(self, run: BaseRunSettings) -> list[str]:
         """Return warnings about what the cohorts and settings of a run disclose, a sentence each."""
         return []
 
-    def protection(self, run: Run, hosts: int) -> dict[str, Any] | None:
+    def protection(self, run: BaseRunSettings, hosts: int) -> dict[str, Any] | None:
         """Describe what the sums of a run protect (`coterie.studies.protection`); None for a system in rounds."""
         return None
 
-    def masked_sums(self, run: Run, hosts: int) -> list[MaskedSum] | None:
+    def masked_sums(self, run: BaseRunSettings, hosts: int) -> list[MaskedSum] | None:
         """Return the kinds of masked sums that a run forms; None for a system in rounds."""
         return None
 

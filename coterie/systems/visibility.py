@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from coterie.errors import ConfigError
 from coterie.privacy import visibility
-from coterie.privacy.declarations import Access, Rows
+from coterie.privacy.declarations import Access, AccessRows
 from coterie.systems.registry import combination, systems
 
 __all__ = ["declared", "matrix", "rows_of"]
 
 
-def rows_of(system: str, form: str, secure_sum: str) -> Rows:
+def rows_of(system: str, form: str, secure_sum: str) -> AccessRows:
     """Return the visibility that a system declares, by kind of datum.
 
     Raises

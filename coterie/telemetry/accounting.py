@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypedDict
+from typing import ParamSpec, TypedDict, TypeVar
 
 __all__ = ["SECURITY", "Accounting", "CpuSeconds"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 SECURITY: Mapping[str, str] = {
     "seal": "sealing and opening",
@@ -82,6 +86,30 @@ class Accounting:
         finally:
             self._seconds[name] += time.thread_time() - before
             self._counts[name] += count
+
+    async def in_thread(
+        self, name: str, count: int, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run ``work`` in a thread, and count that thread's CPU time as an activity's.
+
+        Parameters
+        ----------
+        name, count
+            As for `activity`.
+        work : callable
+            Called with the other arguments.
+
+        Returns
+        -------
+        object
+            What ``work`` returns.
+        """
+
+        def counted() -> T:
+            with self.activity(name, count):
+                return work(*args, **kwargs)
+
+        return await asyncio.to_thread(counted)
 
     def cpu_seconds(self) -> CpuSeconds:
         """Return the CPU seconds so far: total, start, security and by activity."""

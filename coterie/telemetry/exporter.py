@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from coterie.errors import CoterieError
 from coterie.telemetry.accounting import Accounting
-from coterie.telemetry.gauges import Measure
+from coterie.telemetry.gauges import PrometheusMetric
 
 __all__ = ["AdmissionSource", "CertificateSource", "Exporter", "TrafficSource"]
 
@@ -67,7 +67,7 @@ class _Collector:
         admission: AdmissionSource,
         conditions: Callable[[], Mapping[str, bool]],
         certificate: CertificateSource | None,
-        measures: Sequence[Measure],
+        measures: Sequence[PrometheusMetric],
     ) -> None:
         self._measures = measures
         self._certificate = certificate
@@ -140,7 +140,7 @@ class _Collector:
             yield from _family(measure)
 
 
-def _family(measure: Measure) -> Iterator[Metric]:
+def _family(measure: PrometheusMetric) -> Iterator[Metric]:
     found = measure.read()
     if found is None:
         return
@@ -175,7 +175,7 @@ class Exporter:
         admission: AdmissionSource,
         conditions: Callable[[], Mapping[str, bool]] = dict,
         certificate: CertificateSource | None = None,
-        measures: Sequence[Measure] = (),
+        measures: Sequence[PrometheusMetric] = (),
     ) -> None:
         collector = _Collector(
             accounting, traffic, refusals, serving, admission, conditions, certificate, measures

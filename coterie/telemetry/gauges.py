@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Measure", "memory_limit", "of_the_disk", "of_the_memory", "resident_bytes"]
+__all__ = ["PrometheusMetric", "memory_limit", "of_the_disk", "of_the_memory", "resident_bytes"]
 
 _UNLIMITED = 1 << 60
 """Bound on real memory limits, bytes: an unlimited control group (version 1) states a larger number."""
 
 
 @dataclass(frozen=True)
-class Measure:
+class PrometheusMetric:
     """A Prometheus metric: one number, or one for each combination of a few labels' values.
 
     Parameters
@@ -39,7 +39,7 @@ class Measure:
     counter: bool = False
 
 
-def of_the_disk(folder: Path) -> list[Measure]:
+def of_the_disk(folder: Path) -> list[PrometheusMetric]:
     """Return measures of free space and size of a folder's volume, bytes."""
 
     def size(blocks: str) -> float | None:
@@ -50,18 +50,20 @@ def of_the_disk(folder: Path) -> list[Measure]:
         return float(getattr(found, blocks) * found.f_frsize)
 
     return [
-        Measure(
+        PrometheusMetric(
             "coterie_disk_free_bytes", "Space left on the volume of the state.", lambda: size("f_bavail")
         ),
-        Measure("coterie_disk_size_bytes", "Size of the volume of the state.", lambda: size("f_blocks")),
+        PrometheusMetric(
+            "coterie_disk_size_bytes", "Size of the volume of the state.", lambda: size("f_blocks")
+        ),
     ]
 
 
-def of_the_memory() -> list[Measure]:
+def of_the_memory() -> list[PrometheusMetric]:
     """Return measures of the process's memory and of its container's limit, bytes."""
     return [
-        Measure("coterie_resident_memory_bytes", "Memory of the process.", resident_bytes),
-        Measure("coterie_memory_limit_bytes", "The most that its container may take.", memory_limit),
+        PrometheusMetric("coterie_resident_memory_bytes", "Memory of the process.", resident_bytes),
+        PrometheusMetric("coterie_memory_limit_bytes", "The most that its container may take.", memory_limit),
     ]
 
 

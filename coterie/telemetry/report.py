@@ -32,10 +32,10 @@ __all__ = [
     "Chosen",
     "Course",
     "CpuAccount",
-    "Dataset",
+    "DatasetPart",
     "Devices",
-    "Evaluation",
-    "Event",
+    "EvaluationPart",
+    "EventPart",
     "Figures",
     "FurtherRun",
     "Heading",
@@ -48,7 +48,7 @@ __all__ = [
     "Report",
     "RoundRecord",
     "SeedRecord",
-    "Staleness",
+    "StalenessPart",
     "TimelinePoint",
 ]
 
@@ -153,7 +153,7 @@ def _leave_out(kept: dict[str, Any], places: list[tuple[int | str, ...]]) -> Non
 # --- parts -------------------------------------------------------------------------------------------------------
 
 
-class Dataset(Part):
+class DatasetPart(Part):
     """Name and size of the data set, and which split of it was used."""
 
     name: str = Field("", description="Name of the data set.")
@@ -176,7 +176,7 @@ class Average(Part):
 Metrics = dict[str, Annotated[Average, BeforeValidator(_scored)]]
 
 
-class Evaluation(Part):
+class EvaluationPart(Part):
     """One evaluation of the model."""
 
     epoch: Number = Field(None, description="Epoch; of runs in rounds, number of passes.")
@@ -195,7 +195,7 @@ class ReferenceRow(Part):
     """A row beside the run: same data, same split, same metrics."""
 
     metrics: Metrics = Field(default_factory=dict, description="As `metrics` of the run, by metric.")
-    history: tuple[Evaluation, ...] = Field(
+    history: tuple[EvaluationPart, ...] = Field(
         (), description="Evaluations of the first seed, where the row learns."
     )
     label: str = Field("", description="Name for a reader; absent where the report has words for the row.")
@@ -257,7 +257,7 @@ class Protection(Part):
     devices: Devices = Field(Devices(), description="Devices of a masked sum; absent for other sums.")
 
 
-class Staleness(Part):
+class StalenessPart(Part):
     """Ages of the gradients that were applied, in versions of the model."""
 
     max_staleness: Number = Field(None, description="Age above which gradients are refused.")
@@ -276,7 +276,7 @@ class TimelinePoint(Part):
     hosts: Number = Field(None, description="Client hosts that were present.")
 
 
-class Event(Part):
+class EventPart(Part):
     """A party that came or went, or a phase that began."""
 
     time_s: Number = Field(None, description="Seconds since the start of the run.")
@@ -353,7 +353,7 @@ class SeedRecord(Part):
 
     seed: Number = Field(None, description="The seed.")
     split_sha256: str = Field("", description="Digest of its split.")
-    history: tuple[Evaluation, ...] = Field((), description="As `history` of the run.")
+    history: tuple[EvaluationPart, ...] = Field((), description="As `history` of the run.")
     chosen: Chosen | None = Field(None, description="As `chosen` of the run.")
     updates: Number = Field(None, description="As `updates` of the run.")
     cpu_seconds: dict[str, CpuAccount] = Field(
@@ -377,7 +377,7 @@ class Heading(Part):
         description="Form of the system. Of a system in rounds it is the parties of a sum, `hosts` or `users`.",
     )
     secure_sum: str = Field("", description="Name of the secure sum.")
-    dataset: Dataset = Field(Dataset(), description="Name, size and split of the data set.")
+    dataset: DatasetPart = Field(DatasetPart(), description="Name, size and split of the data set.")
     seeds: tuple[StrictInt, ...] = Field((), description="The seeds; one federation each.")
     settings: dict[str, Any] = Field(
         default_factory=dict,
@@ -400,7 +400,7 @@ class Heading(Part):
 class Course(Part):
     """What one federation did, cost and revealed; a report has that of its first seed."""
 
-    history: tuple[Evaluation, ...] = Field((), description="Evaluations of the first seed, in order.")
+    history: tuple[EvaluationPart, ...] = Field((), description="Evaluations of the first seed, in order.")
     chosen: Chosen | None = Field(
         None, description="Runs in rounds: the version that counts; null where there is none."
     )
@@ -427,13 +427,13 @@ class Course(Part):
         description="True for a run without services (`coterie run --in-process`). It has no `traffic`, `network`, "
         "`counts`, `peak_rss_mb` and `visibility`.",
     )
-    staleness: Staleness = Field(
-        Staleness(), description="Asynchronous training: ages of gradients in versions."
+    staleness: StalenessPart = Field(
+        StalenessPart(), description="Asynchronous training: ages of gradients in versions."
     )
     owners_timeline: tuple[TimelinePoint, ...] = Field(
         (), description="Parties that were present, at each phase."
     )
-    events: tuple[Event, ...] = Field((), description="Parties that came and went, and phases.")
+    events: tuple[EventPart, ...] = Field((), description="Parties that came and went, and phases.")
     updates: Number = Field(None, description="Updates that were applied: the version at the end.")
     start_seconds: Number = Field(
         None, description="Seconds until every process was started and the run created."

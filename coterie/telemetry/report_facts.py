@@ -13,12 +13,12 @@ from typing import Any
 
 from coterie.telemetry.accounting import SECURITY
 from coterie.telemetry.quantities import measure
-from coterie.telemetry.report import Average, Evaluation, ReferenceRow, Report
+from coterie.telemetry.report import Average, EvaluationPart, ReferenceRow, Report
 
 __all__ = [
     "Costs",
     "Metric",
-    "Row",
+    "ResultRow",
     "Score",
     "costs",
     "epoch_positions",
@@ -130,7 +130,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """One line of the result table: the run or a reference row, with scores in the order of the asked metrics."""
 
     name: str
@@ -191,7 +191,7 @@ def _of_row(report: Report, name: str) -> tuple[str, str]:
     return own.label or label, own.note or note
 
 
-def taught(report: Report) -> tuple[str, Sequence[Evaluation]]:
+def taught(report: Report) -> tuple[str, Sequence[EvaluationPart]]:
     """Return the first reference row that learned and its evaluations; else the first row's name and no evaluations."""
     for name, reference in _references(report):
         if reference.history:
@@ -280,7 +280,7 @@ def leading_metric(report: Report) -> Metric | None:
     return next((one for one in found if one.key.startswith("ndcg@")), found[0] if found else None)
 
 
-def rows(report: Report, columns: Sequence[Metric]) -> list[Row]:
+def rows(report: Report, columns: Sequence[Metric]) -> list[ResultRow]:
     """Return the lines of the result table: the run, then its reference rows, without lines that have no score.
 
     The best score of each metric is marked if at least two lines have one; scores that are equal at the digits shown
@@ -300,7 +300,7 @@ def rows(report: Report, columns: Sequence[Metric]) -> list[Row]:
         if all(one.mean is None for one in scores):
             continue
         label, note = _of_row(report, name) if name else (run_label(report), report.form)
-        found.append(Row(name, label, note, scores, is_run=not name))
+        found.append(ResultRow(name, label, note, scores, is_run=not name))
     return found
 
 
@@ -329,7 +329,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def epoch_positions(history: Sequence[Evaluation]) -> list[tuple[float, Evaluation]]:
+def epoch_positions(history: Sequence[EvaluationPart]) -> list[tuple[float, EvaluationPart]]:
     """Return evaluations with their positions on an axis of epochs, for plots.
 
     The last evaluation of epoch e is at e.  Earlier ones of the same epoch are between e - 1 and e, at the share of
@@ -341,11 +341,11 @@ def epoch_positions(history: Sequence[Evaluation]) -> list[tuple[float, Evaluati
         In order of epoch and version; entries without an epoch are left out.
     """
 
-    def order(entry: Evaluation) -> tuple[float, float]:
+    def order(entry: EvaluationPart) -> tuple[float, float]:
         return entry.epoch or 0.0, entry.version or 0.0
 
     known = sorted((entry for entry in history if entry.epoch is not None), key=order)
-    placed: list[tuple[float, Evaluation]] = []
+    placed: list[tuple[float, EvaluationPart]] = []
     begun = 0.0
     for epoch, group in groupby(known, key=lambda entry: order(entry)[0]):
         members = list(group)

@@ -37,7 +37,7 @@ from coterie.telemetry.report_facts import (
     run_label,
     taught,
 )
-from coterie.telemetry.report_parts import Fact, Table
+from coterie.telemetry.report_parts import Fact, ReportTable
 from coterie.telemetry.report_sections import sections
 
 __all__ = ["render", "write"]
@@ -174,13 +174,13 @@ def _tiles(report: Report) -> list[Fact]:
     return found
 
 
-def _every_metric(report: Report) -> Table | None:
+def _every_metric(report: Report) -> ReportTable | None:
     """Return a table of all metrics, one a row; None when the first table has them all."""
     columns = metrics(report)
     if len(columns) == len(headline(report)):
         return None
     systems = rows(report, columns)
-    return Table(
+    return ReportTable(
         "Every metric",
         ["Metric", *(row.label for row in systems)],
         [
@@ -239,7 +239,7 @@ def _visibility(report: Report) -> dict[str, Any] | None:
     }
 
 
-def _attacks(report: Report) -> Table | None:
+def _attacks(report: Report) -> ReportTable | None:
     attacks = report.attacks
     if not attacks:
         return None
@@ -267,7 +267,7 @@ def _attacks(report: Report) -> Table | None:
             reading,
         ]
 
-    return Table(
+    return ReportTable(
         "Attacks on the recorded transcript",
         [
             "Attack",
@@ -281,14 +281,14 @@ def _attacks(report: Report) -> Table | None:
     )
 
 
-def _attack_figures(report: Report) -> Table | None:
+def _attack_figures(report: Report) -> ReportTable | None:
     """Return a table of the attacks' other figures, one a row; None without any."""
     attacks = report.attacks
     shown = {"auc", "auc_with_popularity", "popularity_auc"}
     keys = [key for key in dict.fromkeys(key for row in attacks.values() for key in row) if key not in shown]
     if not keys:
         return None
-    return Table(
+    return ReportTable(
         "All figures of the attacks",
         ["Figure", *(name.replace("_", " ") for name in attacks)],
         [
@@ -315,9 +315,9 @@ def _plain(value: object) -> str:
 # With what
 
 
-def _about(report: Report) -> list[Table]:
+def _about(report: Report) -> list[ReportTable]:
     return [
-        Table(caption, columns, [list(pair) for pair in flatten(known)], numeric=False)
+        ReportTable(caption, columns, [list(pair) for pair in flatten(known)], numeric=False)
         for known, caption, columns in (
             (report.settings, "Settings", ["Setting", "Value"]),
             (report.versions, "Versions", ["Package", "Version"]),

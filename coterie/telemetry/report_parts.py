@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from coterie.telemetry import plots
 
-__all__ = ["Fact", "Section", "Table"]
+__all__ = ["Fact", "ReportTable", "Section"]
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """A table of texts, whose first column names the rows."""
 
     caption: str
@@ -41,8 +41,8 @@ class Section:
     figures: list[plots.Plot] = field(default_factory=list)
     more_figures: list[plots.Plot] = field(default_factory=list)
     facts: list[Fact] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
-    folded: list[Table] = field(default_factory=list)
+    tables: list[ReportTable] = field(default_factory=list)
+    folded: list[ReportTable] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.figures or self.facts or self.tables or self.folded)

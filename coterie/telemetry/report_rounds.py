@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from coterie.telemetry import plots
 from coterie.telemetry.quantities import count, duration, percent, volume
 from coterie.telemetry.report import Report, RoundRecord
-from coterie.telemetry.report_parts import Fact, Section, Table
+from coterie.telemetry.report_parts import Fact, ReportTable, Section
 
-__all__ = ["Rounds", "protection_lines", "rounds_lines", "rounds_of", "rounds_section"]
+__all__ = ["RoundTotals", "protection_lines", "rounds_lines", "rounds_of", "rounds_section"]
 
 _PURPOSES = {
     "supports": "groups asked for their items",
@@ -29,7 +29,7 @@ _SMALL_GROUPS = (
 
 
 @dataclass(frozen=True)
-class Rounds:
+class RoundTotals:
     """Totals over all rounds of a run.
 
     Attributes
@@ -65,7 +65,7 @@ class Rounds:
     per_user: float | None
 
 
-def rounds_of(report: Report) -> Rounds | None:
+def rounds_of(report: Report) -> RoundTotals | None:
     """Return totals over a report's rounds; None for a report without rounds."""
     rounds = report.rounds
     if not rounds:
@@ -76,7 +76,7 @@ def rounds_of(report: Report) -> Rounds | None:
             seconds[name] += spent or 0.0
     training = [one for one in rounds if one.purpose == "train" and not one.reason]
     sent = _total(one.bytes_in for one in rounds)
-    return Rounds(
+    return RoundTotals(
         by_purpose=Counter(one.purpose for one in rounds),
         seconds=dict(sorted(seconds.items(), key=lambda one: -one[1])),
         abandoned=Counter(one.reason for one in rounds if one.reason),
@@ -160,7 +160,7 @@ def rounds_lines(report: Report) -> list[tuple[str, str]]:
     return found
 
 
-def _became(rounds: Rounds) -> str:
+def _became(rounds: RoundTotals) -> str:
     abandoned = sum(rounds.abandoned.values())
     share = f" ({percent(rounds.dropped / rounds.members)})" if rounds.dropped and rounds.members else ""
     said = [f"{count(abandoned)} abandoned", f"{count(rounds.dropped)} members dropped out{share}"]
@@ -219,13 +219,13 @@ def rounds_section(report: Report) -> Section:
         )
     if known.warnings:
         found.tables.append(
-            Table(
+            ReportTable(
                 "What to know of this setting", ["Note"], [[text] for text in known.warnings], numeric=False
             )
         )
     if rounds.abandoned:
         found.tables.append(
-            Table(
+            ReportTable(
                 "Abandoned rounds",
                 ["Reason", "Rounds"],
                 [[reason, count(n)] for reason, n in rounds.abandoned.items()],
@@ -233,7 +233,7 @@ def rounds_section(report: Report) -> Section:
         )
     if rounds.silent:
         found.tables.append(
-            Table(
+            ReportTable(
                 "Rounds without item features",
                 ["Data owners that said nothing in time", "Rounds"],
                 [[names, count(n)] for names, n in rounds.silent.items()],
@@ -243,9 +243,9 @@ def rounds_section(report: Report) -> Section:
     return found
 
 
-def _every_round(rounds: Sequence[RoundRecord]) -> Table:
+def _every_round(rounds: Sequence[RoundRecord]) -> ReportTable:
     shown = rounds[-_SHOWN:]
-    return Table(
+    return ReportTable(
         "Every round" if len(shown) == len(rounds) else f"The last {len(shown)} of {len(rounds)} rounds",
         [
             "Round",

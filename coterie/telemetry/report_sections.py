@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from coterie.telemetry import plots
 from coterie.telemetry.accounting import SECURITY
 from coterie.telemetry.quantities import ABSENT, count, duration, measure, percent, significant, volume
-from coterie.telemetry.report import CpuAccount, Evaluation, Report
+from coterie.telemetry.report import CpuAccount, EvaluationPart, Report
 from coterie.telemetry.report_facts import (
     Metric,
     costs,
@@ -25,7 +25,7 @@ from coterie.telemetry.report_facts import (
     run_label,
     taught,
 )
-from coterie.telemetry.report_parts import Fact, Section, Table
+from coterie.telemetry.report_parts import Fact, ReportTable, Section
 from coterie.telemetry.report_rounds import rounds_section
 
 __all__ = ["sections"]
@@ -106,11 +106,11 @@ def _learning(report: Report) -> Section:
     return found
 
 
-def _value(entry: Evaluation, key: str) -> float | None:
+def _value(entry: EvaluationPart, key: str) -> float | None:
     return entry.train_loss if key == "train_loss" else entry.metrics.get(key)
 
 
-def _series(placed: Sequence[tuple[float, Evaluation]], key: str) -> tuple[list[float], list[float]]:
+def _series(placed: Sequence[tuple[float, EvaluationPart]], key: str) -> tuple[list[float], list[float]]:
     points = [(x, y) for x, y in ((x, _value(entry, key)) for x, entry in placed) if y is not None]
     return [x for x, _ in points], [y for _, y in points]
 
@@ -192,7 +192,9 @@ def _alive(report: Report) -> list[plots.Line]:
     return found
 
 
-def _history(run: Sequence[tuple[float, Evaluation]], unit: str, known: Mapping[str, Metric]) -> Table:
+def _history(
+    run: Sequence[tuple[float, EvaluationPart]], unit: str, known: Mapping[str, Metric]
+) -> ReportTable:
     keys = list(dict.fromkeys(key for _, entry in run for key in entry.metrics))
     every = math.ceil(len(run) / _HISTORY_ROWS)
     shown = [one for n, one in enumerate(reversed(run)) if n % every == 0][::-1]
@@ -200,7 +202,7 @@ def _history(run: Sequence[tuple[float, Evaluation]], unit: str, known: Mapping[
     owners = any(entry.owners is not None for _, entry in run)
     losses = any(entry.train_loss is not None for _, entry in run)
     heads = [*(["Owners"] if owners else []), *(["Train loss"] if losses else [])]
-    return Table(
+    return ReportTable(
         "Every evaluation" if every == 1 else f"One evaluation in {every}, and the last",
         [unit, "Time", "Version", *heads, *((known.get(key) or metric(key)).full_label for key in keys)],
         [
@@ -264,7 +266,7 @@ def _traffic(report: Report) -> Section:
             each = volume(total.bytes_total / interactions)
             found.facts.append(Fact("For each interaction in the data set", each))
     found.tables = [
-        Table(
+        ReportTable(
             "Calls by RPC",
             [
                 "RPC",
@@ -345,7 +347,7 @@ def _work(report: Report) -> Section:
     if services or peaks:
         names = list(dict.fromkeys([*services, *peaks]))
         found.tables.append(
-            Table(
+            ReportTable(
                 "By service",
                 [
                     "Service",
@@ -364,7 +366,7 @@ def _work(report: Report) -> Section:
         )
     if activities:
         found.tables.append(
-            Table(
+            ReportTable(
                 "By activity, over all services",
                 ["Activity", "CPU time", "Share of all", "Protects data"],
                 [
@@ -537,7 +539,7 @@ def _theta(report: Report) -> Section:
         series(leading.label, [one.metrics.get(leading.key) for _, one in study], "quality")
     series("RPCs", [one.rpcs for _, one in study], "rpcs")
     found.tables = [
-        Table(
+        ReportTable(
             "One run for each Theta",
             ["Theta", *(one.full_label for one in known), "RPCs", "CPU time"],
             [
@@ -558,7 +560,7 @@ def _events(report: Report) -> Section:
     found = Section("events", "Events", "What happened during the run")
     events = [one for one in report.events if one.text]
     if events:
-        table = Table(
+        table = ReportTable(
             "Events, by time since the start",
             ["Time", "Event"],
             [[duration(one.time_s), one.text] for one in events],

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from coterie.telemetry.quantities import count, duration, finite, measure, percent, volume
 from coterie.telemetry.report import Report
-from coterie.telemetry.report_facts import Metric, Row, Score, costs, headline, rows, run_label
+from coterie.telemetry.report_facts import Metric, ResultRow, Score, costs, headline, rows, run_label
 from coterie.telemetry.report_rounds import protection_lines, rounds_lines
 
 __all__ = ["tables"]
@@ -39,7 +39,7 @@ def tables(report: Report) -> list[RenderableType]:
     return found
 
 
-def _results(report: Report, columns: Sequence[Metric], lines: Sequence[Row]) -> Table:
+def _results(report: Report, columns: Sequence[Metric], lines: Sequence[ResultRow]) -> Table:
     # Text, never markup: brackets in names from files and configuration must mean nothing.
     table = Table(
         title=Text(_title(report), style="bold"),

@@ -27,7 +27,7 @@ from coterie.config.load import load
 from coterie.config.run import RunSettings
 from coterie.privacy.payloads import Assembly
 from coterie.privacy.transcript import decode, message_class, read_transcript
-from coterie.rounds.conductor import Conductor, Cover, Population, apply_sum, model_to_bytes
+from coterie.rounds.conductor import Conductor, Cover, Population, decode_sum, model_to_bytes
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.protocol import Step
 from coterie.secure_sum.registry import server_half
@@ -289,7 +289,7 @@ def test_each_version_is_the_last_one_and_the_sum_of_its_round_once(disturbed):
             pass_number=one.pass_number,
             part=one.part,
         )
-        arrays, _ = apply_sum(side, arrays, received.codes, cover)
+        arrays = side.apply(arrays, decode_sum(side, received.codes, cover))
     trained = {one.round for one in watched.rounds if one.purpose == "train" and not one.reason}
     # The run was stopped in the middle of a round, which may be beyond what was watched.
     assert trained

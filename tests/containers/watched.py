@@ -13,7 +13,7 @@ from typing import Self
 from coterie.config.base import Peer
 from coterie.config.load import load
 from coterie.config.operate import OperateSettings
-from coterie.launch.operator import Operator
+from coterie.launch.operator_connection import OperatorConnection
 from coterie.launch.order import Order
 from coterie.wire.v1 import operator_pb2 as wire
 
@@ -48,7 +48,7 @@ class Watched:
 
     async def __aenter__(self) -> Self:
         """Begin."""
-        self._operator = await Operator.enrolled(self._settings, self._cos)
+        self._operator = await OperatorConnection.enrolled(self._settings, self._cos)
         self._task = asyncio.create_task(self._follow())
         return self
 

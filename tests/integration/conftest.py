@@ -29,7 +29,7 @@ from coterie.crypto.authority import (
 )
 from coterie.crypto.identity import Bundle, Identity
 from coterie.launch.children import free_port, start
-from coterie.launch.fork_server import Started
+from coterie.launch.fork_server import ChildProcess
 from coterie.net.channel import Channel, connect
 from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import enrol, identities, saved_bundles
@@ -108,7 +108,7 @@ class ServiceProcess:
         self.config = folder / f"{name}.toml"
         self.log = self.config.with_suffix(".log")
         self.channels: list[Channel] = []
-        self._child: Started | None = None
+        self._child: ChildProcess | None = None
         places = {"name": name, "state": self.state, "listen": self.address, "metrics": self.metrics}
         self.configure({**places, **keys})
 

@@ -9,7 +9,7 @@ from coterie.cli.main import invoke
 from coterie.crypto.authority import logical_name
 from coterie.errors import ConfigError, RunError
 from coterie.launch.latency import measure_all
-from coterie.net.latency import Service, measure
+from coterie.net.latency import MeasuredService, measure
 from coterie.wire.v1 import latency_pb2 as wire
 from coterie.wire.v1.latency_pb2_grpc import LatencyStub, ProbeStub
 
@@ -18,8 +18,8 @@ SMALL = wire.MeasureOrder(echoes=5, connections=2, sizes=[0, 70_000], repeats=2)
 MIB = 1 << 20
 
 
-def service(process) -> Service:
-    return Service(process.party, process.address, logical_name(process.role, process.name))
+def service(process) -> MeasuredService:
+    return MeasuredService(process.party, process.address, logical_name(process.role, process.name))
 
 
 async def carried(stub, *requests):
@@ -150,9 +150,9 @@ async def test_a_measurement_has_every_time_and_says_where_it_ended(cos, certifi
         (70_000, False, 2),
     ]
     assert all(whole > part > 0 for whole, part in zip(found.echo_ms, found.server_ms, strict=True))
-    nowhere = Service("cos/cos", "127.0.0.1:1", service(cos).tls_name)
+    nowhere = MeasuredService("cos/cos", "127.0.0.1:1", service(cos).tls_name)
     assert "no connection" in (await measure(nowhere, tls, SMALL)).failure
-    another = Service("cos/other", cos.address, logical_name("cos", "other"))
+    another = MeasuredService("cos/other", cos.address, logical_name("cos", "other"))
     assert (await measure(another, tls, SMALL)).failure
 
 

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from coterie.privacy.attacks.rounds import RoundView
+from coterie.privacy.attacks.rounds_view import RoundView
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.protocol import Step

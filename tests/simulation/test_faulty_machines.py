@@ -70,10 +70,10 @@ def acts_before_it_saves(state, event):
 
 def closes_below_the_floor(state, event):
     after, effects = cos.advance(state, event)
-    ended = after.phase is cos.Phase.ABANDONED and not state.phase.ended
+    ended = after.phase is cos.SumPhase.ABANDONED and not state.phase.ended
     if ended and isinstance(event, cos.Tick) and after.step is Step.SUBMIT and after.arrived:
         closed = {**state.closed, Step.SUBMIT: after.arrived}
-        after = dataclasses.replace(state, phase=cos.Phase.UNMASK, closed=closed)
+        after = dataclasses.replace(state, phase=cos.SumPhase.UNMASK, closed=closed)
         return after, [cos.Save(Step.SUBMIT), cos.Unmask()]
     return after, effects
 
@@ -139,9 +139,11 @@ class ReopensSubmit(ServerDisk):
 
     def load(self, layout, half, patience_s):
         state = super().load(layout, half, patience_s)
-        if state is None or Step.SUBMIT not in state.closed or state.phase is not cos.Phase.UNMASK:
+        if state is None or Step.SUBMIT not in state.closed or state.phase is not cos.SumPhase.UNMASK:
             return state
-        return dataclasses.replace(state, phase=cos.Phase.COLLECT, step=Step.SUBMIT, closed={}, running=None)
+        return dataclasses.replace(
+            state, phase=cos.SumPhase.COLLECT, step=Step.SUBMIT, closed={}, running=None
+        )
 
 
 class CountsTwice(ServerDisk):
@@ -157,7 +159,7 @@ class UsesNumbersAgain(ServerDisk):
 
     def save(self, state, closed):
         super().save(state, closed)
-        if state.phase is cos.Phase.ABANDONED:
+        if state.phase is cos.SumPhase.ABANDONED:
             self.round -= 1
 
 

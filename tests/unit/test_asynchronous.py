@@ -11,16 +11,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from coterie.systems.drift import published_run
 from coterie.systems.drift.published_run import (
-    Catalogued,
-    Delivered,
+    CatalogueChanged,
     Event,
     Measured,
     OwnerJoined,
     PartyLost,
     PartySeen,
     PassDone,
-    Phase,
     PointOpened,
+    PublishedPhase,
+    RecordsDelivered,
     RunState,
     Stopped,
     Task,
@@ -37,7 +37,7 @@ from coterie.systems.drift.published_run import (
 from tests.transition_table import observed, printed, reached
 
 EPOCHS = 3
-ORDER = [Phase.GATHER, Phase.TRAIN, Phase.EVALUATE, Phase.DONE]
+ORDER = [PublishedPhase.GATHER, PublishedPhase.TRAIN, PublishedPhase.EVALUATE, PublishedPhase.DONE]
 
 
 def start(*, epochs: int = EPOCHS, owners: int = 1, users: int = 1) -> RunState:
@@ -48,14 +48,14 @@ def carried_out(state: RunState, *events: Event) -> RunState:
     """Return the state after events, as a server carries them out: a complete pass opens the next epoch."""
     for event in events:
         state = step(state, event)
-        while state.phase is Phase.TRAIN and pass_complete(state):
+        while state.phase is PublishedPhase.TRAIN and pass_complete(state):
             state = next_epoch(step(state, PointOpened(state.epoch, version=100 * state.epoch)))
     return state
 
 
 def training(*extra: Event, epochs: int = EPOCHS) -> RunState:
     """Return a run in its first epoch with owner 0 and host "h", who has delivered."""
-    begun = (OwnerJoined(0, "a"), Catalogued(1), UsersJoined("h", 2), Delivered("h", 1))
+    begun = (OwnerJoined(0, "a"), CatalogueChanged(1), UsersJoined("h", 2), RecordsDelivered("h", 1))
     return carried_out(start(epochs=epochs), *begun, *extra)
 
 
@@ -82,32 +82,34 @@ def test_training_begins_when_everybody_expected_has_come_and_not_before() -> No
     for event in events:
         state = carried_out(state, event)
         phases.append(state.phase)
-    assert phases == [Phase.GATHER] * 3 + [Phase.TRAIN]
+    assert phases == [PublishedPhase.GATHER] * 3 + [PublishedPhase.TRAIN]
     assert state.epoch == 1
 
 
 def test_without_an_owner_there_is_nothing_to_train_on_even_when_none_is_expected() -> None:
     state = carried_out(start(owners=0, users=0), UsersJoined("h", 1))
-    assert state.phase is Phase.GATHER
-    assert carried_out(state, OwnerJoined(0, "a")).phase is Phase.TRAIN
+    assert state.phase is PublishedPhase.GATHER
+    assert carried_out(state, OwnerJoined(0, "a")).phase is PublishedPhase.TRAIN
 
 
 def test_whoever_was_lost_while_gathering_is_waited_for_again() -> None:
     state = carried_out(start(), OwnerJoined(0, "a"), PartyLost("a"), UsersJoined("h", 1))
-    assert state.phase is Phase.GATHER
-    assert carried_out(state, PartySeen("a")).phase is Phase.TRAIN
+    assert state.phase is PublishedPhase.GATHER
+    assert carried_out(state, PartySeen("a")).phase is PublishedPhase.TRAIN
     # Registering is being there.
-    assert carried_out(state, OwnerJoined(0, "a")).phase is Phase.TRAIN
+    assert carried_out(state, OwnerJoined(0, "a")).phase is PublishedPhase.TRAIN
     state = carried_out(start(), UsersJoined("h", 1), PartyLost("h"), OwnerJoined(0, "a"))
-    assert state.phase is Phase.GATHER
-    assert carried_out(state, UsersJoined("h", 1)).phase is Phase.TRAIN
+    assert state.phase is PublishedPhase.GATHER
+    assert carried_out(state, UsersJoined("h", 1)).phase is PublishedPhase.TRAIN
 
 
 def test_an_owner_closes_its_trailing_blocks_once_every_host_has_delivered() -> None:
     state = carried_out(start(users=2), OwnerJoined(0, "a"), UsersJoined("h", 1), UsersJoined("i", 1))
-    state = carried_out(state, Catalogued(1), Delivered("h", 1))
+    state = carried_out(state, CatalogueChanged(1), RecordsDelivered("h", 1))
     assert owner_task(state, 0) == Task(TaskKind.INTAKE, epoch=1, flush=False)
-    assert owner_task(carried_out(state, Delivered("i", 1)), 0) == Task(TaskKind.INTAKE, epoch=1, flush=True)
+    assert owner_task(carried_out(state, RecordsDelivered("i", 1)), 0) == Task(
+        TaskKind.INTAKE, epoch=1, flush=True
+    )
     # A host that is away is not waited for.
     assert owner_task(carried_out(state, PartyLost("i")), 0) == Task(TaskKind.INTAKE, epoch=1, flush=True)
 
@@ -115,7 +117,7 @@ def test_an_owner_closes_its_trailing_blocks_once_every_host_has_delivered() -> 
 def test_a_new_catalogue_has_to_be_delivered_again() -> None:
     state = training()
     assert not kinds(list(host_tasks(state, "h")))
-    state = carried_out(state, OwnerJoined(1, "b"), Catalogued(2))
+    state = carried_out(state, OwnerJoined(1, "b"), CatalogueChanged(2))
     assert list(host_tasks(state, "h")) == [Task(TaskKind.DELIVER, epoch=1, version=2)]
     assert not delivered(state)
 
@@ -149,7 +151,7 @@ def test_an_owner_that_is_lost_holds_nobody_up_and_goes_on_where_the_others_are(
 
 def test_while_every_owner_is_away_the_run_stands_still() -> None:
     state = training(PartyLost("a"))
-    assert (state.phase, state.epoch) == (Phase.TRAIN, 1)
+    assert (state.phase, state.epoch) == (PublishedPhase.TRAIN, 1)
     assert waiting_for(state) == "no data owner is left"
     assert carried_out(state, PartySeen("a"), PassDone(0, 1)).epoch == 2
 
@@ -165,22 +167,22 @@ def test_evaluations_do_not_hold_up_training_and_are_answered_in_their_order() -
 
 def test_the_run_ends_when_the_last_evaluation_is_answered() -> None:
     state = training(PassDone(0, 1), epochs=1)
-    assert state.phase is Phase.EVALUATE
+    assert state.phase is PublishedPhase.EVALUATE
     assert owner_task(state, 0) is None
     state = carried_out(state, Measured("h", 1))
-    assert (state.phase, state.reason) == (Phase.DONE, "")
+    assert (state.phase, state.reason) == (PublishedPhase.DONE, "")
     assert tasks_of(state) == {0: [Task(TaskKind.FINISH)], "h": [Task(TaskKind.FINISH)]}
 
 
 def test_a_host_that_comes_late_takes_no_part_in_evaluations_opened_before() -> None:
-    state = training(PassDone(0, 1), UsersJoined("late", 5), Delivered("late", 1))
+    state = training(PassDone(0, 1), UsersJoined("late", 5), RecordsDelivered("late", 1))
     assert list(host_tasks(state, "late")) == []
     state = carried_out(state, PassDone(0, 2))
     assert [task.point for task in host_tasks(state, "late")] == [2]
 
 
 def test_a_host_that_is_lost_is_not_waited_for_and_answers_what_is_still_open_when_it_returns() -> None:
-    state = training(UsersJoined("i", 1), Delivered("i", 1), PassDone(0, 1), PartyLost("i"))
+    state = training(UsersJoined("i", 1), RecordsDelivered("i", 1), PassDone(0, 1), PartyLost("i"))
     assert [point.number for point in state.points] == [1]
     assert [task.point for task in host_tasks(carried_out(state, PartySeen("i")), "i")] == [1]
     assert carried_out(state, Measured("h", 1)).points == ()
@@ -188,7 +190,7 @@ def test_a_host_that_is_lost_is_not_waited_for_and_answers_what_is_still_open_wh
 
 def test_with_no_host_left_an_evaluation_closes_by_itself_and_the_run_ends() -> None:
     state = training(PartyLost("h"), PassDone(0, 1), epochs=1)
-    assert state.phase is Phase.DONE
+    assert state.phase is PublishedPhase.DONE
 
 
 def test_a_host_with_more_users_has_everything_to_deliver_again() -> None:
@@ -198,7 +200,13 @@ def test_a_host_with_more_users_has_everything_to_deliver_again() -> None:
 
 def test_a_report_that_comes_twice_or_late_changes_nothing() -> None:
     state = training(OwnerJoined(1, "b"), PassDone(0, 1), PassDone(1, 1), PassDone(0, 2))
-    for late in (PassDone(0, 1), PassDone(0, 2), Delivered("h", 0), Delivered("h", 1), Catalogued(0)):
+    for late in (
+        PassDone(0, 1),
+        PassDone(0, 2),
+        RecordsDelivered("h", 0),
+        RecordsDelivered("h", 1),
+        CatalogueChanged(0),
+    ):
         assert carried_out(state, late) == state
     measured = carried_out(state, Measured("h", 1), Measured("h", 2))
     assert carried_out(measured, Measured("h", 1)) == measured
@@ -206,7 +214,7 @@ def test_a_report_that_comes_twice_or_late_changes_nothing() -> None:
 
 def test_stopping_ends_the_run_for_everybody_with_the_reason() -> None:
     state = training(Stopped("enough"))
-    assert state.phase is Phase.FAILED
+    assert state.phase is PublishedPhase.FAILED
     assert tasks_of(state) == {key: [Task(TaskKind.FINISH, reason="enough")] for key in (0, "h")}
 
 
@@ -216,7 +224,7 @@ def test_stopping_ends_the_run_for_everybody_with_the_reason() -> None:
         ([], "0 of 1 data owners and 0 of 1 users came"),
         ([OwnerJoined(0, "a")], "1 of 1 data owners and 0 of 1 users came"),
         ([OwnerJoined(0, "a"), UsersJoined("h", 1)], "a"),
-        ([OwnerJoined(0, "a"), UsersJoined("h", 1), Catalogued(1)], "a, h"),
+        ([OwnerJoined(0, "a"), UsersJoined("h", 1), CatalogueChanged(1)], "a, h"),
         ([OwnerJoined(0, "a"), UsersJoined("h", 1), OwnerJoined(1, "b"), PassDone(0, 1)], "b"),
         ([OwnerJoined(0, "a"), OwnerJoined(1, "a"), UsersJoined("h", 1)], "a"),
     ],
@@ -236,7 +244,7 @@ PARTIES = st.sampled_from(["a", "b", "c", "h", "i", "j"])
 EVENTS = st.one_of(
     st.builds(lambda slot: OwnerJoined(slot, PARTY_OF[slot]), SLOTS),
     st.builds(UsersJoined, HOSTS, st.integers(1, 3)),
-    st.builds(Catalogued, st.integers(0, 9)),
+    st.builds(CatalogueChanged, st.integers(0, 9)),
     st.builds(PartyLost, PARTIES),
     st.builds(PartySeen, PARTIES),
     st.builds(PointOpened, st.integers(1, EPOCHS), st.integers(0, 99)),
@@ -287,7 +295,7 @@ class Schedule(RuleBasedStateMachine):
         """Carry out an event, and check what may change and what may not."""
         before, self.state = self.state, carried_out(self.state, event)
         after = self.state
-        if Phase.FAILED not in (before.phase, after.phase):
+        if PublishedPhase.FAILED not in (before.phase, after.phase):
             assert ORDER.index(after.phase) >= ORDER.index(before.phase)
         assert before.epoch <= after.epoch <= EPOCHS
         assert after.epoch - before.epoch <= 1
@@ -311,7 +319,7 @@ class Schedule(RuleBasedStateMachine):
         known = self.state.owners.get(slot)
         self.take(OwnerJoined(slot, PARTY_OF[slot]))
         if known is None and not self.state.phase.ended:
-            self.take(Catalogued(self.state.catalogue + 1))
+            self.take(CatalogueChanged(self.state.catalogue + 1))
 
     @rule(host=HOSTS, users=st.integers(1, 3))
     def a_host_registers(self, host: str, users: int) -> None:
@@ -331,7 +339,7 @@ class Schedule(RuleBasedStateMachine):
         if self.asked:
             self.take(data.draw(st.sampled_from(self.asked)))
 
-    @precondition(lambda self: self.state.phase is Phase.TRAIN)
+    @precondition(lambda self: self.state.phase is PublishedPhase.TRAIN)
     @rule()
     def an_evaluation_is_opened_within_an_epoch(self) -> None:
         self.take(PointOpened(self.state.epoch, version=100 * self.state.epoch + 1))
@@ -362,9 +370,9 @@ class Schedule(RuleBasedStateMachine):
         for slot, owner in self.state.owners.items():
             task = owner_task(self.state, slot)
             if task is None or task.kind is TaskKind.FINISH:
-                assert self.state.phase is not Phase.TRAIN or owner.done_epoch == self.state.epoch
+                assert self.state.phase is not PublishedPhase.TRAIN or owner.done_epoch == self.state.epoch
                 continue
-            assert (self.state.phase, task.epoch) == (Phase.TRAIN, self.state.epoch)
+            assert (self.state.phase, task.epoch) == (PublishedPhase.TRAIN, self.state.epoch)
             assert owner.done_epoch < task.epoch
             assert (task.kind is TaskKind.INTAKE) == (owner.joined_epoch == task.epoch)
             assert task.flush == delivered(self.state)
@@ -388,7 +396,7 @@ class Schedule(RuleBasedStateMachine):
     def teardown(self) -> None:
         """From wherever the run has come to, it ends as soon as those who are there do what they are asked."""
         state = to_the_end(self.state)
-        assert state.phase is Phase.DONE
+        assert state.phase is PublishedPhase.DONE
         assert state.epoch == EPOCHS
         assert not state.points
 
@@ -406,7 +414,7 @@ def open_reports(state: RunState) -> list[Event]:
     for name, host in state.hosts.items():
         for task in host_tasks(state, name) if host.present else ():
             if task.kind is TaskKind.DELIVER:
-                found.append(Delivered(name, task.version))
+                found.append(RecordsDelivered(name, task.version))
             else:
                 found.append(Measured(name, task.point))
     return found
@@ -444,7 +452,7 @@ def test_owners_may_work_in_any_order_and_the_epochs_pass_all_the_same(
         if isinstance(report, PassDone):
             done[report.slot].append(report.epoch)
         state = carried_out(state, report)
-    assert state.phase is Phase.DONE
+    assert state.phase is PublishedPhase.DONE
     # Each owner goes over its blocks exactly once in each epoch.
     assert done == {slot: list(range(1, EPOCHS + 1)) for slot in order}
 
@@ -465,15 +473,15 @@ def moves(state):
 
 def others(state):
     """Yield what else may come."""
-    yield from (Delivered(host, 1) for host in state.hosts)
-    yield Catalogued(1)
+    yield from (RecordsDelivered(host, 1) for host in state.hosts)
+    yield CatalogueChanged(1)
     yield PointOpened(state.epoch, 0)
     yield Stopped("no more")
 
 
 def passed(state):
     """Return a state after its complete pass, as the server makes it; None where the pass goes on."""
-    if state.phase is not Phase.TRAIN or not pass_complete(state):
+    if state.phase is not PublishedPhase.TRAIN or not pass_complete(state):
         return None
     return next_epoch(step(state, PointOpened(state.epoch, 0)))
 
@@ -491,12 +499,12 @@ def test_the_printed_table_is_what_step_does_in_every_phase_with_every_event():
             for event in (*moves(state), *others(state)):
                 name = type(event).__name__
                 yield name, state.phase, step(state, event).phase
-                for ended in (Phase.DONE, Phase.FAILED):
+                for ended in (PublishedPhase.DONE, PublishedPhase.FAILED):
                     yield name, ended, step(replace(state, phase=ended), event).phase
             if passed(state) is not None:
                 yield "(pass complete)", state.phase, passed(state).phase
 
     table = printed(published_run.__doc__)
     assert {name for name, _ in table} == {one.__name__ for one in get_args(Event)} | {"(pass complete)"}
-    assert {phase for _, phase in table} == {phase.value for phase in Phase}
+    assert {phase for _, phase in table} == {phase.value for phase in PublishedPhase}
     assert {pair: phases for pair, phases in table.items() if phases} == observed(seen())

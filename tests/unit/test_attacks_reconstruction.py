@@ -21,7 +21,7 @@ from coterie.data import SyntheticSpec, generate, generate_user_attributes, read
 from coterie.errors import DataError
 from coterie.privacy.attacks.profiles import ProfilesReport, profiles
 from coterie.privacy.attacks.profiles import report as hold
-from coterie.privacy.attacks.published import METHODS, solve
+from coterie.privacy.attacks.published_systems import METHODS, solve
 from coterie.privacy.attacks.reconstruction import (
     Marginals,
     Reconstruction,
@@ -33,7 +33,7 @@ from coterie.privacy.attacks.reconstruction import (
 from coterie.privacy.attacks.reconstruction_accuracy import Held, ReconstructionReport, best_guess, report
 from coterie.secure_sum.contribution import Contribution
 from coterie.systems.shared.factor_settings import FactorSettings
-from coterie.systems.shared.factor_steps import UserData, UserUpdate, contribute, local_step, sample
+from coterie.systems.shared.factor_steps import FactorUpdate, UserData, contribute, local_step, sample
 from coterie.systems.shared.factors import (
     apply,
     initial,
@@ -63,7 +63,7 @@ class Federation:
         self.done = 0
         self.allowed: npt.NDArray[np.bool_] | None = None
 
-    def updates(self, members: Ids) -> Iterator[UserUpdate]:
+    def updates(self, members: Ids) -> Iterator[FactorUpdate]:
         drawn = sample(
             [self.users[m] for m in members],
             self.keys[members],

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from coterie.errors import DataError
 from coterie.privacy.attacks import cluster, differencing, disaggregate
 from coterie.privacy.attacks.inversion import Judged, invert, judge
-from coterie.privacy.attacks.rounds import RoundView, known_slots, view_of_sum
+from coterie.privacy.attacks.rounds_view import RoundView, known_slots, view_of_sum
 from coterie.privacy.attacks.scoring import Truth, mean_auc
 from coterie.secure_sum.contribution import Contribution
 from coterie.systems.fedncf import mathematics, networks

@@ -17,7 +17,7 @@ from coterie.launch.backup import back_up_service, restore_service
 from coterie.store import cos as cos_store
 from coterie.store.backup import back_up, read_manifest, restore
 from coterie.store.engine import open_sqlite
-from coterie.store.postgres import Place, open_postgres
+from coterie.store.postgres import DatabaseAddress, open_postgres
 
 from .. import postgres
 
@@ -243,7 +243,7 @@ def test_runs_in_a_database_are_in_the_backup_and_come_back_to_a_database_or_a_f
 
     with postgres.running() as server:
         keys = server.keys(server.database())
-        reading, writing = open_postgres(Place(**keys), "cos")
+        reading, writing = open_postgres(DatabaseAddress(**keys), "cos")
         # The service runs, and holds the lock.
         with writing.connect() as held:
             held.execute(cos_store.runs.insert(), run_row())
@@ -264,7 +264,7 @@ def test_runs_in_a_database_are_in_the_backup_and_come_back_to_a_database_or_a_f
         other = server.keys(server.database())
         restore_service("cos", settings(tmp_path / "again", other), archive)
         assert [path.name for path in (tmp_path / "again").rglob("*") if path.is_file()] == ["one"]
-        reading, writing = open_postgres(Place(**other), "cos")
+        reading, writing = open_postgres(DatabaseAddress(**other), "cos")
         with reading.connect() as connection:
             found = connection.execute(sa.select(cos_store.runs)).mappings().one()
             assert {**found} == run_row()

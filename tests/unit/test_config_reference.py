@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from coterie.config.key_paths import expectation_at, keys, table_at
 from coterie.config.key_reference import markdown
-from coterie.config.keys import expectation_at, keys, table_at
 from coterie.config.load import ROLES
 from coterie.config.run import RunSettings
 from coterie.config.services import DataOwnerSettings, settings_model

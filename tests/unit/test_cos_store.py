@@ -11,7 +11,7 @@ from coterie.errors import StoreError
 from coterie.store import cos as store
 from coterie.store.cos import LoggedUpdate, Progress, SavedSum
 from coterie.store.engine import Term, Writer, open_sqlite
-from coterie.store.postgres import Place, open_postgres
+from coterie.store.postgres import DatabaseAddress, open_postgres
 
 from .. import postgres
 
@@ -36,7 +36,7 @@ class InAFile:
 class InPostgres:
     @pytest.fixture
     def engines(self, server):
-        engines = open_postgres(Place(**server.keys(server.database())), "cos")
+        engines = open_postgres(DatabaseAddress(**server.keys(server.database())), "cos")
         yield engines
         for engine in engines:
             engine.dispose()

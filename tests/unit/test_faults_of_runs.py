@@ -13,7 +13,11 @@ from coterie_cos.rounds_run import RoundsRun
 from coterie_cos.summing import Surroundings
 
 from coterie.crypto.authority import PeerIdentity
+from coterie.errors import StoreError
 from coterie.net import server
+from coterie.rounds.server_round import RoundState
+from coterie.secure_sum.clear import ClearServer
+from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.store import cos as store
 from coterie.store.engine import Term, Writer, open_sqlite
 from coterie.systems.fedncf.settings import FedNcfSettings
@@ -23,17 +27,19 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
+from tests.simulation.rig.sums import LAYOUT
 
 PEER = PeerIdentity("client", "here", b"f" * 32)
 SETTINGS = FedNcfSettings(model="gmf", dim=3, min_touch=1)
 MOST = 10
+SOON_S = 10.0
 
 
 class Stand:
     """A run at a servicer, with one registered party."""
 
     def __init__(self, folder: Path) -> None:
-        engine = open_sqlite(folder / "cos.db", "cos")
+        engine = self.engine = open_sqlite(folder / "cos.db", "cos")
         self.writer = Writer(engine)
         rounds = wire.RoundsPlan(cohorts=wire.CohortKind.COHORT_KIND_ALL, passes=1, step_timeout_ms=1000)
         plan = wire.RunPlan(
@@ -74,6 +80,13 @@ def stand(tmp_path: Path) -> Iterator[Stand]:
     one = Stand(tmp_path)
     yield one
     one.writer.close()
+
+
+def opening(run: RoundsRun) -> RoundState:
+    """A sum of which no member is present, so that it is abandoned as soon as it is opened."""
+    member = Member(b"f" * 32, "client/away", 1)
+    plan = SumPlan("run", 1, "train", "clear", bytes(32), layout_hash(LAYOUT), (member,), 1)
+    return RoundState.begin(plan, LAYOUT, ClearServer(), 60.0)
 
 
 def broken(error: Exception) -> Any:
@@ -143,6 +156,59 @@ async def test_a_run_whose_clock_fails_again_and_again_ends_and_no_tick_raises(
         stand.run.reason
         == "a fault of the orchestration server: the clock failed 10 times in a row, KeyError"
     )
+
+
+def fails(error: Exception) -> Any:
+    async def count_abandoned(reason: str) -> None:
+        raise error
+
+    return count_abandoned
+
+
+async def test_a_run_whose_sum_fails_by_a_fault_ends_and_names_the_fault(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stand.run, "count_abandoned", fails(KeyError("a private value")))
+    stand.run.skip_sum("too few came")
+    async with asyncio.timeout(SOON_S):
+        while not stand.run.over:
+            await stand.run.tick()
+            await asyncio.sleep(0.001)
+    assert stand.run.summary().phase == operator.RunPhase.RUN_PHASE_FAILED
+    assert stand.run.reason == "a fault of the orchestration server: KeyError"
+
+
+async def test_a_run_whose_sum_fails_by_the_store_waits_to_be_restored(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = StoreError("no space is left", trouble="full")
+    stand.run.term.lose(full)
+    monkeypatch.setattr(stand.run, "count_abandoned", fails(full))
+    stand.run.skip_sum("too few came")
+    async with asyncio.timeout(SOON_S):
+        await stand.run.drop()
+    await stand.run.tick()
+    assert not stand.run.over
+    assert stand.run.reason == ""
+
+
+async def test_a_sum_that_is_formed_after_the_run_has_stopped_changes_nothing(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[str] = []
+
+    async def count_abandoned(reason: str) -> None:
+        counted.append(reason)
+
+    monkeypatch.setattr(stand.run, "count_abandoned", count_abandoned)
+    stand.run.open_sum(opening(stand.run), {0: [0]})
+    await stand.run.stop("enough")
+    async with asyncio.timeout(SOON_S):
+        await stand.run.drop()
+    assert counted == []
+    assert stand.run.reason == "enough"
+    with stand.engine.connect() as connection:
+        assert store.load_sum(connection, "run") is None
 
 
 async def test_refusals_are_no_faults(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:

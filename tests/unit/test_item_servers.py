@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from coterie_cos.item_servers import ItemServers
-from coterie_cos.registry import Registry
+from coterie_cos.participants import Registry
 
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import to_wire

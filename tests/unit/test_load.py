@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.config.base import Model, Peer
-from coterie.config.keys import dotted, toml_text
+from coterie.config.base import ConfigModel, Peer
+from coterie.config.key_paths import dotted, toml_text
 from coterie.config.load import ROLES, Loaded, load, load_service
 from coterie.config.run import RunSettings
 from coterie.config.services import ClientSettings, CosSettings, DataOwnerSettings, settings_model
@@ -356,10 +356,10 @@ def test_every_role_can_be_loaded_without_a_file_only_to_hear_what_is_missing(ro
 
 
 def test_any_model_can_be_loaded() -> None:
-    class Inner(Model):
+    class Inner(ConfigModel):
         rate: float = 0.5
 
-    class Outer(Model):
+    class Outer(ConfigModel):
         inner: Inner = Inner()
 
     loaded = load(Outer, None, environ={"COTERIE_INNER__RATE": "1"}, sets=[])

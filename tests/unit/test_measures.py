@@ -7,7 +7,13 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from coterie.net.admission import Admission, Limits
 from coterie.telemetry.accounting import Accounting
 from coterie.telemetry.exporter import Exporter
-from coterie.telemetry.gauges import Measure, memory_limit, of_the_disk, of_the_memory, resident_bytes
+from coterie.telemetry.gauges import (
+    PrometheusMetric,
+    memory_limit,
+    of_the_disk,
+    of_the_memory,
+    resident_bytes,
+)
 
 
 def read(measures):
@@ -47,13 +53,13 @@ def test_the_limit_is_that_of_either_kind_of_control_group(tmp_path):
 
 def test_the_page_has_measures_with_and_without_labels_and_leaves_out_what_is_not_known():
     measures = [
-        Measure("coterie_known", "Known.", lambda: 3.5),
-        Measure("coterie_unknown", "Unknown.", lambda: None),
+        PrometheusMetric("coterie_known", "Known.", lambda: 3.5),
+        PrometheusMetric("coterie_unknown", "Unknown.", lambda: None),
     ]
     exporter = Exporter(Accounting(), {}, dict, lambda: True, Admission(Limits()), measures=measures)
     counts = {("train", "applied"): 2.0}
     measures.append(
-        Measure("coterie_rounds", "Rounds.", lambda: counts, ("purpose", "outcome"), counter=True)
+        PrometheusMetric("coterie_rounds", "Rounds.", lambda: counts, ("purpose", "outcome"), counter=True)
     )
     page = b"".join(
         exporter._page({"PATH_INFO": "/metrics", "REQUEST_METHOD": "GET"}, lambda *_: None)

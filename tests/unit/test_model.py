@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sqlalchemy as sa
-from coterie_cos.drift.model import Frozen, Model
+from coterie_cos.drift.model import Frozen, PublishedModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -77,7 +77,7 @@ class Server:
 
     folder: Path
     snapshot_every: int
-    model: Model = field(init=False)
+    model: PublishedModel = field(init=False)
 
     def __post_init__(self) -> None:
         self.start()
@@ -85,7 +85,7 @@ class Server:
     def start(self) -> None:
         self.engine = sa.create_engine(f"sqlite:///{self.folder / 'cos.db'}", poolclass=sa.pool.NullPool)
         self.writer = Writer(self.engine)
-        self.model = Model(PLAN, self.folder / "models", Term(self.writer), self.snapshot_every)
+        self.model = PublishedModel(PLAN, self.folder / "models", Term(self.writer), self.snapshot_every)
         with self.engine.connect() as connection:
             snapshot = connection.execute(sa.select(store.runs.c.snapshot)).scalar_one()
             self.model.restore(connection, snapshot, USERS, ITEMS)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coterie.launch.operator import Operator
+from coterie.launch.operator_connection import OperatorConnection
 from coterie.wire.v1 import operator_pb2 as wire
 
 
@@ -37,7 +37,7 @@ class Cos:
 
 async def test_a_watch_that_is_left_ends_its_call_at_once_and_not_some_time_later() -> None:
     cos = Cos()
-    async with contextlib.aclosing(Operator(cos).watch("run")) as events:  # type: ignore[arg-type]
+    async with contextlib.aclosing(OperatorConnection(cos).watch("run")) as events:  # type: ignore[arg-type]
         async for event in events:
             assert cos.open == 1
             if event.number == 3:
@@ -51,7 +51,7 @@ async def test_a_watch_that_is_left_by_a_failure_ends_its_call_at_once() -> None
     def fail() -> None:
         raise RuntimeError("a process has ended")
 
-    operator = Operator(cos, check=fail)  # type: ignore[arg-type]
+    operator = OperatorConnection(cos, check=fail)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError):
         async for _ in operator.watch("run"):
             pass

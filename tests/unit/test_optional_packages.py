@@ -24,7 +24,7 @@ importlib.import_module(sys.argv[1])
     [
         "coterie.launch.bootstrap",
         "coterie.launch.experiment",
-        "coterie.launch.operator",
+        "coterie.launch.operator_connection",
         "coterie.process.runtime",
         "coterie_cos.service",
         "coterie_client.service",

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from coterie.errors import ConfigError, StoreError
 from coterie.store import postgres as module
 from coterie.store.engine import Term, Writer, failure, trouble_of
-from coterie.store.postgres import Place, bounded, open_postgres, read_revision
+from coterie.store.postgres import DatabaseAddress, bounded, open_postgres, read_revision
 
 from .. import postgres
 
@@ -23,7 +23,7 @@ def server():
 
 @pytest.fixture
 def place(server):
-    return lambda **changes: Place(
+    return lambda **changes: DatabaseAddress(
         **server.keys(changes.pop("database", None) or server.database(), **changes)
     )
 
@@ -41,7 +41,7 @@ def place(server):
 )
 def test_a_url_that_cannot_be_used_is_refused_and_not_repeated(url, said):
     with pytest.raises(ConfigError, match=said) as refused:
-        Place(url).engine()
+        DatabaseAddress(url).engine()
     assert SECRET not in str(refused.value)
 
 
@@ -53,14 +53,14 @@ def test_a_password_file_that_says_nothing_is_named(tmp_path, content, said):
     if content is not None:
         path.write_text(content)
     with pytest.raises(ConfigError, match=said):
-        Place("postgresql+psycopg://user@host/db", password_file=path).engine()
+        DatabaseAddress("postgresql+psycopg://user@host/db", password_file=path).engine()
 
 
 def test_what_the_server_objects_to_comes_with_what_to_do(place, server, tmp_path):
     wrong = tmp_path / "wrong"
     wrong.write_text(SECRET)
     other = place(tls="require")
-    nowhere = Place(f"postgresql+psycopg://coterie@127.0.0.1:1/{server.database()}", tls="disable")
+    nowhere = DatabaseAddress(f"postgresql+psycopg://coterie@127.0.0.1:1/{server.database()}", tls="disable")
     for at, said, hint in [
         (place(password_file=wrong), "password authentication failed", "database.password_file"),
         (place(password_file=None), "no password supplied", "database.password_file"),
@@ -84,7 +84,7 @@ def secured():
 
 
 def test_a_server_with_the_right_certificate_is_reached_by_tls(secured):
-    at = Place(**secured.keys(secured.database()))
+    at = DatabaseAddress(**secured.keys(secured.database()))
     assert at.tls == "verify-full"
     reading, writing = open_postgres(at, "cos")
     with reading.connect() as connection:
@@ -113,7 +113,7 @@ def test_a_server_that_does_not_prove_who_it_is_is_refused_with_the_reason(secur
         (secured.keys(name, tls="disable"), "no encryption|SSL off", "pg_hba.conf"),
     ]:
         with pytest.raises(StoreError, match=f"cannot open database .*{said}") as failed:
-            open_postgres(Place(**keys), "cos")
+            open_postgres(DatabaseAddress(**keys), "cos")
         assert hint in (failed.value.hint or "")
         assert postgres.PASSWORD not in str(failed.value)
     # Less can be asked for: the authority but not the name, or TLS alone.
@@ -121,7 +121,7 @@ def test_a_server_that_does_not_prove_who_it_is_is_refused_with_the_reason(secur
         secured.keys(name, url=elsewhere, tls="verify-ca"),
         secured.keys(name, tls="require", ca_file=None),
     ):
-        for engine in open_postgres(Place(**keys), "cos"):
+        for engine in open_postgres(DatabaseAddress(**keys), "cos"):
             engine.dispose()
 
 
@@ -140,7 +140,7 @@ def test_a_database_that_cannot_hold_the_store_is_refused(place, server, monkeyp
 def test_a_unix_socket_is_reached_without_tls(server):
     name = server.database()
     url = f"postgresql+psycopg://{postgres.USER}@/{name}?host={server.folder}&port={server.port}"
-    at = Place(url, password_file=server.password_file)
+    at = DatabaseAddress(url, password_file=server.password_file)
     for engine in open_postgres(at, "cos"):
         engine.dispose()
     assert read_revision(at) is not None
@@ -203,7 +203,7 @@ async def test_a_lost_connection_and_a_hung_server_end_a_term_and_pass(place, se
 @pytest.mark.parametrize("tls", [False, True])
 def test_a_server_that_hangs_while_it_is_read_is_cut_off(server, secured, tls):
     asked = secured if tls else server
-    engine = Place(**asked.keys(asked.database())).engine()
+    engine = DatabaseAddress(**asked.keys(asked.database())).engine()
     with engine.connect() as connection:
         with bounded(connection, 30.0):
             assert connection.exec_driver_sql("SELECT 1").scalar() == 1

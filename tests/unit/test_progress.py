@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from coterie.cli.progress import Progress, headline
+from coterie.cli.progress import ProgressDisplay, headline
 from coterie.config.run import RunSettings
 from coterie.wire.v1 import operator_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2 import RoundsPlan, RunPlan
@@ -39,7 +39,7 @@ def ended(**given: object) -> wire.WatchRunResponse:
 
 def shown(*events: wire.WatchRunResponse, terminal: bool = False, settings: RunSettings = SETTINGS) -> str:
     console = Console(file=io.StringIO(), force_terminal=terminal, width=150, color_system=None)
-    with Progress(console, settings) as progress:
+    with ProgressDisplay(console, settings) as progress:
         for event in events:
             progress.update(0, event)
         if terminal:

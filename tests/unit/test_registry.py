@@ -2,7 +2,7 @@
 
 import numpy as np
 import sqlalchemy as sa
-from coterie_cos.registry import Registry
+from coterie_cos.participants import Registry
 
 from coterie.store import cos as store
 from coterie.store.engine import open_sqlite

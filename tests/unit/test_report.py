@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from coterie.telemetry.report import Course, Evaluation, Report, RoundRecord
+from coterie.telemetry.report import Course, EvaluationPart, Report, RoundRecord
 from coterie.telemetry.report_reference import main, markdown, with_tables
 
 SAMPLE: Callable[[], dict[str, Any]] = runpy.run_path(str(Path(__file__).parents[1] / "sample_report.py"))[
@@ -72,7 +72,7 @@ def test_a_number_that_is_not_finite_is_null(number: float) -> None:
 
 
 def test_whole_numbers_stay_whole_and_those_of_arrays_become_plain() -> None:
-    found = Evaluation(
+    found = EvaluationPart(
         epoch=2, version=np.int64(3), time_s=2.0, metrics={"rmse": np.float32(0.5)}, later=np.float64(1.5)
     )
     assert json.dumps(found.content()) == (

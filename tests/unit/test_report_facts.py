@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.telemetry.report import Evaluation, Report
+from coterie.telemetry.report import EvaluationPart, Report
 from coterie.telemetry.report_facts import (
     costs,
     epoch_positions,
@@ -138,14 +138,14 @@ def test_costs_add_what_is_known_and_keep_unknown_apart_from_zero() -> None:
 
 def test_evaluations_within_an_epoch_stand_at_their_share_of_its_versions() -> None:
     history = [
-        Evaluation(epoch=epoch, version=version)
+        EvaluationPart(epoch=epoch, version=version)
         for epoch, version in ((0, 0), (1, 25), (1, 100), (2, 150), (2, 200))
     ]
     assert [place for place, _ in epoch_positions(history)] == [0, 0.25, 1, 1.5, 2]
 
 
 def test_without_versions_evaluations_are_spread_evenly() -> None:
-    history = [Evaluation(epoch=epoch) for epoch in (1, 1, 2)]
+    history = [EvaluationPart(epoch=epoch) for epoch in (1, 1, 2)]
     assert [place for place, _ in epoch_positions(history)] == [0.5, 1, 2]
 
 
@@ -160,7 +160,7 @@ def test_without_versions_evaluations_are_spread_evenly() -> None:
     )
 )
 def test_positions_never_leave_their_epoch_nor_go_back(history: list[dict[str, Any]]) -> None:
-    placed = epoch_positions([Evaluation.model_validate(entry) for entry in history])
+    placed = epoch_positions([EvaluationPart.model_validate(entry) for entry in history])
     assert len(placed) == sum(entry["epoch"] is not None for entry in history)
     for place, entry in placed:
         assert entry.epoch is not None

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 
 from coterie.rounds.server_round import (
     TRANSITIONS,
-    Applied,
     Apply,
     Arrived,
-    Declined,
     End,
-    Lost,
-    Opened,
-    Phase,
+    MembersDeclined,
+    MembersLost,
+    MembersRevoked,
     Resumed,
-    Revoked,
+    RoundOpened,
     RoundState,
     Save,
+    SumApplied,
+    SumPhase,
     Tick,
     Unmask,
     Unmasked,
@@ -86,7 +86,7 @@ def plan_of(members: int = 3, min_sum: int = 2, users: int = 1) -> SumPlan:
 
 def opened(half=None, members: int = 3, min_sum: int = 2) -> RoundState:
     state = RoundState.begin(plan_of(members, min_sum), LAYOUT, half or ClearServer(), patience_s=10.0)
-    state, effects = advance(state, Opened(0.0))
+    state, effects = advance(state, RoundOpened(0.0))
     assert effects == [Save()]
     return state
 
@@ -135,7 +135,7 @@ class Replaceable(Stepwise):
         return tuple(sorted(set(range(len(plan.members))).difference(asked)))[: len(gone)]
 
 
-def walked(half, draw: random.Random) -> set[tuple[Phase, type, Phase]]:
+def walked(half, draw: random.Random) -> set[tuple[SumPhase, type, SumPhase]]:
     """Return the transitions of one round in which anything may happen at any time."""
     state = RoundState.begin(plan_of(4), LAYOUT, half, draw.choice([0.0, 5.0, 5.0]))
     found = set()
@@ -149,25 +149,31 @@ def walked(half, draw: random.Random) -> set[tuple[Phase, type, Phase]]:
             return
         found.add((before, type(event), state.phase))
 
-    take(Opened(0.0))
+    take(RoundOpened(0.0))
     pace = draw.choice([0.25, 2.0])
     for number in range(40):
         now, some = number * pace, frozenset([draw.randrange(4)])
         message = vector(9) if isinstance(half, ClearServer) else codes(9).tobytes()
         events = [
             Arrived(draw.randrange(4), state.step, message, now),
-            Lost(some, now),
-            Declined(some, now),
-            Revoked(some, now),
+            MembersLost(some, now),
+            MembersDeclined(some, now),
+            MembersRevoked(some, now),
             Resumed(now),
             Tick(now),
         ]
-        if state.phase is Phase.UNMASK:
+        if state.phase is SumPhase.UNMASK:
             events += [Unmasked(codes(18)), UnmaskFailed("wrong", now, tuple(some))]
-        if state.phase is Phase.APPLY:
-            events += [Applied(draw.choice(["", "impossible"]))]
+        if state.phase is SumPhase.APPLY:
+            events += [SumApplied(draw.choice(["", "impossible"]))]
         take(draw.choice(events))
-    for event in (Unmasked(codes(18)), UnmaskFailed("wrong", 11.0), Applied(), Opened(11.0), Resumed(11.0)):
+    for event in (
+        Unmasked(codes(18)),
+        UnmaskFailed("wrong", 11.0),
+        SumApplied(),
+        RoundOpened(11.0),
+        Resumed(11.0),
+    ):
         if state.phase.ended:
             take(event)
     return found
@@ -189,12 +195,12 @@ def test_rounds_take_the_transitions_of_the_table_and_no_others():
 @pytest.mark.parametrize(
     ("phase", "event"),
     [
-        (Phase.COLLECT, Unmasked(codes(1))),
-        (Phase.COLLECT, Applied()),
-        (Phase.UNMASK, Applied()),
-        (Phase.APPLY, Opened(1.0)),
+        (SumPhase.COLLECT, Unmasked(codes(1))),
+        (SumPhase.COLLECT, SumApplied()),
+        (SumPhase.UNMASK, SumApplied()),
+        (SumPhase.APPLY, RoundOpened(1.0)),
     ],
-    ids=lambda value: value.value if isinstance(value, Phase) else type(value).__name__,
+    ids=lambda value: value.value if isinstance(value, SumPhase) else type(value).__name__,
 )
 def test_what_a_phase_does_not_have_is_a_fault_of_the_service(phase, event):
     state = dataclasses.replace(opened(), phase=phase)
@@ -213,19 +219,19 @@ def test_nobody_is_asked_before_the_round_is_opened():
 
 def test_a_clear_round_goes_through():
     state, effects = play(opened(), submit(0, 1), submit(1, 2))
-    assert (state.phase, state.asked, state.submitters, effects) == (Phase.COLLECT, (2,), (0, 1), [])
+    assert (state.phase, state.asked, state.submitters, effects) == (SumPhase.COLLECT, (2,), (0, 1), [])
     state, effects = advance(state, submit(2, 3))
-    assert state.phase is Phase.UNMASK
+    assert state.phase is SumPhase.UNMASK
     assert effects == [Save(Step.SUBMIT), Unmask()]
     assert np.array_equal(state.running, codes(6))
     state, effects = advance(state, Unmasked(state.running))
-    assert state.phase is Phase.APPLY
+    assert state.phase is SumPhase.APPLY
     (effect,) = effects
     assert isinstance(effect, Apply)
     assert effect.users == 3
     assert np.array_equal(effect.total, codes(6))
-    state, effects = advance(state, Applied())
-    assert (state.phase, effects, state.reason) == (Phase.DONE, [End()], "")
+    state, effects = advance(state, SumApplied())
+    assert (state.phase, effects, state.reason) == (SumPhase.DONE, [End()], "")
 
 
 def test_each_step_closes_into_the_next_with_its_messages_saved():
@@ -245,7 +251,7 @@ def test_each_step_closes_into_the_next_with_its_messages_saved():
 
 def test_users_are_those_of_the_submitters():
     state = RoundState.begin(plan_of(3, 1, users=5), LAYOUT, ClearServer(), 10.0)
-    state, _ = play(state, Opened(0.0), submit(0, 9), submit(2, 9))
+    state, _ = play(state, RoundOpened(0.0), submit(0, 9), submit(2, 9))
     assert state.users == 10
 
 
@@ -267,33 +273,33 @@ def test_a_message_that_comes_with_the_deadline_still_counts():
 
 def test_below_the_floor_the_round_is_abandoned_with_the_reason():
     state, effects = play(opened(), submit(0), Tick(10.0))
-    assert state.phase is Phase.ABANDONED
+    assert state.phase is SumPhase.ABANDONED
     assert effects == [Save(), End()]
     assert state.reason == "submit: 1 users submitted, the plan's floor is 2; no time is left"
 
 
 def test_a_round_whose_members_are_all_lost_is_abandoned_at_once():
-    state, effects = play(opened(), Lost(frozenset({0, 1, 2}), 1.0))
-    assert state.phase is Phase.ABANDONED
+    state, effects = play(opened(), MembersLost(frozenset({0, 1, 2}), 1.0))
+    assert state.phase is SumPhase.ABANDONED
     assert effects == [Save(), End()]
     assert "nobody else is expected" in state.reason
 
 
 def test_lost_members_are_not_waited_for():
-    state, effects = play(opened(), Lost(frozenset({2}), 1.0), submit(0), submit(1))
+    state, effects = play(opened(), MembersLost(frozenset({2}), 1.0), submit(0), submit(1))
     assert effects == [Save(Step.SUBMIT), Unmask()]
     assert state.submitters == (0, 1)
 
 
 def test_what_a_lost_member_sent_stays():
-    state, _ = play(opened(), submit(0, 5), Lost(frozenset({0, 2}), 1.0), submit(1, 6))
+    state, _ = play(opened(), submit(0, 5), MembersLost(frozenset({0, 2}), 1.0), submit(1, 6))
     assert state.submitters == (0, 1)
     assert np.array_equal(state.running, codes(11))
 
 
 def test_a_lost_member_that_is_heard_is_waited_for_again():
     state = opened(Stepwise())
-    state, _ = play(state, Lost(frozenset({2}), 1.0), Arrived(2, Step.ADVERTISE, b"fine", 1.0))
+    state, _ = play(state, MembersLost(frozenset({2}), 1.0), Arrived(2, Step.ADVERTISE, b"fine", 1.0))
     assert state.lost == frozenset()
     state, _ = play(state, *(Arrived(member, Step.ADVERTISE, b"fine", 1.0) for member in (0, 1)))
     state, effects = play(state, *(Arrived(member, Step.SHARE, b"fine", 1.0) for member in (0, 1)))
@@ -301,24 +307,24 @@ def test_a_lost_member_that_is_heard_is_waited_for_again():
 
 
 def test_a_lost_member_that_repeats_itself_is_waited_for_again():
-    state, _ = play(opened(), submit(0), Lost(frozenset({0, 1}), 1.0), submit(0))
+    state, _ = play(opened(), submit(0), MembersLost(frozenset({0, 1}), 1.0), submit(0))
     assert state.lost == {1}
 
 
 def test_a_step_closes_when_everybody_has_answered_but_those_that_decline():
-    state, effects = play(opened(), submit(0), Declined(frozenset({1}), 1.0), submit(2))
+    state, effects = play(opened(), submit(0), MembersDeclined(frozenset({1}), 1.0), submit(2))
     assert effects == [Save(Step.SUBMIT), Unmask()]
     assert state.submitters == (0, 2)
 
 
 def test_the_last_word_may_be_that_somebody_declines():
-    state, effects = play(opened(), submit(0), submit(2), Declined(frozenset({1}), 1.0))
+    state, effects = play(opened(), submit(0), submit(2), MembersDeclined(frozenset({1}), 1.0))
     assert effects == [Save(Step.SUBMIT), Unmask()]
     assert state.submitters == (0, 2)
 
 
 def test_who_declines_counts_towards_no_floor():
-    state, effects = play(opened(), submit(0), Declined(frozenset({1, 2}), 1.0))
+    state, effects = play(opened(), submit(0), MembersDeclined(frozenset({1, 2}), 1.0))
     assert effects == [Save(), End()]
     assert state.reason == "submit: 1 users submitted, the plan's floor is 2; nobody else is expected"
 
@@ -327,7 +333,7 @@ def test_who_declined_is_asked_no_more_and_waited_for_in_no_later_step():
     state, _ = play(
         opened(Stepwise()), *(Arrived(member, Step.ADVERTISE, b"fine", 1.0) for member in (0, 1, 2))
     )
-    state, _ = play(state, Arrived(2, Step.SHARE, b"fine", 1.0), Declined(frozenset({2}), 1.0))
+    state, _ = play(state, Arrived(2, Step.SHARE, b"fine", 1.0), MembersDeclined(frozenset({2}), 1.0))
     assert state.asked == (0, 1)
     state, _ = play(state, *(Arrived(member, Step.SHARE, b"fine", 1.0) for member in (0, 1)))
     assert (state.step, state.expected, state.asked) == (Step.SUBMIT, {0, 1, 2}, (0, 1))
@@ -339,13 +345,13 @@ def test_who_declined_is_asked_no_more_and_waited_for_in_no_later_step():
 
 
 def test_a_restarted_server_asks_those_that_declined_again():
-    state, _ = play(opened(), submit(0), Declined(frozenset({1}), 1.0))
+    state, _ = play(opened(), submit(0), MembersDeclined(frozenset({1}), 1.0))
     resumed, _ = advance(durable(state), Resumed(50.0))
     assert resumed.asked == (0, 1, 2)
 
 
 def test_a_revoked_member_is_neither_asked_nor_waited_for_nor_taken():
-    state, _ = play(opened(), Revoked(frozenset({1}), 1.0))
+    state, _ = play(opened(), MembersRevoked(frozenset({1}), 1.0))
     assert state.asked == (0, 2)
     assert refused(state, submit(1)).name == "UNKNOWN_PARTICIPANT"
     state, effects = play(state, submit(0), submit(2))
@@ -355,14 +361,14 @@ def test_a_revoked_member_is_neither_asked_nor_waited_for_nor_taken():
 
 def test_who_answered_the_first_step_before_it_was_revoked_takes_part_to_the_end():
     adverts = [Arrived(member, Step.ADVERTISE, b"fine", 1.0) for member in (0, 1, 2)]
-    state, _ = play(opened(Stepwise()), adverts[0], Revoked(frozenset({0}), 1.0), adverts[1])
+    state, _ = play(opened(Stepwise()), adverts[0], MembersRevoked(frozenset({0}), 1.0), adverts[1])
     assert state.asked == (2,)
-    state, _ = play(state, adverts[2], Revoked(frozenset({1}), 1.0))
+    state, _ = play(state, adverts[2], MembersRevoked(frozenset({1}), 1.0))
     assert (state.step, state.asked) == (Step.SHARE, (0, 1, 2))
 
 
 def test_a_round_of_which_too_many_are_revoked_is_abandoned_at_once():
-    state, effects = play(opened(), Revoked(frozenset({0, 1}), 1.0), submit(2))
+    state, effects = play(opened(), MembersRevoked(frozenset({0, 1}), 1.0), submit(2))
     assert effects == [Save(), End()]
     assert "1 users submitted, the plan's floor is 2" in state.reason
 
@@ -371,9 +377,9 @@ def test_a_step_that_waits_for_nobody_is_not_opened_in_vain():
     """Everybody has answered and is gone: the next step's shortfall is known at once, and its saves are in order."""
     state = opened(Stepwise())
     state, _ = play(state, Arrived(0, Step.ADVERTISE, b"fine", 1.0), Arrived(1, Step.ADVERTISE, b"fine", 1.0))
-    state, _ = advance(state, Lost(frozenset({0, 1}), 1.0))
-    state, effects = advance(state, Lost(frozenset({2}), 1.0))
-    assert state.phase is Phase.ABANDONED
+    state, _ = advance(state, MembersLost(frozenset({0, 1}), 1.0))
+    state, effects = advance(state, MembersLost(frozenset({2}), 1.0))
+    assert state.phase is SumPhase.ABANDONED
     assert effects == [Save(Step.ADVERTISE), Save(), End()]
     assert state.reason.startswith("share: 0 are too few")
 
@@ -384,28 +390,28 @@ def test_a_step_that_waits_for_nobody_is_not_opened_in_vain():
 )
 def test_a_sum_that_cannot_be_formed_abandons_the_round(event, reason):
     state, effects = play(opened(), submit(0), submit(1), submit(2), event)
-    assert (state.phase, state.reason, effects) == (Phase.ABANDONED, reason, [Save(), End()])
+    assert (state.phase, state.reason, effects) == (SumPhase.ABANDONED, reason, [Save(), End()])
 
 
 def test_an_impossible_sum_abandons_the_round():
     state, _ = play(opened(), submit(0), submit(1), submit(2))
-    state, effects = play(state, Unmasked(codes(1)), Applied("beyond its bounds"))
-    assert (state.phase, state.reason, effects) == (Phase.ABANDONED, "beyond its bounds", [Save(), End()])
+    state, effects = play(state, Unmasked(codes(1)), SumApplied("beyond its bounds"))
+    assert (state.phase, state.reason, effects) == (SumPhase.ABANDONED, "beyond its bounds", [Save(), End()])
 
 
-@pytest.mark.parametrize("ended", [Phase.DONE, Phase.ABANDONED])
+@pytest.mark.parametrize("ended", [SumPhase.DONE, SumPhase.ABANDONED])
 @pytest.mark.parametrize(
     "event",
     [
-        Opened(1.0),
+        RoundOpened(1.0),
         Resumed(1.0),
         Tick(99.0),
-        Lost(frozenset({0}), 1.0),
-        Declined(frozenset({0}), 1.0),
-        Revoked(frozenset({0}), 1.0),
+        MembersLost(frozenset({0}), 1.0),
+        MembersDeclined(frozenset({0}), 1.0),
+        MembersRevoked(frozenset({0}), 1.0),
         Unmasked(codes(1)),
         UnmaskFailed("x", 0.0),
-        Applied(),
+        SumApplied(),
     ],
     ids=lambda event: type(event).__name__,
 )
@@ -417,11 +423,11 @@ def test_nothing_happens_to_a_round_that_has_ended(ended, event):
 @pytest.mark.parametrize(
     ("events", "out_of_turn"),
     [
-        ([], Opened(1.0)),
+        ([], RoundOpened(1.0)),
         ([], Unmasked(codes(1))),
         ([], UnmaskFailed("x", 0.0)),
-        ([], Applied()),
-        ([submit(0), submit(1), submit(2)], Applied()),
+        ([], SumApplied()),
+        ([submit(0), submit(1), submit(2)], SumApplied()),
         ([submit(0), submit(1), submit(2), Unmasked(codes(1))], Unmasked(codes(1))),
         ([submit(0), submit(1), submit(2), Unmasked(codes(1))], UnmaskFailed("x", 0.0)),
     ],
@@ -452,7 +458,7 @@ def test_after_the_close_the_same_bytes_are_acknowledged_and_others_are_a_confli
     state, _ = play(opened(), submit(0, 5), submit(1, 5), submit(2, 5))
     assert advance(state, submit(0, 5)) == (state, [])
     assert refused(state, submit(0, 6)).name == "CONFLICT"
-    done, _ = play(state, Unmasked(codes(15)), Applied())
+    done, _ = play(state, Unmasked(codes(15)), SumApplied())
     assert advance(done, submit(2, 5)) == (done, [])
     assert refused(done, submit(2, 6)).name == "CONFLICT"
 
@@ -576,11 +582,11 @@ def durable(state: RoundState) -> RoundState:
 
 
 def test_submit_opens_again_after_a_restart_with_its_full_time_and_nothing_summed():
-    state, _ = play(opened(), submit(0, 5), Lost(frozenset({2}), 1.0))
+    state, _ = play(opened(), submit(0, 5), MembersLost(frozenset({2}), 1.0))
     state, effects = advance(durable(state), Resumed(100.0))
     assert effects == []
     assert (state.phase, state.step, state.asked, state.deadline) == (
-        Phase.COLLECT,
+        SumPhase.COLLECT,
         Step.SUBMIT,
         (0, 1, 2),
         110.0,
@@ -608,7 +614,7 @@ def test_a_restart_while_the_sum_is_computed_computes_it_again():
     state, _ = play(opened(), submit(0), submit(1), submit(2))
     resumed, effects = advance(durable(state), Resumed(50.0))
     assert effects == [Unmask()]
-    assert resumed.phase is Phase.UNMASK
+    assert resumed.phase is SumPhase.UNMASK
     assert np.array_equal(resumed.running, state.running)
 
 
@@ -641,23 +647,23 @@ def test_whatever_happens_the_sum_is_that_of_the_submitters_each_once(events):
                 state, _ = advance(state, submit(number, value, now))
                 sent.setdefault(number, value)
             elif what == "lost":
-                state, _ = advance(state, Lost(frozenset({number}), now))
+                state, _ = advance(state, MembersLost(frozenset({number}), now))
             elif what == "declined":
-                state, _ = advance(state, Declined(frozenset({number}), now))
+                state, _ = advance(state, MembersDeclined(frozenset({number}), now))
             elif what == "tick":
                 now += number
                 state, _ = advance(state, Tick(now))
             elif not state.phase.ended:
                 state, _ = advance(durable(state), Resumed(now))
-                if state.phase is Phase.COLLECT:
+                if state.phase is SumPhase.COLLECT:
                     sent = {}
         except Refusal:
             assert state is before
-        if state.phase is Phase.ABANDONED:
+        if state.phase is SumPhase.ABANDONED:
             assert state.running is None
             return
         assert np.array_equal(state.running, codes(sum(sent[member] for member in state.submitters)))
-        if before.phase is not Phase.COLLECT:
+        if before.phase is not SumPhase.COLLECT:
             assert state.submitters == before.submitters
-        if state.phase is Phase.UNMASK:
+        if state.phase is SumPhase.UNMASK:
             assert state.users >= 3

@@ -200,7 +200,7 @@ class Stand:
             sent = {(row.user, row.kind): row.acknowledged for row in store.load_sent(connection)}
             return sent, [row.reason for row in store.load_declined(connection)]
 
-    def journal(self) -> dict[bytes, store.Entry]:
+    def journal(self) -> dict[bytes, store.JournalEntry]:
         with self.engine.connect() as connection:
             return {entry.participant: entry for entry in store.load_journals(connection, "run")}
 

@@ -14,7 +14,7 @@ from coterie.config.run import RunSettings
 from coterie.crypto.verification import VerificationError
 from coterie.errors import ConfigError, CryptoError
 from coterie.parties.shared_model import SharedModels
-from coterie.rounds.conductor import Cover, apply_sum
+from coterie.rounds.conductor import Cover, decode_sum
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Contribution, Layout, Segment
 from coterie.secure_sum.key_holder import KeyHolder
@@ -301,7 +301,7 @@ def test_a_version_is_what_a_server_would_have_made_of_the_sum():
     assert made.model != MODELS.applied(plan, task, codes, 4).model
     found = MODELS.opened(made.model, ITEMS, 2)
     cover = Cover(Purpose.SUPPORTS, 4, 4, 8, np.array([1.0, 0.0]), pass_number=0, part=0)
-    expected, _ = apply_sum(SIDE, SIDE.initial(), codes[:ITEMS], cover)
+    expected = SIDE.apply(SIDE.initial(), decode_sum(SIDE, codes[:ITEMS], cover))
     assert found.keys() == expected.keys()
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
     assert found["supports"][0].tolist() == [1, 2, 3, *[4] * (ITEMS - 3)]

@@ -13,7 +13,7 @@ from coterie.evaluation.holdout import TEST, TRAIN, VALIDATION, Holdout, ranked_
 from coterie.secure_sum.contribution import Contribution
 from coterie.systems.drift import shielded_run
 from coterie.systems.drift.published_run import (
-    Catalogued,
+    CatalogueChanged,
     OwnerJoined,
     PartyLost,
     PartySeen,
@@ -23,15 +23,15 @@ from coterie.systems.drift.published_run import (
 from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.drift.shielded_run import (
     LOSSES,
-    Abandoned,
-    Delivered,
-    Evaluated,
+    EvaluationFormed,
     Event,
-    Opened,
-    Phase,
-    Purpose,
+    NumberTaken,
     Shielded,
-    Visits,
+    ShieldedAbandoned,
+    ShieldedPhase,
+    ShieldedPurpose,
+    VisitsDelivered,
+    VisitsReported,
     Windowed,
     add_measured,
     due,
@@ -56,32 +56,32 @@ def gathered(**changes):
     state = Shielded(epochs=2, expect_owners=3, expect_users=4, window=10)
     owners = [OwnerJoined(slot, f"data-owner/{slot}") for slot in range(3)]
     hosts = [UsersJoined("client/a", 2), UsersJoined("client/b", 2)]
-    return replace(after(state, *owners, Catalogued(1), *hosts), **changes)
+    return replace(after(state, *owners, CatalogueChanged(1), *hosts), **changes)
 
 
 def test_the_first_epoch_begins_when_everybody_expected_has_come():
     state = Shielded(epochs=2, expect_owners=1, expect_users=2, window=10)
     state = after(state, OwnerJoined(0, "data-owner/x"), UsersJoined("client/a", 1))
-    assert (state.phase, next_sum(state)) == (Phase.GATHER, None)
+    assert (state.phase, next_sum(state)) == (ShieldedPhase.GATHER, None)
     assert waiting_for(state) == "1 of 1 data owners and 1 of 2 users came"
     assert after(state, UsersJoined("client/a", 2)).epoch == 1
-    assert gathered().phase is Phase.VISIT
+    assert gathered().phase is ShieldedPhase.VISIT
 
 
 def test_a_window_is_due_after_enough_visits_wherever_they_were_made():
-    state = after(gathered(), Visits(0, 4, 1), Visits(1, 5, 1))
+    state = after(gathered(), VisitsReported(0, 4, 1), VisitsReported(1, 5, 1))
     assert not due(state)
     assert next_sum(state) is None
-    assert next_sum(state, in_time=True) is Purpose.WINDOW
-    state = after(state, Visits(2, 1, 0))
+    assert next_sum(state, in_time=True) is ShieldedPurpose.WINDOW
+    state = after(state, VisitsReported(2, 1, 0))
     assert due(state)
-    assert next_sum(state) is Purpose.WINDOW
+    assert next_sum(state) is ShieldedPurpose.WINDOW
 
 
 def test_visits_are_counted_in_all_so_that_saying_so_twice_changes_nothing():
-    state = after(gathered(), Visits(0, 4, 1))
-    assert after(state, Visits(0, 4, 1)) == state
-    assert after(state, Visits(0, 3, 1)).visits == 4
+    state = after(gathered(), VisitsReported(0, 4, 1))
+    assert after(state, VisitsReported(0, 4, 1)) == state
+    assert after(state, VisitsReported(0, 3, 1)).visits == 4
 
 
 def test_without_visits_time_alone_opens_no_window():
@@ -89,16 +89,18 @@ def test_without_visits_time_alone_opens_no_window():
 
 
 def test_what_a_window_had_is_not_due_again_and_what_came_meanwhile_is():
-    state = after(gathered(), Visits(0, 12, 1), Opened(), Visits(1, 9, 1), Windowed([0, 1]))
+    state = after(
+        gathered(), VisitsReported(0, 12, 1), NumberTaken(), VisitsReported(1, 9, 1), Windowed([0, 1])
+    )
     assert (state.version, state.closed, state.round) == (1, 1, 1)
     assert not due(state)
-    assert due(after(state, Visits(1, 10, 1)))
+    assert due(after(state, VisitsReported(1, 10, 1)))
     assert {slot: owner.summed for slot, owner in state.owners.items()} == {0: 1, 1: 1, 2: 0}
 
 
 def test_an_abandoned_window_is_over_changes_nothing_and_stays_due():
-    state = after(gathered(), Visits(0, 12, 1), Opened())
-    lost = after(state, Abandoned(Purpose.WINDOW, "two owners"))
+    state = after(gathered(), VisitsReported(0, 12, 1), NumberTaken())
+    lost = after(state, ShieldedAbandoned(ShieldedPurpose.WINDOW, "two owners"))
     assert (lost.version, lost.closed, lost.abandoned) == (0, 1, 1)
     assert due(lost)
     assert all(owner.summed == 0 for owner in lost.owners.values())
@@ -108,45 +110,47 @@ def visited(state, epoch=None):
     epoch = epoch or state.epoch
     return after(
         state,
-        Delivered("client/a", epoch, state.catalogue),
-        Delivered("client/b", epoch, state.catalogue),
+        VisitsDelivered("client/a", epoch, state.catalogue),
+        VisitsDelivered("client/b", epoch, state.catalogue),
     )
 
 
 def test_an_epoch_ends_with_a_window_of_the_rest_and_an_evaluation():
-    state = visited(after(gathered(), Visits(0, 3, 1)))
-    assert (state.phase, next_sum(state)) == (Phase.CLOSE, Purpose.WINDOW)
-    state = after(state, Opened(), Windowed([0, 1, 2]))
-    assert (state.phase, next_sum(state)) == (Phase.EVALUATE, Purpose.EVALUATE)
-    state = after(state, Opened(), Evaluated())
-    assert (state.phase, state.epoch, next_sum(state)) == (Phase.VISIT, 2, None)
-    state = after(visited(state), Opened(), Windowed([]), Opened(), Evaluated())
-    assert state.phase is Phase.DONE
+    state = visited(after(gathered(), VisitsReported(0, 3, 1)))
+    assert (state.phase, next_sum(state)) == (ShieldedPhase.CLOSE, ShieldedPurpose.WINDOW)
+    state = after(state, NumberTaken(), Windowed([0, 1, 2]))
+    assert (state.phase, next_sum(state)) == (ShieldedPhase.EVALUATE, ShieldedPurpose.EVALUATE)
+    state = after(state, NumberTaken(), EvaluationFormed())
+    assert (state.phase, state.epoch, next_sum(state)) == (ShieldedPhase.VISIT, 2, None)
+    state = after(visited(state), NumberTaken(), Windowed([]), NumberTaken(), EvaluationFormed())
+    assert state.phase is ShieldedPhase.DONE
 
 
 def test_a_window_that_was_open_when_the_last_host_was_done_is_not_the_last():
-    state = visited(after(gathered(), Visits(0, 12, 1), Opened()))
+    state = visited(after(gathered(), VisitsReported(0, 12, 1), NumberTaken()))
     state = after(state, Windowed([0]))
-    assert (state.phase, next_sum(state)) == (Phase.CLOSE, Purpose.WINDOW)
+    assert (state.phase, next_sum(state)) == (ShieldedPhase.CLOSE, ShieldedPurpose.WINDOW)
 
 
 def test_a_host_that_delivered_to_an_older_catalogue_is_waited_for():
-    state = after(gathered(), Catalogued(2), Delivered("client/a", 1, 2), Delivered("client/b", 1, 1))
-    assert state.phase is Phase.VISIT
+    state = after(
+        gathered(), CatalogueChanged(2), VisitsDelivered("client/a", 1, 2), VisitsDelivered("client/b", 1, 1)
+    )
+    assert state.phase is ShieldedPhase.VISIT
     assert waiting_for(state) == "client/b"
-    assert after(state, Delivered("client/b", 1, 2)).phase is Phase.CLOSE
+    assert after(state, VisitsDelivered("client/b", 1, 2)).phase is ShieldedPhase.CLOSE
 
 
 def test_nobody_waits_for_a_host_that_is_gone_and_everybody_for_one_that_is_back():
-    state = after(gathered(), Delivered("client/a", 1, 1))
-    assert after(state, PartyLost("client/b")).phase is Phase.CLOSE
-    assert after(state, PartySeen("client/b")).phase is Phase.VISIT
+    state = after(gathered(), VisitsDelivered("client/a", 1, 1))
+    assert after(state, PartyLost("client/b")).phase is ShieldedPhase.CLOSE
+    assert after(state, PartySeen("client/b")).phase is ShieldedPhase.VISIT
     owners = after(gathered(), PartyLost("data-owner/1")).owners
     assert [owner.present for owner in owners.values()] == [True, False, True]
 
 
 def test_a_host_with_new_users_has_its_visits_still_to_make():
-    state = after(gathered(), Delivered("client/a", 1, 1), UsersJoined("client/a", 3))
+    state = after(gathered(), VisitsDelivered("client/a", 1, 1), UsersJoined("client/a", 3))
     assert state.hosts["client/a"].epoch == 0
     assert after(state, UsersJoined("client/b", 2)).hosts["client/b"].users == 2
 
@@ -154,40 +158,50 @@ def test_a_host_with_new_users_has_its_visits_still_to_make():
 def test_the_last_window_of_an_epoch_is_tried_three_times():
     state = visited(gathered())
     for _ in range(3):
-        assert state.phase is Phase.CLOSE
-        state = after(state, Opened(), Abandoned(Purpose.WINDOW, "late"))
-    assert state.phase is Phase.EVALUATE
+        assert state.phase is ShieldedPhase.CLOSE
+        state = after(state, NumberTaken(), ShieldedAbandoned(ShieldedPurpose.WINDOW, "late"))
+    assert state.phase is ShieldedPhase.EVALUATE
 
 
 def test_too_many_abandoned_sums_in_a_row_end_the_run_and_one_that_is_formed_begins_the_count_anew():
     state = gathered(epochs=100)
     for _ in range(9):
-        state = after(state, Visits(0, 99, 0), Opened(), Abandoned(Purpose.WINDOW, "late"))
-    assert after(state, Opened(), Windowed([0])).abandoned_in_a_row == 0
-    state = after(state, Opened(), Abandoned(Purpose.WINDOW, "late"))
-    assert state.phase is Phase.FAILED
+        state = after(
+            state, VisitsReported(0, 99, 0), NumberTaken(), ShieldedAbandoned(ShieldedPurpose.WINDOW, "late")
+        )
+    assert after(state, NumberTaken(), Windowed([0])).abandoned_in_a_row == 0
+    state = after(state, NumberTaken(), ShieldedAbandoned(ShieldedPurpose.WINDOW, "late"))
+    assert state.phase is ShieldedPhase.FAILED
     assert state.reason == "10 sums in a row were abandoned; the last one: late"
 
 
 def test_a_run_without_a_single_evaluation_has_failed():
     state = gathered(epochs=1)
-    state = after(visited(state), Opened(), Windowed([]), Opened(), Abandoned(Purpose.EVALUATE, "late"))
-    assert (state.phase, state.reason) == (Phase.FAILED, "no evaluation could be formed")
+    state = after(
+        visited(state),
+        NumberTaken(),
+        Windowed([]),
+        NumberTaken(),
+        ShieldedAbandoned(ShieldedPurpose.EVALUATE, "late"),
+    )
+    assert (state.phase, state.reason) == (ShieldedPhase.FAILED, "no evaluation could be formed")
 
 
 def test_an_ended_run_does_not_change():
     state = after(gathered(), Stopped("enough"))
-    assert (state.phase, state.reason) == (Phase.FAILED, "enough")
-    assert after(state, Visits(0, 99, 0), Opened(), Windowed([0])) == state
+    assert (state.phase, state.reason) == (ShieldedPhase.FAILED, "enough")
+    assert after(state, VisitsReported(0, 99, 0), NumberTaken(), Windowed([0])) == state
     assert next_sum(state) is None
 
 
 events = st.one_of(
-    st.builds(Visits, st.integers(0, 2), st.integers(0, 60), st.integers(0, 9)),
-    st.builds(Delivered, st.sampled_from(["client/a", "client/b"]), st.integers(1, 3), st.integers(0, 2)),
+    st.builds(VisitsReported, st.integers(0, 2), st.integers(0, 60), st.integers(0, 9)),
+    st.builds(
+        VisitsDelivered, st.sampled_from(["client/a", "client/b"]), st.integers(1, 3), st.integers(0, 2)
+    ),
     st.builds(PartyLost, st.sampled_from(["client/a", "data-owner/1"])),
     st.builds(PartySeen, st.sampled_from(["client/a", "data-owner/1"])),
-    st.builds(Catalogued, st.integers(0, 3)),
+    st.builds(CatalogueChanged, st.integers(0, 3)),
     st.sampled_from(["summed", "abandoned"]),
 )
 
@@ -201,9 +215,9 @@ def test_whatever_happens_numbers_only_grow_and_the_store_gives_back_what_it_was
             purpose = next_sum(state, in_time=True)
             if purpose is None:
                 continue
-            state = step(state, Opened())
-            done = Windowed([0]) if purpose is Purpose.WINDOW else Evaluated()
-            state = step(state, done if event == "summed" else Abandoned(purpose, "late"))
+            state = step(state, NumberTaken())
+            done = Windowed([0]) if purpose is ShieldedPurpose.WINDOW else EvaluationFormed()
+            state = step(state, done if event == "summed" else ShieldedAbandoned(purpose, "late"))
         else:
             state = step(state, event)
         for name in ("round", "closed", "version", "epoch", "catalogue", "visits", "counted"):
@@ -282,28 +296,28 @@ def moves(state, summed):
     """Yield what may come in a state while a sum is open for a purpose, or none."""
     yield OwnerJoined(0, "owner")
     yield from (UsersJoined(host, 1) for host in ("first", "second"))
-    yield from (Delivered(host, state.epoch, state.catalogue) for host in state.hosts)
+    yield from (VisitsDelivered(host, state.epoch, state.catalogue) for host in state.hosts)
     for party in ("owner", "first", "second"):
         yield PartyLost(party)
         yield PartySeen(party)
     if summed is not None:
-        yield Windowed((0,)) if summed is Purpose.WINDOW else Evaluated()
-        yield Abandoned(summed, "too few")
-    elif state.phase is not Phase.GATHER:
-        yield Opened()
+        yield Windowed((0,)) if summed is ShieldedPurpose.WINDOW else EvaluationFormed()
+        yield ShieldedAbandoned(summed, "too few")
+    elif state.phase is not ShieldedPhase.GATHER:
+        yield NumberTaken()
 
 
 def others(state):
     """Yield what else may come, and leads to no other phase later."""
-    yield Catalogued(1)
+    yield CatalogueChanged(1)
     yield Stopped("no more")
-    yield from (Visits(slot, 1, 0) for slot in state.owners)
+    yield from (VisitsReported(slot, 1, 0) for slot in state.owners)
 
 
 def decisive(state):
     """Return a state with everything at rest that decides no phase, so that there are few of them."""
     row = state.abandoned_in_a_row
-    gathering = state.phase is Phase.GATHER
+    gathering = state.phase is ShieldedPhase.GATHER
     return replace(
         state,
         round=0,
@@ -328,11 +342,14 @@ def test_the_printed_table_is_what_step_does_in_every_phase_with_every_event():
             return
         for event in moves(state, summed):
             after = decisive(step(state, event))
-            if isinstance(event, Opened):
-                evaluates = state.phase is Phase.EVALUATE
-                yield after, Purpose.EVALUATE if evaluates else Purpose.WINDOW
+            if isinstance(event, NumberTaken):
+                evaluates = state.phase is ShieldedPhase.EVALUATE
+                yield after, ShieldedPurpose.EVALUATE if evaluates else ShieldedPurpose.WINDOW
             else:
-                yield after, None if isinstance(event, Windowed | Evaluated | Abandoned) else summed
+                yield (
+                    after,
+                    None if isinstance(event, Windowed | EvaluationFormed | ShieldedAbandoned) else summed,
+                )
         if state.abandoned_in_a_row == 2:
             yield replace(state, abandoned_in_a_row=9), summed
 
@@ -342,10 +359,10 @@ def test_the_printed_table_is_what_step_does_in_every_phase_with_every_event():
             for event in (*moves(state, summed), *others(state)):
                 name = type(event).__name__
                 yield name, state.phase, step(state, event).phase
-                for ended in (Phase.DONE, Phase.FAILED):
+                for ended in (ShieldedPhase.DONE, ShieldedPhase.FAILED):
                     yield name, ended, step(replace(state, phase=ended), event).phase
 
     table = printed(shielded_run.__doc__)
     assert {name for name, _ in table} == {one.__name__ for one in get_args(Event)}
-    assert {phase for _, phase in table} == {phase.value for phase in Phase}
+    assert {phase for _, phase in table} == {phase.value for phase in ShieldedPhase}
     assert {pair: phases for pair, phases in table.items() if phases} == observed(seen())

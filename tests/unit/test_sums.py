@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
+import inspect
+import weakref
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from coterie_cos import sums as module
-from coterie_cos.sums import OpenSum, Sums
+from coterie_cos import open_sum, sums
+from coterie_cos.open_sum import OpenSum
+from coterie_cos.sums import SumAbandoned, SumDone, SumFormed, SumOpened, Sums
 from numpy.typing import NDArray
 
 from coterie.rounds.server_round import RoundState
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
-from coterie.secure_sum.protocol import MemberHalf, Step
+from coterie.secure_sum.protocol import Applied, MemberHalf, Step
 from coterie.secure_sum.steps import KIND_OF, TASK_STEP
 from coterie.store import cos as store
 from coterie.store import spool
@@ -35,27 +40,30 @@ MEMBERS = 6
 
 
 class Owner:
-    """The run for which sums are formed: it takes note of them."""
+    """The run that owns the sums: it takes note of what becomes of them."""
 
     def __init__(self) -> None:
         self.sums: list[NDArray[np.uint32]] = []
         self.abandonments: list[str] = []
+        self.outcomes: list[str] = []
 
-    def state_json(self) -> str:
-        return "{}"
-
-    def saved(self) -> None:
-        pass
-
-    async def summed(self, current: OpenSum, total: NDArray[np.uint32], users: int) -> str:
-        self.sums.append(total)
-        return ""
-
-    async def abandoned(self, reason: str) -> None:
-        self.abandonments.append(reason)
-
-    def proceed(self) -> None:
-        pass
+    async def follow(self, own: Sums) -> None:
+        while (outcome := await own.outcome()) is not None:
+            self.outcomes.append(type(outcome).__name__)
+            match outcome:
+                case SumOpened():
+                    await own.save_opening(outcome, "{}")
+                case SumFormed(current, formed):
+                    assert not isinstance(formed, Applied)
+                    self.sums.append(formed)
+                    await own.applied(current, "")
+                    del current
+                case SumAbandoned(reason):
+                    self.abandonments.append(reason)
+                    own.close()
+                case SumDone():
+                    own.close()
+            del outcome
 
 
 class Round:
@@ -84,31 +92,29 @@ class Round:
         self.codes = [rng.integers(0, 2**32, LAYOUT.size, dtype=np.uint32) for _ in range(MEMBERS)]
         self.slots = {n: [n] for n in range(MEMBERS)}
         self.sums = self.made()
-        self.sums.open(RoundState.begin(self.plan, LAYOUT, half, 60.0), self.slots, lambda party: True)
+        self.sums.open(RoundState.begin(self.plan, LAYOUT, half, 60.0), self.slots)
+        self.worker = asyncio.create_task(self.owner.follow(self.sums))
 
     def made(self) -> Sums:
         return Sums(
             "run",
             self.server(),
-            self.owner,
             self.folder,
             Term(self.writer),
             Accounting(),
-            lambda: None,
             lambda participant: False,
         )
 
     def restart(self) -> None:
         """Go on with what is in the store, as another process would."""
-        worker = self.sums._worker
-        assert worker is not None
-        worker.cancel()
+        self.worker.cancel()
         self.sums = self.made()
         with self.engine.connect() as connection:
-            saved = self.sums.saved(connection)
+            saved = self.sums.load(connection)
         assert saved is not None
         assert saved.plan == self.plan
         self.sums.resume(saved, LAYOUT, self.slots, 60.0)
+        self.worker = asyncio.create_task(self.owner.follow(self.sums))
 
     @property
     def open(self) -> OpenSum:
@@ -172,7 +178,9 @@ async def sum_of_six(tmp_path: Path) -> AsyncIterator[Round]:
     one = Round(tmp_path)
     await one.reached(Step.ADVERTISE)
     yield one
-    one.sums.stop()
+    one.sums.end()
+    await one.worker
+    await one.sums.written()
     one.writer.close()
 
 
@@ -180,7 +188,7 @@ async def sum_of_six(tmp_path: Path) -> AsyncIterator[Round]:
 def all_in_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is so small that it stays in memory."""
     monkeypatch.setattr(spool, "_SMALL", 1)
-    monkeypatch.setattr(module, "Spool", lambda folder: Spool(folder, 0))
+    monkeypatch.setattr(sums, "Spool", lambda folder: Spool(folder, 0))
 
 
 def in_the_file(messages: object) -> bool:
@@ -241,7 +249,7 @@ async def test_members_are_told_the_same_in_several_answers_as_in_one(
         assert whole == {member: state.briefing(member) for member in range(MEMBERS)}
         assert [one.member for one in sum_of_six.told(PARTIES[0], step).briefings] == [0, 2, 4]
         with monkeypatch.context() as tight:
-            tight.setattr(module, limit, 1)
+            tight.setattr(open_sum, limit, 1)
             assert sum_of_six.briefings(step) == whole
             # What members share alone does not count as their own.
             alone = step is Step.SUBMIT or (step is not Step.ADVERTISE and limit == "_BRIEFINGS_BYTES")
@@ -253,6 +261,7 @@ async def test_members_are_told_the_same_in_several_answers_as_in_one(
 
 
 async def test_nothing_of_a_sum_is_held_once_it_is_over(sum_of_six: Round) -> None:
+    over = weakref.ref(sum_of_six.open)
     for step in MaskedServer.steps:
         await sum_of_six.reached(step)
         sum_of_six.answer(step)
@@ -260,10 +269,14 @@ async def test_nothing_of_a_sum_is_held_once_it_is_over(sum_of_six: Round) -> No
     async with asyncio.timeout(SOON_S):
         while sum_of_six.sums.busy:
             await asyncio.sleep(0.001)
-    worker = sum_of_six.sums._worker
-    assert worker is not None
-    frame = worker.get_stack()[-1]
-    assert not [value for value in frame.f_locals.values() if isinstance(value, (OpenSum, RoundState))]
+    held: list[object] = []
+    waiting: Any = sum_of_six.worker.get_coro()
+    while inspect.iscoroutine(waiting):
+        held += waiting.cr_frame.f_locals.values()
+        waiting = waiting.cr_await
+    assert not [value for value in held if isinstance(value, (OpenSum, RoundState, SumFormed, SumDone))]
+    gc.collect()
+    assert over() is None
 
 
 @pytest.mark.usefixtures("all_in_the_file")
@@ -312,11 +325,11 @@ def test_progress_counts_key_holders_in_the_steps_that_ask_them_though_there_are
     )
     own = [plan.respondent(n, n) for n in range(3)]
     opening = RoundState.begin(plan, LAYOUT, one.server(), 60.0)
-    sums = one.made()
+    own_sums = one.made()
 
     def counted(step: Step, **keys: object) -> tuple[int, int, int]:
-        sums.current = OpenSum(replace(opening, step=step, **keys), {})  # type: ignore[arg-type]
-        found = sums.progress()
+        own_sums.current = OpenSum(replace(opening, step=step, **keys), {})  # type: ignore[arg-type]
+        found = own_sums.progress()
         assert found is not None
         return found.members, found.answered, found.dropped
 

@@ -12,14 +12,14 @@ import pytest
 from coterie.config.run import RoundsSettings, RunSettings, SplitSettings
 from coterie.errors import ConfigError, DataError
 from coterie.evaluation import from_table, headline, paired_difference, popularity, random_scores
-from coterie.evaluation.selection import Selection, Trained
+from coterie.evaluation.selection import SelectedModel, Selection
 from coterie.studies import tables
 from coterie.studies.run_data import Feed, load, make_feed
 from coterie.studies.tables.beside import POPULARITY, RANDOM
-from coterie.studies.tables.blocks import Entry, beside, curves, differences
 from coterie.studies.tables.cell import read_pairs, write_pairs
+from coterie.studies.tables.paper_table import PaperTable, PrintedTable, chosen_rows, evaluate
+from coterie.studies.tables.printed_tables import PaperLine, beside, curves, differences
 from coterie.studies.tables.row import Choices, Row, draw, with_options
-from coterie.studies.tables.table import Block, Table, chosen_rows, evaluate
 from coterie.studies.tables.tuning import Trials
 from coterie.systems.fedncf.settings import FedNcfSettings, published
 from coterie.systems.fedncf.study.table import FEDNCF, studies
@@ -32,7 +32,7 @@ SETTINGS = RunSettings.model_validate(
 def blended(asked: list[tuple[Any, int]] | None = None) -> Any:
     """Rank by popularity with some chance, more of it version by version: a row with a history."""
 
-    def train(settings: RunSettings, options: Mapping[str, Any], feed: Feed, seed: int) -> Trained:
+    def train(settings: RunSettings, options: Mapping[str, Any], feed: Feed, seed: int) -> SelectedModel:
         if asked is not None:
             asked.append((dict(options), seed))
         data, train = feed.dataset, feed.split.train
@@ -46,7 +46,7 @@ def blended(asked: list[tuple[Any, int]] | None = None) -> Any:
     return train
 
 
-def table(*rows: Row, **more: Any) -> Table:
+def table(*rows: Row, **more: Any) -> PaperTable:
     return replace(
         tables.tables()["fedncf"], name="tried", rows=lambda: rows, sections=(), compared=(), **more
     )
@@ -222,17 +222,17 @@ def test_values_of_users_survive_their_file(tmp_path: Path) -> None:
 # --- blocks ------------------------------------------------------------------------------------------------------
 
 
-def block(tmp_path: Path, section: Any, *rows: Row, seeds: tuple[int, ...] = (0, 1)) -> Block | None:
+def block(tmp_path: Path, section: Any, *rows: Row, seeds: tuple[int, ...] = (0, 1)) -> PrintedTable | None:
     made, _ = evaluate(replace(table(*rows), sections=(section,)), SETTINGS, seeds=seeds, out=tmp_path)
-    return Block(**made["blocks"][0]) if made["blocks"] else None
+    return PrintedTable(**made["blocks"][0]) if made["blocks"] else None
 
 
 def test_our_figures_stand_beside_the_papers(tmp_path: Path) -> None:
     entries = (
-        Entry("blend", "Blend", {"hit_ratio@10": 0.59}),
-        Entry("blend", "on test", {"hit_ratio@10": 0.59}, best_on_test=True),
-        Entry("unbuilt", "Unbuilt", {"hit_ratio@10": 0.61}),
-        Entry("unbuilt", "Unbuilt variant", variant=True),
+        PaperLine("blend", "Blend", {"hit_ratio@10": 0.59}),
+        PaperLine("blend", "on test", {"hit_ratio@10": 0.59}, best_on_test=True),
+        PaperLine("unbuilt", "Unbuilt", {"hit_ratio@10": 0.61}),
+        PaperLine("unbuilt", "Unbuilt variant", variant=True),
     )
     section = beside("Table 9", {"": entries}, {"hit_ratio@10": "HR"}, {"ndcg_all@10": "all"}, ("a note",))
     shown = block(tmp_path, section, BLEND)
@@ -249,7 +249,7 @@ def test_our_figures_stand_beside_the_papers(tmp_path: Path) -> None:
 
 
 def test_a_block_without_a_row_of_ours_or_for_another_data_set_is_left_out(tmp_path: Path) -> None:
-    for entries in ({"": (Entry("unbuilt", "U"),)}, {"ml-1m": (Entry("blend", "B"),)}):
+    for entries in ({"": (PaperLine("unbuilt", "U"),)}, {"ml-1m": (PaperLine("blend", "B"),)}):
         assert block(tmp_path, beside("T", entries, {"hit_ratio@10": "HR"}), BLEND, seeds=(0,)) is None
     assert block(tmp_path, curves("F", {"unbuilt": "U"}, "hit_ratio@10", (1,)), BLEND, seeds=(0,)) is None
 

@@ -11,7 +11,7 @@ from coterie.config.run import RunSettings
 from coterie.studies import tables
 from coterie.studies.run_data import load, make_feed
 from coterie.studies.tables.cell import Cell
-from coterie.studies.tables.table import Results
+from coterie.studies.tables.paper_table import Results
 from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.drift.study.references import references
 from coterie.systems.drift.study.table import CHOOSE_BY, DRIFT, SHOWN, after_first_epoch

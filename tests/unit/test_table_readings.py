@@ -12,7 +12,7 @@ from coterie.studies import tables
 from coterie.studies.in_process import train_in_process
 from coterie.studies.run_data import load, make_feed
 from coterie.studies.tables.cell import Cell
-from coterie.studies.tables.table import Results
+from coterie.studies.tables.paper_table import Results
 from coterie.systems.fedmvmf.study.metric_variants import MODEL, NEW_USERS, off_by, predicted_by
 
 TABLE = tables.find("privmvmf-readings")

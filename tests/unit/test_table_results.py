@@ -10,8 +10,8 @@ import pytest
 from coterie.config.run import RunSettings
 from coterie.studies import tables
 from coterie.studies.tables import results
-from coterie.studies.tables.blocks import shown
-from coterie.studies.tables.table import evaluate
+from coterie.studies.tables.paper_table import evaluate
+from coterie.studies.tables.printed_tables import shown
 
 ROOT = Path(__file__).parents[2]
 KEPT = results.read_kept(ROOT / "docs" / "results")

@@ -5,12 +5,12 @@ import pytest
 
 from coterie.config.run import RunSettings
 from coterie.errors import ConfigError
-from coterie.evaluation.selection import Trained
+from coterie.evaluation.selection import SelectedModel
 from coterie.studies.run_data import Feed, load, make_feed
 from coterie.studies.tables.row import Choices, LogUniform, Row, configured, draw, enumerated, with_options
 
 
-def never(*_: object) -> Trained:
+def never(*_: object) -> SelectedModel:
     raise AssertionError("this row is not trained here")
 
 
@@ -66,9 +66,9 @@ def test_options_that_no_run_has_are_refused(options: dict, message: str) -> Non
 def test_a_run_is_trained_with_its_options_in_its_settings() -> None:
     seen = []
 
-    def train(settings: RunSettings, feed: Feed, seed: int) -> Trained:
+    def train(settings: RunSettings, feed: Feed, seed: int) -> SelectedModel:
         seen.append((settings.drift.rate, feed, seed))
-        return Trained([{"step": 1, "metrics": {}}], 0, {})
+        return SelectedModel([{"step": 1, "metrics": {}}], 0, {})
 
     settings = RunSettings()
     feed = make_feed(settings, load(settings), 0)

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from coterie.rounds.training import (
     PURPOSES,
     TRANSITIONS,
-    Abandoned,
     Event,
-    Phase,
     Purpose,
+    RoundAbandoned,
+    RoundSummed,
     Started,
-    Stopped,
-    Summed,
     Training,
+    TrainingPhase,
+    TrainingStopped,
     begin_round,
     step,
 )
@@ -49,9 +49,9 @@ def after(state: Training, *events: Event) -> Training:
     return state
 
 
-def measured(value: float, users: float = 10.0, name: str = "ndcg@10") -> Summed:
+def measured(value: float, users: float = 10.0, name: str = "ndcg@10") -> RoundSummed:
     """Return a sum of metrics with this mean."""
-    return Summed({name: (value * users, users)})
+    return RoundSummed({name: (value * users, users)})
 
 
 def evaluated(state: Training, values: Iterable[float | None]) -> Training:
@@ -60,9 +60,9 @@ def evaluated(state: Training, values: Iterable[float | None]) -> Training:
     while not state.phase.ended:
         if state.purpose is EVALUATE:
             value = next(found)
-            state = step(state, Abandoned("too few") if value is None else measured(value))
+            state = step(state, RoundAbandoned("too few") if value is None else measured(value))
         else:
-            state = step(state, Summed())
+            state = step(state, RoundSummed())
     return state
 
 
@@ -77,8 +77,8 @@ def quick(**changes: Any) -> Training:
 
 def test_a_run_gathers_until_it_is_started_and_then_knows_its_population() -> None:
     state = step(new(), STARTED)
-    assert new().phase is Phase.GATHER
-    assert state.phase is Phase.ROUNDS
+    assert new().phase is TrainingPhase.GATHER
+    assert state.phase is TrainingPhase.ROUNDS
     assert (state.users, state.groups, state.parts, state.evaluation_parts) == ((4, 2, 9), 2, 3, 2)
 
 
@@ -95,7 +95,7 @@ def test_each_cohort_is_visited_once_in_each_pass_and_the_model_is_measured_firs
     state = step(new(), STARTED)
     while not state.phase.ended:
         visited.append((state.purpose, state.part, state.pass_number))
-        state = step(state, measured(0.5) if state.purpose is EVALUATE else Summed())
+        state = step(state, measured(0.5) if state.purpose is EVALUATE else RoundSummed())
     supports = [(SUPPORTS, part, 0) for part in range(2)]
     evaluation = {passes: [(EVALUATE, part, passes) for part in range(2)] for passes in (0, 2, 4)}
     training = {passes: [(TRAIN, part, passes) for part in range(3)] for passes in range(4)}
@@ -109,7 +109,7 @@ def test_each_cohort_is_visited_once_in_each_pass_and_the_model_is_measured_firs
         *training[3],
         *evaluation[4],
     ]
-    assert state.phase is Phase.DONE
+    assert state.phase is TrainingPhase.DONE
     assert state.reason == ""
 
 
@@ -119,24 +119,24 @@ def test_groups_that_are_drawn_anew_are_asked_for_their_items_again_before_they_
     while not state.phase.ended:
         if (state.purpose, state.pass_number) not in visited:
             visited.append((state.purpose, state.pass_number))
-        state = step(state, measured(0.5) if state.purpose is EVALUATE else Summed())
+        state = step(state, measured(0.5) if state.purpose is EVALUATE else RoundSummed())
     asked = [(SUPPORTS, 0), (EVALUATE, 0), (TRAIN, 0), (TRAIN, 1), (SUPPORTS, 2), (TRAIN, 2), (TRAIN, 3)]
     assert visited == [*asked, (EVALUATE, 4), (SUPPORTS, 4), (TRAIN, 4), (EVALUATE, 5)]
 
 
 def test_groups_that_are_drawn_anew_are_not_asked_by_a_system_that_never_asks() -> None:
     state = evaluated(step(new(redraw=1, supports=False), STARTED), [0.5] * 9)
-    assert state.phase is Phase.DONE
+    assert state.phase is TrainingPhase.DONE
     assert state.version == 4 * 3
 
 
 def test_a_group_that_could_not_be_asked_after_a_drawing_is_asked_again() -> None:
     state = step(new(redraw=1, passes=3, evaluate_every=3), STARTED)
     while (state.purpose, state.pass_number) != (SUPPORTS, 1):
-        state = step(state, measured(0.5) if state.purpose is EVALUATE else Summed())
-    again = after(state, Abandoned("too few"))
+        state = step(state, measured(0.5) if state.purpose is EVALUATE else RoundSummed())
+    again = after(state, RoundAbandoned("too few"))
     assert (again.purpose, again.part, again.pass_number) == (SUPPORTS, 0, 1)
-    assert after(again, Summed(), Summed()).purpose is TRAIN
+    assert after(again, RoundSummed(), RoundSummed()).purpose is TRAIN
 
 
 def test_the_last_pass_is_measured_even_where_none_is_due() -> None:
@@ -150,14 +150,21 @@ def test_a_run_without_passes_is_measured_once() -> None:
 
 
 def test_only_a_sum_of_training_makes_a_version() -> None:
-    state = after(step(new(), STARTED), Summed(), Summed(), measured(0.1), measured(0.1))
+    state = after(step(new(), STARTED), RoundSummed(), RoundSummed(), measured(0.1), measured(0.1))
     assert (state.purpose, state.version) == (TRAIN, 0)
-    assert step(state, Summed()).version == 1
+    assert step(state, RoundSummed()).version == 1
 
 
 def test_round_numbers_only_grow_whatever_becomes_of_the_rounds() -> None:
     state, taken = step(new(), STARTED), []
-    for event in (Summed(), Abandoned("x"), Summed(), Abandoned("x"), measured(0.5), Summed()):
+    for event in (
+        RoundSummed(),
+        RoundAbandoned("x"),
+        RoundSummed(),
+        RoundAbandoned("x"),
+        measured(0.5),
+        RoundSummed(),
+    ):
         state = begin_round(state)
         taken.append(state.round)
         state = step(state, event)
@@ -177,7 +184,7 @@ def test_an_evaluation_is_the_mean_over_the_users_of_all_its_sums() -> None:
 
 
 def test_metrics_over_nobody_have_no_mean() -> None:
-    nobody = Summed({"ndcg@10": (3.0, 6.0), "recall@10": (0.0, 0.0)})
+    nobody = RoundSummed({"ndcg@10": (3.0, 6.0), "recall@10": (0.0, 0.0)})
     state = after(step(new(supports=False), STARTED), nobody, nobody)
     assert state.evaluations[0].metrics == {"ndcg@10": 0.5}
     assert state.evaluations[0].users == {"ndcg@10": 12}
@@ -191,21 +198,21 @@ def test_metrics_within_a_sum_of_training_are_no_evaluation() -> None:
 
 def test_an_evaluation_without_one_of_its_cohorts_is_compared_with_none() -> None:
     """Over fewer users than the others it could be the best by chance."""
-    state = after(step(new(supports=False), STARTED), measured(0.2, 30), Abandoned("too few"))
+    state = after(step(new(supports=False), STARTED), measured(0.2, 30), RoundAbandoned("too few"))
     assert not state.evaluations
     assert not state.measured
     assert state.purpose is TRAIN
     while state.purpose is TRAIN:
-        state = step(state, Summed())
+        state = step(state, RoundSummed())
     state = after(state, measured(0.1, 30), measured(0.3, 30))
     assert state.evaluations[0].users == {"ndcg@10": 60}
 
 
 def test_an_evaluation_of_which_every_cohort_was_abandoned_measures_nothing_and_training_goes_on() -> None:
-    state = after(step(new(supports=False), STARTED), Abandoned("too few"), Abandoned("too few"))
+    state = after(step(new(supports=False), STARTED), RoundAbandoned("too few"), RoundAbandoned("too few"))
     assert state.evaluations == ()
     assert state.chosen is None
-    assert (state.purpose, state.phase) == (TRAIN, Phase.ROUNDS)
+    assert (state.purpose, state.phase) == (TRAIN, TrainingPhase.ROUNDS)
 
 
 def test_the_best_evaluation_is_chosen_and_of_equals_the_first() -> None:
@@ -219,8 +226,8 @@ def test_the_best_evaluation_is_chosen_and_of_equals_the_first() -> None:
 def test_of_errors_the_lowest_is_chosen_and_ends_a_run_when_it_is_not_undercut() -> None:
     state = quick(choose_by="validation_rmse", passes=50, patience=2)
     for value in [0.9, 0.7, 0.8, 0.6, 0.6, 0.7]:
-        state = after(step(state, measured(value, name="validation_rmse")), *[Summed()] * state.parts)
-    assert state.phase is Phase.DONE
+        state = after(step(state, measured(value, name="validation_rmse")), *[RoundSummed()] * state.parts)
+    assert state.phase is TrainingPhase.DONE
     assert state.best == 3
 
 
@@ -228,7 +235,7 @@ def test_an_evaluation_without_the_metric_to_choose_by_is_never_chosen() -> None
     state = step(quick(), measured(0.9, name="recall@10"))
     assert len(state.evaluations) == 1
     assert state.chosen is None
-    state = after(state, Summed(), measured(0.1))
+    state = after(state, RoundSummed(), measured(0.1))
     assert state.best == 1
 
 
@@ -237,7 +244,7 @@ def test_an_evaluation_without_the_metric_to_choose_by_is_never_chosen() -> None
 
 def test_a_run_ends_early_when_so_many_evaluations_were_no_better() -> None:
     state = evaluated(quick(passes=50, patience=2), [0.1, 0.3, 0.2, 0.4, 0.4, 0.3])
-    assert state.phase is Phase.DONE
+    assert state.phase is TrainingPhase.DONE
     assert len(state.evaluations) == 6
     assert state.pass_number == 5
     assert state.best == 3
@@ -258,54 +265,54 @@ def test_evaluations_that_were_abandoned_do_not_use_up_patience() -> None:
 def test_five_rounds_abandoned_in_a_row_fail_the_run_and_the_last_ones_reason_is_given() -> None:
     state = quick()
     for number in range(1, 5):
-        state = step(state, Abandoned(f"reason {number}"))
-        assert state.phase is Phase.ROUNDS
-    state = step(state, Abandoned("submit: too few"))
-    assert state.phase is Phase.FAILED
+        state = step(state, RoundAbandoned(f"reason {number}"))
+        assert state.phase is TrainingPhase.ROUNDS
+    state = step(state, RoundAbandoned("submit: too few"))
+    assert state.phase is TrainingPhase.FAILED
     assert state.reason == "5 rounds in a row were abandoned; the last one: submit: too few"
 
 
 def test_a_round_that_is_summed_ends_a_row_of_abandoned_ones() -> None:
     state = quick(passes=50)
     for _ in range(3):
-        state = after(state, *[Abandoned("x")] * 4, Summed())
-    assert state.phase is Phase.ROUNDS
+        state = after(state, *[RoundAbandoned("x")] * 4, RoundSummed())
+    assert state.phase is TrainingPhase.ROUNDS
     assert state.abandoned == 12
 
 
 def test_an_abandoned_round_of_training_is_not_repeated_and_makes_no_version() -> None:
-    state = after(step(new(supports=False), STARTED), measured(0.1), measured(0.1), Abandoned("x"))
+    state = after(step(new(supports=False), STARTED), measured(0.1), measured(0.1), RoundAbandoned("x"))
     assert (state.purpose, state.part, state.version, state.abandoned) == (TRAIN, 1, 0, 1)
 
 
 def test_a_group_that_could_not_be_asked_for_its_items_is_asked_again() -> None:
-    state = after(step(new(), STARTED), Summed(), Abandoned("x"))
+    state = after(step(new(), STARTED), RoundSummed(), RoundAbandoned("x"))
     assert (state.purpose, state.part) == (SUPPORTS, 1)
-    assert step(state, Summed()).purpose is EVALUATE
+    assert step(state, RoundSummed()).purpose is EVALUATE
 
 
 def to_the_end(state: Training) -> Training:
     """Return a run after all its passes; nothing that comes is better than what was."""
     while not state.phase.ended:
-        state = step(state, measured(0.1) if state.purpose is EVALUATE else Summed())
+        state = step(state, measured(0.1) if state.purpose is EVALUATE else RoundSummed())
     return state
 
 
 def test_a_run_that_is_stopped_has_failed_for_that_reason_and_one_whose_passes_are_over_is_done() -> None:
     state = step(quick(), measured(0.3))
-    stopped = step(state, Stopped("the operator asked"))
-    assert (stopped.phase, stopped.reason) == (Phase.FAILED, "the operator asked")
+    stopped = step(state, TrainingStopped("the operator asked"))
+    assert (stopped.phase, stopped.reason) == (TrainingPhase.FAILED, "the operator asked")
     finished = to_the_end(state)
-    assert (finished.phase, finished.reason) == (Phase.DONE, "")
+    assert (finished.phase, finished.reason) == (TrainingPhase.DONE, "")
     assert finished.chosen == stopped.chosen == state.evaluations[0]
 
 
 @pytest.mark.parametrize(
-    "end", [lambda state: step(state, Stopped("x")), to_the_end], ids=["stopped", "finished"]
+    "end", [lambda state: step(state, TrainingStopped("x")), to_the_end], ids=["stopped", "finished"]
 )
 @pytest.mark.parametrize(
     "event",
-    [STARTED, Summed(), measured(0.9), Abandoned("y"), Stopped("y")],
+    [STARTED, RoundSummed(), measured(0.9), RoundAbandoned("y"), TrainingStopped("y")],
     ids=lambda event: type(event).__name__,
 )
 def test_a_run_that_has_ended_does_not_change_any_more(
@@ -338,7 +345,7 @@ sums: st.SearchStrategy[Mapping[str, tuple[float, float]]] = st.dictionaries(
     st.sampled_from(["ndcg@10", "recall@10", "loss"]),
     st.tuples(st.floats(-10, 10), st.integers(0, 50).map(float)),
 )
-outcomes = st.one_of(st.builds(Summed, sums), st.builds(Abandoned, st.text(max_size=4)))
+outcomes = st.one_of(st.builds(RoundSummed, sums), st.builds(RoundAbandoned, st.text(max_size=4)))
 
 
 def most_rounds(state: Training) -> int:
@@ -363,8 +370,8 @@ def test_every_run_ends_whatever_becomes_of_its_rounds(
         assert before.round == number
         event = data.draw(outcomes)
         state = step(before, event)
-        summed += isinstance(event, Summed) and before.purpose is TRAIN
-        abandoned += isinstance(event, Abandoned)
+        summed += isinstance(event, RoundSummed) and before.purpose is TRAIN
+        abandoned += isinstance(event, RoundAbandoned)
         assert state.version == summed
         assert state.version - before.version in (0, 1)
         assert state.pass_number - before.pass_number in (0, 1)
@@ -372,8 +379,8 @@ def test_every_run_ends_whatever_becomes_of_its_rounds(
         assert state.users == beginning.users
         assert Training.from_json(state.to_json()) == state
     assert state.phase.ended
-    assert (state.phase is Phase.FAILED) == (state.abandoned_in_a_row == 5)
-    assert bool(state.reason) == (state.phase is Phase.FAILED)
+    assert (state.phase is TrainingPhase.FAILED) == (state.abandoned_in_a_row == 5)
+    assert bool(state.reason) == (state.phase is TrainingPhase.FAILED)
     assert state.abandoned == abandoned
     if state.chosen is not None:
         best = state.chosen.metrics["ndcg@10"]
@@ -383,8 +390,10 @@ def test_every_run_ends_whatever_becomes_of_its_rounds(
 
 
 def test_every_field_comes_back_from_json() -> None:
-    state = begin_round(after(step(new(patience=2), STARTED), Abandoned("x"), Summed(), Summed()))
-    state = after(state, measured(0.25), measured(0.5), *[Summed()] * 6, measured(1 / 3))
+    state = begin_round(
+        after(step(new(patience=2), STARTED), RoundAbandoned("x"), RoundSummed(), RoundSummed())
+    )
+    state = after(state, measured(0.25), measured(0.5), *[RoundSummed()] * 6, measured(1 / 3))
     state = dataclasses.replace(state, reason="because", abandoned_in_a_row=2, partial=True)
     plain = json.loads(state.to_json())
     assert plain.keys() == {field.name for field in dataclasses.fields(Training)}
@@ -416,16 +425,20 @@ def wandered(draw: random.Random) -> tuple[set[Any], set[Any]]:
     phases, purposes = set(), set()
     for _ in range(60):
         event: Event
-        if state.phase is Phase.GATHER:
-            event = draw.choice([STARTED, STARTED, STARTED, Stopped("enough")])
+        if state.phase is TrainingPhase.GATHER:
+            event = draw.choice([STARTED, STARTED, STARTED, TrainingStopped("enough")])
         else:
             summed = measured(draw.random())
             event = draw.choice(
-                [*[summed] * 12, *[Abandoned("too few")] * draw.choice([1, 30]), Stopped("enough")]
+                [
+                    *[summed] * 12,
+                    *[RoundAbandoned("too few")] * draw.choice([1, 30]),
+                    TrainingStopped("enough"),
+                ]
             )
         before, state = state, step(state, event)
         phases.add((before.phase, type(event), state.phase))
-        if before.phase is Phase.ROUNDS and state.phase is Phase.ROUNDS:
+        if before.phase is TrainingPhase.ROUNDS and state.phase is TrainingPhase.ROUNDS:
             purposes.add((before.purpose, state.purpose))
     return phases, purposes
 
@@ -436,7 +449,11 @@ def test_runs_take_the_transitions_of_the_tables_and_no_others() -> None:
         more_phases, more_purposes = wandered(random.Random(seed))
         phases |= more_phases
         purposes |= more_purposes
-    ended = {(phase, event, phase) for phase in (Phase.DONE, Phase.FAILED) for event in TRANSITIONS[phase]}
+    ended = {
+        (phase, event, phase)
+        for phase in (TrainingPhase.DONE, TrainingPhase.FAILED)
+        for event in TRANSITIONS[phase]
+    }
     listed = {
         (phase, event, following)
         for phase, by_event in TRANSITIONS.items()
@@ -447,7 +464,7 @@ def test_runs_take_the_transitions_of_the_tables_and_no_others() -> None:
     assert purposes == {(purpose, following) for purpose, those in PURPOSES.items() for following in those}
 
 
-@pytest.mark.parametrize("event", [Summed(), Abandoned("too few")])
+@pytest.mark.parametrize("event", [RoundSummed(), RoundAbandoned("too few")])
 def test_nothing_is_summed_before_a_run_has_begun(event: Event) -> None:
     with pytest.raises(AssertionError, match="does not come in phase gather"):
         step(new(), event)

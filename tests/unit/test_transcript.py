@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from coterie.errors import StoreError
 from coterie.privacy import transcript
 from coterie.privacy.transcript import (
-    Entry,
+    TranscriptEntry,
     TranscriptWriter,
     decode,
     message_class,
@@ -236,8 +236,8 @@ def test_a_message_is_decoded_with_its_fields(tmp_path):
 
 
 def test_calls_outside_the_contract_and_bytes_that_are_no_message_are_not_decoded():
-    def entry(rpc: str, payload: bytes) -> Entry:
-        return Entry(0, rpc, "client/host-0", "received", payload, "cos/cos", "server")
+    def entry(rpc: str, payload: bytes) -> TranscriptEntry:
+        return TranscriptEntry(0, rpc, "client/host-0", "received", payload, "cos/cos", "server")
 
     assert message_class(entry("Check", b"")) is None
     with pytest.raises(StoreError, match="no RPC of the contract"):

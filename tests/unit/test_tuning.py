@@ -9,7 +9,7 @@ import pytest
 
 from coterie.config.run import RunSettings, SplitSettings
 from coterie.errors import DataError, RunError
-from coterie.evaluation.selection import Trained
+from coterie.evaluation.selection import SelectedModel
 from coterie.studies.run_data import load, make_feed
 from coterie.studies.tables.row import LogUniform, Row
 from coterie.studies.tables.tuning import Trials, tune
@@ -22,7 +22,7 @@ SCORE = "validation_hit_ratio@10"
 def engine(asked: list[float]) -> Any:
     """Best on validation where the rate is near 1, on test where it is small."""
 
-    def train(settings: RunSettings, options: Mapping[str, Any], feed: object, seed: int) -> Trained:
+    def train(settings: RunSettings, options: Mapping[str, Any], feed: object, seed: int) -> SelectedModel:
         rate = options["rate"]
         asked.append(rate)
         if rate > 50:
@@ -31,7 +31,7 @@ def engine(asked: list[float]) -> Any:
             {"step": 1, "metrics": {SCORE: 0.0, "hit_ratio@10": 1 / rate}},
             {"step": 2, "metrics": {SCORE: -abs(rate - 1), "hit_ratio@10": 1 / rate}},
         ]
-        return Trained(history, 1, history[1]["metrics"])
+        return SelectedModel(history, 1, history[1]["metrics"])
 
     return train
 

@@ -4,16 +4,16 @@ import pytest
 from coterie_client.drift.visits import resumed
 
 from coterie.errors import PeerError
-from coterie.store.client import Visited
+from coterie.store.client import LastVisit
 
-LAST = Visited(3, b"owner", number=5, epoch=2, durable=40, held=4, ran=2, loss=1.5)
+LAST = LastVisit(3, b"owner", number=5, epoch=2, durable=40, held=4, ran=2, loss=1.5)
 QUEUED = 50
 
 
 def test_an_owner_that_was_restored_gets_again_what_it_lost():
     found = resumed("zoo", LAST, QUEUED, 3, 20)
-    assert found == Visited(3, b"owner", number=2, durable=20)
-    assert resumed("zoo", LAST, QUEUED, 1, 0) == Visited(3, b"owner")
+    assert found == LastVisit(3, b"owner", number=2, durable=20)
+    assert resumed("zoo", LAST, QUEUED, 1, 0) == LastVisit(3, b"owner")
 
 
 def test_records_that_do_not_follow_are_no_sign_that_this_host_is_behind():

@@ -21,7 +21,7 @@ from typing import TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from coterie.privacy.attacks.rounds import RoundView, known_slots
+from coterie.privacy.attacks.rounds_view import RoundView, known_slots
 from coterie.privacy.attacks.scoring import Truth, mean_auc
 
 __all__ = ["DisaggregateReport", "Disaggregation", "disaggregate", "report"]

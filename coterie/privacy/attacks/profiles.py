@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from coterie.privacy.attacks.cluster import cluster
 from coterie.privacy.attacks.reconstruction import Marginals, Reconstruction, Rules, Seen, reconstruct
-from coterie.privacy.attacks.rounds import RoundView
+from coterie.privacy.attacks.rounds_view import RoundView
 
 __all__ = ["ProfilesReport", "profiles", "report"]
 

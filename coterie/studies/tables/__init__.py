@@ -6,18 +6,18 @@ trials; each table also has trivial rows.
 
 from coterie.errors import ConfigError, nearest
 from coterie.studies.study import studies
-from coterie.studies.tables.table import Table, chosen_rows, evaluate, stem
+from coterie.studies.tables.paper_table import PaperTable, chosen_rows, evaluate, stem
 from coterie.studies.tables.tuning import Trials, tune
 
-__all__ = ["Table", "Trials", "chosen_rows", "evaluate", "find", "stem", "tables", "tune"]
+__all__ = ["PaperTable", "Trials", "chosen_rows", "evaluate", "find", "stem", "tables", "tune"]
 
 
-def tables() -> dict[str, Table]:
+def tables() -> dict[str, PaperTable]:
     """Return the tables of every system, by name."""
     return {table.name: table for study in studies() for table in study.tables}
 
 
-def find(name: str) -> Table:
+def find(name: str) -> PaperTable:
     """Return a table by its name.
 
     Raises

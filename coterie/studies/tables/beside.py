@@ -6,21 +6,21 @@ import numpy as np
 
 from coterie.config.run import RunSettings
 from coterie.evaluation.baselines import als, from_factors, from_table, popularity, random_scores
-from coterie.evaluation.selection import Trained, measured_once
+from coterie.evaluation.selection import SelectedModel, measured_once
 from coterie.studies.run_data import Feed
 from coterie.studies.tables.row import Choices, LogUniform, Options, Row
 
 __all__ = ["ALS", "POPULARITY", "RANDOM"]
 
 
-def _random(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trained:
+def _random(settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:
     return measured_once(
         feed.leave_one_out(),
         *from_table(random_scores(len(feed.dataset.users), len(feed.dataset.items), seed)),
     )
 
 
-def _popularity(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trained:
+def _popularity(settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:
     data, train = feed.dataset, feed.split.train
     # Implicit feedback: every rated item counts, whatever the rating.
     every = np.ones(int(train.sum()), np.bool_)
@@ -30,7 +30,7 @@ def _popularity(settings: RunSettings, options: Options, feed: Feed, seed: int) 
     )
 
 
-def _als(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trained:
+def _als(settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:
     data, train = feed.dataset, feed.split.train
     factors = als(
         data.user[train], data.item[train], len(data.users), len(data.items), seed=seed, **dict(options)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from coterie.config.run import RunSettings
 from coterie.errors import DataError
 from coterie.evaluation.holdout import headline
-from coterie.evaluation.selection import Trained, best_of
+from coterie.evaluation.selection import SelectedModel, best_of
 from coterie.studies.run_data import Feed
 from coterie.studies.tables.row import Options, Row
 
@@ -162,7 +162,7 @@ def read_pairs(path: Path) -> tuple[tuple[str, ...], dict[str, NDArray[np.float6
     return users, values
 
 
-def _completed(trained: Trained, also: Also | None) -> Trained:
+def _completed(trained: SelectedModel, also: Also | None) -> SelectedModel:
     if also is None or trained.per_user is None:
         return trained
     more = also(trained.per_user)
@@ -175,7 +175,7 @@ def _completed(trained: Trained, also: Also | None) -> Trained:
     )
 
 
-def _best_on_test(trained: Trained, best_by: str) -> dict[str, Any] | None:
+def _best_on_test(trained: SelectedModel, best_by: str) -> dict[str, Any] | None:
     """Return step and metrics of the version that is best on the test part, as papers report; None without any."""
     if not any(best_by in entry["metrics"] for entry in trained.history):
         return None

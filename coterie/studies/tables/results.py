@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from coterie.config.run import RoundsSettings
-from coterie.studies.tables.blocks import ABSENT
 from coterie.studies.tables.compact import row_lines
+from coterie.studies.tables.printed_tables import ABSENT
 from coterie.telemetry.report import Chosen, Report
 
 __all__ = ["kept", "main", "of_runs", "page", "read_kept", "readme_table", "with_table"]

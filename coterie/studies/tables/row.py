@@ -12,7 +12,7 @@ import numpy as np
 
 from coterie.config.run import RunSettings
 from coterie.errors import ConfigError, nearest
-from coterie.evaluation.selection import Trained
+from coterie.evaluation.selection import SelectedModel
 from coterie.studies.run_data import Feed
 
 __all__ = [
@@ -36,7 +36,7 @@ Options = Mapping[str, Any]
 class Engine(Protocol):
     """Function that trains a row of a table once."""
 
-    def __call__(self, settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trained:
+    def __call__(self, settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:
         """Train a row with some options and a seed.
 
         Parameters
@@ -54,7 +54,7 @@ class Engine(Protocol):
 class TrainRun(Protocol):
     """Function that trains a run described by its settings alone, over services or in one process."""
 
-    def __call__(self, settings: RunSettings, feed: Feed, seed: int) -> Trained:
+    def __call__(self, settings: RunSettings, feed: Feed, seed: int) -> SelectedModel:
         """Train a run; its settings already contain the row's options."""
 
 
@@ -191,7 +191,7 @@ def with_options(settings: RunSettings, options: Options) -> RunSettings:
 def configured(train: TrainRun) -> Engine:
     """Return an engine that trains runs, for rows whose options are keys of a run's settings."""
 
-    def engine(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trained:
+    def engine(settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:
         return train(with_options(settings, options), feed, seed)
 
     return engine

@@ -12,7 +12,7 @@ from typing import Any
 
 from coterie.config.run import RunSettings
 from coterie.errors import DataError, RunError
-from coterie.evaluation.selection import Trained, lower_is_better
+from coterie.evaluation.selection import SelectedModel, lower_is_better
 from coterie.studies.run_data import Feed
 from coterie.studies.tables.row import Options, Row, draw
 
@@ -150,7 +150,7 @@ def _try(
     row: Row, options: Options, settings: RunSettings, feed: Feed, seed: int, choose_by: str
 ) -> dict[str, Any]:
     try:
-        trained: Trained = row.engine(settings, options, feed, seed)
+        trained: SelectedModel = row.engine(settings, options, feed, seed)
     except (RunError, FloatingPointError) as error:
         return {"score": None, "step": None, "failed": str(error)}
     entry: Mapping[str, Any] = trained.history[trained.best]

@@ -12,8 +12,8 @@ from coterie.privacy.declarations import (
     ROUNDS_ONLY,
     SHARED,
     WINDOWS_ONLY,
-    Row,
-    Rows,
+    AccessRow,
+    AccessRows,
     anything,
     nobody,
     own,
@@ -21,7 +21,7 @@ from coterie.privacy.declarations import (
 
 __all__ = ["declared"]
 
-_PUBLISHED: Mapping[str, Row] = {
+_PUBLISHED: Mapping[str, AccessRow] = {
     **SHARED,
     **NO_SIDE_INFORMATION,
     **dict.fromkeys(WINDOWS_ONLY, nobody("only the shielded form has visits and windows: no RPC carries it")),
@@ -128,7 +128,7 @@ _PUBLISHED: Mapping[str, Row] = {
 }
 
 
-_SHIELDED: Mapping[str, Row] = {
+_SHIELDED: Mapping[str, AccessRow] = {
     **_PUBLISHED,
     **NOT_ENCRYPTED,
     **dict.fromkeys(
@@ -216,7 +216,7 @@ _SHIELDED: Mapping[str, Row] = {
 """Rows of the shielded form that do not depend on the secure sum."""
 
 
-def _shielded(secure_sum: str) -> dict[str, Row]:
+def _shielded(secure_sum: str) -> dict[str, AccessRow]:
     """Return the declared visibility of DRIFT's shielded form under a secure sum."""
     own_window = {"data-owner": own("what it hands over itself (Submit)")}
     added_up = {"client": own("it adds up its own users (Submit)")}
@@ -233,7 +233,7 @@ def _shielded(secure_sum: str) -> dict[str, Row]:
                 "only means over all hosts go further (WatchRun)",
             ),
         }
-    masked: dict[str, Row] = {
+    masked: dict[str, AccessRow] = {
         kind: ({**by_role, "data-owner": by_role["client"]}, otherwise)
         for kind, (by_role, otherwise) in MASKED.items()
     }
@@ -245,6 +245,6 @@ def _shielded(secure_sum: str) -> dict[str, Row]:
     }
 
 
-def declared(form: str, secure_sum: str) -> Rows:
+def declared(form: str, secure_sum: str) -> AccessRows:
     """Return the declared visibility of a form of DRIFT under a secure sum."""
     return _PUBLISHED if form == "published" else _shielded(secure_sum)

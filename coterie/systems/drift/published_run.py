@@ -37,19 +37,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 __all__ = [
-    "Catalogued",
-    "Delivered",
+    "CatalogueChanged",
     "Event",
-    "Host",
     "Measured",
-    "Owner",
     "OwnerJoined",
     "PartyLost",
     "PartySeen",
     "PassDone",
-    "Phase",
     "Point",
     "PointOpened",
+    "PublishedHost",
+    "PublishedOwner",
+    "PublishedPhase",
+    "RecordsDelivered",
     "RunState",
     "Stopped",
     "Task",
@@ -62,7 +62,7 @@ __all__ = [
 ]
 
 
-class Phase(enum.Enum):
+class PublishedPhase(enum.Enum):
     """Phase of a run."""
 
     GATHER = "gather"
@@ -74,11 +74,11 @@ class Phase(enum.Enum):
     @property
     def ended(self) -> bool:
         """Whether the run is over."""
-        return self in (Phase.DONE, Phase.FAILED)
+        return self in (PublishedPhase.DONE, PublishedPhase.FAILED)
 
 
 @dataclass(frozen=True)
-class Owner:
+class PublishedOwner:
     """State of a data owner: its party, first epoch, last completed epoch, and presence."""
 
     party: str
@@ -88,7 +88,7 @@ class Owner:
 
 
 @dataclass(frozen=True)
-class Host:
+class PublishedHost:
     """State of a client host: its users, last catalogue delivered to, last evaluation reported, presence."""
 
     users: int = 0
@@ -113,11 +113,11 @@ class RunState:
     epochs: int
     expect_owners: int
     expect_users: int
-    phase: Phase = Phase.GATHER
+    phase: PublishedPhase = PublishedPhase.GATHER
     epoch: int = 0
     catalogue: int = 0
-    owners: Mapping[int, Owner] = field(default_factory=dict)
-    hosts: Mapping[str, Host] = field(default_factory=dict)
+    owners: Mapping[int, PublishedOwner] = field(default_factory=dict)
+    hosts: Mapping[str, PublishedHost] = field(default_factory=dict)
     points: tuple[Point, ...] = ()
     points_opened: int = 0
     reason: str = ""
@@ -132,9 +132,9 @@ class RunState:
     def from_json(cls, text: str) -> RunState:
         """Return the state that ``to_json`` wrote."""
         plain: dict[str, Any] = json.loads(text)
-        plain["phase"] = Phase(plain["phase"])
-        plain["owners"] = {int(slot): Owner(**owner) for slot, owner in plain["owners"].items()}
-        plain["hosts"] = {name: Host(**host) for name, host in plain["hosts"].items()}
+        plain["phase"] = PublishedPhase(plain["phase"])
+        plain["owners"] = {int(slot): PublishedOwner(**owner) for slot, owner in plain["owners"].items()}
+        plain["hosts"] = {name: PublishedHost(**host) for name, host in plain["hosts"].items()}
         plain["points"] = tuple(Point(**point) for point in plain["points"])
         return cls(**plain)
 
@@ -156,14 +156,14 @@ class UsersJoined:
 
 
 @dataclass(frozen=True)
-class Catalogued:
+class CatalogueChanged:
     """Event: the catalogue has a new version."""
 
     version: int
 
 
 @dataclass(frozen=True)
-class Delivered:
+class RecordsDelivered:
     """Event: a host has delivered all its records to the owners of this catalogue."""
 
     host: str
@@ -218,8 +218,8 @@ class Stopped:
 Event = (
     OwnerJoined
     | UsersJoined
-    | Catalogued
-    | Delivered
+    | CatalogueChanged
+    | RecordsDelivered
     | PassDone
     | PointOpened
     | Measured
@@ -265,7 +265,7 @@ def _take(state: RunState, event: Event) -> RunState:
             owner = (
                 replace(known, present=True, party=party)
                 if known is not None
-                else Owner(party=party, joined_epoch=max(state.epoch, 1))
+                else PublishedOwner(party=party, joined_epoch=max(state.epoch, 1))
             )
             return replace(state, owners={**state.owners, slot: owner})
         case UsersJoined(host, users):
@@ -275,11 +275,15 @@ def _take(state: RunState, event: Event) -> RunState:
             # A host takes no part in evaluations that were opened before it came.
             reported = known_host.reported if known_host else state.points_opened
             return replace(
-                state, hosts={**state.hosts, host: Host(users=users, delivered=delivered, reported=reported)}
+                state,
+                hosts={
+                    **state.hosts,
+                    host: PublishedHost(users=users, delivered=delivered, reported=reported),
+                },
             )
-        case Catalogued(version):
+        case CatalogueChanged(version):
             return replace(state, catalogue=max(version, state.catalogue))
-        case Delivered(host, catalogue):
+        case RecordsDelivered(host, catalogue):
             held = state.hosts[host]
             return _with_host(state, host, replace(held, delivered=max(catalogue, held.delivered)))
         case PassDone(slot, epoch):
@@ -296,10 +300,10 @@ def _take(state: RunState, event: Event) -> RunState:
         case PartySeen(party):
             return _with_presence(state, party, present=True)
         case Stopped(reason):
-            return replace(state, phase=Phase.FAILED, reason=reason)
+            return replace(state, phase=PublishedPhase.FAILED, reason=reason)
 
 
-def _with_host(state: RunState, name: str, host: Host) -> RunState:
+def _with_host(state: RunState, name: str, host: PublishedHost) -> RunState:
     return replace(state, hosts={**state.hosts, name: host})
 
 
@@ -315,8 +319,8 @@ def _with_presence(state: RunState, party: str, *, present: bool) -> RunState:
 
 
 def _advance(state: RunState) -> RunState:
-    if state.phase is Phase.GATHER and _gathered(state):
-        state = replace(state, phase=Phase.TRAIN, epoch=1)
+    if state.phase is PublishedPhase.GATHER and _gathered(state):
+        state = replace(state, phase=PublishedPhase.TRAIN, epoch=1)
     # A point is closed once every host that is present has answered it.
     state = replace(
         state,
@@ -326,8 +330,8 @@ def _advance(state: RunState) -> RunState:
             if any(host.present and host.reported < point.number for host in state.hosts.values())
         ),
     )
-    if state.phase is Phase.EVALUATE and not state.points:
-        state = replace(state, phase=Phase.DONE)
+    if state.phase is PublishedPhase.EVALUATE and not state.points:
+        state = replace(state, phase=PublishedPhase.DONE)
     return state
 
 
@@ -352,7 +356,7 @@ def next_epoch(state: RunState) -> RunState:
     """Return the state after a complete pass: the next epoch, or the last evaluation."""
     if state.epoch < state.epochs:
         return replace(state, epoch=state.epoch + 1)
-    return _advance(replace(state, phase=Phase.EVALUATE))
+    return _advance(replace(state, phase=PublishedPhase.EVALUATE))
 
 
 def owner_task(state: RunState, slot: int) -> Task | None:
@@ -360,7 +364,7 @@ def owner_task(state: RunState, slot: int) -> Task | None:
     owner = state.owners[slot]
     if state.phase.ended:
         return Task(TaskKind.FINISH, reason=state.reason)
-    if state.phase is not Phase.TRAIN or owner.done_epoch >= state.epoch:
+    if state.phase is not PublishedPhase.TRAIN or owner.done_epoch >= state.epoch:
         return None
     if owner.joined_epoch == state.epoch:
         return Task(TaskKind.INTAKE, epoch=state.epoch, flush=delivered(state))
@@ -372,7 +376,7 @@ def host_tasks(state: RunState, name: str) -> Iterator[Task]:
     if state.phase.ended:
         yield Task(TaskKind.FINISH, reason=state.reason)
         return
-    if state.phase is Phase.GATHER:
+    if state.phase is PublishedPhase.GATHER:
         return
     host = state.hosts[name]
     if host.delivered < state.catalogue:
@@ -386,7 +390,7 @@ def host_tasks(state: RunState, name: str) -> Iterator[Task]:
 
 def waiting_for(state: RunState) -> str:
     """Return, in words, the parties that the run is waiting for; the reason of a timeout."""
-    if state.phase is Phase.GATHER:
+    if state.phase is PublishedPhase.GATHER:
         owners = sum(owner.present for owner in state.owners.values())
         users = sum(host.users for host in state.hosts.values() if host.present)
         return f"{owners} of {state.expect_owners} data owners and {users} of {state.expect_users} users came"

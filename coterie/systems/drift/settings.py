@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from coterie.errors import ConfigError
 from coterie.secure_sum.contribution import Layout, Segment
-from coterie.systems.run import Run
+from coterie.systems.run_settings import BaseRunSettings
 from coterie.systems.settings import MaskedSum, SystemSettings
 from coterie.systems.shared.problems import FEWEST_BEHIND
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
@@ -102,7 +102,7 @@ class DriftSettings(SystemSettings):
                 hint="the peers may be of another release",
             ) from error
 
-    def for_plan(self, run: Run | None = None, attributes: Sequence[str] = ()) -> str:
+    def for_plan(self, run: BaseRunSettings | None = None, attributes: Sequence[str] = ()) -> str:
         """Return the settings of windows as JSON, equal texts for equal settings; empty in the published form."""
         if self.form != "shielded":
             return ""
@@ -116,7 +116,7 @@ class DriftSettings(SystemSettings):
         """
         return Layout((Segment("gradient", (n_items, self.dim), self.window_bound, self.window_bits),))
 
-    def fill(self, plan: RunPlan, run: Run | None = None, attributes: Sequence[str] = ()) -> None:
+    def fill(self, plan: RunPlan, run: BaseRunSettings | None = None, attributes: Sequence[str] = ()) -> None:
         """Write the settings into the plan of a run; ``run`` and ``attributes`` are not used."""
         plan.dim = self.dim
         plan.rate = self.rate
@@ -137,15 +137,15 @@ class DriftSettings(SystemSettings):
         """Largest number of owners in a window whose codes cannot overflow."""
         return self.window_layout(1).capacity
 
-    def form_in(self, run: Run) -> str:
+    def form_in(self, run: BaseRunSettings) -> str:
         """Return the form of the system, as the plan names it."""
         return self.form
 
-    def passes(self, run: Run) -> int:
+    def passes(self, run: BaseRunSettings) -> int:
         """Return the number of passes over the blocks that a run makes."""
         return self.epochs
 
-    def problems(self, run: Run) -> list[str]:
+    def problems(self, run: BaseRunSettings) -> list[str]:
         """Return the conflicts between a run and these settings, a sentence each."""
         federation, found = run.federation, list[str]()
         if run.split.kind.startswith("cold-"):
@@ -172,7 +172,7 @@ class DriftSettings(SystemSettings):
                 found.append(f"{name} is for the published form of DRIFT only")
         return found
 
-    def protection(self, run: Run, hosts: int) -> dict[str, Any] | None:
+    def protection(self, run: BaseRunSettings, hosts: int) -> dict[str, Any] | None:
         """Describe what the windows of DRIFT's shielded form protect."""
         masked = run.secure_sum == "masked"
         found: dict[str, Any] = {"sum": run.secure_sum, "parties": "data owners", "warnings": []}
@@ -195,7 +195,7 @@ class DriftSettings(SystemSettings):
             )
         return found
 
-    def masked_sums(self, run: Run, hosts: int) -> list[MaskedSum] | None:
+    def masked_sums(self, run: BaseRunSettings, hosts: int) -> list[MaskedSum] | None:
         """Return the masked sums of a run: over hosts in an evaluation, over owners in a window."""
         sums = [MaskedSum(hosts, "client hosts", "its users are measured with the next one")]
         # 0 stands for one owner for each genre of the data, whose number is not known here.

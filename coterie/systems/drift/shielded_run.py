@@ -43,7 +43,7 @@ from numpy.typing import NDArray
 from coterie.evaluation.holdout import ranked_names
 from coterie.secure_sum.contribution import Contribution, Layout, Segment
 from coterie.systems.drift.published_run import (
-    Catalogued,
+    CatalogueChanged,
     OwnerJoined,
     PartyLost,
     PartySeen,
@@ -53,17 +53,17 @@ from coterie.systems.drift.published_run import (
 
 __all__ = [
     "LOSSES",
-    "Abandoned",
-    "Delivered",
-    "Evaluated",
+    "EvaluationFormed",
     "Event",
-    "Host",
-    "Opened",
-    "Owner",
-    "Phase",
-    "Purpose",
+    "NumberTaken",
     "Shielded",
-    "Visits",
+    "ShieldedAbandoned",
+    "ShieldedHost",
+    "ShieldedOwner",
+    "ShieldedPhase",
+    "ShieldedPurpose",
+    "VisitsDelivered",
+    "VisitsReported",
     "Windowed",
     "add_measured",
     "due",
@@ -87,7 +87,7 @@ _TRIES = 3
 # --- what is summed ----------------------------------------------------------------------------------------------
 
 
-class Purpose(enum.Enum):
+class ShieldedPurpose(enum.Enum):
     """Purpose of a sum, as its plan names it."""
 
     WINDOW = "window"
@@ -136,7 +136,7 @@ def measured_in(sums: Mapping[str, NDArray[np.float64]]) -> dict[str, tuple[floa
 # --- the run -----------------------------------------------------------------------------------------------------
 
 
-class Phase(enum.Enum):
+class ShieldedPhase(enum.Enum):
     """Phase of a run."""
 
     GATHER = "gather"
@@ -150,11 +150,11 @@ class Phase(enum.Enum):
     @property
     def ended(self) -> bool:
         """Whether the run is over."""
-        return self in (Phase.DONE, Phase.FAILED)
+        return self in (ShieldedPhase.DONE, ShieldedPhase.FAILED)
 
 
 @dataclass(frozen=True)
-class Owner:
+class ShieldedOwner:
     """State of a data owner: its visits, the rows it holds back, the last window with its vector."""
 
     party: str
@@ -165,7 +165,7 @@ class Owner:
 
 
 @dataclass(frozen=True)
-class Host:
+class ShieldedHost:
     """State of a client host: the epoch and the catalogue for which its users have made their visits."""
 
     users: int = 0
@@ -201,11 +201,11 @@ class Shielded:
     expect_owners: int
     expect_users: int
     window: int
-    phase: Phase = Phase.GATHER
+    phase: ShieldedPhase = ShieldedPhase.GATHER
     epoch: int = 0
     catalogue: int = 0
-    owners: Mapping[int, Owner] = field(default_factory=dict)
-    hosts: Mapping[str, Host] = field(default_factory=dict)
+    owners: Mapping[int, ShieldedOwner] = field(default_factory=dict)
+    hosts: Mapping[str, ShieldedHost] = field(default_factory=dict)
     round: int = 0
     closed: int = 0
     version: int = 0
@@ -232,14 +232,14 @@ class Shielded:
     def from_json(cls, text: str) -> Shielded:
         """Return the state that ``to_json`` wrote."""
         plain: dict[str, Any] = json.loads(text)
-        plain["phase"] = Phase(plain["phase"])
-        plain["owners"] = {int(slot): Owner(**owner) for slot, owner in plain["owners"].items()}
-        plain["hosts"] = {name: Host(**host) for name, host in plain["hosts"].items()}
+        plain["phase"] = ShieldedPhase(plain["phase"])
+        plain["owners"] = {int(slot): ShieldedOwner(**owner) for slot, owner in plain["owners"].items()}
+        plain["hosts"] = {name: ShieldedHost(**host) for name, host in plain["hosts"].items()}
         return cls(**plain)
 
 
 @dataclass(frozen=True)
-class Visits:
+class VisitsReported:
     """Event: an owner reported its number of visits in all, and of rows that it holds back."""
 
     slot: int
@@ -248,7 +248,7 @@ class Visits:
 
 
 @dataclass(frozen=True)
-class Delivered:
+class VisitsDelivered:
     """Event: a host's users have made their visits of an epoch, to the owners of this catalogue."""
 
     host: str
@@ -257,7 +257,7 @@ class Delivered:
 
 
 @dataclass(frozen=True)
-class Opened:
+class NumberTaken:
     """Event: a sum was opened, and has taken the next number."""
 
 
@@ -269,30 +269,30 @@ class Windowed:
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluationFormed:
     """Event: an evaluation was formed."""
 
 
 @dataclass(frozen=True)
-class Abandoned:
+class ShieldedAbandoned:
     """Event: the sum that was opened last is not formed."""
 
-    purpose: Purpose
+    purpose: ShieldedPurpose
     reason: str
 
 
 Event = (
     OwnerJoined
     | UsersJoined
-    | Catalogued
-    | Visits
-    | Delivered
+    | CatalogueChanged
+    | VisitsReported
+    | VisitsDelivered
     | PartyLost
     | PartySeen
-    | Opened
+    | NumberTaken
     | Windowed
-    | Evaluated
-    | Abandoned
+    | EvaluationFormed
+    | ShieldedAbandoned
     | Stopped
 )
 
@@ -307,21 +307,21 @@ def step(state: Shielded, event: Event) -> Shielded:
 def _take(state: Shielded, event: Event) -> Shielded:
     match event:
         case OwnerJoined(slot, party):
-            owner = replace(state.owners.get(slot, Owner(party)), party=party, present=True)
+            owner = replace(state.owners.get(slot, ShieldedOwner(party)), party=party, present=True)
             return replace(state, owners={**state.owners, slot: owner})
         case UsersJoined(name, users):
-            held = state.hosts.get(name, Host())
+            held = state.hosts.get(name, ShieldedHost())
             # New users have all their visits still to make.
-            done = held if held.users == users else Host()
+            done = held if held.users == users else ShieldedHost()
             return _with_host(state, name, replace(done, users=users, present=True))
-        case Catalogued(version):
+        case CatalogueChanged(version):
             return replace(state, catalogue=max(version, state.catalogue))
-        case Visits(slot, visits, rows):
+        case VisitsReported(slot, visits, rows):
             owner = state.owners[slot]
             # An owner that was restored from a backup reports fewer visits than before.
             owner = replace(owner, visits=max(visits, owner.visits), held=rows)
             return replace(state, owners={**state.owners, slot: owner})
-        case Delivered(name, epoch, catalogue):
+        case VisitsDelivered(name, epoch, catalogue):
             held = state.hosts[name]
             done = replace(held, epoch=max(epoch, held.epoch), delivered=max(catalogue, held.delivered))
             return _with_host(state, name, done)
@@ -332,8 +332,8 @@ def _take(state: Shielded, event: Event) -> Shielded:
                 owners={slot: _seen(one, one.party == party, there) for slot, one in state.owners.items()},
                 hosts={name: _seen(one, name == party, there) for name, one in state.hosts.items()},
             )
-        case Opened():
-            closing = state.phase is Phase.CLOSE
+        case NumberTaken():
+            closing = state.phase is ShieldedPhase.CLOSE
             return replace(state, round=state.round + 1, captured=state.visits, closing=closing)
         case Windowed(slots):
             owners = {
@@ -343,60 +343,60 @@ def _take(state: Shielded, event: Event) -> Shielded:
             return replace(
                 state,
                 # Every visit was answered before the last host was done, so this window is the last of the epoch.
-                phase=Phase.EVALUATE if state.closing else state.phase,
+                phase=ShieldedPhase.EVALUATE if state.closing else state.phase,
                 owners=owners,
                 closed=state.round,
                 version=state.version + 1,
                 counted=state.captured,
                 abandoned_in_a_row=0,
             )
-        case Evaluated():
+        case EvaluationFormed():
             state = replace(state, evaluations=state.evaluations + 1, abandoned_in_a_row=0)
             return _next_epoch(state)
-        case Abandoned(purpose, reason):
+        case ShieldedAbandoned(purpose, reason):
             return _abandoned(state, purpose, reason)
         case Stopped(reason):
-            return replace(state, phase=Phase.FAILED, reason=reason)
+            return replace(state, phase=ShieldedPhase.FAILED, reason=reason)
 
 
-_PartyT = TypeVar("_PartyT", Owner, Host)
+_PartyT = TypeVar("_PartyT", ShieldedOwner, ShieldedHost)
 
 
 def _seen(one: _PartyT, concerned: bool, there: bool) -> _PartyT:
     return replace(one, present=there) if concerned else one
 
 
-def _with_host(state: Shielded, name: str, host: Host) -> Shielded:
+def _with_host(state: Shielded, name: str, host: ShieldedHost) -> Shielded:
     return replace(state, hosts={**state.hosts, name: host})
 
 
-def _abandoned(state: Shielded, purpose: Purpose, reason: str) -> Shielded:
+def _abandoned(state: Shielded, purpose: ShieldedPurpose, reason: str) -> Shielded:
     row = state.abandoned_in_a_row + 1
     state = replace(state, abandoned=state.abandoned + 1, abandoned_in_a_row=row)
     if row >= _MOST_ABANDONED:
         words = f"{row} sums in a row were abandoned; the last one: {reason}"
-        return replace(state, phase=Phase.FAILED, reason=words)
-    if purpose is Purpose.EVALUATE:
+        return replace(state, phase=ShieldedPhase.FAILED, reason=words)
+    if purpose is ShieldedPurpose.EVALUATE:
         return _next_epoch(state)
     state = replace(state, closed=state.round)
     # Nothing is lost: owners hold their rows until a window has them.
-    over = state.phase is Phase.CLOSE and row >= _TRIES
-    return replace(state, phase=Phase.EVALUATE) if over else state
+    over = state.phase is ShieldedPhase.CLOSE and row >= _TRIES
+    return replace(state, phase=ShieldedPhase.EVALUATE) if over else state
 
 
 def _next_epoch(state: Shielded) -> Shielded:
     if state.epoch < state.epochs:
-        return replace(state, phase=Phase.VISIT, epoch=state.epoch + 1)
+        return replace(state, phase=ShieldedPhase.VISIT, epoch=state.epoch + 1)
     if not state.evaluations:
-        return replace(state, phase=Phase.FAILED, reason="no evaluation could be formed")
-    return replace(state, phase=Phase.DONE)
+        return replace(state, phase=ShieldedPhase.FAILED, reason="no evaluation could be formed")
+    return replace(state, phase=ShieldedPhase.DONE)
 
 
 def _advance(state: Shielded) -> Shielded:
-    if state.phase is Phase.GATHER and _gathered(state):
-        state = replace(state, phase=Phase.VISIT, epoch=1)
-    if state.phase is Phase.VISIT and _all_visited(state):
-        state = replace(state, phase=Phase.CLOSE)
+    if state.phase is ShieldedPhase.GATHER and _gathered(state):
+        state = replace(state, phase=ShieldedPhase.VISIT, epoch=1)
+    if state.phase is ShieldedPhase.VISIT and _all_visited(state):
+        state = replace(state, phase=ShieldedPhase.CLOSE)
     return state
 
 
@@ -415,10 +415,10 @@ def _all_visited(state: Shielded) -> bool:
 
 def due(state: Shielded) -> bool:
     """Return whether owners have taken enough visits for a window."""
-    return state.phase is Phase.VISIT and state.visits - state.counted >= state.window
+    return state.phase is ShieldedPhase.VISIT and state.visits - state.counted >= state.window
 
 
-def next_sum(state: Shielded, *, in_time: bool = False) -> Purpose | None:
+def next_sum(state: Shielded, *, in_time: bool = False) -> ShieldedPurpose | None:
     """Return the purpose of the sum to open now; None for no sum.
 
     Parameters
@@ -428,19 +428,19 @@ def next_sum(state: Shielded, *, in_time: bool = False) -> Purpose | None:
         Whether enough time has passed since the last window that any new visit justifies one.
     """
     match state.phase:
-        case Phase.VISIT if due(state) or (in_time and state.visits > state.counted):
-            return Purpose.WINDOW
-        case Phase.CLOSE:
-            return Purpose.WINDOW
-        case Phase.EVALUATE:
-            return Purpose.EVALUATE
+        case ShieldedPhase.VISIT if due(state) or (in_time and state.visits > state.counted):
+            return ShieldedPurpose.WINDOW
+        case ShieldedPhase.CLOSE:
+            return ShieldedPurpose.WINDOW
+        case ShieldedPhase.EVALUATE:
+            return ShieldedPurpose.EVALUATE
         case _:
             return None
 
 
 def waiting_for(state: Shielded) -> str:
     """Return, in words, the parties that the run is waiting for; the reason of a timeout."""
-    if state.phase is Phase.GATHER:
+    if state.phase is ShieldedPhase.GATHER:
         owners = sum(owner.present for owner in state.owners.values())
         users = sum(host.users for host in state.hosts.values() if host.present)
         return f"{owners} of {state.expect_owners} data owners and {users} of {state.expect_users} users came"

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.evaluation.leave_one_out import RANKED
-from coterie.rounds.sides import Keep
+from coterie.rounds.sides import KeepPrivate
 from coterie.systems.fcf.mathematics import TAKEN_UP
 from coterie.systems.fcf.settings import MEASURES, FcfSettings
 from coterie.systems.shared.factor_host import FactorHost
@@ -45,7 +45,7 @@ class FcfHost(FactorHost):
     """
 
     def __init__(
-        self, settings: FcfSettings, data: HostData, keys: NDArray[np.uint64], seed: int, keep: Keep
+        self, settings: FcfSettings, data: HostData, keys: NDArray[np.uint64], seed: int, keep: KeepPrivate
     ) -> None:
         ones = taken_up(data)
         users = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from coterie.systems.fcf.mathematics import TAKEN_UP
-from coterie.systems.run import Run
+from coterie.systems.run_settings import BaseRunSettings
 from coterie.systems.settings import SystemSettings
 from coterie.systems.shared.factor_settings import (
     Bits,
@@ -103,7 +103,7 @@ class FcfSettings(SystemSettings):
         """Largest number of users in a sum of training whose codes cannot overflow."""
         return room_for(self.bits)
 
-    def problems(self, run: Run) -> list[str]:
+    def problems(self, run: BaseRunSettings) -> list[str]:
         """Return the conflicts between a run and these settings, a sentence each."""
         return split_problems(run, ("random", "temporal", "leave-last-out")) + rounds_problems(
             run,
@@ -111,6 +111,6 @@ class FcfSettings(SystemSettings):
             wide=f"{run.description.table}.bits {self.bits}",
         )
 
-    def warnings(self, run: Run) -> list[str]:
+    def warnings(self, run: BaseRunSettings) -> list[str]:
         """Return warnings about what the cohorts and settings of a run disclose, a sentence each."""
         return few_behind(run, self.min_touch)

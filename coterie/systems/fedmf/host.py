@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.rounds.sides import Keep, User
+from coterie.rounds.sides import KeepPrivate, User
 from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.plan import SumPlan
 from coterie.systems.fedmf.local_step import FedMfUpdate, contribute, local_step
@@ -51,7 +51,7 @@ class FedMfHost(RatedHost):
     """
 
     def __init__(
-        self, settings: FedMfSettings, data: HostData, keys: NDArray[np.uint64], seed: int, keep: Keep
+        self, settings: FedMfSettings, data: HostData, keys: NDArray[np.uint64], seed: int, keep: KeepPrivate
     ) -> None:
         rated = training_ratings(data, settings.lowest, settings.highest, "fedmf")
         users = [UserData(items, ratings) for items, ratings in rated]

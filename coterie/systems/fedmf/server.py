@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.rounds.sides import Arrays, Summed, named, unnamed
+from coterie.rounds.training import Purpose
 from coterie.systems.fedmf.mathematics import apply, initial, layout
 from coterie.systems.fedmf.settings import MEASURES, FedMfSettings
 from coterie.systems.shared.rated_server import Layouts, RatedServer
@@ -47,8 +48,10 @@ class FedMfServer(RatedServer):
         model = initial(self.settings, self._n_items, self._seed)
         return {**named(_MODEL, model), **self.no_supports()}
 
-    def trained(self, arrays: Arrays, summed: Summed) -> Arrays:
-        """Return the server's arrays after a sum of training."""
+    def apply(self, arrays: Arrays, summed: Summed) -> Arrays:
+        """Return the server's arrays after a sum."""
+        if summed.purpose is not Purpose.TRAIN:
+            return super().apply(arrays, summed)
         raters = self._expected(arrays, summed.shares)
         model = apply(unnamed(_MODEL, arrays), summed.sums, self.settings, raters=raters)
         return {**arrays, **named(_MODEL, model)}

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from coterie.systems.run import Run
+from coterie.systems.run_settings import BaseRunSettings
 from coterie.systems.settings import SystemSettings
 from coterie.systems.shared import rated_measures
 from coterie.systems.shared.factor_settings import (
@@ -133,7 +133,7 @@ class FedMfSettings(SystemSettings):
         """Lowest and highest rating that the system learns from."""
         return self.lowest, self.highest
 
-    def problems(self, run: Run) -> list[str]:
+    def problems(self, run: BaseRunSettings) -> list[str]:
         """Return the conflicts between a run and these settings, a sentence each."""
         return split_problems(run, ("random", "temporal")) + rounds_problems(
             run,
@@ -141,11 +141,11 @@ class FedMfSettings(SystemSettings):
             wide=f"{run.description.table}.bits {self.bits}",
         )
 
-    def sparse_problems(self, run: Run) -> list[str]:
+    def sparse_problems(self, run: BaseRunSettings) -> list[str]:
         """Return why contributions cannot leave out ciphertexts of zeros, a sentence each."""
         return sparse_problems(run, self.min_touch)
 
-    def warnings(self, run: Run) -> list[str]:
+    def warnings(self, run: BaseRunSettings) -> list[str]:
         """Return warnings about what the cohorts and settings of a run disclose, a sentence each."""
         found = [NO_GROUPS] if random_cohorts(run) else []
         found += few_behind(run, self.min_touch)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from coterie.privacy.declarations import ENCRYPTED, Row, anything, own
+from coterie.privacy.declarations import ENCRYPTED, AccessRow, anything, own
 from coterie.systems.shared.declared_rounds import declared_with_sparse
 
 __all__ = ["declared"]
 
-_SIDE: Mapping[str, Row] = {
+_SIDE: Mapping[str, AccessRow] = {
     "user_attributes": (
         {"client": own("of its own users, from a file that its host was given")},
         "leave the host only inside a contribution, as what a round's sum makes of them",
@@ -41,7 +41,7 @@ _SIDE: Mapping[str, Row] = {
 """Rows that differ from other systems in rounds, as FedMVMF has attributes and features."""
 
 
-def declared(form: str, secure_sum: str) -> dict[str, Row]:
+def declared(form: str, secure_sum: str) -> dict[str, AccessRow]:
     """Return the declared visibility of FedMVMF: that of systems in rounds, with attributes and features."""
     rows = {**declared_with_sparse(form, secure_sum), **_SIDE}
     if secure_sum == "encrypted":

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from coterie.data.attributes import AttributeTable
 from coterie.errors import DataError
 from coterie.evaluation.rated import Rated
-from coterie.rounds.sides import Keep
+from coterie.rounds.sides import KeepPrivate
 from coterie.systems.fedmvmf.server import layouts
 from coterie.systems.fedmvmf.settings import FedMvmfPlan
 from coterie.systems.shared.factor_host import FactorHost
@@ -41,7 +41,7 @@ class FedMvmfHost(FactorHost):
     """
 
     def __init__(
-        self, plan: FedMvmfPlan, data: HostData, keys: NDArray[np.uint64], seed: int, keep: Keep
+        self, plan: FedMvmfPlan, data: HostData, keys: NDArray[np.uint64], seed: int, keep: KeepPrivate
     ) -> None:
         super().__init__(plan, layouts(plan, len(data.items)), data, keys, seed, keep, _users(plan, data))
         self.plan = plan

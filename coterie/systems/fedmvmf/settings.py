@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from coterie.systems.run import Run
-from coterie.systems.settings import Model, SideInformation
+from coterie.systems.run_settings import BaseRunSettings
+from coterie.systems.settings import ConfigModel, SideInformation
 from coterie.systems.shared.factor_settings import FactorSettings
 from coterie.systems.shared.problems import (
     NO_GROUPS,
@@ -33,7 +33,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 """Values that each preset sets; the defaults of keys are the paper's."""
 
 
-class _Preset(Model):
+class _Preset(ConfigModel):
     """Base with the key ``preset``, so that it stands first in the table."""
 
     preset: Literal["paper", "top-n", "both"] = Field(
@@ -78,7 +78,7 @@ class FedMvmfSettings(FactorSettings, _Preset):
             return given
         return {**PRESETS[preset], **given}
 
-    def for_plan(self, run: Run, attributes: Sequence[str] = ()) -> str:
+    def for_plan(self, run: BaseRunSettings, attributes: Sequence[str] = ()) -> str:
         """Return the settings for `RunPlan.settings`, JSON, with what follows from the run's data and split."""
         plan = FedMvmfPlan(
             **self.model_dump(),
@@ -102,7 +102,7 @@ class FedMvmfSettings(FactorSettings, _Preset):
         """Side information that the system learns from."""
         return SideInformation(self.attributes, self.features, self.genome)
 
-    def problems(self, run: Run) -> list[str]:
+    def problems(self, run: BaseRunSettings) -> list[str]:
         """Return the conflicts between a run and these settings, a sentence each."""
         found = []
         if run.split.kind in ("leave-last-out", "published"):
@@ -116,7 +116,7 @@ class FedMvmfSettings(FactorSettings, _Preset):
             wide=f"mvmf.bits {self.bits}",
         )
 
-    def sparse_problems(self, run: Run) -> list[str]:
+    def sparse_problems(self, run: BaseRunSettings) -> list[str]:
         """Return why contributions cannot leave out ciphertexts of zeros, a sentence each."""
         found = []
         if self.weights == "incl-unc":
@@ -126,7 +126,7 @@ class FedMvmfSettings(FactorSettings, _Preset):
             )
         return found + sparse_problems(run, self.min_touch)
 
-    def warnings(self, run: Run) -> list[str]:
+    def warnings(self, run: BaseRunSettings) -> list[str]:
         """Return warnings about what the cohorts and settings of a run disclose, a sentence each."""
         found = list[str]()
         if random_cohorts(run) and self.weights != "incl-unc":

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.evaluation.leave_one_out import LeaveOneOut
-from coterie.rounds.sides import Keep, User
+from coterie.rounds.sides import KeepPrivate, User
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Contribution, Layout
 from coterie.secure_sum.plan import SumPlan
@@ -58,7 +58,9 @@ class FedNcfHost:
         self._histories = self.holdout.training()
 
     @classmethod
-    def of_plan(cls, settings: str, data: HostData, keys: NDArray[np.uint64], seed: int, keep: Keep) -> Self:
+    def of_plan(
+        cls, settings: str, data: HostData, keys: NDArray[np.uint64], seed: int, keep: KeepPrivate
+    ) -> Self:
         """Build the side from the settings of a plan, JSON; parameters as for `coterie.systems.registry.host_side`.
 
         Raises

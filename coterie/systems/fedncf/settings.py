@@ -12,7 +12,7 @@ from coterie.errors import ConfigError
 from coterie.evaluation.leave_one_out import metric_names
 from coterie.systems.fedncf.mathematics import layout
 from coterie.systems.fedncf.networks import Architecture, ModelName
-from coterie.systems.run import Run
+from coterie.systems.run_settings import BaseRunSettings
 from coterie.systems.settings import SystemSettings
 from coterie.systems.shared.optimisers import ServerOptimiser
 from coterie.systems.shared.problems import random_cohorts, rounds_problems
@@ -206,7 +206,7 @@ class FedNcfSettings(SystemSettings):
         """Name of the model."""
         return self.model
 
-    def label(self, run: Run) -> str:
+    def label(self, run: BaseRunSettings) -> str:
         """Return the name of the model that is trained, as the paper writes it."""
         return {"gmf": "FedGMF", "mlp": "FedMLP", "neumf": "FedNeuMF"}[self.model]
 
@@ -220,11 +220,11 @@ class FedNcfSettings(SystemSettings):
         """Largest number of users in a sum of training whose codes cannot overflow."""
         return layout(self, n_items=1).capacity
 
-    def narrower(self, run: Run) -> str:
+    def narrower(self, run: BaseRunSettings) -> str:
         """Return, in words, which settings to change so that a sum may have more users."""
         return "fewer fedncf.bits, a lower fedncf.n_cap"
 
-    def problems(self, run: Run) -> list[str]:
+    def problems(self, run: BaseRunSettings) -> list[str]:
         """Return the conflicts between a run and these settings, a sentence each."""
         found = []
         if run.split.kind not in ("leave-last-out", "published"):
@@ -238,7 +238,7 @@ class FedNcfSettings(SystemSettings):
             wide=f"fedncf.bits {self.bits} and n_cap {self.n_cap}",
         )
 
-    def warnings(self, run: Run) -> list[str]:
+    def warnings(self, run: BaseRunSettings) -> list[str]:
         """Return warnings about what the cohorts and settings of a run disclose, a sentence each."""
         counted = self.aggregation == "mf-fedavg"
         random = random_cohorts(run)

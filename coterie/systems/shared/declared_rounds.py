@@ -18,7 +18,7 @@ from coterie.privacy.declarations import (
     SPARSE,
     WHOLE,
     WINDOWS_ONLY,
-    Row,
+    AccessRow,
     anything,
     everybody,
     nobody,
@@ -27,7 +27,7 @@ from coterie.privacy.declarations import (
 
 __all__ = ["declared_in_rounds", "declared_with_sparse"]
 
-_ROUNDS: Mapping[str, Row] = {
+_ROUNDS: Mapping[str, AccessRow] = {
     **SHARED,
     **NO_SIDE_INFORMATION,
     **NOT_SHARED,
@@ -81,7 +81,7 @@ _OF_ONE_USER = ("user_update", "user_metric", "user_items")
 _OF_A_HOST = ("host_update", "metric_sum", "host_items")
 
 
-def declared_in_rounds(form: str, secure_sum: str) -> dict[str, Row]:
+def declared_in_rounds(form: str, secure_sum: str) -> dict[str, AccessRow]:
     """Return the declared visibility of a system in rounds whose hosts send nothing but contributions.
 
     Parameters
@@ -131,6 +131,6 @@ def declared_in_rounds(form: str, secure_sum: str) -> dict[str, Row]:
     }
 
 
-def declared_with_sparse(form: str, secure_sum: str) -> dict[str, Row]:
+def declared_with_sparse(form: str, secure_sum: str) -> dict[str, AccessRow]:
     """Return the rows of `declared_in_rounds` for a system whose contributions may leave out zeros."""
     return {**declared_in_rounds(form, secure_sum), **SPARSE.get(secure_sum, {})}

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.evaluation.rated import Rated
-from coterie.rounds.sides import Keep, User
+from coterie.rounds.sides import KeepPrivate, User
 from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.plan import SumPlan
 from coterie.systems.shared.factor_settings import FactorSettings
 from coterie.systems.shared.factor_steps import (
+    FactorUpdate,
     UserData,
-    UserUpdate,
     contribute,
     local_step,
     sample,
@@ -67,7 +67,7 @@ class FactorHost(RatedHost):
         data: HostData,
         keys: NDArray[np.uint64],
         seed: int,
-        keep: Keep,
+        keep: KeepPrivate,
         users: Sequence[UserData],
     ) -> None:
         super().__init__(layouts, data, keys, seed, users)
@@ -182,5 +182,5 @@ class FactorHost(RatedHost):
         return found
 
 
-def _add_update(update: UserUpdate, contribution: Contribution) -> None:
+def _add_update(update: FactorUpdate, contribution: Contribution) -> None:
     contribute(update, contribution)

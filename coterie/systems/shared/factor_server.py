@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.rounds.sides import Arrays, Summed, named, unnamed
+from coterie.rounds.training import Purpose
 from coterie.systems.shared.factor_settings import FactorSettings
 from coterie.systems.shared.factors import apply, initial, initial_server_state
 from coterie.systems.shared.rated_server import Layouts, RatedServer
@@ -51,8 +52,10 @@ class FactorServer(RatedServer):
             **self.no_supports(),
         }
 
-    def trained(self, arrays: Arrays, summed: Summed) -> Arrays:
-        """Return the arrays after a sum of training; consumes ``pull``, which item servers sent, if there is one."""
+    def apply(self, arrays: Arrays, summed: Summed) -> Arrays:
+        """Return the arrays after a sum; training consumes ``pull``, which item servers sent, if there is one."""
+        if summed.purpose is not Purpose.TRAIN:
+            return super().apply(arrays, summed)
         kept = {name: value for name, value in arrays.items() if name != "pull"}
         model, state = apply(
             unnamed(_MODEL, arrays),

@@ -27,7 +27,7 @@ from coterie.secure_sum.contribution import Contribution
 from coterie.systems.shared.factor_settings import FactorSettings
 from coterie.systems.shared.stacks import padded, stacks
 
-__all__ = ["UserData", "UserUpdate", "check_user", "contribute", "local_step", "sample", "user_factors"]
+__all__ = ["FactorUpdate", "UserData", "check_user", "contribute", "local_step", "sample", "user_factors"]
 
 _SAMPLE, _LOCAL = 4, 5
 """First element of the key of the draws; `coterie.systems.shared.factors` has the lower ones."""
@@ -110,7 +110,7 @@ class UserData:
 
 
 @dataclass(frozen=True, eq=False)
-class UserUpdate:
+class FactorUpdate:
     r"""One user's contribution to a round, and the factor that the user keeps.
 
     Parameters
@@ -153,7 +153,7 @@ class UserUpdate:
         return self.attribute_errors[:, None] * self.factor
 
 
-def contribute(update: UserUpdate, contribution: Contribution) -> None:
+def contribute(update: FactorUpdate, contribution: Contribution) -> None:
     """Add a user's update to the contribution of its member: the user itself, or its host.
 
     Segments beyond those of `coterie.systems.shared.factors.layout` are the caller's, and so is `Contribution.count`.
@@ -263,7 +263,7 @@ def local_step(
     round_: int,
     factors: NDArray[np.float32] | None = None,
     allowed: NDArray[np.bool_] | None = None,
-) -> Iterator[UserUpdate]:
+) -> Iterator[FactorUpdate]:
     """Run the local step of a round for some users, each on its own data.
 
     Parameters
@@ -471,7 +471,7 @@ class _Program:
         users: Sequence[UserData],
         factors: NDArray[np.float32] | None,
         rngs: Sequence[np.random.Generator],
-    ) -> Iterator[UserUpdate]:
+    ) -> Iterator[FactorUpdate]:
         """Solve, or step from the given factors, and yield the updates of the users of a stack."""
         settings = self.settings
         given = self.equations(users)
@@ -499,7 +499,7 @@ class _Program:
                 loss[row] += unrated / settings.uncertainty
                 every[touched] = errors[row, : len(touched)]
                 rows, values = self.open, every[self.open]
-            yield UserUpdate(
+            yield FactorUpdate(
                 index=position,
                 rows=rows,
                 errors=values.astype(np.float32),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coterie.systems.run import Run
+from coterie.systems.run_settings import BaseRunSettings
 
 __all__ = [
     "FEWEST_BEHIND",
@@ -29,12 +29,12 @@ _AGREEING = 2
 """Hosts that apply each sum where participants share the key (``coterie.secure_sum.shared_key``, which needs gmpy2)."""
 
 
-def rounds_problems(run: Run, *, chosen_by: Sequence[str], wide: str) -> list[str]:
+def rounds_problems(run: BaseRunSettings, *, chosen_by: Sequence[str], wide: str) -> list[str]:
     """Return the conflicts between a run and a system in rounds, a sentence each.
 
     Parameters
     ----------
-    run : Run
+    run : BaseRunSettings
     chosen_by : sequence of str
         Metrics by which the version that counts can be chosen.
     wide : str
@@ -81,12 +81,12 @@ def rounds_problems(run: Run, *, chosen_by: Sequence[str], wide: str) -> list[st
     return found
 
 
-def split_problems(run: Run, kinds: Sequence[str]) -> list[str]:
+def split_problems(run: BaseRunSettings, kinds: Sequence[str]) -> list[str]:
     """Return why a system of factors cannot be measured by a run's split, a sentence each.
 
     Parameters
     ----------
-    run : Run
+    run : BaseRunSettings
     kinds : sequence of str
         Splits by which the system can be measured.
     """
@@ -98,12 +98,12 @@ def split_problems(run: Run, kinds: Sequence[str]) -> list[str]:
     ]
 
 
-def sparse_problems(run: Run, min_touch: int) -> list[str]:
+def sparse_problems(run: BaseRunSettings, min_touch: int) -> list[str]:
     """Return why contributions of a system whose users have few items cannot be sparse, a sentence each.
 
     Parameters
     ----------
-    run : Run
+    run : BaseRunSettings
     min_touch : int
         Fewest users of a group that must have an item for the group to train it.
     """
@@ -116,7 +116,7 @@ def sparse_problems(run: Run, min_touch: int) -> list[str]:
     ]
 
 
-def few_behind(run: Run, min_touch: int) -> list[str]:
+def few_behind(run: BaseRunSettings, min_touch: int) -> list[str]:
     """Return a warning where items with fewer than three raters in a group are trained."""
     if min_touch >= FEWEST_BEHIND:
         return []
@@ -126,6 +126,6 @@ def few_behind(run: Run, min_touch: int) -> list[str]:
     ]
 
 
-def random_cohorts(run: Run) -> bool:
+def random_cohorts(run: BaseRunSettings) -> bool:
     """Return whether cohorts are drawn at random instead of being fixed groups."""
     return run.rounds.cohorts in ("random", "independent")

@@ -87,23 +87,14 @@ class RatedServer(ABC):
         """Return the layout of a contribution to a sum of this purpose."""
         return self._layouts.layout(purpose)
 
+    @abstractmethod
     def apply(self, arrays: Arrays, summed: Summed) -> Arrays:
-        """Return the server's arrays after a sum of any purpose."""
-        match summed.purpose:
-            case Purpose.EVALUATE:
-                return arrays
-            case Purpose.SUPPORTS:
-                return self._supported(arrays, summed)
-            case Purpose.TRAIN:
-                return self.trained(arrays, summed)
+        """Return the server's arrays after a sum that trains nothing; subclasses add what training changes."""
+        return self._supported(arrays, summed) if summed.purpose is Purpose.SUPPORTS else arrays
 
     @abstractmethod
     def initial(self) -> Arrays:
         """Return all arrays that the server keeps, before the first round."""
-
-    @abstractmethod
-    def trained(self, arrays: Arrays, summed: Summed) -> Arrays:
-        """Return the server's arrays after a sum of training."""
 
     @abstractmethod
     def model(self, arrays: Arrays) -> dict[str, NDArray[np.float32]]:

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.rounds.sides import HostSide, Keep, ServerSide
+from coterie.rounds.sides import HostSide, KeepPrivate, ServerSide
 from coterie.systems.description import IN_ROUNDS, System
 from coterie.systems.shared.declared_rounds import declared_in_rounds
 from coterie.systems.shared.host_data import HostData
@@ -18,7 +18,7 @@ def _server(settings: str, n_items: int, seed: int, groups: int) -> ServerSide:
     return PopularServer(PopularSettings.from_json(settings), n_items)
 
 
-def _host(settings: str, data: HostData, keys: NDArray[np.uint64], seed: int, keep: Keep) -> HostSide:
+def _host(settings: str, data: HostData, keys: NDArray[np.uint64], seed: int, keep: KeepPrivate) -> HostSide:
     return PopularHost(PopularSettings.from_json(settings), data.leave_one_out(seed), keys, seed)
 
 

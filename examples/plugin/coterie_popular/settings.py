@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from coterie.rounds.training import Purpose
-from coterie.systems.run import Run
+from coterie.systems.run_settings import BaseRunSettings
 from coterie.systems.settings import SystemSettings
 from coterie.systems.shared.problems import few_behind, rounds_problems
 from coterie_popular.mathematics import METRICS, layout
@@ -34,7 +34,7 @@ class PopularSettings(SystemSettings):
         """Largest number of users over which a sum of training has room."""
         return layout(Purpose.TRAIN, 1, self.bits).capacity
 
-    def problems(self, run: Run) -> list[str]:
+    def problems(self, run: BaseRunSettings) -> list[str]:
         """Return what of a run does not go together with these settings, a sentence each."""
         found = []
         if run.split.kind != "leave-last-out":
@@ -44,6 +44,6 @@ class PopularSettings(SystemSettings):
         chosen_by = [name for name in METRICS if name.startswith("validation_")]
         return found + rounds_problems(run, chosen_by=chosen_by, wide=f"popular.bits {self.bits}")
 
-    def warnings(self, run: Run) -> list[str]:
+    def warnings(self, run: BaseRunSettings) -> list[str]:
         """Return what the cohorts and settings of a run give away, a sentence each."""
         return few_behind(run, self.min_touch)

@@ -8,7 +8,7 @@ from coterie.config.run import RunSettings
 from coterie.evaluation.baselines import from_table, popularity, random_scores
 from coterie.evaluation.selection import measured_once
 from coterie.privacy.attacks import differencing, disaggregate
-from coterie.privacy.attacks.rounds import view_of_sum
+from coterie.privacy.attacks.rounds_view import view_of_sum
 from coterie.studies.reference import Reference
 from coterie.studies.replay import Replay
 from coterie.studies.run_data import Feed

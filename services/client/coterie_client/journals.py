@@ -54,7 +54,7 @@ class Journals:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise StoreError(f"cannot open {path}: {error.strerror}") from error
-        self._entries: dict[bytes, store.Entry] = {}
+        self._entries: dict[bytes, store.JournalEntry] = {}
         self._contributions: dict[bytes, bytes] = {}
         self.private: list[bytes] = []
         """Packed private rows of the contributions found at the start, in the order in which they were made."""
@@ -65,7 +65,7 @@ class Journals:
             if entry.length:
                 self._take_up(entry)
 
-    def _take_up(self, entry: store.Entry) -> None:
+    def _take_up(self, entry: store.JournalEntry) -> None:
         whole = entry.length + entry.private
         held = os.pread(self._file, whole, entry.offset)
         if len(held) == whole and zlib.crc32(held) == entry.checksum:
@@ -119,7 +119,7 @@ class Journals:
         entries, new, end = [], [], self._end(journals)
         for participant, journal in journals.items():
             held = self._entries.get(participant)
-            entry = store.Entry(participant, journal.joined, ",".join(journal.reveals), 0, 0, 0, 0)
+            entry = store.JournalEntry(participant, journal.joined, ",".join(journal.reveals), 0, 0, 0, 0)
             if journal.contribution and held is not None and held.length and held.joined == journal.joined:
                 # A member makes one contribution in a round: keep the one that is stored.
                 entry = entry._replace(

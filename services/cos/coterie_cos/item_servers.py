@@ -13,7 +13,7 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import from_wire, increasing_ids
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
-from coterie_cos.registry import Registry, ranges
+from coterie_cos.participants import Registry, ranges
 from coterie_cos.run import parse
 
 __all__ = ["ItemServers"]

@@ -9,7 +9,7 @@ import structlog
 
 from coterie.crypto.key_record import KeyRecord
 from coterie.secure_sum.plan import Member, SumPlan
-from coterie_cos.registry import Registry
+from coterie_cos.participants import Registry
 
 if TYPE_CHECKING:
     from coterie.crypto.paillier import PublicKey

@@ -32,7 +32,7 @@ _SIGN_S = 5.0
 _LONGEST_MS = 3.6e6
 _MAX_NAME = 200
 
-Results = AsyncIterator[tuple[wire.PairTimes | None, str]]
+PairResults = AsyncIterator[tuple[wire.PairTimes | None, str]]
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Latency(LatencyServicer):
     def __init__(
         self,
         party: str,
-        own: Callable[[wire.MeasureOrder], Results],
+        own: Callable[[wire.MeasureOrder], PairResults],
         stopping: asyncio.Event,
         *,
         hold_s: float = HOLD_S,
@@ -142,7 +142,7 @@ class Latency(LatencyServicer):
                         pair.source = party
                     yield wire.MeasureResponse(pair=pair, party=party, without=without)
 
-    async def _of(self, party: str, order: wire.MeasureOrder) -> Results:
+    async def _of(self, party: str, order: wire.MeasureOrder) -> PairResults:
         """Give an order to one attending party, and yield its results."""
         seat = self._seats[party]
         self._orders += 1

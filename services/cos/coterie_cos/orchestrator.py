@@ -25,7 +25,7 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorServicer
 from coterie_cos.drift.exchange import AsynchronousCalls
-from coterie_cos.registry import Roll, ranges
+from coterie_cos.participants import Roll, ranges
 from coterie_cos.run import Run
 
 __all__ = ["Orchestrator"]

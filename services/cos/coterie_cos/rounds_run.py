@@ -15,12 +15,12 @@ import structlog
 from coterie.crypto.key_record import KeyRecord
 from coterie.rounds import training
 from coterie.rounds.conductor import Conductor, Population, new_training
-from coterie.rounds.model_state import Measured, ModelState, OpenModel, SealedVersions
+from coterie.rounds.model_state import OpenModel, SealedVersions
 from coterie.rounds.sides import Arrays, ServerSide, ToldServerSide
 from coterie.rounds.training import Purpose, Training
 from coterie.secure_sum.contribution import ImpossibleSumError
 from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import Failed, Formed, Subject
+from coterie.secure_sum.protocol import Failed, Subject
 from coterie.secure_sum.registry import KEYED, keyring_of
 from coterie.store import cos as store
 from coterie.systems.registry import asks_owners, server_side
@@ -30,8 +30,10 @@ from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie_cos.item_servers import ItemServers
 from coterie_cos.key_holders import KeyHolders
+from coterie_cos.round_events import consequences, run_phase
+from coterie_cos.served_model import ServedModel
 from coterie_cos.summing import SummingRun, Surroundings
-from coterie_cos.sums import OpenSum, SavedRound
+from coterie_cos.sums import SavedRound, SumFormed
 
 __all__ = ["RoundsRun"]
 
@@ -39,12 +41,6 @@ _log = structlog.get_logger("coterie.cos")
 
 _IN_ROUNDS = ("client", "decrypting-client")
 """Roles whose parties are members or key holders in rounds."""
-
-_PURPOSES = {
-    Purpose.SUPPORTS: operator.RunPhase.RUN_PHASE_SUPPORTS,
-    Purpose.EVALUATE: operator.RunPhase.RUN_PHASE_ROUNDS,
-    Purpose.TRAIN: operator.RunPhase.RUN_PHASE_ROUNDS,
-}
 
 
 class RoundsRun(SummingRun[Training]):
@@ -62,10 +58,7 @@ class RoundsRun(SummingRun[Training]):
         state = new_training(plan, supports=supports)
         super().__init__(request, around, state)
         self._conductor: Conductor | None = None
-        self._kept: ModelState | None = None
-        self._arrays: Arrays = {}
-        self._model = b""
-        self._opened = b""
+        self._served: ServedModel | None = None
         self._gather_since = time.monotonic()
         self._item_servers = (
             ItemServers(plan.run_id, self.registry, self.present) if asks_owners(plan.system) else None
@@ -92,14 +85,13 @@ class RoundsRun(SummingRun[Training]):
         present = {one.party: True for one in self.registry.by_slot}
         self.take_up_parties(present)
         self.registry.catalogue_version = 1
-        if self.state.phase is training.Phase.GATHER:
+        if self.state.phase is training.TrainingPhase.GATHER:
             return
-        self._arrays = self._versions.load(snapshot) if snapshot else self._model_state().initial()
-        self._refresh()
+        self._serve(snapshot)
         if self.state.phase.ended:
             self.ended.set()
             return
-        saved = self._sums.saved(connection)
+        saved = self._sums.load(connection)
         if saved is None:
             self.proceed()
         elif self._key_holders is None:
@@ -112,6 +104,7 @@ class RoundsRun(SummingRun[Training]):
         layout, slots = conductor.side.layout(self.state.purpose), self._slots(conductor, saved.plan)
         self._ask_owners()
         self._sums.resume(saved, layout, slots, self._step_s, self._subject(conductor))
+        self.follow_sums()
 
     # --- the key of an encrypted sum ---------------------------------------------------------------------------
 
@@ -135,7 +128,7 @@ class RoundsRun(SummingRun[Training]):
         if deferred is not None and self._key_holders.knows(deferred.plan):
             self._resume(deferred)
         elif deferred is not None:
-            self._sums.skip("the key was replaced while the server was away")
+            self.skip_sum("the key was replaced while the server was away")
         else:
             await self._gathered()
 
@@ -151,25 +144,26 @@ class RoundsRun(SummingRun[Training]):
             self._conductor = Conductor(self.plan, population, side, self._half)
         return self._conductor
 
-    def _model_state(self) -> ModelState:
-        """Return the model's keeper, open or sealed, made once the population is fixed."""
-        if self._kept is None:
-            conductor = self._conduct()
-            self._kept = SealedVersions(conductor) if self._sealed else OpenModel(conductor)
-        return self._kept
+    def _serve(self, snapshot: int = 0) -> None:
+        """Make the model that participants fetch: the initial one, or the one that round ``snapshot`` made."""
+        conductor = self._conduct()
+        kept = SealedVersions(conductor) if self._sealed else OpenModel(conductor)
+        arrays = self._versions.load(snapshot) if snapshot else kept.initial()
+        self._served = ServedModel(kept, self._versions, arrays)
 
-    def _refresh(self) -> None:
-        """Rebuild the payloads of the model and of open items, which participants fetch."""
-        kept = self._model_state()
-        self._model = kept.model(self._arrays)
-        self._opened = kept.opened(self._arrays)
+    @property
+    def _model(self) -> ServedModel:
+        """The model that participants fetch, once the population is fixed."""
+        if self._served is None:
+            raise AssertionError("there is a model once the population is fixed")
+        return self._served
 
     def _subject(self, conductor: Conductor) -> Subject | None:
         """Return the model that key holders change by the next sum; None where this server applies sums."""
         if not self._sealed:
             return None
         shares = tuple(conductor.shares(self.state).tolist())
-        return Subject(self._model, len(self.registry.items), len(self.state.users), shares)
+        return Subject(self._model.payload, len(self.registry.items), len(self.state.users), shares)
 
     # --- the run -----------------------------------------------------------------------------------------------
 
@@ -182,7 +176,7 @@ class RoundsRun(SummingRun[Training]):
         ]
         present = [slot for slot in users if self.present(self.registry.by_slot[slot].party)]
         if (
-            self.state.phase is not training.Phase.GATHER
+            self.state.phase is not training.TrainingPhase.GATHER
             or self.owners_alive() < max(self.request.expect_owners, 1)
             or len(present) < max(self.request.expect_users, 1)
             or (self._key_holders is not None and not self._key_holders.complete)
@@ -197,11 +191,10 @@ class RoundsRun(SummingRun[Training]):
         # The initial model depends on items' indices, which must not depend on the order of registration.
         renumbered = self._item_servers is not None and self.registry.number_by_owner()
         sketch = Conductor(self.plan, population, self._side(0, 0), self._half)
-        self.state = training.step(self.state, sketch.started(order))
-        self._arrays = self._model_state().initial()
-        self._refresh()
+        before, self.state = self.state, training.step(self.state, sketch.started(order))
+        self._serve()
         _log.info("population fixed", run=self.plan.run_id, users=len(order), groups=self.state.groups)
-        await self._save_state(items=renumbered)
+        await self._save(before, renumbered=renumbered)
         self.proceed()
 
     def proceed(self) -> None:
@@ -213,14 +206,13 @@ class RoundsRun(SummingRun[Training]):
             self._key_holders.choose()
         self.state = training.begin_round(self.state)
         try:
-            opening = conductor.open(
-                self.state, hashlib.sha256(self._model).digest(), self._step_s, self._subject(conductor)
-            )
+            model_sha256 = hashlib.sha256(self._model.payload).digest()
+            opening = conductor.open(self.state, model_sha256, self._step_s, self._subject(conductor))
         except Failed as failed:
-            self._sums.skip(str(failed))
+            self.skip_sum(str(failed))
             return
         self._ask_owners()
-        self._sums.open(opening, self._slots(conductor, opening.plan), self.present)
+        self.open_sum(opening, self._slots(conductor, opening.plan))
 
     def _ask_owners(self) -> None:
         """Ask data owners for item factors in a round of training, where the system uses them."""
@@ -231,116 +223,96 @@ class RoundsRun(SummingRun[Training]):
     async def _with_items(self, conductor: Conductor) -> Arrays:
         """Return the arrays with data owners' item factors for the round; owners that did not answer are left out."""
         if self._item_servers is None or self.state.purpose is not Purpose.TRAIN:
-            return self._arrays
+            return self._model.arrays
         side = cast(ToldServerSide, conductor.side)
-        factors = side.model(self._arrays)["items"].shape[1]
+        factors = side.model(self._model.arrays)["items"].shape[1]
         told, self._silent = await self._item_servers.answers(factors)
-        return side.told(self._arrays, told)
+        return side.told(self._model.arrays, told)
 
     def _slots(self, conductor: Conductor, plan: SumPlan) -> dict[int, list[int]]:
         covered = conductor.members(conductor.cohort(self.state))
         found = {member: [self.state.users[p] for p in positions] for member, positions in covered.items()}
         return found if self._key_holders is None else found | self._key_holders.slots(plan)
 
-    async def summed(self, current: OpenSum, formed: Formed, users: int) -> str:
+    async def apply_sum(self, summed: SumFormed) -> str:
         """Apply a sum: a new model version, metrics of an evaluation, or a group's open items."""
-        conductor, before = self._conduct(), self.state
+        conductor, before, model, users = self._conduct(), self.state, self._model, summed.users
         arrays = await self._with_items(conductor)
-        if not self.in_progress(current):
+        if not self.in_progress(summed.sum):
             # Stopped meanwhile.
             return ""
         try:
-            arrays, measured = await asyncio.to_thread(self._after_sum, arrays, formed, users)
+            arrays, measured = await self._accounting.in_thread(
+                "apply sums", users, model.kept.after_sum, before, arrays, summed.formed, users
+            )
         except ImpossibleSumError as error:
             return str(error)
-        if not self.in_progress(current):
+        if not self.in_progress(summed.sum):
             # Stopped meanwhile.
             return ""
-        self.state = training.step(before, training.Summed(measured, conductor.side.figures))
-        changed = before.purpose is not Purpose.EVALUATE
-        round_ = before.round
+        self.state = training.step(before, training.RoundSummed(measured, conductor.side.figures))
+        changed, round_ = before.purpose is not Purpose.EVALUATE, before.round
         if changed:
             await asyncio.to_thread(self.save_version, arrays, self.state.version, round_)
-        self._arrays = arrays
-        if changed:
-            self._refresh()
-        events = [self._round_event(users), *self._consequences(before)]
-        text, run_id = self.state.to_json(), self.plan.run_id
-
-        def write(connection: sa.Connection) -> list[operator.WatchRunResponse]:
-            store.save_state(connection, run_id, text)
-            store.forget_sums(connection, run_id)
-            if changed:
-                store.set_snapshot(connection, run_id, round_)
-            return events
-
-        await self.record(write)
-        self.settle(self.state)
+            model.change(arrays)
+        await self._save(before, self._round_event(users), over=True, snapshot=round_ if changed else 0)
         if changed:
             chosen = self.state.chosen
             self._versions.prune(round_, [] if chosen is None else [chosen.version])
         return ""
 
-    def _after_sum(self, arrays: Arrays, formed: Formed, users: int) -> tuple[Arrays, Measured]:
-        # CPU time is counted by thread.
-        with self._accounting.activity("apply sums", users):
-            return self._model_state().after_sum(self.state, arrays, formed, users)
-
-    async def abandoned(self, reason: str) -> None:
+    async def count_abandoned(self, reason: str) -> None:
         """Count the round as abandoned."""
         before = self.state
-        self.state = training.step(before, training.Abandoned(reason))
+        self.state = training.step(before, training.RoundAbandoned(reason))
         self.pause(self.state.abandoned_in_a_row)
         _log.warning("round abandoned", run=self.plan.run_id, round=before.round, reason=reason)
-        events = [self._round_event(0, reason), *self._consequences(before)]
-        text, run_id = self.state.to_json(), self.plan.run_id
+        await self._save(before, self._round_event(0, reason), over=True)
 
-        def write(connection: sa.Connection) -> list[operator.WatchRunResponse]:
-            store.save_state(connection, run_id, text)
-            store.forget_sums(connection, run_id)
-            return events
+    async def _save(
+        self,
+        before: Training,
+        *events: operator.WatchRunResponse,
+        over: bool = False,
+        snapshot: int = 0,
+        renumbered: bool = False,
+    ) -> None:
+        """Store the state and events, in one transaction.
 
-        await self.record(write)
-        self.settle(self.state)
-
-    async def _save_state(self, *, items: bool = False) -> None:
-        text, run_id = self.state.to_json(), self.plan.run_id
+        Parameters
+        ----------
+        before : Training
+            The state before, from which the events of a new phase or evaluation follow.
+        over : bool
+            Whether a sum ended, whose stored messages are deleted.
+        snapshot : int
+            Round that made a new version of the model; 0 for none.
+        renumbered : bool
+            Whether the indices of items changed.
+        """
+        after, run_id = self.state, self.plan.run_id
+        text = after.to_json()
+        made = [*events, *consequences(before, after, self.owners_alive())]
         keys = list(self.registry.items)
-        held = {slot: indices.tobytes() for slot, indices in self.registry.held.items()} if items else {}
-        phase = operator.WatchRunResponse(phase=operator.PhaseEvent(phase=self.phase, epoch=self.epoch))
+        held = {slot: indices.tobytes() for slot, indices in self.registry.held.items()} if renumbered else {}
 
         def write(connection: sa.Connection) -> list[operator.WatchRunResponse]:
-            if items:
+            if renumbered:
                 store.renumber_items(connection, run_id, keys, held)
             store.save_state(connection, run_id, text)
-            return [phase]
+            if over:
+                store.forget_sums(connection, run_id)
+            if snapshot:
+                store.set_snapshot(connection, run_id, snapshot)
+            return made
 
         await self.record(write)
-        self.settle(self.state)
+        self.settle(after)
 
     def _round_event(self, users: int, reason: str = "") -> operator.WatchRunResponse:
         event = self._sums.event(users, self.state.version, reason)
         event.silent_owners.extend([] if reason else self._silent)
         return operator.WatchRunResponse(round=event)
-
-    def _consequences(self, before: Training) -> list[operator.WatchRunResponse]:
-        """Return events for what a round's end changed: a complete evaluation, a new phase."""
-        events = []
-        if len(self.state.evaluations) > len(before.evaluations):
-            made = self.state.evaluations[-1]
-            metrics = operator.MetricsEvent(
-                epoch=made.pass_number,
-                version=made.version,
-                names=list(made.metrics),
-                means=list(made.metrics.values()),
-                users=[made.users[name] for name in made.metrics],
-                owners=self.owners_alive(),
-            )
-            events.append(operator.WatchRunResponse(metrics=metrics))
-        if _run_phase(self.state) != _run_phase(before):
-            phase = operator.PhaseEvent(phase=self.phase, epoch=self.epoch)
-            events.append(operator.WatchRunResponse(phase=phase))
-        return events
 
     # --- what parties ask --------------------------------------------------------------------------------------
 
@@ -362,9 +334,9 @@ class RoundsRun(SummingRun[Training]):
     async def stop(self, reason: str) -> None:
         """End the run before its time."""
         if not self.state.phase.ended:
-            self.state = training.step(self.state, training.Stopped(reason))
+            before, self.state = self.state, training.step(self.state, training.TrainingStopped(reason))
             self._sums.stop()
-            await self._save_state()
+            await self._save(before)
 
     def tasks(self, party: str) -> list[wire.Task]:
         """Return the open tasks of a party."""
@@ -386,10 +358,10 @@ class RoundsRun(SummingRun[Training]):
         if shared is not None:
             return shared
         match request.kind:
-            case wire.FetchKind.FETCH_KIND_MODEL if self._kept is not None:
+            case wire.FetchKind.FETCH_KIND_MODEL if self._served is not None:
                 return self._model_of(request.version)
-            case wire.FetchKind.FETCH_KIND_OPEN_ITEMS if self._kept is not None:
-                return self.state.version, self._opened
+            case wire.FetchKind.FETCH_KIND_OPEN_ITEMS if self._served is not None:
+                return self.state.version, self._served.open_items
             case wire.FetchKind.FETCH_KIND_PLACES if role == "client" and self._conductor is not None:
                 return 0, self._places(party).SerializeToString(deterministic=True)
             case wire.FetchKind.FETCH_KIND_SUM_PLAN if role in _IN_ROUNDS:
@@ -408,19 +380,7 @@ class RoundsRun(SummingRun[Training]):
         if version == 0:
             chosen = self.state.chosen if self.state.phase.ended else None
             version = self.state.version if chosen is None else chosen.version
-        if version == self.state.version:
-            return version, self._model
-        arrays = self._versions.load_version(version)
-        if arrays is None and version == 0:
-            arrays = self._model_state().initial()
-        if arrays is None:
-            raise Refusal(
-                ErrorReason.ERROR_REASON_UNKNOWN_ROUND,
-                f"version {version} is not kept",
-                field="version",
-                expected="0 for the newest, or the version of an open round",
-            )
-        return version, self._model_state().model(arrays)
+        return version, self._model.of_version(version, self.state.version)
 
     def _places(self, party: str) -> wire.Places:
         group_of = self._conduct().group_of()
@@ -448,7 +408,7 @@ class RoundsRun(SummingRun[Training]):
         """Close a step, or fail a gathering, that takes too long; open the next round."""
         if await self.stopped_by_fault():
             return
-        if self.state.phase is training.Phase.GATHER:
+        if self.state.phase is training.TrainingPhase.GATHER:
             if time.monotonic() - self._gather_since > self.request.phase_timeout_ms / 1e3:
                 users = self.registry.users()
                 owners = self.owners_alive()
@@ -464,7 +424,7 @@ class RoundsRun(SummingRun[Training]):
     @property
     def phase(self) -> operator.RunPhase.ValueType:
         """The phase as operators see it."""
-        return _run_phase(self.state)
+        return run_phase(self.state)
 
     @property
     def epoch(self) -> int:
@@ -484,7 +444,7 @@ class RoundsRun(SummingRun[Training]):
             "rounds": self._remembered.rounds,
             "abandoned": self.state.abandoned,
             "groups": self.state.groups,
-            "closed_share": self._model_state().closed_share(self._arrays) if self._arrays else None,
+            "closed_share": None if self._served is None else self._served.closed_share(),
             "chosen": None
             if chosen is None
             else {
@@ -494,15 +454,3 @@ class RoundsRun(SummingRun[Training]):
                 "users": dict(chosen.users),
             },
         }
-
-
-def _run_phase(state: Training) -> operator.RunPhase.ValueType:
-    match state.phase:
-        case training.Phase.GATHER:
-            return operator.RunPhase.RUN_PHASE_GATHER
-        case training.Phase.ROUNDS:
-            return _PURPOSES[state.purpose]
-        case training.Phase.DONE:
-            return operator.RunPhase.RUN_PHASE_DONE
-        case training.Phase.FAILED:
-            return operator.RunPhase.RUN_PHASE_FAILED

@@ -25,7 +25,7 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import to_wire
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
-from coterie_cos.registry import Registry
+from coterie_cos.participants import Registry
 
 __all__ = ["HOLD_S", "Run", "parse"]
 

@@ -28,12 +28,12 @@ from coterie.rounds.policy import LEAST_REDRAW
 from coterie.secure_sum.registry import SUMS
 from coterie.store import cos as store
 from coterie.store.engine import Term, Writer, failure, file_failure, open_sqlite
-from coterie.store.postgres import Place, bounded, open_postgres
+from coterie.store.postgres import DatabaseAddress, bounded, open_postgres
 from coterie.store.room import MARGIN, has_room
 from coterie.systems import registry
 from coterie.systems.description import Driver
 from coterie.systems.registry import combination, driver_of, in_rounds, server_side
-from coterie.telemetry.gauges import Measure
+from coterie.telemetry.gauges import PrometheusMetric
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1.latency_pb2_grpc import add_LatencyServicer_to_server
 from coterie.wire.v1.operator_pb2 import RunPhase, StartRunRequest
@@ -77,7 +77,7 @@ class CosProcess:
         if settings.database is None:
             self._engine = writing = open_sqlite(settings.state / "cos.db", "cos", cache_kib=_STORE_CACHE_KIB)
         else:
-            self._engine, writing = open_postgres(Place(**settings.database.model_dump()), "cos")
+            self._engine, writing = open_postgres(DatabaseAddress(**settings.database.model_dump()), "cos")
             self._limit_s = 3 * settings.database.timeout_s
         self._writer = Writer(writing)
         self._term = Term(self._writer)
@@ -313,7 +313,7 @@ class CosProcess:
         self._engine.dispose()
 
 
-def _of_the_runs(runs: Mapping[str, Run]) -> list[Measure]:
+def _of_the_runs(runs: Mapping[str, Run]) -> list[PrometheusMetric]:
     """Return gauges and counters over all runs; run ids are no labels, as their number grows without bound."""
 
     def rounds() -> dict[tuple[str, ...], float]:
@@ -327,9 +327,13 @@ def _of_the_runs(runs: Mapping[str, Run]) -> list[Measure]:
         return sum(not run.over and run.phase not in idle for run in list(runs.values()))
 
     return [
-        Measure("coterie_rounds", "Rounds that ended.", rounds, ("purpose", "outcome"), counter=True),
-        Measure("coterie_runs_in_progress", "Runs past their gathering that have not ended.", in_progress),
-        Measure(
+        PrometheusMetric(
+            "coterie_rounds", "Rounds that ended.", rounds, ("purpose", "outcome"), counter=True
+        ),
+        PrometheusMetric(
+            "coterie_runs_in_progress", "Runs past their gathering that have not ended.", in_progress
+        ),
+        PrometheusMetric(
             "coterie_model_versions",
             "Versions of models that were made.",
             lambda: sum(run.version for run in list(runs.values())),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import abc
+import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -12,14 +13,25 @@ from typing import Generic, Protocol, TypeVar
 import structlog
 
 from coterie.rounds.pace import pause_s
+from coterie.rounds.server_round import RoundState
 from coterie.rounds.sides import Arrays
 from coterie.secure_sum.registry import server_half
 from coterie.store.engine import Term
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.v1 import operator_pb2 as operator
+from coterie_cos.open_sum import OpenSum
 from coterie_cos.remembered import Remembered
 from coterie_cos.run import Run
-from coterie_cos.sums import OpenSum, SumOwner, Sums
+from coterie_cos.sums import (
+    KeyHoldersLied,
+    MembersAsked,
+    SumAbandoned,
+    SumDone,
+    SumFormed,
+    SumOpened,
+    SumOutcome,
+    Sums,
+)
 from coterie_cos.versions import Versions
 
 __all__ = ["SummingRun", "Surroundings"]
@@ -77,8 +89,10 @@ class Surroundings:
     revoked: Callable[[bytes], bool]
 
 
-class SummingRun(Run, SumOwner, Generic[S]):
+class SummingRun(Run, Generic[S]):
     """A run that forms sums; base of `RoundsRun` and DRIFT's `ShieldedRun`.
+
+    It owns its `Sums`.  One worker, begun with the first sum, acts on what becomes of them, in order (`_act_on`).
 
     Parameters
     ----------
@@ -98,13 +112,14 @@ class SummingRun(Run, SumOwner, Generic[S]):
         self._sums = Sums(
             self.plan.run_id,
             self._half,
-            self,
             around.folder,
             around.term,
             around.accounting,
-            self.touch,
             around.revoked,
         )
+        self._worker: asyncio.Task[None] | None = None
+        # The fault by which the worker ended.
+        self._failure: Exception | None = None
         self._remembered = Remembered()
         self.state = state
         # The last durable state, from which tasks are made.
@@ -112,23 +127,106 @@ class SummingRun(Run, SumOwner, Generic[S]):
         self._step_s = self.plan.rounds.step_timeout_ms / 1e3
         self._not_before = 0.0
 
+    # --- what kinds of run differ in ---------------------------------------------------------------------------
+
     @property
     @abc.abstractmethod
     def passes(self) -> tuple[int, int]:
         """Number of passes over all users that are complete, or in progress; and of passes at most."""
 
-    async def drop(self) -> None:
-        """Stop using the state in memory, and drop the sum in progress."""
-        await super().drop()
-        await self._sums.drop()
+    @abc.abstractmethod
+    def proceed(self) -> None:
+        """Open the next sum, unless it has to wait or the run is over; called again at each tick."""
+
+    @abc.abstractmethod
+    async def apply_sum(self, summed: SumFormed) -> str:
+        """Apply a sum and delete its stored messages, in one transaction; return why it was impossible, if so.
+
+        When the run is stopped meanwhile, nothing is applied.
+        """
+
+    @abc.abstractmethod
+    async def count_abandoned(self, reason: str) -> None:
+        """Count the sum as abandoned and delete its stored messages, in one transaction."""
 
     def state_json(self) -> str:
         """Return the state for the store."""
         return self.state.to_json()
 
-    def saved(self) -> None:
-        """Make tasks from the present state from now on: it is durable."""
-        self._published = self.state
+    # --- sums --------------------------------------------------------------------------------------------------
+
+    def open_sum(self, opening: RoundState, slots: Mapping[int, Sequence[int]]) -> None:
+        """Open a sum; ``slots`` are those that each member covers.  Members of absent parties are not waited for."""
+        absent = [party for party in opening.plan.by_device if not self.present(party)]
+        self._sums.open(opening, slots, absent)
+        self.follow_sums()
+
+    def skip_sum(self, reason: str) -> None:
+        """Abandon a sum that cannot be opened."""
+        self._sums.skip(reason)
+        self.follow_sums()
+
+    def follow_sums(self) -> None:
+        """Begin to act on the outcomes of sums, if the run does not yet."""
+        if self._worker is None:
+            self._worker = asyncio.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        try:
+            while (outcome := await self._sums.outcome()) is not None:
+                await self._act_on(outcome)
+                # Hold no reference to a sum while there is nothing to do.
+                del outcome
+        except Exception as error:
+            if self._term.lost is not None:
+                _log.warning("a round waits for the store", run=self.plan.run_id, error=type(error).__name__)
+                return
+            _log.exception("a round failed", run=self.plan.run_id)
+            self._failure = error
+
+    async def _act_on(self, outcome: SumOutcome) -> None:
+        match outcome:
+            case SumOpened():
+                opened = self.state
+                await self._sums.save_opening(outcome, opened.to_json())
+                self.settle(opened)
+                self.touch()
+            case MembersAsked():
+                self.touch()
+            case KeyHoldersLied(parties):
+                for party in parties:
+                    lied = operator.PartyEvent(party=party, change="lied")
+                    await self.emit(operator.WatchRunResponse(party=lied))
+            case SumFormed(current):
+                await self._sums.applied(current, await self.apply_sum(outcome))
+            case SumAbandoned(reason):
+                await self.count_abandoned(reason)
+                self._sums.close()
+                self.proceed()
+            case SumDone():
+                self._sums.close()
+                self.proceed()
+
+    def in_progress(self, current: OpenSum) -> bool:
+        """Return whether a sum is still in progress, not stopped meanwhile."""
+        return current is self._sums.current
+
+    async def stopped_by_fault(self) -> bool:
+        """End the run when a sum failed by a fault of this service; return whether it did."""
+        if self._failure is None:
+            return False
+        await self.stop(f"a fault of the orchestration server: {type(self._failure).__name__}")
+        return True
+
+    async def drop(self) -> None:
+        """Stop using the state in memory: drop the sum in progress, and return once its writes have ended."""
+        await super().drop()
+        self._sums.end()
+        if self._worker is not None:
+            await asyncio.gather(self._worker, return_exceptions=True)
+        await self._sums.written()
+
+    # --- durable state -----------------------------------------------------------------------------------------
 
     def settle(self, durable: S) -> None:
         """Make tasks from a durable state from now on, and tell all parties when the run has ended."""
@@ -160,21 +258,7 @@ class SummingRun(Run, SumOwner, Generic[S]):
         with self._term.keeping("write a version of the model", size):
             self._versions.save(arrays, version, round_)
 
-    def in_progress(self, current: OpenSum) -> bool:
-        """Return whether a sum is still in progress, not stopped meanwhile."""
-        return current is self._sums.current
-
-    async def lied(self, parties: Sequence[str]) -> None:
-        """Emit an event for each party that gave a wrong answer."""
-        for party in parties:
-            await self.emit(operator.WatchRunResponse(party=operator.PartyEvent(party=party, change="lied")))
-
-    async def stopped_by_fault(self) -> bool:
-        """End the run when a sum failed by a fault of this service; return whether it did."""
-        failure, self._sums.failure = self._sums.failure, None
-        if failure is not None:
-            await self.stop(f"a fault of the orchestration server: {type(failure).__name__}")
-        return failure is not None
+    # --- watching ----------------------------------------------------------------------------------------------
 
     @property
     def over(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from coterie.rounds.member_round import Journal
-from coterie.rounds.server_round import Phase, RoundState
+from coterie.rounds.server_round import RoundState, SumPhase
 from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import ServerHalf, Step
@@ -46,7 +46,7 @@ class ServerDisk:
         if state.plan.round != self.round:
             self.closed, self.running, self.round = {}, b"", state.plan.round
         self._write_head(state, state.phase)
-        if state.phase is Phase.ABANDONED:
+        if state.phase is SumPhase.ABANDONED:
             self.running = b""
         if closed is not None:
             self.closed[closed] = dict(state.closed[closed])
@@ -56,7 +56,7 @@ class ServerDisk:
     def apply(self, state: RoundState) -> None:
         """Raise the model's version and end the round, as one transaction."""
         self.version += 1
-        self._write_head(state, Phase.DONE)
+        self._write_head(state, SumPhase.DONE)
 
     def load(self, layout: Layout, half: ServerHalf, patience_s: float) -> RoundState | None:
         """Return the stored round; None when there was none yet."""
@@ -70,14 +70,14 @@ class ServerDisk:
             half,
             patience_s,
             Step(step),
-            Phase(phase),
+            SumPhase(phase),
             closed={one: dict(messages) for one, messages in self.closed.items()},
             running=half.from_bytes(plan, layout, self.running) if self.running else None,
             reason=reason,
             subject=SUBJECT,
         )
 
-    def _write_head(self, state: RoundState, phase: Phase) -> None:
+    def _write_head(self, state: RoundState, phase: SumPhase) -> None:
         plan = state.plan.to_wire().SerializeToString().hex()
         self.head = json.dumps([plan, state.step.value, phase.value, state.reason]).encode()
 

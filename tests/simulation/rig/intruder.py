@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.rounds.server_round import Arrived, Phase, RoundState
+from coterie.rounds.server_round import Arrived, RoundState, SumPhase
 from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.protocol import Step
 from coterie.wire.v1 import rounds_pb2 as wire
@@ -39,7 +39,7 @@ def intrusion(
     fault: Fault, state: RoundState, last: Submission, old: Submission | None, layout: Layout, now: float
 ) -> Arrived | None:
     """Forge a message that must be refused from one that has just arrived; None where the fault does not apply."""
-    is_open = state.phase is Phase.COLLECT
+    is_open = state.phase is SumPhase.COLLECT
     held = state.arrived if is_open and state.step is last.step else state.closed.get(last.step, {})
     free = list(state.asked) if is_open else []
     arrived = Arrived(last.member, last.step, last.message, now)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.rounds.server_round import Phase, RoundState
+from coterie.rounds.server_round import RoundState, SumPhase
 from coterie.secure_sum.codes import codes_of
 from coterie.secure_sum.contribution import Layout
 from coterie.secure_sum.plan import SumPlan
@@ -112,7 +112,7 @@ class Watch:
             notes = dict(state.closed[Step.SUBMIT])
             if self._submitters.setdefault(number, notes) != notes:
                 raise Violation(f"the submitters of round {number} changed after they were final")
-        if state.phase is Phase.ABANDONED:
+        if state.phase is SumPhase.ABANDONED:
             if not state.reason:
                 raise Violation(f"round {number} was abandoned without a reason")
             if number in self.applied:
@@ -128,7 +128,7 @@ class Watch:
         """Check that the running sum is the sum of the contributions that its notes name, each once."""
         if state.running is None:
             return
-        is_open = state.step is Step.SUBMIT and state.phase is Phase.COLLECT
+        is_open = state.step is Step.SUBMIT and state.phase is SumPhase.COLLECT
         if not is_open and Step.SUBMIT not in state.closed:
             return
         notes = state.arrived if is_open else state.closed[Step.SUBMIT]

@@ -19,7 +19,7 @@ from coterie.rounds import server_round as cos
 from coterie.rounds.holder_round import HolderRound
 from coterie.rounds.member_round import MemberRound
 from coterie.rounds.pace import pause_s
-from coterie.rounds.server_round import Phase, RoundState
+from coterie.rounds.server_round import RoundState, SumPhase
 from coterie.secure_sum.contribution import ImpossibleSumError, Layout
 from coterie.secure_sum.plan import Member, SumPlan
 from coterie.secure_sum.protocol import Failed, MemberHalf, ServerHalf, Step
@@ -243,7 +243,7 @@ class _Server:
                 return
             if number == self._state.plan.round:
                 numbers = frozenset(self._state.plan.numbers_of(member))
-                self._do(cos.Declined(numbers, self._world.clock.now))
+                self._do(cos.MembersDeclined(numbers, self._world.clock.now))
             self._world.link("cos", host, lambda: self._world.hosts[host].excused(number, member))
 
         self._guarded(take)
@@ -291,7 +291,7 @@ class _Server:
             **fields._asdict(),
         )
         begun = RoundState.begin(plan, world.layout, world.server_half, PATIENCE_S, SUBJECT)
-        self._do(cos.Opened(world.clock.now), begun)
+        self._do(cos.RoundOpened(world.clock.now), begun)
 
     def _do(self, event: cos.Event, state: RoundState | None = None) -> None:
         world = self._world
@@ -307,7 +307,7 @@ class _Server:
             world.crash_point("cos")
         # Only from here on is the new state visible.
         self._state = after
-        if after.phase is Phase.COLLECT and after.deadline > self._ticks_at:
+        if after.phase is SumPhase.COLLECT and after.deadline > self._ticks_at:
             self._ticks_at = after.deadline
             self._later(after.deadline - world.clock.now, lambda: self._tick(after.deadline))
         for host in tuple(self._parked):
@@ -333,7 +333,7 @@ class _Server:
                 codes = codes_in(total, world.layout.size)
                 self._later(_WORK_S, lambda: self._apply(codes, users))
             case cos.End():
-                row = self._abandoned_in_a_row + 1 if state.phase is Phase.ABANDONED else 0
+                row = self._abandoned_in_a_row + 1 if state.phase is SumPhase.ABANDONED else 0
                 self._abandoned_in_a_row = row
                 self._later(_WORK_S + pause_s(row, PATIENCE_S), self._next)
 
@@ -355,21 +355,21 @@ class _Server:
         try:
             world.layout.decode(total, users)
         except ImpossibleSumError as impossible:
-            self._do(cos.Applied(str(impossible)))
+            self._do(cos.SumApplied(str(impossible)))
             return
         world.crash_point("cos")
         self._disk.apply(state)
         world.watch.applies(state, total, self._disk.version)
-        self._do(cos.Applied())
+        self._do(cos.SumApplied())
 
     def _presence(self, host: str) -> None:
         if self._state is not None and self._world.faults.at(f"presence {host}") is not None:
             members = frozenset(self._state.plan.by_device[host])
-            self._do(cos.Lost(members, self._world.clock.now))
+            self._do(cos.MembersLost(members, self._world.clock.now))
 
     def _wake(self, host: str) -> None:
         state = self._state
-        if state is None or state.phase is not Phase.COLLECT or host not in self._parked:
+        if state is None or state.phase is not SumPhase.COLLECT or host not in self._parked:
             return
         asked = [member for member in state.asked if state.plan.device_of(member) == host]
         cursor = (self._boot, state.plan.round, state.step, tuple(asked))

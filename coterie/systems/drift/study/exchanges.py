@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from coterie.privacy.transcript import Entry, read_transcript
+from coterie.privacy.transcript import TranscriptEntry, read_transcript
 from coterie.wire.refusal import Refusal
 from coterie.wire.tensor import from_wire
 from coterie.wire.v1.common_pb2 import Tensor
@@ -26,7 +26,7 @@ from coterie.wire.v1.orchestrator_pb2 import ExchangeRequest, ExchangeResponse
 __all__ = ["Exchange", "SeenGradient", "read_exchanges"]
 
 Ids = npt.NDArray[np.uint32]
-Rows = npt.NDArray[np.float32]
+FactorRows = npt.NDArray[np.float32]
 
 _KEPT_ANSWERS = 4
 """Answers kept for each owner: after a retry or a restart an owner may use one before the last."""
@@ -52,9 +52,9 @@ class SeenGradient:
 
     users: Ids
     items: Ids
-    user_rows: Rows
-    item_rows: Rows
-    item_gradient: Rows
+    user_rows: FactorRows
+    item_rows: FactorRows
+    item_gradient: FactorRows
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class Exchange:
 class _Answer:
     users: Ids
     items: Ids
-    user_rows: Rows
-    item_rows: Rows
+    user_rows: FactorRows
+    item_rows: FactorRows
 
 
 def read_exchanges(paths: Iterable[Path | str], run_id: str) -> Iterator[Exchange]:
@@ -134,7 +134,7 @@ class _Reading:
         self._requests: set[bytes] = set()
         self._gradients: set[tuple[int, int, int, int]] = set()
 
-    def asked(self, entry: Entry, request: ExchangeRequest) -> Exchange | None:
+    def asked(self, entry: TranscriptEntry, request: ExchangeRequest) -> Exchange | None:
         # A repeated request is answered again: the last answer counts.
         self._waiting[entry.peer].append(request)
         digest = hashlib.sha256(entry.payload).digest()

@@ -10,14 +10,14 @@ import numpy as np
 
 from coterie.config.run import RunSettings
 from coterie.data import Dataset
-from coterie.evaluation.selection import Trained, best_of
+from coterie.evaluation.selection import SelectedModel, best_of
 from coterie.launch import experiment
 from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed
-from coterie.studies.tables.blocks import Entry, beside
 from coterie.studies.tables.cell import Cell
+from coterie.studies.tables.paper_table import PaperTable, PrintedTable, Results
+from coterie.studies.tables.printed_tables import PaperLine, beside
 from coterie.studies.tables.row import Choices, Options, Row, with_options
-from coterie.studies.tables.table import Block, Results, Table
 from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.drift.study.references import references
 
@@ -38,7 +38,7 @@ _RATES = {"drift.rate": Choices((0.1, 0.2, 0.5))}
 """Step sizes tried for both systems."""
 
 
-def _drift(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trained:
+def _drift(settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:
     """Train over the network: real services, as ``coterie run`` starts them."""
     one = with_options(settings, options).model_copy(
         update={"seeds": (seed,), "reference": False, "federation": experiment.unrecorded(settings)}
@@ -50,14 +50,14 @@ def _drift(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Tr
     )
 
 
-def _saros(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trained:
+def _saros(settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:
     return _trained(_reference("saros", with_options(settings, options), feed, seed).history, {})
 
 
 def _trivial(name: str) -> Any:
-    def engine(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trained:
+    def engine(settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:
         metrics = _reference(name, settings, feed, seed).metrics
-        return Trained([{"step": 0, "metrics": metrics}], 0, metrics)
+        return SelectedModel([{"step": 0, "metrics": metrics}], 0, metrics)
 
     return engine
 
@@ -67,7 +67,7 @@ def _reference(name: str, settings: RunSettings, feed: Feed, seed: int) -> Refer
     return references(feed, settings.table(DriftSettings), seed, only=(name,))[name]
 
 
-def _trained(history: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> Trained:
+def _trained(history: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> SelectedModel:
     # The last evaluation in an epoch, at its end, counts.
     by_epoch = {entry["epoch"]: entry for entry in history}
     ends = [
@@ -75,10 +75,10 @@ def _trained(history: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> 
         for epoch, entry in by_epoch.items()
     ]
     best = best_of(ends, CHOOSE_BY)
-    return Trained(ends, best, ends[best]["metrics"], facts=facts)
+    return SelectedModel(ends, best, ends[best]["metrics"], facts=facts)
 
 
-def after_first_epoch(results: Results) -> Block | None:
+def after_first_epoch(results: Results) -> PrintedTable | None:
     """Compare DRIFT and SAROS after the first epoch, at every rate, as means over the seeds."""
     if not {"drift", "saros"} <= set(results.tried):
         return None
@@ -94,7 +94,7 @@ def after_first_epoch(results: Results) -> Block | None:
             line.append(f"{drift:.4f} / {saros:.4f}{'' if drift > saros else ' (below)'}")
         lines.append(tuple(line))
     title = f"After epoch 1 on {results.dataset}: DRIFT / SAROS, means of {len(results.seeds)} seeds"
-    return Block(title, ("rate", *SHOWN.values()), tuple(lines))
+    return PrintedTable(title, ("rate", *SHOWN.values()), tuple(lines))
 
 
 def _at(cells: Sequence[Cell], rate: float) -> list[Cell]:
@@ -123,7 +123,7 @@ AS_PUBLISHED: dict[str, Any] = {
 }
 """One data owner for each genre, as in the paper; the same as ``examples/drift-genres.toml``."""
 
-DRIFT = Table(
+DRIFT = PaperTable(
     name="drift",
     title="DRIFT beside SAROS",
     paper="DRIFT (2022), figure 6.2: MAP and NDCG above SAROS after the first epoch, equal at convergence",
@@ -134,7 +134,7 @@ DRIFT = Table(
         after_first_epoch,
         beside(
             f"At the rate and epoch chosen by {CHOOSE_BY}",
-            {"": tuple(Entry(row.name, row.label) for row in _rows())},
+            {"": tuple(PaperLine(row.name, row.label) for row in _rows())},
             {},
             SHOWN,
             digits=4,

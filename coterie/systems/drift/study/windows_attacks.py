@@ -23,10 +23,10 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from coterie.privacy.attacks.cluster import cluster
-from coterie.privacy.attacks.rounds import RoundView
+from coterie.privacy.attacks.rounds_view import RoundView
 from coterie.privacy.attacks.scoring import Truth, mean_auc, with_popularity
 from coterie.privacy.payloads import Assembly
-from coterie.privacy.transcript import Entry, decode, message_class, read_transcript
+from coterie.privacy.transcript import TranscriptEntry, decode, message_class, read_transcript
 from coterie.secure_sum.contribution import Layout, Segment
 from coterie.wire.refusal import Refusal
 from coterie.wire.tensor import from_wire
@@ -38,7 +38,7 @@ __all__ = ["DirectionsReport", "TouchedReport", "Window", "WindowReport", "read_
 _MOST_CLUSTERED = 200
 """Windows in which directions are looked for: the work grows with the square of the items."""
 
-Rows = npt.NDArray[np.float32]
+FactorRows = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class Window:
 
     number: int
     owner: int
-    gradient: Rows
+    gradient: FactorRows
     step: float
 
     @property
@@ -136,7 +136,7 @@ def report(transcripts: Iterable[Path | str], truth: Truth, plan: RunPlan) -> Wi
     consumed, popularity = truth.consumed(), truth.popularity()
     popularity_auc, users = mean_auc(popularity, consumed)
 
-    def aucs(scores: Rows) -> tuple[float | None, float | None]:
+    def aucs(scores: FactorRows) -> tuple[float | None, float | None]:
         return (
             mean_auc(scores.astype(np.float64), consumed)[0],
             mean_auc(with_popularity(scores, popularity), consumed)[0],
@@ -201,7 +201,7 @@ class _Vectors:
         self._assembly = Assembly()
         self._seen: set[tuple[int, int]] = set()
 
-    def take(self, entry: Entry) -> Window | None:
+    def take(self, entry: TranscriptEntry) -> Window | None:
         message = decode(entry)
         if not isinstance(message, SubmitRequest) or not message.HasField("chunk"):
             return None
@@ -236,9 +236,9 @@ class _Versions:
         bound, bits = _settings(plan)
         self._step = Segment("gradient", (1,), bound, bits).step
         self._assembly = Assembly()
-        self._last: tuple[int, Rows] | None = None
+        self._last: tuple[int, FactorRows] | None = None
 
-    def take(self, entry: Entry) -> Window | None:
+    def take(self, entry: TranscriptEntry) -> Window | None:
         message = decode(entry)
         if not isinstance(message, FetchResponse) or not message.HasField("chunk"):
             return None

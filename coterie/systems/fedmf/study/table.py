@@ -15,13 +15,13 @@ import numpy as np
 from coterie.config.run import RunSettings
 from coterie.crypto.beacon import BEACON_BYTES
 from coterie.data import Dataset
-from coterie.evaluation.selection import Trained, best_of
+from coterie.evaluation.selection import SelectedModel, best_of
 from coterie.rounds import policy
 from coterie.studies.in_process import train_in_process
 from coterie.studies.run_data import Feed
-from coterie.studies.tables.blocks import ABSENT, shown
+from coterie.studies.tables.paper_table import MakePrintedTable, PaperTable, PrintedTable, Results
+from coterie.studies.tables.printed_tables import ABSENT, shown
 from coterie.studies.tables.row import Options, Row, with_options
-from coterie.studies.tables.table import Block, Results, Section, Table
 from coterie.systems.fedmf.settings import CHOOSE_BY, FedMfSettings
 from coterie.systems.fedmf.study.references import central_history, fedmf_means
 
@@ -71,7 +71,7 @@ def _cohorts(share: float, rounds: int, users: int) -> Options:
     }
 
 
-def _federated(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trained:
+def _federated(settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:
     given = dict(options)
     share, rounds = given.pop("participation"), given.pop("rounds")
     users = len(np.unique(feed.dataset.user))
@@ -82,7 +82,7 @@ def _federated(settings: RunSettings, options: Options, feed: Feed, seed: int) -
     return _trained(history, run.rounds.choose_by, facts)
 
 
-def _central(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trained:
+def _central(settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:
     given = dict(options)
     rounds = given.pop("rounds")
     run = with_options(settings, {**given, **_cohorts(1, rounds, 1)})
@@ -91,15 +91,15 @@ def _central(settings: RunSettings, options: Options, feed: Feed, seed: int) -> 
 
 def _trained(
     measured: Sequence[tuple[int, Mapping[str, float]]], choose_by: str, facts: Mapping[str, Any]
-) -> Trained:
+) -> SelectedModel:
     history = [{"step": step, "metrics": dict(metrics)} for step, metrics in measured]
     best = best_of(history, choose_by)
     metrics = history[best]["metrics"]
-    return Trained(history, best, metrics if isinstance(metrics, dict) else {}, facts=facts)
+    return SelectedModel(history, best, metrics if isinstance(metrics, dict) else {}, facts=facts)
 
 
 def _means(name: str) -> Any:
-    def engine(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trained:
+    def engine(settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:
         return _trained([(0, fedmf_means(feed)[name])], CHOOSE_BY, {})
 
     return engine
@@ -162,11 +162,11 @@ def _beside(begin: str) -> list[tuple[str, str]]:
     return [(_central_name(begin), "all ratings in one place"), *_MEANS.items()]
 
 
-def _ends(title: str, begin: str, named: Mapping[str, str], notes: tuple[str, ...]) -> Section:
+def _ends(title: str, begin: str, named: Mapping[str, str], notes: tuple[str, ...]) -> MakePrintedTable:
     """Return a section of the figures after the last round, for the named rows and the baselines."""
     lines = [*named.items(), *_beside(begin)]
 
-    def section(results: Results) -> Block | None:
+    def section(results: Results) -> PrintedTable | None:
         rows = [(row, label) for row, label in lines if row in results.cells]
         if not any(row in results.cells for row in named):
             return None
@@ -178,7 +178,7 @@ def _ends(title: str, begin: str, named: Mapping[str, str], notes: tuple[str, ..
             "test RMSE, version that counts",
             "its round",
         )
-        return Block(
+        return PrintedTable(
             f"{title}, {STEPS[begin][0]}, after {ROUNDS} rounds, {results.dataset}, {_seeds(results)}",
             columns,
             tuple(_line(row, label, results) for row, label in rows),
@@ -202,7 +202,7 @@ def _line(row: str, label: str, results: Results) -> tuple[str, ...]:
     )
 
 
-def _sums(results: Results) -> Block | None:
+def _sums(results: Results) -> PrintedTable | None:
     """Compare secure sums to seven digits, to show that only rounding tells them apart."""
     named = {f"sum-{one}": f"sum {one}" for one in _SUMS} | {
         "sum-none": "all ratings in one place, nothing rounded"
@@ -215,7 +215,7 @@ def _sums(results: Results) -> Block | None:
         ends = [cell.record["history"][-1]["metrics"] for cell in results.cells[row]]
         values = [float(np.mean([one[name] for one in ends])) for name in (_TRAIN, _RMSE)]
         lines.append((label, *(f"{value:.7f}" for value in values), shown(results.values(row, _RMSE))))
-    return Block(
+    return PrintedTable(
         f"Sums, {STEPS['fedmf'][0]}, after {_SUM_ROUNDS} rounds, {results.dataset}, {_seeds(results)}",
         ("", "training RMSE", "test RMSE", "test RMSE, rounded"),
         tuple(lines),
@@ -238,8 +238,8 @@ _COUNTED = (
 _LOCAL = "The survey shows curves only. It claims that with more local epochs test and training errors part, and grow."
 
 
-def _sections() -> tuple[Section, ...]:
-    sections: list[Section] = []
+def _sections() -> tuple[MakePrintedTable, ...]:
+    sections: list[MakePrintedTable] = []
     for begin in STEPS:
         shares = {
             _participation(begin, share): f"{round(100 * share)}% of the users"
@@ -257,7 +257,7 @@ def _prepare(settings: RunSettings, dataset: Dataset) -> RunSettings:
     return settings
 
 
-FEDMF = Table(
+FEDMF = PaperTable(
     name="fedmf",
     title="FedMF: participation and local epochs",
     paper="a survey of federated recommender systems, chapter 7.1: curves on MovieLens latest-small, no figures",

@@ -31,12 +31,12 @@ from coterie.evaluation.metric_variants import (
     measure_readings,
     readings,
 )
-from coterie.evaluation.selection import Trained
+from coterie.evaluation.selection import SelectedModel
 from coterie.studies.in_process import InProcess, train_in_process
 from coterie.studies.run_data import Feed
-from coterie.studies.tables.blocks import ABSENT, shown
+from coterie.studies.tables.paper_table import MakePrintedTable, PaperTable, PrintedTable, Results
+from coterie.studies.tables.printed_tables import ABSENT, shown
 from coterie.studies.tables.row import Engine, Options, Row, configured
-from coterie.studies.tables.table import Block, Results, Section, Table
 from coterie.systems.fedmvmf.host import FedMvmfHost
 from coterie.systems.fedmvmf.server import FedMvmfServer
 from coterie.systems.fedmvmf.study.table import PAPER, PRIVMVMF, SCENARIOS, trained_of
@@ -121,7 +121,7 @@ def predicted_by(made: InProcess, feed: Feed, hosts: int, seed: int) -> ScoreAll
     return lambda users: scores(found, rows[users])
 
 
-def _federated(settings: RunSettings, feed: Feed, seed: int) -> Trained:
+def _federated(settings: RunSettings, feed: Feed, seed: int) -> SelectedModel:
     made = train_in_process(settings, feed, run_id="table", seed=seed, see=lambda _: None)
     trained = trained_of(settings, made.known)
     score_all = predicted_by(made, feed, settings.federation.hosts, seed)
@@ -132,12 +132,12 @@ def _federated(settings: RunSettings, feed: Feed, seed: int) -> Trained:
 def _of_items(score: Callable[[Feed], NDArray[np.float32]], *, predicts: bool) -> Engine:
     """Return the engine of a row that scores items the same for every user."""
 
-    def engine(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trained:
+    def engine(settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:
         table = np.broadcast_to(score(feed), (len(feed.dataset.users), len(feed.dataset.items)))
         metrics = measure_readings(feed.rated(), table.__getitem__, seed=seed, predicts=predicts)
         # Under the paper's reading, which is the headline; the history needs no other.
         headline = {} if not metrics else {_NDCG: metrics["ndcg/rated/printed/10"]}
-        return Trained([{"step": 0, "metrics": headline}], 0, {**headline, **metrics})
+        return SelectedModel([{"step": 0, "metrics": headline}], 0, {**headline, **metrics})
 
     return engine
 
@@ -223,7 +223,7 @@ def _block(
     lines: Iterable[tuple[Reading, str]],
     notes: tuple[str, ...],
     scenario: str = "",
-) -> Block:
+) -> PrintedTable:
     """Return a block with a line for each reading, below a line of the paper's figures."""
     found = [
         (
@@ -237,11 +237,11 @@ def _block(
         ours = [shown(results.values(_named(row, scenario), name)) for row in _RANKERS for name in names]
         found.append((label, *ours, _mark(off_by(results, reading, scenario))))
     columns = ("reading", *_columns("P@10", "R@10", "NDCG"), "off by")
-    return Block(_title(title, results, SCENARIOS[scenario][0]), columns, tuple(found), notes)
+    return PrintedTable(_title(title, results, SCENARIOS[scenario][0]), columns, tuple(found), notes)
 
 
-def _nearest(scenario: str) -> Section:
-    def section(results: Results) -> Block | None:
+def _nearest(scenario: str) -> MakePrintedTable:
+    def section(results: Results) -> PrintedTable | None:
         near = _near(results, scenario)
         if not near:
             return None
@@ -272,8 +272,8 @@ def _known(results: Results) -> bool:
     return any(row in results.cells for row in _RANKERS)
 
 
-def _relevant(relevant: str) -> Section:
-    def section(results: Results) -> Block | None:
+def _relevant(relevant: str) -> MakePrintedTable:
+    def section(results: Results) -> PrintedTable | None:
         if not _known(results):
             return None
         lines = [
@@ -285,7 +285,7 @@ def _relevant(relevant: str) -> Section:
     return section
 
 
-def _graded(results: Results) -> Block | None:
+def _graded(results: Results) -> PrintedTable | None:
     if not _known(results):
         return None
     paper = ("the paper's PrivMVMF", f"{PAPER[''][_NDCG]:.3f}", *(ABSENT,) * len(_RANKERS))
@@ -303,10 +303,12 @@ def _graded(results: Results) -> Block | None:
         )
     gains = (f"{name}: {sentence}." for name, sentence in GAINS.items())
     notes = ("A reading's name: candidates, gain, rank at which the sums stop.", *gains)
-    return Block(_title("NDCG", results), ("reading", *_columns("NDCG"), "off by"), tuple(lines), notes)
+    return PrintedTable(
+        _title("NDCG", results), ("reading", *_columns("NDCG"), "off by"), tuple(lines), notes
+    )
 
 
-def _together(results: Results) -> Block | None:
+def _together(results: Results) -> PrintedTable | None:
     """Return a block of the readings nearest to the paper in both scenarios, by the larger `off_by` of the two."""
     known, new = ({one: off for off, one in _near(results, scenario)} for scenario in ("", NEW_USERS))
     both = sorted((max(known[one], new[one]), one.name, one) for one in known if one in new)
@@ -329,14 +331,14 @@ def _together(results: Results) -> Block | None:
         "off by",
     )
     title = _title("Readings nearest to the paper's P and R", results, "existing and new users")
-    return Block(title, columns, tuple(lines), notes)
+    return PrintedTable(title, columns, tuple(lines), notes)
 
 
 def _prepare(settings: RunSettings, dataset: Dataset) -> RunSettings:
     return settings
 
 
-PRIVMVMF_READINGS = Table(
+PRIVMVMF_READINGS = PaperTable(
     name="privmvmf-readings",
     title="Readings of PrivMVMF's precision and recall",
     paper="PrivMVMF (Mai and Pang), table 4: means of 5 runs on MovieLens 1M",

@@ -11,12 +11,12 @@ from typing import Any
 
 from coterie.config.run import RunSettings
 from coterie.data import Dataset
-from coterie.evaluation.selection import Trained, best_of
+from coterie.evaluation.selection import SelectedModel, best_of
 from coterie.studies.in_process import train_in_process
 from coterie.studies.run_data import Feed
-from coterie.studies.tables.blocks import Entry, beside
+from coterie.studies.tables.paper_table import MakePrintedTable, PaperTable
+from coterie.studies.tables.printed_tables import PaperLine, beside
 from coterie.studies.tables.row import Options, Row, configured, with_options
-from coterie.studies.tables.table import Section, Table
 from coterie.systems.fedmvmf.settings import PRESETS
 from coterie.systems.fedmvmf.study.references import references
 from coterie.systems.shared.rated_measures import CHOOSE_BY
@@ -80,12 +80,12 @@ _VARIANTS: Mapping[str, tuple[str, Options]] = {
 """Label and options of each variant of the weights, by the part of its rows' names."""
 
 
-def _federated(settings: RunSettings, feed: Feed, seed: int) -> Trained:
+def _federated(settings: RunSettings, feed: Feed, seed: int) -> SelectedModel:
     made = train_in_process(settings, feed, run_id="table", seed=seed, see=lambda _: None)
     return trained_of(settings, made.known)
 
 
-def trained_of(settings: RunSettings, known: Mapping[str, Any]) -> Trained:
+def trained_of(settings: RunSettings, known: Mapping[str, Any]) -> SelectedModel:
     """Return the result of a row from a run that was trained in this process.
 
     Parameters
@@ -99,13 +99,13 @@ def trained_of(settings: RunSettings, known: Mapping[str, Any]) -> Trained:
     best = best_of(history, CHOOSE_BY)
     chosen = known["chosen"]
     facts: dict[str, Any] = {"secure_sum": settings.secure_sum, "abandoned": known["abandoned"]}
-    return Trained(history, best, chosen["metrics"], users=chosen["users"], facts=facts)
+    return SelectedModel(history, best, chosen["metrics"], users=chosen["users"], facts=facts)
 
 
 def _known(name: str) -> Any:
-    def engine(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trained:
+    def engine(settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:
         metrics = references(with_options(settings, options), feed, seed)[name].metrics
-        return Trained([{"step": 0, "metrics": metrics}], 0, metrics)
+        return SelectedModel([{"step": 0, "metrics": metrics}], 0, metrics)
 
     return engine
 
@@ -135,14 +135,14 @@ def _rows() -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _section(scenario: str) -> Section:
+def _section(scenario: str) -> MakePrintedTable:
     title, _ = SCENARIOS[scenario]
     lines = []
     for row in _rows():
         ends = next((one for one in SCENARIOS if one and row.name.endswith(one)), "")
         if ends == scenario:
             paper = PAPER[scenario] if row.name.startswith("fedmvmf-paper") else {}
-            lines.append(Entry(row.name, row.label.removesuffix(f", {title}"), paper, variant=True))
+            lines.append(PaperLine(row.name, row.label.removesuffix(f", {title}"), paper, variant=True))
     return beside(
         f"Table 4: {title}",
         {"": tuple(lines)},
@@ -160,7 +160,7 @@ def _prepare(settings: RunSettings, dataset: Dataset) -> RunSettings:
     return settings
 
 
-PRIVMVMF = Table(
+PRIVMVMF = PaperTable(
     name="privmvmf",
     title="FedMVMF and PrivMVMF",
     paper="PrivMVMF (Mai and Pang), table 4: means of 5 runs on MovieLens 1M",

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.privacy.attacks import cluster, differencing, disaggregate, inversion
-from coterie.privacy.attacks.rounds import RoundView, view_of_sum
+from coterie.privacy.attacks.rounds_view import RoundView, view_of_sum
 from coterie.rounds.training import Purpose
 from coterie.studies.replay import Received, Replay
 from coterie.studies.study import Recorded

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from coterie.config.run import RunSettings
-from coterie.evaluation.selection import Trained
+from coterie.evaluation.selection import SelectedModel
 from coterie.studies.run_data import Feed
 from coterie.studies.tables.row import Choices, LogUniform, Options, Row, Space
 from coterie.systems.fedncf.central import CentralSettings
@@ -54,7 +54,7 @@ def central_row(model: str, label: str) -> Row:
     )
 
 
-def _train(settings: RunSettings, options: Options, feed: Feed, seed: int) -> Trained:
+def _train(settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:
     given: dict[str, Any] = dict(options)
     epochs, architecture = given.pop("epochs"), Architecture(given.pop("model"))
     return train_central(feed, CentralSettings(architecture, **given), epochs, seed)

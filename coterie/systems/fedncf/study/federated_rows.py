@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from coterie.config.run import RunSettings
 from coterie.evaluation.holdout import headline
-from coterie.evaluation.selection import Trained
+from coterie.evaluation.selection import SelectedModel
 from coterie.rounds.sides import HostSide
 from coterie.rounds.training import Training
 from coterie.studies.in_process import InProcess, train_in_process
@@ -118,7 +118,7 @@ def printed_row(name: str, model: str, label: str, more: Options | None = None) 
     return Row(name, label, configured(train_run), options=options, note="the paper's settings")
 
 
-def train_run(settings: RunSettings, feed: Feed, seed: int) -> Trained:
+def train_run(settings: RunSettings, feed: Feed, seed: int) -> SelectedModel:
     """Train a run in this process and keep the users' figures at the version that counts.
 
     Parameters
@@ -145,7 +145,7 @@ def train_run(settings: RunSettings, feed: Feed, seed: int) -> Trained:
     chosen = run.known["chosen"]
     versions = [entry["version"] for entry in run.known["history"]]
     values = per_user[chosen["version"]]
-    return Trained(
+    return SelectedModel(
         history=history,
         best=versions.index(chosen["version"]),
         metrics=chosen["metrics"] if values is None else headline(values),

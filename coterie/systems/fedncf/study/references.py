@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from coterie.config.run import RunSettings
 from coterie.evaluation.baselines import als, from_factors, from_table, popularity, random_scores
 from coterie.evaluation.leave_one_out import CHOOSE_BY, ScoreAll, ScoreCandidates
-from coterie.evaluation.selection import Selection, Trained, measured_once
+from coterie.evaluation.selection import SelectedModel, Selection, measured_once
 from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed
 from coterie.systems.fedncf.central import CentralModel, CentralSettings, train
@@ -62,7 +62,7 @@ def _central(feed: Feed, settings: FedNcfSettings, epochs: int, seed: int) -> Re
     )
 
 
-def train_central(feed: Feed, settings: CentralSettings, epochs: int, seed: int) -> Trained:
+def train_central(feed: Feed, settings: CentralSettings, epochs: int, seed: int) -> SelectedModel:
     """Train a model of NCF with all data in one place, evaluating it after each epoch.
 
     Parameters

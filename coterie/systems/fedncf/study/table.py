@@ -14,10 +14,10 @@ from coterie.data import Dataset
 from coterie.evaluation.leave_one_out import CHOOSE_BY, HEADLINE, as_if_own_kept
 from coterie.studies.run_data import read_published
 from coterie.studies.tables.beside import ALS, POPULARITY, RANDOM
-from coterie.studies.tables.blocks import Entry, beside, curves, differences
 from coterie.studies.tables.cell import Also
+from coterie.studies.tables.paper_table import MakePrintedTable, PaperTable
+from coterie.studies.tables.printed_tables import PaperLine, beside, curves, differences
 from coterie.studies.tables.row import Row
-from coterie.studies.tables.table import Section, Table
 from coterie.systems.fedncf.settings import published
 from coterie.systems.fedncf.study.central_rows import central_row
 from coterie.systems.fedncf.study.federated_rows import PRINTED, exact_row, federated_row, printed_row
@@ -103,9 +103,9 @@ def random_order(model: str) -> str:
 
 # --- what the paper prints -------------------------------------------------------------------------------------
 
-Pair = tuple[float, float]
+PrintedPair = tuple[float, float]
 
-_TABLE_5: Mapping[str, Mapping[str, tuple[Pair, Pair]]] = {
+_TABLE_5: Mapping[str, Mapping[str, tuple[PrintedPair, PrintedPair]]] = {
     "ml-100k": {
         "gmf": ((0.59, 0.33), (0.68, 0.42)),
         "mlp": ((0.43, 0.23), (0.61, 0.35)),
@@ -139,7 +139,7 @@ _TABLE_4: Mapping[str, tuple[float, float, float]] = {
 _NDCG = "ndcg@10"
 
 
-def _table_5() -> Section:
+def _table_5() -> MakePrintedTable:
     entries = {}
     for dataset, models in (*_TABLE_5.items(), ("", None)):
         lines = []
@@ -147,14 +147,14 @@ def _table_5() -> Section:
             fed, whole = models[model] if models is not None else (None, None)
             best = {"best_on_test": True, "variant": True}
             lines += [
-                Entry(federated(model), f"Fed{label}", _figures(fed)),
-                Entry(printed(model), f"Fed{label} as printed", _figures(fed), variant=True),
-                Entry(printed(model), "  best round on test", _figures(fed), **best),
-                Entry(exact_touch(model), f"Fed{label}, touches counted", variant=True),
-                Entry(central(model), f"{label} centralised", _figures(whole)),
-                Entry(central(model), "  best epoch on test", _figures(whole), **best),
+                PaperLine(federated(model), f"Fed{label}", _figures(fed)),
+                PaperLine(printed(model), f"Fed{label} as printed", _figures(fed), variant=True),
+                PaperLine(printed(model), "  best round on test", _figures(fed), **best),
+                PaperLine(exact_touch(model), f"Fed{label}, touches counted", variant=True),
+                PaperLine(central(model), f"{label} centralised", _figures(whole)),
+                PaperLine(central(model), "  best epoch on test", _figures(whole), **best),
             ]
-        lines += [Entry(row.name, row.label, variant=True) for row in (ALS, POPULARITY, RANDOM)]
+        lines += [PaperLine(row.name, row.label, variant=True) for row in (ALS, POPULARITY, RANDOM)]
         entries[dataset] = tuple(lines)
     return beside(
         "Table 5: federated and centralised",
@@ -174,23 +174,23 @@ def _table_5() -> Section:
     )
 
 
-def _figures(pair: Pair | None) -> dict[str, float]:
+def _figures(pair: PrintedPair | None) -> dict[str, float]:
     return {} if pair is None else {HEADLINE: pair[0], _NDCG: pair[1]}
 
 
-def _table_3() -> Section:
+def _table_3() -> MakePrintedTable:
     lines = tuple(
-        Entry(with_cohort(model, count), f"Fed{MODELS[model]}, {count} participants", {HEADLINE: value})
+        PaperLine(with_cohort(model, count), f"Fed{MODELS[model]}, {count} participants", {HEADLINE: value})
         for count, values in _TABLE_3.items()
         for model, value in zip(MODELS, values, strict=True)
     )
     return beside("Table 3: participants of an aggregation round", {"ml-100k": lines}, {HEADLINE: "HR@10"})
 
 
-def _table_4() -> Section:
+def _table_4() -> MakePrintedTable:
     entries = {
         dataset: tuple(
-            Entry(aggregated(name), label, {HEADLINE: value})
+            PaperLine(aggregated(name), label, {HEADLINE: value})
             for (name, label), value in zip(AGGREGATIONS.items(), values, strict=True)
         )
         for dataset, values in _TABLE_4.items()
@@ -198,7 +198,7 @@ def _table_4() -> Section:
     return beside("Table 4: aggregation, FedGMF", entries, {HEADLINE: "HR@10"})
 
 
-def _figure_5() -> Section:
+def _figure_5() -> MakePrintedTable:
     rows = {
         local_epochs(model, count): f"Fed{label}, {_epochs_label(count)}"
         for model, label in MODELS.items()
@@ -207,7 +207,7 @@ def _figure_5() -> Section:
     return curves("Figure 5: local epochs", rows, HEADLINE, (5, 10, 25, 50, 100, 200, 400))
 
 
-def _figure_6() -> Section:
+def _figure_6() -> MakePrintedTable:
     rows = {random_order(model): f"Fed{label}" for model, label in MODELS.items()}
     notes = (
         "The paper: within 2% of table 5 over 5 selection orders; ours: one order for each seed.",
@@ -294,7 +294,7 @@ _COMPARED = (
     *((federated(model), exact_touch(model)) for model in MODELS),
 )
 
-FEDNCF = Table(
+FEDNCF = PaperTable(
     name="fedncf",
     title="FedNCF beside centralised NCF",
     paper=_PAPER,

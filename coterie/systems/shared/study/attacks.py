@@ -23,7 +23,7 @@ from coterie.privacy.attacks import differencing, disaggregate, intersect, profi
 from coterie.privacy.attacks.reconstruction import Marginals, Reconstruction, Seen, reconstruct, seen_in_sum
 from coterie.privacy.attacks.reconstruction_accuracy import Held
 from coterie.privacy.attacks.reconstruction_accuracy import report as accuracy
-from coterie.privacy.attacks.rounds import RoundView, view_of_sum
+from coterie.privacy.attacks.rounds_view import RoundView, view_of_sum
 from coterie.privacy.attacks.scoring import Truth, mean_auc
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import ImpossibleSumError

@@ -24,7 +24,7 @@ from coterie.secure_sum.protocol import Declined, Step
 from coterie.store import client as store
 from coterie.systems.drift.mathematics import score
 from coterie.systems.drift.settings import MIN_MASKED, DriftSettings
-from coterie.systems.drift.shielded_run import LOSSES, Purpose, add_measured, evaluation_layout
+from coterie.systems.drift.shielded_run import LOSSES, ShieldedPurpose, add_measured, evaluation_layout
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
 from coterie_client.drift.visits import Visits
@@ -226,7 +226,7 @@ class _Evaluation:
             When the plan is not an evaluation of this run, or is outside the consent of the host's users.
         """
         users, rounds, masked = len(self._host.identities), self._plan.rounds, plan.secure_sum == "masked"
-        if plan.purpose != Purpose.EVALUATE.value:
+        if plan.purpose != ShieldedPurpose.EVALUATE.value:
             raise Declined(f"a sum for {plan.purpose!r}; hosts take part in evaluations only")
         if plan.members[member].users != users:
             raise Declined(f"this host is said to have {plan.members[member].users} users; it has {users}")

@@ -85,7 +85,7 @@ class Visits:
         self._revoked: set[int] = set()
         self.rows = np.stack([initial_row(int(key), settings) for key in keys])
         """Users' rows, float32 (users, d); they leave this host only sealed to an owner."""
-        self._last: dict[tuple[int, bytes], store.Visited] = {}
+        self._last: dict[tuple[int, bytes], store.LastVisit] = {}
         with host.engine.connect() as connection:
             for user, row in store.load_vectors(connection).items():
                 self.rows[user - 1] = np.frombuffer(row, "<f4")
@@ -191,8 +191,8 @@ class Visits:
         key = np.random.SeedSequence(int(self._keys[user - 1]), spawn_key=(_ORDER, epoch))
         return [wanted[n] for n in np.random.default_rng(key).permutation(len(wanted))]
 
-    def _of(self, user: int, owner: bytes) -> store.Visited:
-        return self._last.get((user, owner)) or store.Visited(user, owner)
+    def _of(self, user: int, owner: bytes) -> store.LastVisit:
+        return self._last.get((user, owner)) or store.LastVisit(user, owner)
 
     def _queued(self, user: int, owner: bytes) -> NDArray[np.uint32]:
         return self._host.histories.outboxes[owner][user].rows
@@ -282,7 +282,7 @@ class Visits:
         if not len(response.replies) == len(response.durable) == len(leaving):
             raise PeerError(f"{recipient.name} answered another number of visits than were made")
         changed: dict[int, bytes] = {}
-        made: list[store.Visited] = []
+        made: list[store.LastVisit] = []
         sent: list[store.Sent] = []
         for index, (one, reply, durable) in enumerate(
             zip(leaving, response.replies, response.durable, strict=True)
@@ -328,10 +328,10 @@ class Visits:
         self,
         recipient: Recipient,
         one: _Leaving,
-        last: store.Visited,
+        last: store.LastVisit,
         refused: wire.RefusedBatch,
         durable: int,
-        made: list[store.Visited],
+        made: list[store.LastVisit],
     ) -> None:
         match refused.reason:
             case ErrorReason.ERROR_REASON_REVOKED:
@@ -362,7 +362,7 @@ class Visits:
         return found
 
 
-def resumed(owner: str, last: store.Visited, queued: int, expected: int, durable: int) -> store.Visited:
+def resumed(owner: str, last: store.LastVisit, queued: int, expected: int, durable: int) -> store.LastVisit:
     """Return the state from which a user goes on after an owner refused its visit's sequence numbers.
 
     Parameters

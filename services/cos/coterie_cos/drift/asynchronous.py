@@ -20,8 +20,8 @@ from coterie.wire.tensor import from_wire, to_wire
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
-from coterie_cos.drift.model import Frozen, Model
-from coterie_cos.registry import ranges
+from coterie_cos.drift.model import Frozen, PublishedModel
+from coterie_cos.participants import ranges
 from coterie_cos.remembered import Remembered
 from coterie_cos.run import Run, parse
 
@@ -60,7 +60,7 @@ class AsynchronousRun(Run):
         traffic: Callable[[], tuple[int, int]],
     ) -> None:
         super().__init__(request, term, traffic)
-        self.model = Model(self.plan, folder / "models" / self.plan.run_id, term, snapshot_every)
+        self.model = PublishedModel(self.plan, folder / "models" / self.plan.run_id, term, snapshot_every)
         self.state = rounds.RunState(
             epochs=self.plan.epochs,
             expect_owners=request.expect_owners,
@@ -102,7 +102,7 @@ class AsynchronousRun(Run):
 
     async def _after(self, before: rounds.RunState) -> None:
         # A complete pass starts the next epoch, and an evaluation of the present model.
-        while self.state.phase is rounds.Phase.TRAIN and rounds.pass_complete(self.state):
+        while self.state.phase is rounds.PublishedPhase.TRAIN and rounds.pass_complete(self.state):
             self._open_point(self.state.epoch)
             self.state = rounds.next_epoch(self.state)
         after = self.state
@@ -150,7 +150,7 @@ class AsynchronousRun(Run):
 
     async def on_catalogue(self) -> None:
         """Ask hosts to deliver to the catalogue's new version."""
-        await self.take(rounds.Catalogued(self.registry.catalogue_version))
+        await self.take(rounds.CatalogueChanged(self.registry.catalogue_version))
 
     async def stop(self, reason: str) -> None:
         """End the run before its time."""
@@ -191,7 +191,7 @@ class AsynchronousRun(Run):
             expected="MODEL, USER_ROWS or CATALOGUE; ROSTER for data owners",
         )
 
-    def _version(self, version: int) -> Model | Frozen:
+    def _version(self, version: int) -> PublishedModel | Frozen:
         return self.model if version in (0, self.model.version) else self.model.frozen(version)
 
     def _tasks(self, party: str) -> dict[rounds.Task, list[int]]:
@@ -229,7 +229,7 @@ class AsynchronousRun(Run):
                     field="catalogue_version",
                     expected=f"at most {self.state.catalogue}",
                 )
-            await self.take(rounds.Delivered(party, status.catalogue_version))
+            await self.take(rounds.RecordsDelivered(party, status.catalogue_version))
         elif kind == wire.SubmitKind.SUBMIT_KIND_EPOCH_DONE:
             parse(wire.EpochStatus, payload)
             if not slots:
@@ -303,7 +303,7 @@ class AsynchronousRun(Run):
         every = self.request.evaluate_every
         return (
             every > 0
-            and self.state.phase is rounds.Phase.TRAIN
+            and self.state.phase is rounds.PublishedPhase.TRAIN
             and self.model.version - self._evaluated_at >= every
         )
 
@@ -413,18 +413,18 @@ class AsynchronousRun(Run):
     def phase(self) -> operator.RunPhase.ValueType:
         """The phase as operators see it."""
         match self.state.phase:
-            case rounds.Phase.GATHER:
+            case rounds.PublishedPhase.GATHER:
                 return operator.RunPhase.RUN_PHASE_GATHER
-            case rounds.Phase.TRAIN:
+            case rounds.PublishedPhase.TRAIN:
                 if self.state.epoch > 1:
                     return operator.RunPhase.RUN_PHASE_EPOCH
                 done = rounds.delivered(self.state)
                 return operator.RunPhase.RUN_PHASE_FLUSH if done else operator.RunPhase.RUN_PHASE_INTAKE
-            case rounds.Phase.EVALUATE:
+            case rounds.PublishedPhase.EVALUATE:
                 return operator.RunPhase.RUN_PHASE_EVALUATE
-            case rounds.Phase.DONE:
+            case rounds.PublishedPhase.DONE:
                 return operator.RunPhase.RUN_PHASE_DONE
-            case rounds.Phase.FAILED:
+            case rounds.PublishedPhase.FAILED:
                 return operator.RunPhase.RUN_PHASE_FAILED
 
     def progress(self) -> operator.ProgressEvent:

@@ -14,7 +14,7 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import increasing_ids, to_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie_cos.drift.asynchronous import AsynchronousRun
-from coterie_cos.drift.model import Model
+from coterie_cos.drift.model import PublishedModel
 from coterie_cos.run import Run
 
 __all__ = ["AsynchronousCalls"]
@@ -158,7 +158,9 @@ def _asynchronous(run: Run) -> AsynchronousRun:
     return run
 
 
-def _top_k(model: Model, slot: int, k: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
+def _top_k(
+    model: PublishedModel, slot: int, k: int
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
     """Return the k best items of a user, best first, with their scores."""
     scores = model.items @ model.users[slot]
     k = min(k, len(scores))

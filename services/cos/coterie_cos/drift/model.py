@@ -29,7 +29,7 @@ from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.tensor import from_wire, increasing_ids
 from coterie.wire.v1.orchestrator_pb2 import Gradient, RunPlan
 
-__all__ = ["Frozen", "Model"]
+__all__ = ["Frozen", "PublishedModel"]
 
 _log = structlog.get_logger("coterie.cos")
 
@@ -55,7 +55,7 @@ class Staleness:
     refused: int = 0
 
 
-class Model:
+class PublishedModel:
     """Item factors Psi and user factors Upsilon of one run; used by `AsynchronousRun`.
 
     Parameters

@@ -18,12 +18,12 @@ from coterie.rounds.conductor import model_to_bytes
 from coterie.rounds.server_round import RoundState
 from coterie.secure_sum.contribution import ImpossibleSumError, Layout
 from coterie.secure_sum.plan import Member, SumPlan, layout_hash
-from coterie.secure_sum.protocol import Applied, Failed, Formed
+from coterie.secure_sum.protocol import Applied, Failed
 from coterie.store import cos as store
 from coterie.systems.drift import shielded_run as shielded
 from coterie.systems.drift.mathematics import initial_item_rows
 from coterie.systems.drift.published_run import (
-    Catalogued,
+    CatalogueChanged,
     OwnerJoined,
     PartyLost,
     PartySeen,
@@ -31,27 +31,27 @@ from coterie.systems.drift.published_run import (
     UsersJoined,
 )
 from coterie.systems.drift.settings import MIN_MASKED, DriftSettings
-from coterie.systems.drift.shielded_run import Phase, Purpose, Shielded
+from coterie.systems.drift.shielded_run import Shielded, ShieldedPhase, ShieldedPurpose
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
-from coterie_cos.registry import ranges
+from coterie_cos.participants import ranges
 from coterie_cos.run import parse
 from coterie_cos.summing import SummingRun, Surroundings
-from coterie_cos.sums import OpenSum
+from coterie_cos.sums import SumFormed
 
 __all__ = ["ShieldedRun"]
 
 _log = structlog.get_logger("coterie.cos")
 
 _PHASES = {
-    Phase.GATHER: operator.RunPhase.RUN_PHASE_GATHER,
-    Phase.VISIT: operator.RunPhase.RUN_PHASE_VISIT,
-    Phase.CLOSE: operator.RunPhase.RUN_PHASE_VISIT,
-    Phase.EVALUATE: operator.RunPhase.RUN_PHASE_EVALUATE,
-    Phase.DONE: operator.RunPhase.RUN_PHASE_DONE,
-    Phase.FAILED: operator.RunPhase.RUN_PHASE_FAILED,
+    ShieldedPhase.GATHER: operator.RunPhase.RUN_PHASE_GATHER,
+    ShieldedPhase.VISIT: operator.RunPhase.RUN_PHASE_VISIT,
+    ShieldedPhase.CLOSE: operator.RunPhase.RUN_PHASE_VISIT,
+    ShieldedPhase.EVALUATE: operator.RunPhase.RUN_PHASE_EVALUATE,
+    ShieldedPhase.DONE: operator.RunPhase.RUN_PHASE_DONE,
+    ShieldedPhase.FAILED: operator.RunPhase.RUN_PHASE_FAILED,
 }
 
 
@@ -76,7 +76,7 @@ class ShieldedRun(SummingRun[Shielded]):
         super().__init__(request, around, state)
         self._items: NDArray[np.float32] = np.zeros((0, plan.dim), np.float32)
         self._model = b""
-        self._purpose = Purpose.WINDOW
+        self._purpose = ShieldedPurpose.WINDOW
         self._phase_since = self._window_at = time.monotonic()
 
     # --- durable state -----------------------------------------------------------------------------------------
@@ -93,15 +93,16 @@ class ShieldedRun(SummingRun[Shielded]):
         if self.state.phase.ended:
             self.ended.set()
             return
-        saved = self._sums.saved(connection)
+        saved = self._sums.load(connection)
         if saved is not None:
             plan = saved.plan
-            self._purpose = Purpose(plan.purpose)
+            self._purpose = ShieldedPurpose(plan.purpose)
             layout = self._layout()
             if layout_hash(layout) == plan.layout_sha256:
                 self._sums.resume(saved, layout, self._slots(plan), self._patience_s())
+                self.follow_sums()
             else:
-                self._sums.skip("items came while the window was open")
+                self.skip_sum("items came while the window was open")
 
     def _grow(self) -> None:
         """Add rows for new items, drawn by the plan's seed; existing rows stay."""
@@ -164,23 +165,23 @@ class ShieldedRun(SummingRun[Shielded]):
         if purpose is None:
             return
         self._purpose = purpose
-        if purpose is Purpose.WINDOW:
+        if purpose is ShieldedPurpose.WINDOW:
             self._window_at = now
-        self.state = shielded.step(self.state, shielded.Opened())
+        self.state = shielded.step(self.state, shielded.NumberTaken())
         try:
             opening = self._opening()
         except Failed as failed:
-            self._sums.skip(str(failed))
+            self.skip_sum(str(failed))
             return
-        self._sums.open(opening, self._slots(opening.plan), self.present)
+        self.open_sum(opening, self._slots(opening.plan))
 
     def _patience_s(self) -> float:
-        if self._purpose is Purpose.WINDOW:
+        if self._purpose is ShieldedPurpose.WINDOW:
             return self._settings.join_s
         return self._step_s
 
     def _layout(self) -> Layout:
-        if self._purpose is Purpose.WINDOW:
+        if self._purpose is ShieldedPurpose.WINDOW:
             return self._settings.window_layout(len(self._items))
         return shielded.evaluation_layout()
 
@@ -192,7 +193,7 @@ class ShieldedRun(SummingRun[Shielded]):
         Failed
             When there are too few members or users for it, or too many users for its layout.
         """
-        window, masked = self._purpose is Purpose.WINDOW, self.plan.secure_sum == "masked"
+        window, masked = self._purpose is ShieldedPurpose.WINDOW, self.plan.secure_sum == "masked"
         members = self._owners_present() if window else self._hosts_present()
         what = "data owners" if window else "client hosts"
         least = MIN_MASKED if masked else 1
@@ -252,24 +253,25 @@ class ShieldedRun(SummingRun[Shielded]):
 
     def _slots(self, plan: SumPlan) -> dict[int, list[int]]:
         """Return the slots that each member covers."""
-        if self._purpose is Purpose.EVALUATE:
+        if self._purpose is ShieldedPurpose.EVALUATE:
             return {n: self._users_of(one.device) for n, one in enumerate(plan.members)}
         slot_of = {one.participant: slot for slot, one in enumerate(self.registry.by_slot)}
         return {n: [slot_of[one.participant]] for n, one in enumerate(plan.members)}
 
-    async def summed(self, current: OpenSum, formed: Formed, users: int) -> str:
+    async def apply_sum(self, summed: SumFormed) -> str:
         """Apply a sum: a gradient step of Psi, or metrics of an evaluation."""
-        if isinstance(formed, Applied):
+        current, users = summed.sum, summed.users
+        if isinstance(summed.formed, Applied):
             raise AssertionError("a window that others applied")
         try:
             with self._accounting.activity("apply sums", users):
-                sums = current.state.layout.decode(formed, users)
+                sums = current.state.layout.decode(summed.formed, users)
         except ImpossibleSumError as error:
             return str(error)
         before = self.state
-        if self._purpose is Purpose.EVALUATE:
+        if self._purpose is ShieldedPurpose.EVALUATE:
             metrics = self._metrics(sums)
-            self.state = shielded.step(self.state, shielded.Evaluated())
+            self.state = shielded.step(self.state, shielded.EvaluationFormed())
             await self._save(before, [self._round_event(users), metrics], over=True)
             return ""
         slots = [current.slots[member][0] for member in current.state.submitters]
@@ -304,10 +306,10 @@ class ShieldedRun(SummingRun[Shielded]):
             )
         )
 
-    async def abandoned(self, reason: str) -> None:
+    async def count_abandoned(self, reason: str) -> None:
         """Count the sum as abandoned and go on; owners keep rows that were not summed."""
         before = self.state
-        self.state = shielded.step(before, shielded.Abandoned(self._purpose, reason))
+        self.state = shielded.step(before, shielded.ShieldedAbandoned(self._purpose, reason))
         self.pause(self.state.abandoned_in_a_row)
         _log.warning(
             "sum abandoned",
@@ -346,7 +348,7 @@ class ShieldedRun(SummingRun[Shielded]):
 
     async def on_catalogue(self) -> None:
         """Ask hosts to visit the owners of the catalogue's new version."""
-        await self.take(Catalogued(self.registry.catalogue_version))
+        await self.take(CatalogueChanged(self.registry.catalogue_version))
 
     async def stop(self, reason: str) -> None:
         """End the run before its time."""
@@ -372,14 +374,14 @@ class ShieldedRun(SummingRun[Shielded]):
             return [
                 wire.Task(kind=wire.TaskKind.TASK_KIND_FINISH, reason=state.reason, version=state.version)
             ]
-        if state.phase is Phase.GATHER:
+        if state.phase is ShieldedPhase.GATHER:
             return []
         found = self._sums.tasks(party, state.version)
         epoch = RoundRef(run_id=self.plan.run_id, round=state.epoch)
         host = state.hosts.get(party)
         if (
             host is not None
-            and state.phase is Phase.VISIT
+            and state.phase is ShieldedPhase.VISIT
             and (host.epoch < state.epoch or host.delivered < state.catalogue)
         ):
             visit = wire.TaskKind.TASK_KIND_VISIT
@@ -438,7 +440,7 @@ class ShieldedRun(SummingRun[Shielded]):
                     field="catalogue_version",
                     expected=f"at most {self.state.catalogue}, and epoch {self.state.epoch}",
                 )
-            await self.take(shielded.Delivered(party, epoch, status.catalogue_version))
+            await self.take(shielded.VisitsDelivered(party, epoch, status.catalogue_version))
             self.proceed()
         elif head.kind == wire.SubmitKind.SUBMIT_KIND_VISITS:
             visits = parse(wire.VisitStatus, payload)
@@ -450,7 +452,7 @@ class ShieldedRun(SummingRun[Shielded]):
                     expected="the slot of the owner that took them",
                 )
             # Not stored: an owner reports its total number of visits again.
-            event = shielded.Visits(slots[0], visits.visits, visits.held)
+            event = shielded.VisitsReported(slots[0], visits.visits, visits.held)
             self.state = shielded.step(self.state, event)
             self.proceed()
         else:

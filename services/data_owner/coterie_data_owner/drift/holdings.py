@@ -30,13 +30,13 @@ from coterie.store.engine import Writer
 from coterie.systems.drift.blocks import Block, BlockBuilder
 from coterie.systems.drift.settings import MIN_MASKED, DriftSettings
 from coterie.systems.drift.shielded import HeldRows, Released, visit
-from coterie.systems.drift.shielded_run import Purpose
+from coterie.systems.drift.shielded_run import ShieldedPurpose
 from coterie.telemetry.accounting import Accounting
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 from coterie.wire.visit import Reply, Visit
 from coterie_data_owner.drift.learning_owner import LearningOwner
 
-__all__ = ["Answer", "Arrival", "Holdings", "Model"]
+__all__ = ["Answer", "Arrival", "Holdings", "ItemRows"]
 
 _log = structlog.get_logger("coterie.holdings")
 
@@ -48,7 +48,7 @@ _ROUNDING = 5
 
 
 @dataclass(frozen=True, eq=False)
-class Model:
+class ItemRows:
     """A version of the item rows that an owner trains on.
 
     Parameters
@@ -142,7 +142,7 @@ class Holdings:
         self.identity: Identity = owner.identity
         self.bundle: Bundle = owner.bundle
         self.slots: Sequence[int] = (owner.slot,)
-        self.model = Model(-1, b"", np.zeros((0, plan.dim), np.float32))
+        self.model = ItemRows(-1, b"", np.zeros((0, plan.dim), np.float32))
         self.changed = asyncio.Event()
         """Set when there is something new to report."""
         self.visits = 0
@@ -296,12 +296,12 @@ class Holdings:
 
     # --- what the COS says -------------------------------------------------------------------------------------
 
-    async def told(self, model: Model, closed: int, summed: int) -> None:
+    async def told(self, model: ItemRows, closed: int, summed: int) -> None:
         """Take a newer model and the outcome of the last window.
 
         Parameters
         ----------
-        model : Model
+        model : ItemRows
         closed, summed : int
             Numbers of the last window that is over, and of the last window whose sum has this owner's vector.
         """
@@ -382,7 +382,7 @@ class Holdings:
         Declined
             When the plan is not a window of this run over the model that this owner holds.
         """
-        if plan.purpose != Purpose.WINDOW.value:
+        if plan.purpose != ShieldedPurpose.WINDOW.value:
             raise Declined(f"a sum for {plan.purpose!r}; owners join windows only")
         if plan.secure_sum == "masked" and min(plan.min_sum, len(plan.members)) < MIN_MASKED:
             raise Declined(

@@ -19,7 +19,7 @@ from coterie.rounds.conductor import model_from_bytes
 from coterie.store.engine import Writer
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
-from coterie_data_owner.drift.holdings import Holdings, Model
+from coterie_data_owner.drift.holdings import Holdings, ItemRows
 from coterie_data_owner.drift.learning_owner import LearningOwner
 
 __all__ = ["ShieldedOwners"]
@@ -63,7 +63,7 @@ class ShieldedOwners:
                 one.sits_out = True
         self._by_slot = {owner.slot: self.holdings[owner.id] for owner in owners}
         self.members = SumMembers(party, runtime.party, list(self.holdings.values()), directory_key)
-        self._model = Model(-1, b"", np.zeros((0, party.plan.dim), np.float32))
+        self._model = ItemRows(-1, b"", np.zeros((0, party.plan.dim), np.float32))
         self._over = False
 
     async def begin(self, engine: sa.Engine) -> None:
@@ -106,7 +106,7 @@ class ShieldedOwners:
             raise PeerError(
                 "the COS sent a model that has no rows of items", hint="is it of another release?"
             )
-        self._model = Model(version, hashlib.sha256(payload).digest(), items)
+        self._model = ItemRows(version, hashlib.sha256(payload).digest(), items)
 
     async def report(self) -> None:
         """Report numbers of visits and of held rows to the COS when they change; never who visited."""

@@ -1,7 +1,7 @@
 """Configuration of a run that all systems share: data, split, rounds, encryption, federation.
 
-`Run` is a run without the tables of the systems; `coterie.config.run.RunSettings` adds a table for each system that
-is registered.
+`BaseRunSettings` is a run without the tables of the systems; `coterie.config.run.RunSettings` adds a table for each
+system that is registered.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from coterie.rounds.policy import LEAST_REDRAW, min_sum
 from coterie.secure_sum.registry import KEYED
 from coterie.systems.description import Driver, System
 from coterie.systems.registry import system_named
-from coterie.systems.settings import Label, Model, SystemSettings
+from coterie.systems.settings import ConfigModel, Label, SystemSettings
 
 __all__ = [
+    "BaseRunSettings",
     "ChurnSettings",
     "DataSettings",
     "EncryptionSettings",
     "FederationSettings",
     "RoundsSettings",
-    "Run",
     "SplitSettings",
     "StudySettings",
     "SyntheticSettings",
@@ -39,7 +39,7 @@ _LEAST_BITS = 2048
 S = TypeVar("S", bound=SystemSettings)
 
 
-class SyntheticSettings(Model):
+class SyntheticSettings(ConfigModel):
     """The embedded synthetic data set, used when no path is given."""
 
     users: int = Field(300, ge=2, description="Number of users.")
@@ -49,7 +49,7 @@ class SyntheticSettings(Model):
     seed: int = Field(0, ge=0, description="Seed of the generator.")
 
 
-class DataSettings(Model):
+class DataSettings(ConfigModel):
     """Which interactions to learn from."""
 
     path: Path | None = Field(None, description="A data set; the synthetic one when absent.")
@@ -67,7 +67,7 @@ class DataSettings(Model):
     )
 
 
-class SplitSettings(Model):
+class SplitSettings(ConfigModel):
     """How each user's interactions are divided."""
 
     kind: Literal["temporal", "random", "leave-last-out", "published", "cold-users", "cold-items"] = Field(
@@ -96,7 +96,7 @@ class SplitSettings(Model):
     )
 
 
-class RoundsSettings(Model):
+class RoundsSettings(ConfigModel):
     """Rounds of a rounds-based system: who is in them, and when the run ends."""
 
     cohorts: Literal["groups", "random", "independent", "all"] = Field(
@@ -178,7 +178,7 @@ class RoundsSettings(Model):
         return self
 
 
-class EncryptionSettings(Model):
+class EncryptionSettings(ConfigModel):
     """The Paillier key of an encrypted sum, and who decrypts."""
 
     bits: int = Field(
@@ -229,7 +229,7 @@ class EncryptionSettings(Model):
         return KeyTerms(bits=self.bits, comparison=self.comparison)
 
 
-class ChurnSettings(Model):
+class ChurnSettings(ConfigModel):
     """Owners that come late and leave early (to study joining and leaving)."""
 
     owners: int = Field(0, ge=0, description="How many owner processes.")
@@ -243,7 +243,7 @@ class ChurnSettings(Model):
         return self
 
 
-class FederationSettings(Model):
+class FederationSettings(ConfigModel):
     """Who takes part, on this machine."""
 
     owners: int = Field(
@@ -273,7 +273,7 @@ class FederationSettings(Model):
     )
 
 
-class StudySettings(Model):
+class StudySettings(ConfigModel):
     """Further federations beside the run, for a section of their own in the report."""
 
     theta: tuple[int, ...] = Field(
@@ -281,7 +281,7 @@ class StudySettings(Model):
     )
 
 
-class Run(Model):
+class BaseRunSettings(ConfigModel):
     """Settings of a run without the tables of systems: data, rounds, federation, seeds."""
 
     name: Label = Field("run", description="Name of the run; part of its id.")

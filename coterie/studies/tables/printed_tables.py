@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from coterie.studies.tables.table import Block, Results, Section
+from coterie.studies.tables.paper_table import MakePrintedTable, PrintedTable, Results
 
-__all__ = ["ABSENT", "Entry", "beside", "curves", "differences", "shown"]
+__all__ = ["ABSENT", "PaperLine", "beside", "curves", "differences", "shown"]
 
 ABSENT = "\N{EN DASH}"
 """Text of a cell without a figure."""
 
 
 @dataclass(frozen=True)
-class Entry:
+class PaperLine:
     """A line of `beside`, which shows a row's figures beside the paper's.
 
     Parameters
@@ -41,18 +41,18 @@ class Entry:
 
 def beside(
     title: str,
-    entries: Mapping[str, Sequence[Entry]],
+    entries: Mapping[str, Sequence[PaperLine]],
     metrics: Mapping[str, str],
     more: Mapping[str, str] | None = None,
     notes: tuple[str, ...] = (),
     digits: int = 3,
-) -> Section:
+) -> MakePrintedTable:
     """Return a section with the paper's figures and ours, row by row.
 
     Parameters
     ----------
     title : str
-    entries : mapping of str to sequence of Entry
+    entries : mapping of str to sequence of PaperLine
         Lines by name of the data set; those under ``""`` are for any other data set.
     metrics : mapping of str to str
         Heading by metric, for figures that the paper has.
@@ -64,7 +64,7 @@ def beside(
     """
     more = more or {}
 
-    def section(results: Results) -> Block | None:
+    def section(results: Results) -> PrintedTable | None:
         lines = [
             entry
             for entry in entries.get(results.dataset, entries.get("", ()))
@@ -80,7 +80,7 @@ def beside(
             *used.values(),
             "tuned",
         )
-        return Block(
+        return PrintedTable(
             f"{title}, {results.dataset}, {_seeds(results)}",
             columns,
             tuple(_line(entry, results, metrics, used, digits) for entry in lines),
@@ -91,7 +91,7 @@ def beside(
 
 
 def _line(
-    entry: Entry, results: Results, metrics: Mapping[str, str], more: Mapping[str, str], digits: int
+    entry: PaperLine, results: Results, metrics: Mapping[str, str], more: Mapping[str, str], digits: int
 ) -> tuple[str, ...]:
     def ours(metric: str) -> str:
         return shown(results.values(entry.row, metric, best_on_test=entry.best_on_test), digits)
@@ -118,7 +118,7 @@ def shown(values: Sequence[float], digits: int = 3) -> str:
 
 def curves(
     title: str, rows: Mapping[str, str], metric: str, steps: Sequence[int], notes: tuple[str, ...] = ()
-) -> Section:
+) -> MakePrintedTable:
     """Return a section with a learning curve: a metric over the steps of training, as means over the seeds.
 
     After the steps come the value of the chosen version and the highest value, which papers report.
@@ -135,7 +135,7 @@ def curves(
     notes : tuple of str
     """
 
-    def section(results: Results) -> Block | None:
+    def section(results: Results) -> PrintedTable | None:
         lines = []
         for name, label in rows.items():
             histories = [cell.record["history"] for cell in results.cells.get(name, ())]
@@ -156,15 +156,17 @@ def curves(
         if not lines:
             return None
         columns = ("row", *(f"step {step}" for step in steps), "version that counts", "highest")
-        return Block(f"{title}, {results.dataset}, {_seeds(results)}: {metric}", columns, tuple(lines), notes)
+        return PrintedTable(
+            f"{title}, {results.dataset}, {_seeds(results)}: {metric}", columns, tuple(lines), notes
+        )
 
     return section
 
 
-def differences(title: str, pairs: Sequence[tuple[str, str]], metrics: Sequence[str]) -> Section:
+def differences(title: str, pairs: Sequence[tuple[str, str]], metrics: Sequence[str]) -> MakePrintedTable:
     """Return a section with paired differences over users, the first row minus the second."""
 
-    def section(results: Results) -> Block | None:
+    def section(results: Results) -> PrintedTable | None:
         labels = {row.name: row.label for row in results.rows}
         lines = []
         for first, second in pairs:
@@ -185,7 +187,7 @@ def differences(title: str, pairs: Sequence[tuple[str, str]], metrics: Sequence[
         if not lines:
             return None
         columns = ("rows", "metric", "mean", "95% over users", "95% over users and seeds", "users", "seeds")
-        return Block(f"{title}, {results.dataset}", columns, tuple(lines))
+        return PrintedTable(f"{title}, {results.dataset}", columns, tuple(lines))
 
     return section
 

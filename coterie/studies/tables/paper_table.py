@@ -13,7 +13,7 @@ import numpy as np
 from coterie.config.run import RunSettings
 from coterie.data import Dataset
 from coterie.errors import ConfigError, DataError, nearest
-from coterie.evaluation.paired import Difference, paired_difference
+from coterie.evaluation.paired import PairedDifference, paired_difference
 from coterie.evaluation.selection import lower_is_better
 from coterie.studies.outcome import about, surroundings
 from coterie.studies.run_data import Feed, load, make_feed
@@ -22,7 +22,7 @@ from coterie.studies.tables.compact import row_lines
 from coterie.studies.tables.row import Options, Row, enumerated, with_options
 from coterie.studies.tables.tuning import Trials
 
-__all__ = ["Block", "Results", "Section", "Table", "chosen_rows", "evaluate", "stem"]
+__all__ = ["MakePrintedTable", "PaperTable", "PrintedTable", "Results", "chosen_rows", "evaluate", "stem"]
 
 Say = Callable[[str], None]
 
@@ -31,7 +31,7 @@ _SPLIT = "split."
 
 
 @dataclass(frozen=True)
-class Block:
+class PrintedTable:
     """One printed table.
 
     Parameters
@@ -85,7 +85,7 @@ class Results:
                 values.append(float(source["metrics"][metric]))
         return values
 
-    def difference(self, first: str, second: str, metric: str) -> Difference | None:
+    def difference(self, first: str, second: str, metric: str) -> PairedDifference | None:
         """Return the paired difference of two rows over users; None when a row has no values of single users."""
         pairs = [
             (one.per_user[metric], other.per_user[metric])
@@ -98,12 +98,12 @@ class Results:
         return paired_difference([one for one, _ in pairs], [other for _, other in pairs])
 
 
-Section = Callable[[Results], Block | None]
+MakePrintedTable = Callable[[Results], PrintedTable | None]
 """Function that makes a block from results; None when there is nothing to show."""
 
 
 @dataclass(frozen=True)
-class Table:
+class PaperTable:
     """A paper's table that ``coterie evaluate`` can reproduce.
 
     Parameters
@@ -119,7 +119,7 @@ class Table:
         Completes these settings for a data set, with the split that the table needs.
     rows : callable
         Returns the rows that can be trained here.
-    sections : tuple of Section
+    sections : tuple of MakePrintedTable
     headline, choose_by : str
         The metric of the paper, and the validation metric that chooses versions and options.
     compared : tuple of (str, str)
@@ -149,7 +149,7 @@ class Table:
     settings: Mapping[str, Any]
     prepare: Callable[[RunSettings, Dataset], RunSettings]
     rows: Callable[[], tuple[Row, ...]]
-    sections: tuple[Section, ...]
+    sections: tuple[MakePrintedTable, ...]
     headline: str
     choose_by: str
     compared: tuple[tuple[str, str], ...] = ()
@@ -163,17 +163,17 @@ class Table:
     system: str | None = None
 
 
-def stem(table: Table, settings: RunSettings, dataset: Dataset) -> str:
+def stem(table: PaperTable, settings: RunSettings, dataset: Dataset) -> str:
     """Return the common prefix of the names of a table's files."""
     return f"{table.name}-{dataset.name}{table.suffix(settings)}"
 
 
-def chosen_rows(table: Table, names: Sequence[str] | None, dataset: str) -> tuple[Row, ...]:
+def chosen_rows(table: PaperTable, names: Sequence[str] | None, dataset: str) -> tuple[Row, ...]:
     """Return the rows to train, with their options on a data set: those asked for, else all but the table's studies.
 
     Parameters
     ----------
-    table : Table
+    table : PaperTable
     names : sequence of str, optional
         Names of rows or of studies.
     dataset : str
@@ -201,7 +201,7 @@ def chosen_rows(table: Table, names: Sequence[str] | None, dataset: str) -> tupl
 
 
 def evaluate(
-    table: Table,
+    table: PaperTable,
     settings: RunSettings,
     *,
     seeds: Sequence[int],
@@ -215,7 +215,7 @@ def evaluate(
 
     Parameters
     ----------
-    table : Table
+    table : PaperTable
     settings : RunSettings
         Settings of the run, which name the data set.
     seeds : sequence of int
@@ -378,7 +378,7 @@ def _mean_std(values: Sequence[float]) -> dict[str, float | None]:
     }
 
 
-def _differences(table: Table, results: Results) -> list[dict[str, Any]]:
+def _differences(table: PaperTable, results: Results) -> list[dict[str, Any]]:
     return [
         {"first": first, "second": second, "metric": metric, **asdict(difference)}
         for first, second in table.compared
@@ -387,7 +387,7 @@ def _differences(table: Table, results: Results) -> list[dict[str, Any]]:
     ]
 
 
-def _refuse_other_trials(trials: Trials, table: Table, dataset: Dataset) -> None:
+def _refuse_other_trials(trials: Trials, table: PaperTable, dataset: Dataset) -> None:
     made_for = trials.about.get("table"), trials.about.get("dataset")
     if made_for != (table.name, dataset.name):
         raise DataError(

@@ -20,7 +20,7 @@ from coterie.config.base import Address, Label
 
 __all__ = ["Key", "dotted", "expectation_at", "keys", "row", "table", "table_at", "toml_text"]
 
-Part = str | int
+PathStep = str | int
 """One step of a path: the name of a key, or the index of an array entry."""
 
 
@@ -84,13 +84,13 @@ def row(annotation: Any) -> type[BaseModel] | None:
     return table(get_args(annotation)[0]) if get_origin(annotation) in (tuple, list) else None
 
 
-def table_at(model: type[BaseModel], path: Sequence[Part]) -> type[BaseModel] | None:
+def table_at(model: type[BaseModel], path: Sequence[PathStep]) -> type[BaseModel] | None:
     """Return the model of the table at a path; None when there is no such table."""
     found = _at(model, path)
     return None if found is None else table(found[0])
 
 
-def expectation_at(model: type[BaseModel], path: Sequence[Part]) -> str | None:
+def expectation_at(model: type[BaseModel], path: Sequence[PathStep]) -> str | None:
     """Return the values accepted at a path, in words; None when there is no such key.
 
     >>> from coterie.config.run import RunSettings
@@ -101,7 +101,7 @@ def expectation_at(model: type[BaseModel], path: Sequence[Part]) -> str | None:
     return None if found is None else _takes(*found)
 
 
-def dotted(path: Sequence[Part]) -> str:
+def dotted(path: Sequence[PathStep]) -> str:
     """Return a path as ``--set`` takes it, with quotes around parts that are no bare TOML keys."""
     parts = (str(part) for part in path)
     return ".".join(part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else _quoted(part) for part in parts)
@@ -129,7 +129,7 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _at(annotation: Any, path: Sequence[Part]) -> tuple[Any, list[Any]] | None:
+def _at(annotation: Any, path: Sequence[PathStep]) -> tuple[Any, list[Any]] | None:
     metadata: list[Any] = []
     for part in path:
         annotation, _ = _bare(annotation)

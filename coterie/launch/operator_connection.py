@@ -24,7 +24,7 @@ from coterie.net.status import from_rpc_error, waits_for_store
 from coterie.wire.v1 import operator_pb2 as wire
 from coterie.wire.v1.operator_pb2_grpc import OperatorStub
 
-__all__ = ["PATIENCE_S", "Operator"]
+__all__ = ["PATIENCE_S", "OperatorConnection"]
 
 PATIENCE_S = 60.0
 """How long the COS, which may be restarting, can be silent before the operator gives up, seconds."""
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 def _nothing_to_check() -> None:
-    """Check nothing: the default of `Operator` where no local processes have to be watched."""
+    """Check nothing: the default of `OperatorConnection` where no local processes have to be watched."""
 
 
 async def _while_checked(work: Coroutine[Any, Any, T], check: Callable[[], None]) -> T:
@@ -51,7 +51,7 @@ async def _while_checked(work: Coroutine[Any, Any, T], check: Callable[[], None]
         task.cancel()
 
 
-class Operator:
+class OperatorConnection:
     """A connection to the COS with an operator's certificate.
 
     Parameters
@@ -77,7 +77,7 @@ class Operator:
         check: Callable[[], None] = _nothing_to_check,
         *,
         thirdparty: Peer | None = None,
-    ) -> Operator:
+    ) -> OperatorConnection:
         """Enrol, unless there is a certificate already, and connect to the COS.
 
         Parameters
