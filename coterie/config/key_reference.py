@@ -26,9 +26,9 @@ _INTRODUCTION = """\
 
 <!-- Written by `python -m coterie.config.key_reference --write docs/configuration.md`: edit the models. -->
 
-Reference of every key of a configuration file, for whoever writes one: its type, its default and its meaning. A run, each
-service process and an operator read one TOML file each. `coterie config show` prints a file's resulting values and where
-each came from; `coterie config reference` prints this page.
+Reference of every key of a configuration file, for whoever writes one: its type, its default and its meaning. A run,
+each service process and an operator read one TOML file each. `coterie config show` prints a file's resulting values and
+where each came from; `coterie config reference` prints this page.
 
 ## Where values come from
 
