@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 __all__ = ["backup", "restore"]
 
 _RoleArgument = Annotated[
-    str, typer.Argument(metavar="ROLE", help="cos, data-owner, client, decrypting-client or thirdparty.")
+    str,
+    typer.Argument(metavar="ROLE", help="Role: cos, data-owner, client, decrypting-client or thirdparty."),
 ]
 _ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", metavar="FILE", help="The service's configuration.")
+    Path | None, typer.Option("--config", "-c", metavar="FILE", help="Configuration of the service.")
 ]
 
 
 def backup(
     role: _RoleArgument,
-    archive: Annotated[Path, typer.Argument(metavar="ARCHIVE", help="The file to make; there must be none.")],
+    archive: Annotated[Path, typer.Argument(metavar="ARCHIVE", help="File to write; it must not exist.")],
     config: _ConfigOption = None,
     sets: SetOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write the state of a service into a file, keys and all.
+    """Write the state of a service, its keys included, into a file.
 
-    A COS, a data owner and a third party may run meanwhile; a client host and a decrypting client have to be stopped.
-    Of a COS in PostgreSQL the runs are taken from there. The file holds private keys and data: keep it as you keep
-    those.
+    A COS, a data owner and a third party may run meanwhile; stop a client host or a decrypting client first. The runs
+    of a COS in PostgreSQL are read from there. The file holds private keys and data: protect it like the state folder.
     """
     from coterie.config.load import load_service
     from coterie.launch.backup import back_up_service
@@ -45,23 +45,23 @@ def backup(
 
 def restore(
     role: _RoleArgument,
-    archive: Annotated[Path, typer.Argument(metavar="ARCHIVE", help="The file that `coterie backup` made.")],
+    archive: Annotated[Path, typer.Argument(metavar="ARCHIVE", help="File that `coterie backup` wrote.")],
     config: _ConfigOption = None,
     nothing_since: Annotated[
         bool,
         typer.Option(
             "--nothing-since",
-            help="The service has not run since the backup was made: it goes on in runs with protected sums.",
+            help="State that the service has not run since the backup; it then goes on in protected sums.",
         ),
     ] = False,
     sets: SetOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make the state of a service from a file.
+    """Restore the state of a service from a backup.
 
-    Every byte is checked before anything is made. The state folder has to be absent or empty, and so has the database.
-    A party that answers in rounds takes no further part in protected sums of its run, because the backup does not know
-    what it answered later; --nothing-since says that there is no such thing.
+    The whole file is checked before anything is written. State folder and database must be absent or empty. A restored
+    party takes no further part in protected sums of its run, because the backup does not hold its answers since;
+    --nothing-since states that there were none.
     """
     from coterie.config.load import load_service
     from coterie.launch.backup import restore_service

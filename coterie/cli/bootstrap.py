@@ -15,31 +15,35 @@ __all__ = ["bootstrap"]
 
 
 def bootstrap(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A run, as in examples/drift.toml.")],
-    into: Annotated[Path, typer.Option("--into", metavar="FOLDER", help="Where each party gets a folder.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="File that describes the run, as examples/drift.toml.")
+    ],
+    into: Annotated[
+        Path, typer.Option("--into", metavar="FOLDER", help="Folder in which each party gets a folder.")
+    ],
     address: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PARTY=HOST:PORT",
-            help="Where a party is reached, as in cos=10.0.0.5:7443; PARTY:7443 otherwise. May be repeated.",
+            help="Address of a party, as in cos=10.0.0.5:7443. Absent: PARTY:7443. May be repeated.",
         ),
     ] = None,
     invite: Annotated[
         bool,
         typer.Option(
             "--invite",
-            help="Give each party an invitation for `coterie enrol`, and make no configuration for it.",
+            help="Write an invitation for `coterie enrol` instead of each party's configuration.",
         ),
     ] = False,
     sets: SetOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Lay out a federation for containers or several machines.
+    """Prepare a federation for containers or several machines.
 
-    Makes the authority, and a folder for each party with its token, data and configuration, and the operator's
-    order. A folder belongs to one party alone: mount it, or copy it to the party's machine, and start `coterie serve
-    ROLE --config FOLDER/config.toml` there. What is laid out already stays as it is. With --invite keys and
-    configurations are made on the parties' own machines: `coterie enrol FOLDER/invitation --into NEW`.
+    Makes the certificate authority, a folder for each party with its token, data and configuration, and the
+    operator's order. Each folder belongs to one party: mount it, or copy it to the party's machine, and start
+    `coterie serve ROLE --config FOLDER/config.toml` there. Folders that exist are not changed. With --invite, parties
+    make keys and configurations on their own machines: `coterie enrol FOLDER/invitation --into NEW`.
     """
     output = Output("bootstrap", as_json=json)
     addresses = dict(_pair(text) for text in address or ())

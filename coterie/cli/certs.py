@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Make an authority, tokens, rosters; invite; revoke.", no_args_is_help=True)
+app = typer.Typer(help="Make and revoke certificates, tokens, invitations and rosters.", no_args_is_help=True)
 
 _TOKENS = "tokens.jsonl"
 _SHOWN = ("chain.pem", "tls/chain.pem", "state/tls/chain.pem", "ca.pem")
@@ -39,13 +39,13 @@ NameOption = Annotated[str, typer.Option("--thirdparty", metavar="NAME", help="N
 def init(
     state: StateArgument,
     name: Annotated[
-        str, typer.Option(metavar="TEXT", help="Name of the authority, for people.")
+        str, typer.Option(metavar="TEXT", help="Name of the authority in its certificate.")
     ] = "Coterie authority",
     as_json: JsonOption = False,
 ) -> None:
     """Make a certificate authority and the directory's key.
 
-    The third party does so itself at its first start when its state folder has none.
+    Not needed as a rule: a third party without an authority makes one when it starts.
     """
     from coterie.store.authority import create_secrets
 
@@ -73,20 +73,23 @@ def token(
         str, typer.Option(metavar="NAME", help="Name of the party, a DNS label; unique within its role.")
     ],
     participants: Annotated[
-        int, typer.Option(metavar="N", min=0, help="For how many participants (users, owners) it may speak.")
+        int,
+        typer.Option(
+            metavar="N", min=0, help="Most participants (users, data owners) that the party may speak for."
+        ),
     ] = 0,
     hours: Annotated[
-        float, typer.Option(metavar="HOURS", min=0.01, help="How long the token may be redeemed.")
+        float, typer.Option(metavar="HOURS", min=0.01, help="Validity of the token, hours.")
     ] = 24.0,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="File for the token, mode 0600; ROLE-NAME.token when absent."),
+        typer.Option(metavar="FILE", help="File for the token, mode 0600. Absent: ROLE-NAME.token."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a one-time enrolment token.
+    """Make a one-time token with which a party enrols.
 
-    The third party keeps its hash only; the file is for the party, which finds it by `enrol.token_file`.
+    The third party keeps only the token's hash. Give the file to the party and name it in `enrol.token_file`.
     """
     from coterie.crypto.authority import new_token
     from coterie.crypto.keyfile import write_private_file
@@ -119,34 +122,41 @@ def invite(
         str, typer.Option(metavar="NAME", help="Name of the party, a DNS label; unique within its role.")
     ],
     enrolment: Annotated[
-        str, typer.Option("--enrol", metavar="HOST:PORT", help="Where the third party takes enrolments.")
+        str, typer.Option("--enrol", metavar="HOST:PORT", help="Enrolment address of the third party.")
     ],
-    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the third party listens.")],
+    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the third party.")],
     cos: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Where the COS listens; not for the COS itself.")
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Address of the orchestration server (COS); not for the COS itself."
+        ),
     ] = None,
-    cos_name: Annotated[str, typer.Option(metavar="NAME", help="Name of the COS.")] = "cos",
-    run: Annotated[str | None, typer.Option(metavar="RUN", help="The run to take part in.")] = None,
+    cos_name: Annotated[str, typer.Option(metavar="NAME", help="Name of the orchestration server.")] = "cos",
+    run: Annotated[str | None, typer.Option(metavar="RUN", help="Id of the run to take part in.")] = None,
     participants: Annotated[
-        int, typer.Option(metavar="N", min=0, help="For how many participants (users, owners) it may speak.")
+        int,
+        typer.Option(
+            metavar="N", min=0, help="Most participants (users, data owners) that the party may speak for."
+        ),
     ] = 0,
     hours: Annotated[
-        float, typer.Option(metavar="HOURS", min=0.01, help="How long the invitation may be used.")
+        float, typer.Option(metavar="HOURS", min=0.01, help="Validity of the invitation, hours.")
     ] = 24.0,
     thirdparty: NameOption = "directory",
     sets: SetOption = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="File for it, mode 0600; ROLE-NAME.invitation when absent."),
+        typer.Option(
+            metavar="FILE", help="File for the invitation, mode 0600. Absent: ROLE-NAME.invitation."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Invite a party on another machine, by one file.
+    """Write an invitation for a party on another machine.
 
-    It is all that the party needs to join: the authority's certificate, addresses and names, and a one-time token;
-    --set adds what else its configuration should say, with files by name only, which lie beside the invitation. There
-    `coterie enrol` makes the party's keys. Send it over a channel that you trust, and tell the fingerprint over
-    another.
+    It holds the authority's certificate, addresses and names, and a one-time token. --set adds keys to the party's
+    configuration; files among them are named without a folder and sent beside the invitation. The party joins with
+    `coterie enrol`. Send the file over a trusted channel, and tell the authority's fingerprint over another one.
     """
     from coterie.config.base import EnrolSettings, Peer
     from coterie.config.load import tree_of
@@ -214,7 +224,7 @@ def invite(
 def show(
     path: Annotated[
         Path,
-        typer.Argument(metavar="PATH", help="A certificate (PEM), or the folder of a party or authority."),
+        typer.Argument(metavar="PATH", help="Certificate (PEM), or the folder of a party or authority."),
     ],
     as_json: JsonOption = False,
 ) -> None:
@@ -264,24 +274,26 @@ def show(
 @app.command(epilog=exits(ConfigError, CertificateError, PeerError))
 def enrol(
     state: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Folder to enrol into; its folder tls serves --tls.")
+        Path,
+        typer.Option(
+            metavar="FOLDER",
+            help="State folder for key and certificate; the folder tls in it is for --tls of other commands.",
+        ),
     ],
     role: Annotated[str, typer.Option(metavar="ROLE", help="Role that the token was made for.")],
     name: Annotated[str, typer.Option(metavar="NAME", help="Name that the token was made for.")],
-    address: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where the third party takes enrolments.")
-    ],
-    ca: Annotated[Path, typer.Option(metavar="FILE", help="The authority's certificate, ca.pem.")],
-    token_file: Annotated[Path, typer.Option("--token", metavar="FILE", help="The token.")],
+    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Enrolment address of the third party.")],
+    ca: Annotated[Path, typer.Option(metavar="FILE", help="File with the authority's certificate, ca.pem.")],
+    token_file: Annotated[Path, typer.Option("--token", metavar="FILE", help="File with the token.")],
     thirdparty: NameOption = "directory",
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.1, help="How long to keep trying.")
+        float, typer.Option(metavar="SECONDS", min=0.1, help="Longest time to keep trying.")
     ] = 30.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Exchange a token for a certificate.
+    """Exchange an enrolment token for a certificate.
 
-    Services do so themselves when they start; an operator does it here.
+    For operators; services do so themselves when they start.
     """
     from coterie.config.base import EnrolSettings, ServiceSettings
     from coterie.net.credentials import TlsFiles
@@ -330,19 +342,21 @@ def revoke(
     tls: Annotated[
         Path, typer.Option(metavar="FOLDER", help="TLS folder of an operator: key.pem, chain.pem, ca.pem.")
     ],
-    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the third party listens.")],
+    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the third party.")],
     thirdparty: NameOption = "directory",
     certificate: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE|FINGERPRINT", help="A certificate, or its SHA-256. May be repeated."),
+        typer.Option(
+            metavar="FILE|FINGERPRINT", help="Certificate to revoke, or its SHA-256. May be repeated."
+        ),
     ] = None,
     participant: Annotated[
         list[str] | None,
-        typer.Option(metavar="ID", help="A participant's id, 64 hexadecimal digits. May be repeated."),
+        typer.Option(metavar="ID", help="Id of a participant, 64 hexadecimal digits. May be repeated."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Revoke certificates and participants, for good and at once."""
+    """Revoke certificates and participants, at once and for good."""
     from coterie.config.base import Peer
     from coterie.net.credentials import TlsFiles
 
@@ -372,10 +386,10 @@ def roster_key(
     ],
     as_json: JsonOption = False,
 ) -> None:
-    """Make the operator's key, by which rosters are signed.
+    """Make the operator's key for signing rosters.
 
-    Keep it where no service runs: it decides who may be sent keys that clients share. Everybody who relies on rosters
-    has the public half in a file of its own; the third party in its state folder, as roster.pub.
+    The key decides who may hold the secret of encrypted sums: keep it where no service runs. Its public half, FILE.pub,
+    goes to every party that checks rosters, and into the third party's state folder as roster.pub.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -399,26 +413,34 @@ def roster_key(
 
 @app.command(epilog=exits(CertificateError, CryptoError))
 def roster(
-    key: Annotated[Path, typer.Option(metavar="FILE", help="The operator's key, of `roster-key`.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="File for the roster; replaced if it is there.")],
+    key: Annotated[
+        Path, typer.Option(metavar="FILE", help="File with the operator's key, made by `roster-key`.")
+    ],
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="File for the roster; an existing one is replaced.")
+    ],
     member: Annotated[
         list[str] | None,
-        typer.Option(metavar="ID", help="A participant's id, 64 hexadecimal digits. May be repeated."),
+        typer.Option(metavar="ID", help="Id of a participant, 64 hexadecimal digits. May be repeated."),
     ] = None,
     members: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File with further ids, a line each.")
+        Path | None, typer.Option(metavar="FILE", help="File with further ids, one a line.")
     ] = None,
-    run: Annotated[str, typer.Option(metavar="RUN", help="The run; for every run when absent.")] = "",
+    run: Annotated[
+        str, typer.Option(metavar="RUN", help="Id of the run that the roster is for. Absent: every run.")
+    ] = "",
     purpose: Annotated[
-        str, typer.Option(metavar="WORDS", help="Which secrets the members may be sent.")
+        str, typer.Option(metavar="WORDS", help="Kind of secret that the members may be sent.")
     ] = "paillier",
-    days: Annotated[float, typer.Option(metavar="DAYS", min=0.001, help="How long it holds.")] = 90.0,
+    days: Annotated[
+        float, typer.Option(metavar="DAYS", min=0.001, help="Validity of the roster, days.")
+    ] = 90.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Sign a list of participants who may be sent shared keys.
+    """Sign a roster, the list of who may hold a shared key.
 
-    A Paillier key is one: whoever holds it can read contributions under it. Put the file beside the configuration of
-    each member, and of everybody who encrypts. `coterie certs participants` prints ids.
+    The shared key is the Paillier key of encrypted sums; its holders can read contributions under it. Put the roster
+    beside the configuration of each member and of every party that encrypts. `coterie certs participants` prints ids.
     """
     from coterie.crypto.authority import validate_name
     from coterie.crypto.identity import load_signing_key
@@ -456,9 +478,9 @@ def participants(
     state: Annotated[Path, typer.Argument(metavar="FOLDER", help="State folder of an enrolled party.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Print the ids of a party's participants, a line each.
+    """Print the ids of a party's participants, one a line.
 
-    Of a host that holds the key of sums, its holder's is the last one.
+    For a host that holds the key of encrypted sums, its id as a key holder comes last.
     """
     from coterie.net.enrolment import saved_bundles
 

@@ -14,28 +14,31 @@ from coterie.errors import ConfigError
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Show the configuration that holds, and describe every key.", no_args_is_help=True)
+app = typer.Typer(help="Show configuration values and their sources; describe keys.", no_args_is_help=True)
 
 
 @app.command(epilog=exits(ConfigError))
 def show(
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="The file; without one, defaults and layers above.")
+        Path | None,
+        typer.Argument(
+            metavar="FILE", help="Configuration file. Absent: defaults, environment and --set alone."
+        ),
     ] = None,
     role: Annotated[
         str | None,
         typer.Option(
             metavar="ROLE",
-            help="It configures a service: cos, data-owner, client, decrypting-client or thirdparty; or an operator.",
+            help="Role that FILE configures: cos, data-owner, client, decrypting-client, thirdparty or operator.",
         ),
     ] = None,
-    run: Annotated[bool, typer.Option("--run", help="It configures a run (as without --role).")] = False,
+    run: Annotated[bool, typer.Option("--run", help="FILE configures a run, as without --role.")] = False,
     sets: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print every value that holds and where it came from.
+    """Print every configuration value and where it comes from.
 
-    That is: the default, the file, the environment or --set; later wins.
+    Sources are the default, the file, the environment and --set; a later one wins.
     """
     from rich.markup import escape
 
@@ -76,7 +79,7 @@ def show(
 
 @app.command(epilog=exits())
 def reference(as_json: JsonOption = False) -> None:
-    """Print the reference of every key, in Markdown."""
+    """Print the reference of all configuration keys, in Markdown."""
     from coterie.config.key_reference import markdown
 
     text = markdown()

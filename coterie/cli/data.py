@@ -27,25 +27,27 @@ _RATINGS, _ITEMS = "ratings.csv", "movies.csv"
 
 @app.command(epilog=exits(DataError))
 def describe(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A file, or the folder of a known data set.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="Data set: a file, or the folder of a known data set.")
+    ],
     layout: Annotated[
         str | None,
         typer.Option(
             "--format",
             metavar="LAYOUT",
-            help="ml-100k, ml-1m, ml-latest, recbole, csv, tsv or parquet.",
+            help="Layout: ml-100k, ml-1m, ml-latest, recbole, csv, tsv or parquet. Absent: recognised.",
         ),
     ] = None,
     column: Annotated[
         list[str] | None,
         typer.Option(
             metavar="OURS=THEIRS",
-            help="CSV, TSV, Parquet: the column for user, item, rating or time. May be repeated.",
+            help="Name of the column for user, item, rating or time, in CSV, TSV and Parquet. May be repeated.",
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print how large a data set is and what is missing in it.
+    """Print the size of a data set and what it lacks.
 
     Users, items, interactions, sparsity, time span, ratings and genres; what cannot be done without what is missing;
     what reading it changed.
@@ -61,7 +63,7 @@ def describe(
 
 @app.command(epilog=exits(DataError))
 def generate(
-    out: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write ratings.csv and movies.csv.")],
+    out: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder for ratings.csv and movies.csv.")],
     users: Annotated[int, typer.Option(metavar="N", min=1, help="Number of users.")] = 300,
     items: Annotated[int, typer.Option(metavar="N", min=1, help="Number of items.")] = 400,
     interactions: Annotated[int, typer.Option(metavar="N", min=1, help="Number of interactions.")] = 24_000,
@@ -69,7 +71,7 @@ def generate(
     seed: Annotated[
         int, typer.Option(metavar="N", min=0, help="Seed; the same seed gives the same files.")
     ] = 0,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write a synthetic data set as CSV.
@@ -93,8 +95,10 @@ def generate(
 
 @app.command(epilog=exits(DataError))
 def fetch(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="ml-100k, ml-1m or ml-latest-small.")],
-    target: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to put its folder.")] = Path("data"),
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Data set: ml-100k, ml-1m or ml-latest-small.")],
+    target: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder in which the data set gets a folder.")
+    ] = Path("data"),
     as_json: JsonOption = False,
 ) -> None:
     """Download a data set from its publisher and check it.

@@ -18,26 +18,34 @@ __all__ = ["enrol"]
 
 
 def enrol(
-    file: Annotated[Path, typer.Argument(metavar="INVITATION", help="As `coterie certs invite` wrote it.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="INVITATION",
+            help="Invitation, written by `coterie certs invite` or `coterie bootstrap --invite`.",
+        ),
+    ],
     into: Annotated[
-        Path, typer.Option("--into", metavar="FOLDER", help="The party's folder; made when absent.")
+        Path, typer.Option("--into", metavar="FOLDER", help="Folder of the party, made when absent.")
     ],
     fingerprint: Annotated[
         str | None,
-        typer.Option(metavar="SHA256", help="The authority's, as the operator told it over another way."),
+        typer.Option(
+            metavar="SHA256",
+            help="Fingerprint of the authority, as its operator told it over another channel.",
+        ),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.1, help="How long to try to reach the third party.")
+        float, typer.Option(metavar="SECONDS", min=0.1, help="Longest time to try to reach the third party.")
     ] = 60.0,
     sets: SetOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Join a federation by an invitation.
+    """Join a federation on this machine, by an invitation.
 
-    Makes the party's keys, enrols, and writes its configuration. The keys never leave the folder. Files that the
-    invitation names, such as histories, are taken from beside it; --set names others and says where to listen.
-    Afterwards `coterie serve ROLE --config FOLDER/config.toml` runs the party. After a failure the same command goes
-    on where it was.
+    Makes the party's keys, which never leave its folder, gets a certificate, and writes the configuration. Files that
+    the invitation names, such as histories, must be beside it; --set names others, and the address to listen at.
+    Afterwards `coterie serve ROLE --config FOLDER/config.toml` runs the party. After a failure, repeat the command.
     """
     output = Output("enrol", as_json=json)
 

@@ -22,18 +22,18 @@ _TableOption = Annotated[
     typer.Option(
         "--table",
         metavar="NAME",
-        help="Which table; a name that there is not prints those that there are.",
+        help="Name of the table; an unknown name prints the known ones.",
     ),
 ]
 _FileArgument = Annotated[
     Path | None,
-    typer.Argument(
-        metavar="FILE", help="A run whose settings hold for every row; the table's own when absent."
-    ),
+    typer.Argument(metavar="FILE", help="Run whose settings apply to every row. Absent: the table's own."),
 ]
 _RowsOption = Annotated[
     str | None,
-    typer.Option("--rows", metavar="A,B", help="Only these rows or studies; names as in the JSON."),
+    typer.Option(
+        "--rows", metavar="A,B", help="Rows or studies to compute, by their names in the JSON. Absent: all."
+    ),
 ]
 _OutOption = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder for the table's files.")]
 _OUT = Path("runs/tables")
@@ -43,9 +43,9 @@ def evaluate(
     table: _TableOption,
     file: _FileArgument = None,
     data: DataOption = None,
-    quick: Annotated[bool, typer.Option("--quick", help="One seed.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Compute one seed only.")] = False,
     seeds: Annotated[
-        str | None, typer.Option("--seeds", metavar="0,1,2", help="These seeds; the table's when absent.")
+        str | None, typer.Option("--seeds", metavar="0,1,2", help="Seeds to compute. Absent: the table's.")
     ] = None,
     rows: _RowsOption = None,
     trials: Annotated[
@@ -53,20 +53,20 @@ def evaluate(
         typer.Option(
             "--trials",
             metavar="FILE",
-            help="What `coterie tune` tried; what it left in FOLDER when absent.",
+            help="Trials of `coterie tune`. Absent: those in FOLDER, where there are any.",
         ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Take up what an evaluation that was broken off left in FOLDER.")
+        bool, typer.Option("--resume", help="Continue an interrupted evaluation from its files in FOLDER.")
     ] = False,
     sets: SetOption = None,
     out: _OutOption = _OUT,
     json: JsonOption = False,
 ) -> None:
-    """Run a paper's table again and print ours beside the paper's.
+    """Recompute a paper's table and print it beside the paper's.
 
-    Versions and settings are chosen on validation data, never on test data. A row that could be tuned and was not is
-    marked as untuned.
+    Versions and settings are chosen on validation data, never on test data. A row that can be tuned and has no trials
+    is marked as untuned.
     """
     output = Output("evaluate", as_json=json)
     from coterie.studies import tables
@@ -94,7 +94,7 @@ def tune(
     table: _TableOption,
     file: _FileArgument = None,
     data: DataOption = None,
-    trials: Annotated[int, typer.Option(metavar="N", min=1, help="Trials for each row.")] = 12,
+    trials: Annotated[int, typer.Option(metavar="N", min=1, help="Number of trials for each row.")] = 12,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of split, training and search.")] = 0,
     rows: _RowsOption = None,
     sets: SetOption = None,
@@ -103,8 +103,8 @@ def tune(
 ) -> None:
     """Search the settings of a table's rows at random.
 
-    The same number of trials for each row, judged on validation data. Every trial is kept in a JSON file, from which
-    the next call goes on and which `coterie evaluate` reads.
+    Every row gets the same number of trials, judged on validation data. Trials are kept in a JSON file: the next call
+    continues from it, and `coterie evaluate` takes the best ones.
     """
     output = Output("tune", as_json=json)
     from coterie.errors import ConfigError

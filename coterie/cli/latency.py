@@ -23,35 +23,48 @@ _RUNS = Path("runs")
 def latency(
     config: Annotated[
         Path | None,
-        typer.Option("--config", "-c", metavar="FILE", help="An operator, as `coterie bootstrap` wrote it."),
+        typer.Option(
+            "--config",
+            "-c",
+            metavar="FILE",
+            help="Configuration of an operator, written by `coterie bootstrap`.",
+        ),
     ] = None,
     run: Annotated[
         Path | None,
         typer.Option(
-            "--run", metavar="FOLDER", help="Folder of a local run, now running; else the newest in ./runs."
+            "--run", metavar="FOLDER", help="Folder of a local run in progress. Absent: the newest in ./runs."
         ),
     ] = None,
     party: Annotated[
         list[str] | None,
-        typer.Option("--party", metavar="ROLE/NAME", help="Who measures, as client/host-0; else everybody."),
+        typer.Option(
+            "--party", metavar="ROLE/NAME", help="Service that measures, as client/host-0. Absent: all."
+        ),
     ] = None,
-    echoes: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Round trips to measure.")] = 100,
-    connections: Annotated[int, typer.Option(min=0, max=20, metavar="N", help="Connections to make.")] = 5,
+    echoes: Annotated[
+        int, typer.Option(min=1, max=1000, metavar="N", help="Number of round trips to measure.")
+    ] = 100,
+    connections: Annotated[
+        int, typer.Option(min=0, max=20, metavar="N", help="Number of connections to make.")
+    ] = 5,
     largest: Annotated[
-        int, typer.Option(min=0, max=16384, metavar="KIB", help="Carry no more than this at once, KiB.")
+        int, typer.Option(min=0, max=16384, metavar="KIB", help="Largest payload to send, KiB.")
     ] = 16384,
-    repeats: Annotated[int, typer.Option(min=1, max=20, metavar="N", help="How often to carry each.")] = 3,
+    repeats: Annotated[
+        int, typer.Option(min=1, max=20, metavar="N", help="Number of times to send each payload.")
+    ] = 3,
     heat_map: Annotated[
-        Path | None, typer.Option("--heat-map", metavar="FILE", help="Write the round trips as an SVG image.")
+        Path | None,
+        typer.Option("--heat-map", metavar="FILE", help="File for an SVG heat map of the round trips."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
     """Measure the network between all services that call each other.
 
-    Each service measures to those that it calls, one after the other: round trips of an RPC, the part of them that the
-    server itself takes, TCP connects, TLS handshakes, first answers of new connections, and what is carried from 0 B to
-    16 MiB. Nobody has to be reached from here but the orchestration server. It does not matter whether a run is
-    going on, but what one sends meanwhile is measured, too.
+    Services measure in turn, each to the services that it calls: round trips of an RPC and the server's part of them,
+    TCP connects, TLS handshakes, first answers of new connections, and transfers of 0 B to 16 MiB. This command calls
+    the orchestration server only. A run may be in progress; its traffic then affects the figures.
     """
     output = Output("latency", as_json=json)
     import asyncio

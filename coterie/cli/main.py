@@ -45,9 +45,9 @@ __all__ = ["app", "invoke", "main", "tree"]
 
 app = typer.Typer(
     name="coterie",
-    help="A federated recommender that runs as a real distributed system.",
-    epilog="Each command has --help too. docs/exit-codes/ describes how commands end, docs/configuration.md what "
-    "files of a run and of a service may say.",
+    help="Train and run a federated recommender made of real gRPC services.",
+    epilog="Each command has --help, too. docs/tutorial.md goes through a first run, docs/configuration.md describes "
+    "configuration files, docs/exit-codes/ exit statuses.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,  # plain help fits in 80 columns and in a pipe

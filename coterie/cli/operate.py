@@ -18,15 +18,21 @@ __all__ = ["operate"]
 
 def operate(
     config: Annotated[
-        Path, typer.Option("--config", "-c", metavar="FILE", help="As `coterie bootstrap` wrote it.")
+        Path,
+        typer.Option(
+            "--config",
+            "-c",
+            metavar="FILE",
+            help="Configuration of the operator, written by `coterie bootstrap`.",
+        ),
     ],
     sets: SetOption = None,
     json: JsonOption = False,
 ) -> None:
     """Start the run that `coterie bootstrap` prepared, and report.
 
-    Enrols the operator, starts the run at the orchestration server, watches it to its end, and leaves report.json
-    and report.html in the folder that the configuration names. Stopped and started again, it watches the same run.
+    Enrols the operator, starts the run at the orchestration server, watches it to its end, and writes report.json
+    and report.html into the folder that the configuration names. Started again, it goes on watching the same run.
     """
     output = Output("operate", as_json=json)
     from coterie.config.load import load

@@ -16,16 +16,21 @@ DataOption = Annotated[
     typer.Option(
         "--data",
         metavar="PATH",
-        help="A data set, or its name below data/ or COTERIE_DATA; synthetic when absent.",
+        help="Data set: a path, or a name below data/ or COTERIE_DATA. Absent: a synthetic one.",
     ),
 ]
 
 JsonOption = Annotated[
-    bool, typer.Option("--json", help="One JSON object on standard output, prose on standard error.")
+    bool,
+    typer.Option("--json", help="Print one JSON object on standard output, and prose on standard error."),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Set a key, as in federation.hosts=3. May be repeated."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a configuration key, as in federation.hosts=3. May be repeated.",
+    ),
 ]
 
 

@@ -22,25 +22,29 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 def preflight(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A run, or with --role the configuration of a service.")
+        Path,
+        typer.Argument(
+            metavar="FILE", help="File that describes a run, or with --role configures a service."
+        ),
     ],
     role: Annotated[
         str | None,
         typer.Option(
-            metavar="ROLE", help="Check a service: cos, data-owner, client, decrypting-client or thirdparty."
+            metavar="ROLE",
+            help="Role of the service: cos, data-owner, client, decrypting-client or thirdparty.",
         ),
     ] = None,
     data: DataOption = None,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.1, max=60.0, help="How long to wait for each peer.")
+        float, typer.Option(metavar="SECONDS", min=0.1, max=60.0, help="Longest time to wait for each peer.")
     ] = 5.0,
     sets: SetOption = None,
     json: JsonOption = False,
 ) -> None:
     """Check that a run or a service can start here.
 
-    Nothing is started or changed. Packages, data, memory, disk, ports, stores, certificates and peers are looked at;
-    each failure is shown with what to do about it. Warnings do not stop anything.
+    Checks packages, data, memory, disk, ports, stores, certificates and peers, and prints for each failure how to mend
+    it. Nothing is started or changed. Warnings do not change the exit status.
     """
     from coterie.config.load import load, load_service
     from coterie.config.run import RunSettings

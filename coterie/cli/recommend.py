@@ -17,25 +17,23 @@ __all__ = ["receipt", "recommend"]
 
 _RUNS = Path("runs")
 
-UserOption = Annotated[
-    str, typer.Option("--user", metavar="NAME", help="The user, as the data set names it.")
-]
+UserOption = Annotated[str, typer.Option("--user", metavar="NAME", help="Name of the user in the data set.")]
 RunOption = Annotated[
     Path | None,
-    typer.Option("--run", metavar="FOLDER", help="Folder of a run; the newest in ./runs when absent."),
+    typer.Option("--run", metavar="FOLDER", help="Folder of a run. Absent: the newest in ./runs."),
 ]
 
 
 def recommend(
     user: UserOption,
-    k: Annotated[int, typer.Option("--k", metavar="N", min=1, max=1000, help="How many items.")] = 10,
+    k: Annotated[int, typer.Option("--k", metavar="N", min=1, max=1000, help="Number of items.")] = 10,
     run: RunOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Recommend items that a user has not seen.
+    """Recommend items that a user has not seen yet.
 
-    Asks the host that keeps the user's history, over mutual TLS. When the run has ended, its third party, COS and
-    that host are started again from their stores for the time of the question.
+    Asks the host that keeps the user's history, over mutual TLS. If the run has ended, its third party, its server
+    and that host are started again from their stores while they answer.
     """
     import asyncio
 
@@ -72,10 +70,9 @@ def recommend(
 
 
 def receipt(user: UserOption, run: RunOption = None, json: JsonOption = False) -> None:
-    """Print what has left a user's host, and what it refused.
+    """Print what has left a user's host, to whom, and how protected.
 
-    Each line says to whom and how protected. What the host sent for all its users together is in everybody's receipt.
-    Times are UTC.
+    Also prints what the host refused. What it sent for all its users together is in the receipt of each. Times are UTC.
     """
     import asyncio
 

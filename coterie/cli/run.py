@@ -18,19 +18,23 @@ __all__ = ["run"]
 
 
 def run(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A run, as in examples/drift.toml.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="File that describes the run, as examples/drift.toml.")
+    ],
     data: DataOption = None,
     in_process: Annotated[
         bool,
-        typer.Option("--in-process", help="Rounds-based systems: the same mathematics without services."),
+        typer.Option(
+            "--in-process", help="Train in this process, without services; for systems that learn in rounds."
+        ),
     ] = False,
     sets: SetOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Train a federation on this machine and leave its report.
+    """Train a federation on this machine and write its report.
 
-    Every service is a process of its own, on loopback, with mutual TLS. report.json, report.html, logs and stores
-    are left in runs/ID; `output` in FILE names another folder.
+    Every service runs as a process of its own, on loopback, with mutual TLS. report.json, report.html, logs and stores
+    are written into runs/ID; `output` in FILE names another folder.
     """
     output = Output("run", as_json=json)
     from coterie.config.load import load

@@ -21,20 +21,26 @@ _GROUP = "coterie.services"
 
 def serve(
     role: Annotated[
-        str, typer.Argument(metavar="ROLE", help="cos, data-owner, client, decrypting-client or thirdparty.")
+        str,
+        typer.Argument(
+            metavar="ROLE", help="Role: cos, data-owner, client, decrypting-client or thirdparty."
+        ),
     ],
     config: Annotated[
         Path | None,
         typer.Option(
-            "--config", "-c", metavar="FILE", help="Its configuration; without one, environment and --set."
+            "--config",
+            "-c",
+            metavar="FILE",
+            help="Configuration of the service. Absent: environment and --set alone.",
         ),
     ] = None,
     sets: SetOption = None,
 ) -> None:
     """Run a service until SIGTERM or SIGINT.
 
-    Its values come from the file, then the environment (COTERIE_...), then --set; later wins. `coterie config
-    reference` lists the keys. SIGTERM lets it finish or hand back what is in flight, within 10 seconds.
+    Configuration values come from the file, the environment (COTERIE_...) and --set; a later source wins. `coterie
+    config reference` lists the keys. After SIGTERM the service finishes or hands back its work within 10 s.
     """
     # Set before NumPy is loaded: small matrix products gain nothing from threads, and the threads of several services
     # on a machine compete for its cores.

@@ -9,9 +9,9 @@ __all__ = ["systems"]
 
 
 def systems(json: JsonOption = False) -> None:
-    """Show which learning system runs under which secure sum.
+    """List learning systems and the secure sums that each can use.
 
-    And why not under the others. `system` and `secure_sum` in the file of a run name them.
+    Also says why the other sums cannot be used. A run names them in its keys `system` and `secure_sum`.
     """
     output = Output("systems", as_json=json)
     from rich.box import SIMPLE_HEAD

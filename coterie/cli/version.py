@@ -11,7 +11,7 @@ _PACKAGES = {"grpc": "grpcio", "protobuf": "protobuf", "numpy": "numpy"}
 
 
 def version(as_json: JsonOption = False) -> None:
-    """Print the versions of Coterie and of what it stands on."""
+    """Print the versions of Coterie, Python and the main packages."""
     import platform
     from importlib import metadata
 

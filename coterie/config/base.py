@@ -47,103 +47,135 @@ Address = Annotated[str, StringConstraints(pattern=r"^.+:[0-9]{1,5}$"), AfterVal
 
 
 class Peer(ConfigModel):
-    """Another service, by address and by the name that its certificate must carry."""
+    """Address of another service and the name that its certificate must carry."""
 
-    address: Address = Field(description="Where it listens, `host:port`.")
-    name: Label = Field(description="Its name; with its role it makes the TLS name that is verified.")
+    address: Address = Field(description="Address at which the service listens, `host:port`.")
+    name: Label = Field(
+        description="Name of the service in its certificate; TLS verifies it together with the role."
+    )
 
 
 class EnrolSettings(ConfigModel):
     """How a process gets its certificate the first time."""
 
-    address: Address = Field(description="Where the third party takes enrolments.")
-    name: Label = Field("directory", description="Name of the third party.")
-    ca_file: Path = Field(description="Certificate of the authority, PEM; handed over with the token.")
-    token_file: Path = Field(description="One-time token made for this role and name.")
-    timeout_s: float = Field(60.0, gt=0, description="How long to keep trying, seconds.")
+    address: Address = Field(description="Address at which the third party takes enrolments, `host:port`.")
+    name: Label = Field("directory", description="Name of the third party in its certificate.")
+    ca_file: Path = Field(
+        description="File with the authority's certificate (PEM), handed over with the token."
+    )
+    token_file: Path = Field(
+        description="File with the one-time enrolment token, made for this role and name."
+    )
+    timeout_s: float = Field(60.0, gt=0, description="Longest time for which enrolment is retried, seconds.")
 
 
 class LimitSettings(ConfigModel):
-    """What a service takes on at once. Who asks for more is told so, and when to come back; nothing of it is read."""
+    """Limits on connections, calls and messages. Requests over a limit are refused unread, with a retry delay."""
 
     connections: int = Field(
         8192,
         ge=1,
-        description="Connections in all; further ones are closed. Each is an open file (`ulimit -n`).",
+        description="Most open connections of all callers; further ones are closed. Each takes an open file "
+        "(`ulimit -n`).",
     )
     connections_per_peer: int = Field(
-        64, ge=1, description="Connections with calls of one caller: by certificate, without one by address."
+        64,
+        ge=1,
+        description="Most connections of one caller that carry calls. A caller is known by its certificate, or "
+        "by its address while it has none.",
     )
-    calls: int = Field(16384, ge=1, description="Calls at once in all; health checks are answered beyond it.")
-    calls_per_peer: int = Field(256, ge=1, description="Calls at once of one caller.")
+    calls: int = Field(
+        16384, ge=1, description="Most concurrent calls of all callers. Health checks are answered beyond it."
+    )
+    calls_per_peer: int = Field(256, ge=1, description="Most concurrent calls of one caller.")
     calls_per_s: float = Field(
-        2000.0, gt=0, description="Calls of one caller in a second, over a longer time."
+        2000.0,
+        gt=0,
+        description="Calls per second of one caller in the long run; `burst` allows more for a short time.",
     )
-    burst: int = Field(4000, ge=1, description="Calls that one caller may make at a stretch.")
-    uploads_per_peer: int = Field(16, ge=1, description="Streams that one caller sends at once.")
+    burst: int = Field(
+        4000, ge=1, description="Calls that one caller may make at once before `calls_per_s` limits it."
+    )
+    uploads_per_peer: int = Field(
+        16, ge=1, description="Most concurrent uploads (request streams) of one caller."
+    )
     resets_per_s: float = Field(
         50.0,
         gt=0,
-        description="Calls that one caller may give up in a second, over a longer time; twice `calls_per_peer` at a "
-        "stretch. The connections of who gives up more are cut off.",
+        description="Calls per second that one caller may cancel in the long run, and twice `calls_per_peer` at "
+        "once. The connections of a caller that cancels more are closed.",
     )
     message_kib: int = Field(
         4096,
         ge=64,
         le=4096,
-        description="Largest message, KiB; the requests of many calls may have 64 KiB only.",
+        description="Largest message, KiB. Requests of calls that carry no vectors may have at most 64 KiB, "
+        "whatever this is.",
     )
-    headers_kib: int = Field(16, ge=4, le=1024, description="Most headers of a call, KiB.")
+    headers_kib: int = Field(16, ge=4, le=1024, description="Largest size of a call's headers, KiB.")
     message_s: float = Field(
         60.0,
         gt=0,
-        description="How long a caller may take to send the next message, or to take one, seconds. Who was slower "
-        "sends no stream for as long again.",
+        description="Longest time that a caller may take to send its next message, or to accept one, seconds. "
+        "The call of a slower caller ends, and its uploads are refused for as long again.",
     )
     least_kib_s: float = Field(
-        4.0, ge=0, description="What has to arrive of a stream on average from then on, KiB in a second."
+        4.0,
+        ge=0,
+        description="Lowest average rate of an upload that has taken `message_s` or longer, KiB per second. A "
+        "slower one ends.",
     )
-    handshake_s: float = Field(20.0, gt=0, description="How long a TLS handshake may take, seconds.")
+    handshake_s: float = Field(20.0, gt=0, description="Longest duration of a TLS handshake, seconds.")
     keepalive_s: float = Field(
         60.0,
         ge=1,
-        description="How often silent connections are asked for a sign of life, seconds; within half of it it must "
-        "come.",
+        description="Time between two keepalive pings on a silent connection, seconds. A connection that does "
+        "not answer within half of it is closed.",
     )
     idle_s: float = Field(
-        600.0, gt=0, description="After how long a connection without calls is closed, seconds."
+        600.0, gt=0, description="Time without calls after which a connection is closed, seconds."
     )
     age_s: float = Field(
         14400.0,
         gt=0,
-        description="After how long a connection is replaced, seconds; calls then have `message_s` to end.",
+        description="Time after which a connection is closed, so that its caller makes a new one, seconds. Calls "
+        "under way have `message_s` to end.",
     )
 
 
 class ServiceSettings(ConfigModel):
-    """What every service process has."""
+    """Settings that every service process has."""
 
-    name: Label = Field(description="Name of this process; unique within its role.")
-    state: Path = Field(description="Folder of its stores, keys and certificates; private to the process.")
-    listen: Address = Field(description="Address to listen on.")
+    name: Label = Field(description="Name of the process in its certificate; unique within its role.")
+    state: Path = Field(description="Folder of the stores, keys and certificates of this process alone.")
+    listen: Address = Field(description="Address at which the service listens, `host:port`.")
     metrics: Address | None = Field(
-        None, description="Address for Prometheus metrics and `/healthz`; nothing is served when absent."
+        None,
+        description="Address at which Prometheus metrics and `/healthz` are served, `host:port`. When absent, "
+        "neither is served.",
     )
-    log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="Lowest level logged.")
-    reflection: bool = Field(False, description="Offer gRPC server reflection to operators.")
+    log_level: str = Field(
+        "info",
+        pattern="^(debug|info|warning|error)$",
+        description="Lowest level of messages that are logged.",
+    )
+    reflection: bool = Field(
+        False, description="Whether operators may list the service's RPCs by gRPC server reflection."
+    )
     transcript: bool = Field(
         False,
-        description="Record everything received in the state folder. Holds private data: off by default.",
+        description="Whether every message is recorded in the state folder, private data included, for audits "
+        "and experiments.",
     )
     limits: LimitSettings = Field(
-        default_factory=LimitSettings, description="What this process takes on at once."
+        default_factory=LimitSettings, description="Limits on the connections, calls and messages of callers."
     )
     latency_mb: int = Field(
         1024,
         ge=0,
         le=1 << 20,
-        description="Most that one measurement (`coterie latency`) may have carried from and to this process, MiB.",
+        description="Most data that one measurement (`coterie latency`) may send to and from this process, MiB.",
     )
     enrol: EnrolSettings | None = Field(
-        None, description="How to enrol when the state folder holds no certificate."
+        None, description="Enrolment, needed while the state folder holds no certificate."
     )

@@ -26,12 +26,13 @@ _INTRODUCTION = """\
 
 <!-- Written by `python -m coterie.config.key_reference --write docs/configuration.md`: edit the models. -->
 
-A run, every service process and an operator read one TOML file each. `coterie config show` prints the values that hold
-and where each came from; `coterie config reference` prints this page.
+Reference of every key of a configuration file, for whoever writes one: its type, its default and its meaning. A run,
+each service process and an operator read one TOML file each. `coterie config show` prints a file's resulting values and
+where each came from; `coterie config reference` prints this page.
 
 ## Where values come from
 
-Later wins, key by key:
+Each key takes its value from the last of these sources that gives one:
 
 1. the **default** in the tables below;
 2. the **file**;
@@ -40,14 +41,14 @@ Later wins, key by key:
    `COTERIE_OWNERS__0__NAME=films` sets the name of the first entry of `[[owners]]`;
 4. **`--set`** on the command line, any number of times: `--set federation.hosts=3`.
 
-Values of the environment and of `--set` are TOML (`3`, `true`, `[0, 1, 2]`, `{users = 50}`); what is not
-TOML, or stands where text is wanted, is taken as the text that it is, so `--set name=night-1` needs no
-quotes. An empty variable counts as unset. Variables whose first part is no key (`COTERIE_DEBUG`) are left
-alone, and so is one that names a table without giving an inline table (`COTERIE_DATA=...`); one that looks
+Values of the environment and of `--set` are TOML (`3`, `true`, `[0, 1, 2]`, `{users = 50}`). A value that is
+not TOML, or that is given for a key that takes text, is taken as text, so `--set name=night-1` needs no
+quotes. An empty variable counts as unset. Variables whose first part is no key (`COTERIE_DEBUG`) are ignored,
+and so is a variable that names a table and holds no inline table (`COTERIE_DATA=...`). A variable that looks
 like a misspelt key is an error.
 
-Everything that is wrong is reported at once, with the key, its value, what was expected and the nearest
-right key; the command then ends with status [10](exit-codes/10-19.md).
+All errors are reported together, each with the key, its value, what was expected and the nearest right
+key; the command then ends with status [10](exit-codes/10-19.md).
 
 Relative paths in the file of a service or an operator start from the folder of that file; everywhere else
 (the file of a run, the environment, `--set`) they start from the current directory. Secrets are never values:
@@ -87,7 +88,7 @@ def _usual() -> str:
     """Return the section on defaults that systems set for keys of shared tables."""
     lines = ["## Defaults of the systems", ""]
     lines += [
-        "Where a file gives nothing, a system may take another value for a key than the table above has."
+        "Some systems have defaults of their own for keys of the table *A run*; a value that is given wins over both."
     ]
     lines += ["", "| key | system | default | otherwise |", "| --- | --- | --- | --- |"]
     otherwise = {key.name: key.default for key in keys(RunSettings)}

@@ -12,16 +12,17 @@ __all__ = ["OperateSettings"]
 
 
 class OperateSettings(ConfigModel):
-    """An operator: who it is, where the COS is, what to run and where the report goes."""
+    """An operator, who starts a run, watches it and gets its report."""
 
-    name: Label = Field("operator", description="Name of the operator.")
-    state: Path = Field(description="Folder of its key and certificate.")
+    name: Label = Field("operator", description="Name of the operator in its certificate.")
+    state: Path = Field(description="Folder of the operator's key and certificate.")
     enrol: EnrolSettings | None = Field(
-        None, description="How to enrol when the state folder holds no certificate."
+        None, description="Enrolment, needed while the state folder holds no certificate."
     )
-    cos: Peer = Field(description="The orchestration server.")
+    cos: Peer = Field(description="The orchestration server, which runs the training.")
     thirdparty: Peer | None = Field(
-        None, description="The third party, which renews the certificate; when absent it is not renewed."
+        None,
+        description="The third party, which renews the operator's certificate. When absent, it is not renewed.",
     )
-    order: Path = Field(description="What to run, written by `coterie bootstrap`.")
+    order: Path = Field(description="File that describes the run to start, written by `coterie bootstrap`.")
     output: Path = Field(description="Folder for report.json and report.html.")

@@ -77,7 +77,7 @@ class _Checked(BaseRunSettings):
 if TYPE_CHECKING:
 
     class RunSettings(_Checked):
-        """A run: data, system, federation, seeds."""
+        """Settings of one run: data, split, learning system, sum, rounds and parties."""
 
 else:
     _names = tuple(systems())
@@ -85,8 +85,11 @@ else:
         "RunSettings",
         __base__=_Checked,
         __module__=__name__,
-        __doc__="A run: data, system, federation, seeds.",
-        system=(Literal[_names], Field(DEFAULT, description="Learning system.")),
+        __doc__="Settings of one run: data, split, learning system, sum, rounds and parties.",
+        system=(
+            Literal[_names],
+            Field(DEFAULT, description="Learning system to train; `coterie systems` lists them."),
+        ),
         **{
             system.table: (
                 system.settings,

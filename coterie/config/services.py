@@ -29,9 +29,13 @@ __all__ = [
 class ThirdPartySettings(ServiceSettings):
     """Third party: certificate authority and key directory."""
 
-    enrol_listen: Address = Field(description="Address for enrolment, reached without a client certificate.")
+    enrol_listen: Address = Field(
+        description="Address at which enrolments are taken, without a client certificate, `host:port`."
+    )
     tokens: Path | None = Field(
-        None, description="File of token records made by `coterie certs token`; read again when it changes."
+        None,
+        description="File with the records of tokens that `coterie certs token` made; read again when it "
+        "changes. When absent, it is in the state folder.",
     )
     enrol_limits: LimitSettings = Field(
         LimitSettings(
@@ -48,63 +52,79 @@ class ThirdPartySettings(ServiceSettings):
             idle_s=60.0,
             age_s=600.0,
         ),
-        description="As `limits`, for enrolment, where nobody shows a certificate: a caller is an address.",
+        description="Limits at the address for enrolment, where a caller is known by its network address. When "
+        "the table is absent, stricter values hold than the defaults of its keys: 512 connections, "
+        "128 calls, 20 calls per second of one caller.",
     )
-    certificate_days: float = Field(30.0, gt=0, le=397, description="Validity of issued certificates, days.")
+    certificate_days: float = Field(
+        30.0,
+        gt=0,
+        le=397,
+        description="Validity of the certificates that the third party issues, days. Parties renew theirs before "
+        "it ends.",
+    )
 
 
 class DatabaseSettings(ConfigModel):
-    """A database of PostgreSQL."""
+    """A PostgreSQL database in which the COS keeps its runs."""
 
     url: str = Field(
-        description="`postgresql+psycopg://USER@HOST:PORT/DATABASE`, without a password. Straight to the server: "
-        "a pool that gives each transaction another connection loses the lock that keeps a second service out."
+        description="Address of the database, `postgresql+psycopg://USER@HOST:PORT/DATABASE`, without a "
+        "password. Connect to the server itself: a pool that changes connections between "
+        "transactions loses the lock that keeps a second COS out."
     )
     password_file: Path | None = Field(
         None,
-        description="File whose first line is the password. Absent: `PGPASSWORD` or `PGPASSFILE` of the environment "
-        "say it, or the server asks for none.",
+        description="File whose first line is the password. When absent, `PGPASSWORD` or `PGPASSFILE` of the "
+        "environment is used, or no password.",
     )
     tls: Literal["disable", "require", "verify-ca", "verify-full"] = Field(
         "verify-full",
-        description="What is asked of the connection, as PostgreSQL's `sslmode`; a Unix socket has no TLS.",
+        description="How TLS to the database is required and verified, as PostgreSQL's `sslmode`. A Unix socket "
+        "has no TLS.",
     )
     ca_file: Path | None = Field(
-        None, description="Who may sign the server's certificate, PEM; the system's authorities when absent."
+        None,
+        description="File with the authorities that may sign the database server's certificate (PEM). When "
+        "absent, those of the operating system.",
     )
     certificate: Path | None = Field(
-        None, description="Certificate of the client, where the server asks for one."
+        None, description="File with the client certificate, for database servers that ask for one."
     )
-    key: Path | None = Field(None, description="The key of `certificate`.")
-    timeout_s: float = Field(
-        10.0, gt=0, le=600, description="Longest time that a statement may take, seconds."
-    )
+    key: Path | None = Field(None, description="File with the private key of `certificate`.")
+    timeout_s: float = Field(10.0, gt=0, le=600, description="Longest duration of a statement, seconds.")
 
 
 class CosSettings(ServiceSettings):
-    """Central orchestration server."""
+    """The orchestration server (COS), which sums contributions and keeps the model."""
 
-    thirdparty: Peer = Field(description="The key directory.")
+    thirdparty: Peer = Field(description="The third party, which holds the key directory.")
     database: DatabaseSettings | None = Field(
         None,
-        description="Where runs are kept; a file in the state folder when absent. Versions of the model stay there.",
+        description="PostgreSQL database for runs. When absent, they are in a SQLite file in the state folder. "
+        "Versions of the model are in the state folder in either case.",
     )
-    max_uploads: int = Field(8, ge=1, le=1024, description="Uploads taken at once.")
-    max_payload_mb: int = Field(64, ge=1, le=4096, description="Largest submitted item, MiB.")
+    max_uploads: int = Field(8, ge=1, le=1024, description="Most uploads that are received at the same time.")
+    max_payload_mb: int = Field(64, ge=1, le=4096, description="Largest payload of one submitted item, MiB.")
     snapshot_every: int = Field(
-        500, ge=1, description="Updates between two snapshots of the model; the log covers the rest."
+        500,
+        ge=1,
+        description="Updates of the model between two snapshots. A restart begins with the last one and applies "
+        "the logged updates after it.",
     )
 
 
 class OwnerSettings(ConfigModel):
-    """One data owner of a process."""
+    """A data owner that a process serves."""
 
-    name: Label = Field(description="Its name in the catalogue.")
-    items: Path = Field(description="CSV with a column `item`: the external keys of its items.")
+    name: Label = Field(description="Name of the data owner in the catalogue.")
+    items: Path = Field(
+        description="CSV file with a column `item`: the keys of the owner's items, as in the data set."
+    )
     features: Path | None = Field(
         None,
-        description="CSV with a column `item`, then one for each feature: numbers, nothing where one is missing. What "
-        "the owner knows of its items, for systems that ask it.",
+        description="CSV file with a column `item` and a numeric column for each feature, empty where unknown. "
+        "For systems that learn from features of items.",
     )
 
 
@@ -112,42 +132,63 @@ class DataOwnerSettings(ServiceSettings):
     """A process that serves one or more data owners."""
 
     cos: Peer = Field(description="The orchestration server.")
-    thirdparty: Peer = Field(description="The key directory.")
-    run: Label = Field("run", description="Run to take part in.")
+    thirdparty: Peer = Field(description="The third party, which holds the key directory.")
+    run: Label = Field("run", description="Id of the run to take part in.")
     advertise: Address | None = Field(
-        None, description="Address that clients are told; the listening address when absent."
+        None, description="Address that clients are told to send to, `host:port`. When absent, `listen`."
     )
-    owners: tuple[OwnerSettings, ...] = Field(min_length=1, description="The data owners served here.")
+    owners: tuple[OwnerSettings, ...] = Field(
+        min_length=1, description="Data owners that this process serves."
+    )
     leave_after_epoch: int | None = Field(
-        None, ge=1, description="Leave the run after this epoch (to study churn)."
+        None,
+        ge=1,
+        description="Epoch after which the process leaves the run, to study churn. When absent, it stays.",
     )
-    prekey_hours: float = Field(24.0, gt=0, le=24 * 30, description="Validity of a prekey, hours.")
+    prekey_hours: float = Field(
+        24.0,
+        gt=0,
+        le=24 * 30,
+        description="Validity of a prekey, the public key for which clients seal records, hours. It is renewed "
+        "at half of it.",
+    )
 
 
 class ConsentSettings(ConfigModel):
-    """What a client takes part in; it refuses a run or round outside it, and says why in its receipts."""
+    """Terms under which a client takes part; it refuses other runs and rounds, and says why in its receipts."""
 
-    systems: tuple[str, ...] = Field((), description="Learning systems that it accepts; any when empty.")
-    secure_sums: tuple[Literal["clear", "masked", "encrypted", "shared-key"], ...] = Field(
-        (), description="How contributions may be summed; any way when empty."
+    systems: tuple[str, ...] = Field(
+        (), description="Names of the learning systems that it accepts; any when empty."
     )
-    min_cohort: int = Field(20, ge=1, description="Smallest cohort that it accepts.")
-    min_sum: int = Field(20, ge=1, description="Smallest number of users over which a sum may be formed.")
+    secure_sums: tuple[Literal["clear", "masked", "encrypted", "shared-key"], ...] = Field(
+        (), description="Secure sums that it accepts for contributions; any when empty."
+    )
+    min_cohort: int = Field(
+        20,
+        ge=1,
+        description="Smallest cohort that it accepts, in devices, or in users where `experiment` holds.",
+    )
+    min_sum: int = Field(
+        20,
+        ge=1,
+        description="Smallest number of devices, or users where `experiment` holds, over which a sum may be "
+        "formed.",
+    )
     experiment: bool | None = Field(
         None,
-        description="Whether floors may count users instead of devices. Absent: where this host itself holds more "
-        "than one user, as in an experiment.",
+        description="Whether `min_cohort` and `min_sum` may count users instead of devices. When absent, they "
+        "may if this host holds more than one user.",
     )
     rounds_per_day: int = Field(
-        0, ge=0, description="In how many rounds of a UTC day a user may take part. 0: in any number."
+        0, ge=0, description="Most rounds of a UTC day in which a user takes part; 0: any number."
     )
     metrics: tuple[str, ...] | None = Field(
         None, description="Metrics that may leave, inside sums over a cohort; any when absent."
     )
     sparse: bool = Field(
         False,
-        description="Whether contributions under a key may leave out ciphertexts without anything in them, which shows "
-        "the server near which items there is something.",
+        description="Whether encrypted contributions may leave out ciphertexts that hold only zeros, which shows "
+        "the server near which items a user has something.",
     )
 
     def consent(self, users: int) -> Consent:
@@ -168,16 +209,20 @@ class KeySettings(ConfigModel):
     """What a party relies on about the key of encrypted sums."""
 
     roster: Path = Field(
-        description="Who may hold the secret, signed by the operator (`coterie certs roster`)."
+        description="File with the roster: the participants who may hold the secret key, signed by the operator "
+        "(`coterie certs roster`)."
     )
     roster_key: Path = Field(
-        description="The operator's public key for rosters (`coterie certs roster-key`); from the operator, never from "
-        "a service."
+        description="File with the operator's public key for rosters (`coterie certs roster-key`). It must come "
+        "from the operator, never from a service."
     )
-    bits: int = Field(3072, ge=1024, le=8192, multiple_of=16, description="Length of the key's modulus.")
+    bits: int = Field(
+        3072, ge=1024, le=8192, multiple_of=16, description="Length of the Paillier key's modulus, bits."
+    )
     comparison: bool = Field(
         False,
-        description="Whether the run compares with a paper: only then the key may have fewer than 2048 bits.",
+        description="Whether a key of fewer than 2048 bits is accepted, to compare with a paper. Such a key "
+        "protects nobody.",
     )
 
     @property
@@ -191,68 +236,75 @@ class ContributorSettings(KeySettings):
 
     obfuscators: Literal["public", "short"] = Field(
         "public",
-        description="How values are hidden: by exponents of half the key's length, or of 512 bits, which assumes more. "
-        "Who holds the key itself needs neither.",
+        description="Length of the random exponents that hide values. public: half of the key's length. short: "
+        "512 bits, which is faster and assumes more. A holder of the key needs neither.",
     )
     holds_key: bool = Field(
         False,
-        description="Whether this host holds the key, as one of those that the roster names: in runs whose "
-        "participants share it.",
+        description="Whether this host holds the secret key, in runs whose participants share it. The roster "
+        "must name it.",
     )
-    rotate_every: int = Field(0, ge=0, description="As of decrypting clients; with holds_key.")
+    rotate_every: int = Field(
+        0,
+        ge=0,
+        description="Rounds after which the holders replace the key, where `holds_key` is set; 0: never.",
+    )
 
 
 class ClientSettings(ServiceSettings):
     """A client host: one device with one user, or many users for an experiment."""
 
     cos: Peer = Field(description="The orchestration server.")
-    thirdparty: Peer = Field(description="The key directory.")
-    run: Label = Field("run", description="Run to take part in.")
+    thirdparty: Peer = Field(description="The third party, which holds the key directory.")
+    run: Label = Field("run", description="Id of the run to take part in.")
     histories: Path | None = Field(
         None,
-        description="CSV with columns `user,item,positive,time,part`, taken into the private store once. Part is 0 to "
-        "train, 1 to choose a version, 2 to test; 3 names an item that what is held out is ranked among. A column "
-        "`rating` holds ratings, for systems that predict them.",
+        description="CSV file with columns `user,item,positive,time,part`, and `rating` for systems that predict "
+        "ratings; taken into the private store once. `part` is 0 to train, 1 to choose a version, 2 "
+        "to test, and 3 for an item among which held-out ones are ranked.",
     )
     attributes: Path | None = Field(
         None,
-        description="CSV with a column `user`, then one for each attribute in the order of the run's plan: numbers, "
-        "nothing where one is missing. A user that has no history takes part without one.",
+        description="CSV file with a column `user` and a numeric column for each attribute, in the order of the "
+        "run's plan, empty where unknown. A user without a history takes part, too.",
     )
     seed: int | None = Field(
         None,
         ge=0,
-        description="Seed of the users' own randomness and of the order in which they deliver (experiments). Absent: "
-        "randomness of the operating system, kept in the state folder.",
+        description="Seed of the users' randomness and of the order of delivery, for experiments. When absent, "
+        "the operating system's randomness is used and kept in the state folder.",
     )
     consent: ConsentSettings = Field(
-        default_factory=ConsentSettings, description="What this host takes part in."
+        default_factory=ConsentSettings,
+        description="Terms under which this host takes part in runs and rounds.",
     )
     encryption: ContributorSettings | None = Field(
         None,
-        description="The key of encrypted sums. Without it this host takes part in no run that encrypts.",
+        description="The Paillier key of encrypted sums. When absent, this host takes part in no run that "
+        "encrypts.",
     )
     per_user_metrics: bool = Field(
         False,
-        description="Write each user's metrics to `metrics.csv` in the state folder; they never leave it.",
+        description="Whether each user's metrics are written to `metrics.csv` in the state folder. They never "
+        "leave it.",
     )
 
 
 class DecryptingClientSettings(ServiceSettings):
-    """A decrypting client: holds the key of encrypted sums with others, and decrypts a part of each sum."""
+    """A decrypting client, which holds the key of encrypted sums with others and decrypts a part of each sum."""
 
     cos: Peer = Field(description="The orchestration server.")
-    thirdparty: Peer = Field(description="The key directory.")
-    run: Label = Field("run", description="Run to take part in.")
-    encryption: KeySettings = Field(description="The key.")
+    thirdparty: Peer = Field(description="The third party, which holds the key directory.")
+    run: Label = Field("run", description="Id of the run to take part in.")
+    encryption: KeySettings = Field(description="The Paillier key that it holds.")
     rotate_every: int = Field(
         0,
         ge=0,
-        description="Rounds after which another key is made; 0 for never. It is the first holder on the roster that "
-        "begins, and the others follow.",
+        description="Rounds after which the key is replaced; 0: never. The first holder on the roster makes the "
+        "new key, and the others take it over.",
     )
     consent: ConsentSettings = Field(
-        default_factory=ConsentSettings, description="Which sums it helps to form."
+        default_factory=ConsentSettings, description="Terms under which it helps to form sums."
     )
 
 

@@ -42,28 +42,37 @@ S = TypeVar("S", bound=SystemSettings)
 class SyntheticSettings(ConfigModel):
     """The embedded synthetic data set, used when no path is given."""
 
-    users: int = Field(300, ge=2, description="Number of users.")
-    items: int = Field(400, ge=2, description="Number of items.")
-    interactions: int = Field(24_000, ge=4, description="Number of interactions.")
-    genres: int = Field(6, ge=1, description="Number of genres.")
-    seed: int = Field(0, ge=0, description="Seed of the generator.")
+    users: int = Field(300, ge=2, description="Number of users to generate.")
+    items: int = Field(400, ge=2, description="Number of items to generate.")
+    interactions: int = Field(24_000, ge=4, description="Number of interactions to generate.")
+    genres: int = Field(6, ge=1, description="Number of genres; each item has one to three.")
+    seed: int = Field(0, ge=0, description="Seed of the generator; equal seeds give equal data.")
 
 
 class DataSettings(ConfigModel):
     """Which interactions to learn from."""
 
-    path: Path | None = Field(None, description="A data set; the synthetic one when absent.")
-    layout: str | None = Field(None, description="Layout of the data set; recognised when absent.")
+    path: Path | None = Field(
+        None, description="File or folder of the data set. When absent, a synthetic one is generated."
+    )
+    layout: str | None = Field(
+        None,
+        description="Layout of the data set, such as `ml-100k` or `csv`. When absent, it is recognised by the "
+        "names of the files.",
+    )
     columns: dict[str, str] = Field(
-        default_factory=dict, description="CSV, TSV, Parquet: our column name to the file's."
+        default_factory=dict,
+        description='Columns of a CSV, TSV or Parquet file, as in `{user = "customer", item = "sku"}`: our name '
+        "to the file's.",
     )
     positive_from: float = Field(
         3.0,
-        description="A rating at or above this is positive, for systems that learn from likes and dislikes; others "
-        "count every interaction, or predict ratings.",
+        description="Lowest rating that counts as positive, for systems that learn from likes and dislikes. "
+        "Other systems use the ratings, or count every interaction.",
     )
     synthetic: SyntheticSettings = Field(
-        default_factory=lambda: SyntheticSettings(), description="The synthetic set."
+        default_factory=lambda: SyntheticSettings(),
+        description="The synthetic data set, used when `data.path` is absent.",
     )
 
 
@@ -72,84 +81,101 @@ class SplitSettings(ConfigModel):
 
     kind: Literal["temporal", "random", "leave-last-out", "published", "cold-users", "cold-items"] = Field(
         "temporal",
-        description="By time, at random, each user's last interaction, or the hold-out published with the data; or "
-        "whole users or whole items, as if they came afterwards. A system refuses what it cannot be measured by.",
+        description="Which interactions are held out to test: each user's last ones by time (temporal), random "
+        "ones, each user's last one (leave-last-out), those published with the data, or all of some "
+        "users or items (cold-users, cold-items), as if they came later. A system refuses kinds by "
+        "which it cannot be measured.",
     )
     train: float = Field(
         0.8,
         gt=0,
         lt=1,
-        description="Share that is not test: of each user's interactions, or of the users or items where these are "
-        "held out as a whole; of no meaning where one interaction is held out.",
+        description="Share that is not held out to test: of each user's interactions, or of the users or items "
+        "with cold-users and cold-items. leave-last-out and published ignore it.",
     )
     validation: float = Field(
         0.1,
         ge=0,
         lt=1,
-        description="Share of the training part that is held out to choose the epoch. "
-        "Where one interaction is held out: one more of each user, unless 0.",
+        description="Share of the training part that is held out to choose a version of the model. With "
+        "leave-last-out and published: one more interaction of each user, unless 0.",
     )
     ties: Literal["hash", "file"] = Field(
         "hash",
-        description="leave-last-out: which of several interactions at the last second is the last, "
-        "by a seeded hash of user and item or by the order of the file.",
+        description="leave-last-out: order of interactions at a user's last second, by a seeded hash of user and "
+        "item or as in the file.",
     )
 
 
 class RoundsSettings(ConfigModel):
-    """Rounds of a rounds-based system: who is in them, and when the run ends."""
+    """Rounds of a system that learns in rounds: cohorts, floors, length and evaluation."""
 
     cohorts: Literal["groups", "random", "independent", "all"] = Field(
         "groups",
-        description="Whole fixed groups of users; users at random as in the papers, each once in a pass, or drawn "
-        "anew in each round (independent); or everybody in each round.",
+        description="How the users of a round are drawn. groups: whole fixed groups. random: at random, each "
+        "user once in a pass, as in the papers. independent: at random, anew in each round. all: "
+        "every user in every round.",
     )
     cohort: int = Field(
-        _FIXED_GROUP, ge=1, description="Users of a cohort: at least (groups), exactly (random, independent)."
+        _FIXED_GROUP,
+        ge=1,
+        description="Users of a cohort: at least this many with groups, exactly with random and independent.",
     )
     group: int = Field(
         _FIXED_GROUP,
         ge=1,
-        description="Fewest users of a fixed group.",
+        description="Smallest number of users of a fixed group.",
     )
     redraw: int = Field(
         0,
         ge=0,
-        description="Passes after which fixed groups are drawn anew and asked for their items again. 0: never. "
-        "Fewer than 50 in an experiment only: sums over groups that overlap can be subtracted from one another.",
+        description="Passes after which fixed groups are drawn anew and asked for their items again; 0: never. "
+        "Below 50 in experiments only: sums over groups that overlap can be subtracted from one "
+        "another.",
     )
     passes: int = Field(
         60,
         ge=1,
         le=100_000,
-        description="Most passes over all users (the paper's global rounds); patience may end a run before.",
+        description="Most passes over all users (the papers' global rounds); `patience` may end a run earlier.",
     )
-    evaluate_every: int = Field(5, ge=1, description="Passes between two evaluations of all users.")
+    evaluate_every: int = Field(
+        5, ge=1, description="Passes between two evaluations of the model by all users."
+    )
     patience: int = Field(
         5,
         ge=0,
-        description="Evaluations without a better one after which the run ends. 0: all passes are made.",
+        description="Evaluations without an improvement after which the run ends; 0: it makes all passes.",
     )
     choose_by: str = Field(
         CHOOSE_BY,
         pattern="^validation_",
-        description="Metric on the validation items by which the version that counts is chosen; of errors the lowest "
-        "counts.",
+        description="Metric on the validation items that chooses the version of the model that counts: the "
+        "highest value, or the lowest of an error.",
     )
-    min_cohort: int = Field(20, ge=1, description="A cohort of fewer is refused by its members.")
+    min_cohort: int = Field(20, ge=1, description="Smallest cohort in which members take part.")
     min_sum: int = Field(
-        20, ge=1, description="A sum over fewer, or over less than two thirds of the cohort, is not formed."
+        20,
+        ge=1,
+        description="Smallest number of contributors over which a sum is formed; two thirds of the cohort where "
+        "that is more.",
     )
-    step_timeout_s: float = Field(120.0, gt=0, description="Longest time for one step of a round, seconds.")
+    step_timeout_s: float = Field(
+        120.0,
+        gt=0,
+        description="Longest duration of one step of a round, seconds. A member that has not answered by then "
+        "drops out of the round.",
+    )
     experiment: bool = Field(
         True,
-        description="Floors count users; false: they count devices, as they must where a host is one of many "
-        "people's devices. One host of this machine stands for many devices.",
+        description="Whether the floors `min_cohort` and `min_sum` count users. Set it to false where each host "
+        "is one person's device: then they count devices. In an experiment one host stands for many "
+        "devices.",
     )
     party_per_user: bool = Field(
         False,
-        description="Every user is a party of its own, to measure devices honestly. false: a host is one party and "
-        "adds up its users before anything leaves it.",
+        description="Whether each user is a member of its own in a sum, as on a device of its own. false: a host "
+        "adds up its users' contributions first and is one member.",
     )
 
     @model_validator(mode="after")
@@ -186,32 +212,32 @@ class EncryptionSettings(ConfigModel):
         ge=1024,
         le=8192,
         multiple_of=16,
-        description="Length of the key's modulus; 3072 stand for 128 bits.",
+        description="Length of the Paillier key's modulus, bits; 3072 stand for 128 bits of security.",
     )
     comparison: bool = Field(
         False,
-        description="Whether the run compares with a paper: only then a key may have fewer than 2048 bits. Such a key "
+        description="Whether a key of fewer than 2048 bits is allowed, to compare with a paper. Such a key "
         "protects nobody.",
     )
     obfuscators: Literal["public", "short"] = Field(
         "public",
-        description="How contributors hide their values: by exponents of half the key's length, or of 512 bits, which "
-        "is four times as fast and assumes more.",
+        description="Length of the random exponents by which contributors hide values. public: half of the key's "
+        "length. short: 512 bits, which is four times as fast and assumes more.",
     )
     holders: int = Field(
         3,
         ge=1,
         le=32,
-        description="Decrypting clients: they hold the secret key together, and decrypt a part of each sum each. With "
-        "secure_sum 'shared-key' client hosts hold it, and there are none.",
+        description="Number of decrypting clients, each of which holds the secret key and decrypts a part of "
+        "each sum. With secure_sum 'shared-key' there are none: client hosts hold it.",
     )
     sparse: bool = Field(
         False,
-        description="Whether contributions to training leave out ciphertexts without anything in them: FedMF's "
-        "PartText. It costs less, and shows the server near which items each user has something.",
+        description="Whether contributions to training leave out ciphertexts that hold only zeros (FedMF's "
+        "PartText). It costs less, and shows the server near which items each user has something.",
     )
     rotate_every: int = Field(
-        0, ge=0, description="Rounds after which those who hold the key make another one; 0 for never."
+        0, ge=0, description="Rounds after which the holders replace the key; 0: never."
     )
 
     @model_validator(mode="after")
@@ -232,7 +258,7 @@ class EncryptionSettings(ConfigModel):
 class ChurnSettings(ConfigModel):
     """Owners that come late and leave early (to study joining and leaving)."""
 
-    owners: int = Field(0, ge=0, description="How many owner processes.")
+    owners: int = Field(0, ge=0, description="Number of data-owner processes that join late and leave early.")
     join_at: float = Field(0.3, gt=0, lt=1, description="Share of the epochs after which they join.")
     leave_at: float = Field(0.6, gt=0, lt=1, description="Share of the epochs after which they leave.")
 
@@ -244,70 +270,109 @@ class ChurnSettings(ConfigModel):
 
 
 class FederationSettings(ConfigModel):
-    """Who takes part, on this machine."""
+    """Parties of a run, their timeouts, and what they record."""
 
     owners: int = Field(
         3,
         ge=0,
-        description="Data owners, of systems whose owners hold genres; genres are grouped. 0: one owner for each "
-        "genre.",
+        description="Number of data owners, for systems that divide items among owners by genre. 0: one owner "
+        "for each genre.",
     )
     owner_processes: int = Field(
-        0, ge=0, description="Processes that serve the owners. 0: one for each owner."
+        0, ge=0, description="Number of processes that serve the data owners. 0: one for each owner."
     )
-    hosts: int = Field(2, ge=1, description="Client hosts; users are spread over them.")
-    min_users: int = Field(20, ge=1, description="A host with fewer users sends no metric sum.")
+    hosts: int = Field(2, ge=1, description="Number of client hosts, among which the users are divided.")
+    min_users: int = Field(
+        20,
+        ge=1,
+        description="Smallest number of users of a host that may send sums of metrics in clear; asynchronous "
+        "training only.",
+    )
     evaluate_every: int = Field(
-        0, ge=0, description="Evaluate also after every so many updates. 0: at the end of each epoch."
+        0,
+        ge=0,
+        description="Updates after which asynchronous training is also evaluated. 0: only at the end of each "
+        "epoch.",
     )
-    phase_timeout_s: float = Field(600.0, gt=0, description="Longest time for one phase, seconds.")
+    phase_timeout_s: float = Field(
+        600.0,
+        gt=0,
+        description="Longest duration of one phase of a run, seconds. Then the run ends and names the parties "
+        "that are missing.",
+    )
     party_timeout_s: float = Field(
-        60.0, gt=0, description="A silent party counts as absent after this, seconds."
+        60.0,
+        gt=0,
+        description="Time without a call after which a party counts as absent, seconds. The run goes on without "
+        "it until it calls again.",
     )
-    transcripts: bool = Field(False, description="Every service records what it received.")
+    transcripts: bool = Field(
+        False,
+        description="Whether every service records its messages, private data included. The report then shows "
+        "which kinds of data each party saw.",
+    )
     attacks: bool = Field(
-        False, description="Run the attacks on the recorded transcript and put their accuracy in the report."
+        False,
+        description="Whether attacks on the server's recorded messages are run after training, with their "
+        "accuracy in the report. Implies `transcripts`.",
     )
     churn: ChurnSettings = Field(
-        default_factory=lambda: ChurnSettings(), description="Late and early owners."
+        default_factory=lambda: ChurnSettings(),
+        description="Data owners that join late and leave early, to study churn.",
     )
 
 
 class StudySettings(ConfigModel):
-    """Further federations beside the run, for a section of their own in the report."""
+    """Further federations, trained beside the run and compared in a section of the report."""
 
     theta: tuple[int, ...] = Field(
-        (), description="Values of Theta to compare, each a federation of its own."
+        (), description="Values of `theta` to compare, each in a federation of its own."
     )
 
 
 class BaseRunSettings(ConfigModel):
     """Settings of a run without the tables of systems: data, rounds, federation, seeds."""
 
-    name: Label = Field("run", description="Name of the run; part of its id.")
-    system: str = Field(description="Learning system.")
+    name: Label = Field(
+        "run", description="Name of the run; its id is the name, the time and four random digits."
+    )
+    system: str = Field(description="Learning system to train; `coterie systems` lists them.")
     secure_sum: Literal["clear", "masked", "encrypted", "shared-key"] = Field(
         "clear",
-        description="How contributions are summed; `coterie systems` shows what goes with which system.",
+        description="How contributions are summed: in clear, under masks, encrypted, or under a key that "
+        "participants share. `coterie systems` shows which system runs under which.",
     )
-    seeds: tuple[int, ...] = Field((0,), min_length=1, description="One federation is run for each seed.")
+    seeds: tuple[int, ...] = Field(
+        (0,),
+        min_length=1,
+        description="Seeds of split, model and sampling. One federation is trained for each; the report has "
+        "means over them.",
+    )
     reference: bool = Field(
         True,
-        description="Also train the centralised reference (SAROS, NCF), where there is one, and trivial rows.",
+        description="Whether baselines are measured on the same data: the same model with all data in one place, "
+        "where there is one, popularity and random order.",
     )
-    output: Path = Field(Path("runs"), description="Folder in which the run leaves its own.")
-    data: DataSettings = Field(default_factory=lambda: DataSettings(), description="Data set.")
-    split: SplitSettings = Field(default_factory=lambda: SplitSettings(), description="Split.")
+    output: Path = Field(Path("runs"), description="Folder in which each run gets a folder of its own.")
+    data: DataSettings = Field(default_factory=lambda: DataSettings(), description="Data set to learn from.")
+    split: SplitSettings = Field(
+        default_factory=lambda: SplitSettings(),
+        description="Division of the interactions into training, validation and test.",
+    )
     rounds: RoundsSettings = Field(
-        default_factory=lambda: RoundsSettings(), description="Rounds, of systems that have any."
+        default_factory=lambda: RoundsSettings(),
+        description="Cohorts, floors and length, for systems that learn in rounds.",
     )
     encryption: EncryptionSettings = Field(
         default_factory=lambda: EncryptionSettings(),
-        description="The key of sums with secure_sum 'encrypted' or 'shared-key'.",
+        description="Paillier key of sums with secure_sum 'encrypted' or 'shared-key'.",
     )
-    study: StudySettings = Field(default_factory=lambda: StudySettings(), description="Studies.")
+    study: StudySettings = Field(
+        default_factory=lambda: StudySettings(),
+        description="Further federations beside the run, for comparison.",
+    )
     federation: FederationSettings = Field(
-        default_factory=lambda: FederationSettings(), description="The parties."
+        default_factory=lambda: FederationSettings(), description="Parties, timeouts and recordings."
     )
 
     @property

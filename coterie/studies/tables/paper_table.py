@@ -233,7 +233,7 @@ def evaluate(
     Returns
     -------
     made : dict
-        Content of the file (docs/evaluation.md).
+        Content of the file (docs/metrics.md).
     path : Path
         The file.
 

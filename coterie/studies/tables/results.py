@@ -25,8 +25,9 @@ _END = "<!-- end of figures -->"
 
 _HEAD = """# Figures
 
-Written by `python -m coterie.studies.tables.results` from the files in [results](results/); change nothing here by
-hand. What the metrics mean, how versions are chosen and what each row is: [evaluation.md](evaluation.md).
+All figures on real data, for whoever wants more than the README's table. [metrics.md](metrics.md) defines metrics and
+rows, and how versions are chosen. The page is written by `python -m coterie.studies.tables.results` from the files in
+[results](results/): do not edit it.
 """
 
 

@@ -45,36 +45,63 @@ class DriftSettings(SystemSettings):
 
     form: Literal["published", "shielded"] = Field(
         "published",
-        description="published: owners ask the server for rows and send it gradients, as in the paper. shielded: users "
-        "take their rows along to owners, sealed, and the server sees sums over windows.",
+        description="published: data owners ask the server for rows of users and items and send it gradients in "
+        "clear, as in the paper. shielded: users bring their rows to owners, sealed, and the server "
+        "sees sums over windows of visits.",
     )
-    dim: int = Field(16, ge=1, le=1024, description="Latent dimensions d.")
-    rate: float = Field(0.2, gt=0, description="Step size alpha.")
-    ridge: float = Field(0.001, ge=0, description="Ridge coefficient lambda.")
+    dim: int = Field(16, ge=1, le=1024, description="Number of latent dimensions, d in the paper.")
+    rate: float = Field(0.2, gt=0, description="Step size, alpha in the paper.")
+    ridge: float = Field(0.001, ge=0, description="Weight of the L2 penalty, lambda in the paper.")
     theta: int = Field(
-        2, ge=1, le=1024, description="published: saved blocks that trigger an update (Theta)."
+        2,
+        ge=1,
+        le=1024,
+        description="published: number of saved blocks after which an owner makes an update (Theta in the "
+        "paper).",
     )
-    epochs: int = Field(8, ge=1, le=10_000, description="Passes over the blocks.")
-    item_bias: bool = Field(False, description="Fix the last coordinate of users to 1: an item bias.")
+    epochs: int = Field(
+        8, ge=1, le=10_000, description="Passes of each owner over its blocks of interactions."
+    )
+    item_bias: bool = Field(
+        False,
+        description="Whether the last coordinate of every user's row is fixed to 1, which makes that of an item "
+        "a bias.",
+    )
     max_staleness: int = Field(
-        2000, ge=0, description="published: a gradient on rows older than this many versions is refused."
+        2000,
+        ge=0,
+        description="published: largest age of the rows of a gradient, in versions of the model. Older gradients "
+        "are refused.",
     )
     k_min: int = Field(
-        5, ge=1, le=10_000, description="shielded: fewest distinct users behind a row that leaves its owner."
+        5,
+        ge=1,
+        le=10_000,
+        description="shielded: smallest number of distinct users behind a row that may leave its owner.",
     )
-    window: int = Field(128, ge=1, description="shielded: visits of users to owners between two windows.")
+    window: int = Field(
+        128,
+        ge=1,
+        description="shielded: visits of users to owners after which the owners' gradients are summed (a "
+        "window).",
+    )
     window_s: float = Field(
-        10.0, gt=0, description="shielded: seconds after which a window is opened that has seen fewer visits."
+        10.0,
+        gt=0,
+        description="shielded: time after which a window is summed that has had fewer visits, seconds.",
     )
     join_s: float = Field(
         10.0,
         gt=0,
-        description="shielded: how long an owner may take to join a window, and for each of its steps, seconds.",
+        description="shielded: longest time that an owner may take to join a window, and for each step of its "
+        "sum, seconds.",
     )
     window_bound: float = Field(
         64.0, gt=0, description="shielded: largest absolute value of an owner's gradients in one window."
     )
-    window_bits: int = Field(24, ge=8, le=28, description="shielded: bits of a transmitted value.")
+    window_bits: int = Field(
+        24, ge=8, le=28, description="shielded: bits to which each value of an owner's gradients is rounded."
+    )
 
     @model_validator(mode="after")
     def _a_user_has_more_than_its_constant(self) -> Self:

@@ -50,18 +50,26 @@ class FcfSettings(SystemSettings):
 
     factors: Factors = 20
     confidence: float = Field(
-        4.0, gt=0, description="a: an item that was taken up weighs 1 + a, any other one 1."
+        4.0,
+        gt=0,
+        description="Extra weight of an item that the user took up (a): it weighs 1 + a, any other item 1.",
     )
-    ridge: float = Field(5.0, gt=0, description="Ridge coefficient lambda.")
+    ridge: float = Field(5.0, gt=0, description="Weight of the L2 penalty, lambda.")
     server_optimiser: ServerOptimiserName = Field(
-        "fedadam", description="What moves the factors of items; the paper's is fedadam."
+        "fedadam",
+        description="Optimiser by which the server moves the factors of items; the paper's is fedadam.",
     )
     server_rate: ServerRate = 0.05
     server_beta1: ServerBeta1 = 0.5
     server_beta2: ServerBeta2 = 0.99
     server_tau: ServerTau = 1e-8
     bits: Bits = 16
-    item_bound: float = Field(4.0, gt=0, description="Largest transmitted value of an item's gradient.")
+    item_bound: float = Field(
+        4.0,
+        gt=0,
+        description="Largest absolute value of a user's gradient of an item factor; larger ones are clipped "
+        "before they are sent.",
+    )
     min_touch: MinTouch = 3
 
     @model_validator(mode="after")

@@ -61,20 +61,24 @@ class FedMfSettings(SystemSettings):
     """
 
     factors: Factors = 10
-    local_epochs: int = Field(1, ge=1, le=1000, description="Gradient steps of a user in a round, E.")
+    local_epochs: int = Field(1, ge=1, le=1000, description="Gradient steps of a user in a round (E).")
     steps: Literal["mean", "sum"] = Field(
         "mean",
-        description="Whether factors move by the mean of their gradients over ratings, or by the sum, as printed: then "
-        "one step size must be small enough for the most active user and the most rated item.",
+        description="Whether factors move by the mean of their gradients over ratings, or by the sum, as the "
+        "paper prints it. A sum needs step sizes small enough for the most active user and the most "
+        "rated item.",
     )
     rate: float = Field(
-        0.05, gt=0, description="Step size of items' factors; 1e-4 with steps = sum unless given."
+        0.05, gt=0, description="Step size of the factors of items; 1e-4 with steps = sum unless given."
     )
     private_rate: float = Field(
         0.05, gt=0, description="Step size of users' own factors; 1e-4 with steps = sum unless given."
     )
     ridge: float = Field(
-        0.02, ge=0, description="Ridge coefficient lambda, of a user's factor and its copies of rows."
+        0.02,
+        ge=0,
+        description="Weight of the L2 penalty (lambda) on a user's factor and its copies of the factors of "
+        "items.",
     )
     lowest: Lowest = 0.5
     highest: Highest = 5.0
@@ -82,7 +86,8 @@ class FedMfSettings(SystemSettings):
     change_bound: float = Field(
         4.0,
         gt=0,
-        description="Largest transmitted change of a value of an item; 0.02 with steps = sum unless given.",
+        description="Largest change of a value of an item factor by one user; larger ones are clipped before "
+        "they are sent. 0.02 with steps = sum unless given.",
     )
     min_touch: MinTouch = 3
 

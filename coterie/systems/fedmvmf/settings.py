@@ -38,8 +38,9 @@ class _Preset(ConfigModel):
 
     preset: Literal["paper", "top-n", "both"] = Field(
         "paper",
-        description="Named settings; what is given beside it goes before. paper: best at ordering what a user rates. "
-        "top-n: weights on all items, best at finding liked items among all unseen ones. both: between the two.",
+        description="Named values of other keys; keys given explicitly override them. paper: best at ordering "
+        "the items that a user rates. top-n: weights on all items, best at finding liked items among "
+        "all unseen ones. both: between the two.",
     )
 
 
@@ -55,18 +56,21 @@ class FedMvmfSettings(FactorSettings, _Preset):
     )
 
     attributes: bool = Field(
-        True, description="Whether hosts are given the attributes of their users, where the data set has any."
+        True,
+        description="Whether the model uses attributes of users, which hosts are given where the data set has "
+        "any.",
     )
     features: Literal["known", "genres", "genome", "none"] = Field(
         "known",
-        description="What data owners know of items: genres and year, the tag genome, nothing, or (known) the genome "
-        "where there is one and else genres and year.",
+        description="Features of items that data owners are given. genres: genres and year of release. genome: "
+        "the tag genome. none: no features. known: the genome where there is one, else genres and "
+        "year.",
     )
     genome: Path | None = Field(
-        None, description="Folder with MovieLens' genome-scores.csv; the data set's own when absent."
+        None, description="Folder with MovieLens' genome-scores.csv. When absent, the data set's own folder."
     )
     item_servers: int = Field(
-        1, ge=1, le=64, description="Data owners over which items and their features are divided."
+        1, ge=1, le=64, description="Number of data owners among which items and their features are divided."
     )
 
     @model_validator(mode="before")

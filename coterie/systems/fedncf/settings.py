@@ -54,61 +54,73 @@ class FedNcfSettings(SystemSettings):
         An unknown key, a value out of its range, or values that do not go together.
     """
 
-    model: ModelName = Field("gmf", description="Which of the paper's three models.")
-    dim: int = Field(12, ge=1, le=1024, description="Width of the embeddings of GMF, the paper's D.")
-    mlp_embedding: int = Field(12, ge=1, le=1024, description="Width of the embeddings of the MLP.")
+    model: ModelName = Field(
+        "gmf",
+        description="Model to train: generalised matrix factorisation (gmf), a multilayer perceptron (mlp), or "
+        "both in one (neumf).",
+    )
+    dim: int = Field(12, ge=1, le=1024, description="Width of GMF's embeddings, D in the paper.")
+    mlp_embedding: int = Field(12, ge=1, le=1024, description="Width of the MLP's embeddings.")
     layers: tuple[int, ...] = Field(
-        (48, 24, 12, 6), min_length=1, description="Outputs of the MLP's hidden layers, each at least 1."
+        (48, 24, 12, 6), min_length=1, description="Widths of the MLP's hidden layers, each at least 1."
     )
     negatives: int = Field(
         4,
         ge=1,
         le=1000,
-        description="Sampled items per interaction: drawn anew in each local epoch, with replacement, from the items "
-        "that are not in the user's training data.",
+        description="Negative items sampled for each interaction: anew in each local epoch, with replacement, "
+        "from the items that are not in the user's training data.",
     )
     local_epochs: int = Field(1, ge=1, le=1000, description="Passes over a user's own data in a round (E).")
     batch_size: int = Field(
-        0, ge=0, description="Instances of a local step. 0: all of a user's data in one step."
+        0,
+        ge=0,
+        description="Instances (interactions and negatives) of a local step. 0: all of a user's data in one "
+        "step.",
     )
     local_optimiser: Literal["sgd", "adam"] = Field(
         "sgd",
-        description="Optimiser of a user's copies of item embeddings and network. adam starts anew in each round.",
+        description="Optimiser of a user's copies of item embeddings and network. adam starts without moments in "
+        "each round.",
     )
     local_rate: float = Field(
         1.0,
         gt=0,
-        description="Step size of the local optimiser. sgd steps the network against the gradient of a batch's mean "
-        "loss and an item embedding against that of its summed loss: few instances of a batch meet an item, and its "
-        "step should not shrink with the amount of other data. adam sees gradients of the mean loss.",
+        description="Step size of the local optimiser. adam uses gradients of a batch's mean loss. sgd does so "
+        "for the network, and gradients of the summed loss for item embeddings: few instances of a "
+        "batch have the same item, and its step should not shrink with the size of the batch.",
     )
     private_optimiser: Literal["sgd", "adam"] = Field(
         "adam",
-        description="Optimiser of a user's own embedding, by gradients of the mean loss. The moments of adam stay with "
-        "the user from round to round.",
+        description="Optimiser of a user's own embedding, on gradients of the mean loss. adam's moments stay "
+        "with the user from round to round.",
     )
     private_rate: float = Field(
         0.05, gt=0, description="Step size of the private optimiser; 0.03 for mlp unless given."
     )
-    proximal: float = Field(0.0, ge=0, description="FedProx: weight of the proximal term (mu).")
+    proximal: float = Field(0.0, ge=0, description="Weight of FedProx's proximal term, mu; 0: none.")
     scaffold: bool = Field(
         False,
-        description="SCAFFOLD: control variates of the network; those of item embeddings would tell who touched what. "
-        "Needs local_optimiser sgd.",
+        description="Whether SCAFFOLD's control variates correct local steps of the network. Item embeddings "
+        "have none, because theirs would tell which items a user touched. Needs local_optimiser sgd.",
     )
     aggregation: Aggregation = Field(
-        "mf-fedavg", description="How contributions are averaged; the paper's Alg. 1 is mf-fedavg."
+        "mf-fedavg",
+        description="How the server averages contributions. simple: over users. fedavg: weighted by users' "
+        "instances. mf-fedavg, the paper's Alg. 1: the network weighted so, each item embedding over "
+        "the users who touched it.",
     )
     touch: Touch = Field(
         "once",
-        description="mf-fedavg: whether users are asked once for their items, by group, or send in every round "
-        "which rows they touched, as the paper does. The latter gives a server that sees many rounds every "
-        "user's items.",
+        description="mf-fedavg: how the server counts who touched an item. once: each group is asked for its "
+        "items once. exact: users send in every round which rows they touched, as in the paper; a "
+        "server that sees many rounds then learns every user's items.",
     )
     min_touch: int = Field(
         3,
         ge=1,
-        description="touch = once: fewest users of a group that must have an item for it to be trained.",
+        description="touch = once: smallest number of users of a group that must have an item for the group to "
+        "train it. Other items stay closed.",
     )
     server_optimiser: Literal["fedsgd", "fedavg", "fedadagrad", "fedadam", "fedyogi"] = Field(
         "fedadam", description="Optimiser by which the server moves the model along the average."
@@ -116,42 +128,48 @@ class FedNcfSettings(SystemSettings):
     server_rate: float = Field(
         0.02,
         gt=0,
-        description="Step size of the server optimiser; 0.01 for neumf unless given. fedavg has none.",
+        description="Step size of the server's optimiser; 0.01 for neumf unless given. fedavg has none.",
     )
-    server_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the server optimiser's first moment.")
+    server_beta1: float = Field(
+        0.9, ge=0, lt=1, description="Decay of the first moment of the server's optimiser."
+    )
     server_beta2: float = Field(
-        0.99, ge=0, lt=1, description="Decay of the server optimiser's second moment."
+        0.99, ge=0, lt=1, description="Decay of the second moment of the server's optimiser."
     )
     server_tau: float = Field(
-        1e-8, gt=0, description="Added to the root of the server optimiser's second moment."
+        1e-8, gt=0, description="Added to the root of the second moment of the server's optimiser."
     )
     decay: float = Field(
         1.0,
         gt=0,
         le=1,
-        description="Multiplies the rates of server and own embeddings once in each pass; 0.98 for mlp and 0.97 for "
-        "neumf unless given.",
+        description="Factor by which the step sizes of the server and of users' own embeddings are multiplied "
+        "after each pass; 0.98 for mlp and 0.97 for neumf unless given.",
     )
     n_cap: int = Field(4096, ge=1, description="Largest number of instances by which a user is weighted.")
-    bits: int = Field(16, ge=8, le=31, description="Bits of a transmitted value.")
+    bits: int = Field(16, ge=8, le=31, description="Bits to which each value of a contribution is rounded.")
     row_bound: float = Field(
         8.0,
         gt=0,
-        description="Largest transmitted change of an item embedding's value; beyond it is clipped.",
+        description="Largest change of a value of an item embedding by one user; larger ones are clipped before "
+        "they are sent.",
     )
     network_bound: float = Field(
-        1.0, gt=0, description="Largest transmitted change of a network weight; beyond it is clipped."
+        1.0,
+        gt=0,
+        description="Largest change of a network weight by one user; larger ones are clipped before they are "
+        "sent.",
     )
     user_bound: float = Field(
         0.08,
         gt=0,
-        description="Users' embeddings start uniform between plus and minus this. Xavier's bound for a table of all "
-        "users is sqrt(6 / (users + width)).",
+        description="Bound of users' initial embeddings, which are uniform between minus and plus this. Xavier's "
+        "bound for a table of all users would be sqrt(6 / (users + width)).",
     )
     output_bias: Literal["log-odds", "zero"] = Field(
         "log-odds",
-        description="Where the bias of the output begins: at the logarithm of the odds of an interaction among the "
-        "instances, or at zero, from where a small MLP may lose units and score many items alike.",
+        description="Initial bias of the output. log-odds: the logarithm of the odds of an interaction among the "
+        "instances. zero: 0; a small MLP may then lose units and score many items alike.",
     )
 
     @model_validator(mode="before")

@@ -26,18 +26,34 @@ __all__ = [
     "room_for",
 ]
 
-Factors = Annotated[int, Field(ge=1, le=1024, description="Latent factors K.")]
+Factors = Annotated[int, Field(ge=1, le=1024, description="Number of latent factors, K.")]
 ServerOptimiserName = Literal["fedsgd", "fedadagrad", "fedadam", "fedyogi"]
-ServerRate = Annotated[float, Field(gt=0, description="Its step size.")]
-ServerBeta1 = Annotated[float, Field(ge=0, lt=1, description="Decay of its first moment.")]
-ServerBeta2 = Annotated[float, Field(ge=0, lt=1, description="Decay of its second moment.")]
-ServerTau = Annotated[float, Field(gt=0, description="Added to the root of its second moment.")]
-Lowest = Annotated[float, Field(gt=0, description="Lowest rating that there is; one below is refused.")]
-Highest = Annotated[float, Field(gt=0, description="Highest rating that there is; one above is refused.")]
-Bits = Annotated[int, Field(ge=8, le=31, description="Bits of a transmitted value.")]
+ServerRate = Annotated[float, Field(gt=0, description="Step size of the server's optimiser.")]
+ServerBeta1 = Annotated[
+    float, Field(ge=0, lt=1, description="Decay of the first moment of the server's optimiser.")
+]
+ServerBeta2 = Annotated[
+    float, Field(ge=0, lt=1, description="Decay of the second moment of the server's optimiser.")
+]
+ServerTau = Annotated[
+    float, Field(gt=0, description="Added to the root of the second moment of the server's optimiser.")
+]
+Lowest = Annotated[
+    float, Field(gt=0, description="Lowest possible rating; data with a lower one are refused.")
+]
+Highest = Annotated[
+    float, Field(gt=0, description="Highest possible rating; data with a higher one are refused.")
+]
+Bits = Annotated[
+    int, Field(ge=8, le=31, description="Bits to which each value of a contribution is rounded.")
+]
 MinTouch = Annotated[
     int,
-    Field(ge=1, description="Fewest users of a group that must have rated an item for it to be trained."),
+    Field(
+        ge=1,
+        description="Smallest number of users of a group that must have an item for the group to train it. Other "
+        "items stay closed, so that no row of a sum belongs to fewer users.",
+    ),
 ]
 
 
@@ -67,24 +83,33 @@ class FactorSettings(SystemSettings):
     factors: Factors = 6
     weights: Literal["obs-only", "incl-unc", "sampled"] = Field(
         "sampled",
-        description="Weight of an unrated item: none, uncertainty for every item, or uncertainty for sampled ones.",
+        description="Weights of unrated items. obs-only: none. incl-unc: `uncertainty` for every one. sampled: "
+        "`uncertainty` for sampled ones.",
     )
-    uncertainty: float = Field(0.1, gt=0, lt=1, description="Weight of an unrated item, alpha.")
-    samples: float = Field(1.0, gt=0, description="sampled: least unrated items per rated one, rho.")
+    uncertainty: float = Field(
+        0.1, gt=0, lt=1, description="Weight of an unrated item, alpha; a rated one weighs 1."
+    )
+    samples: float = Field(
+        1.0, gt=0, description="sampled: smallest number of sampled unrated items per rated one, rho."
+    )
     resample: bool = Field(
         False,
-        description="sampled: draw them anew in each round, as the paper does. Who sees two rounds of one user then "
-        "knows what it has rated.",
+        description="sampled: whether they are drawn anew in each round, as in the paper. An observer of two "
+        "contributions of one user can then tell which items it has rated.",
     )
-    side: float = Field(1.0, ge=0, description="Weight of attributes and features, lambda 1.")
-    ridge: float = Field(10.0, gt=0, description="Ridge coefficient, lambda 2.")
+    side: float = Field(
+        1.0, ge=0, description="Weight of attributes of users and features of items, lambda 1."
+    )
+    ridge: float = Field(10.0, gt=0, description="Weight of the L2 penalty, lambda 2.")
     update: Literal["semi-als", "sgd"] = Field(
-        "semi-als", description="Whether users' factors and those of features are solved for, or take a step."
+        "semi-als",
+        description="How factors of users and of features are computed. semi-als: solved for. sgd: moved by a "
+        "gradient step.",
     )
     private_rate: float = Field(1e-4, gt=0, description="sgd: step size of users' factors.")
     feature_rate: float = Field(1e-5, gt=0, description="sgd: step size of the factors of features.")
     server_optimiser: ServerOptimiserName = Field(
-        "fedadam", description="What moves the factors of items and attributes."
+        "fedadam", description="Optimiser by which the server moves the factors of items and attributes."
     )
     server_rate: ServerRate = 0.05
     server_beta1: ServerBeta1 = 0.5
@@ -93,9 +118,17 @@ class FactorSettings(SystemSettings):
     lowest: Lowest = 0.5
     highest: Highest = 5.0
     bits: Bits = 16
-    item_bound: float = Field(16.0, gt=0, description="Largest transmitted value of an item's gradient.")
+    item_bound: float = Field(
+        16.0,
+        gt=0,
+        description="Largest absolute value of a user's gradient of an item factor; larger ones are clipped "
+        "before they are sent.",
+    )
     attribute_bound: float = Field(
-        8.0, gt=0, description="Largest transmitted value of an attribute's gradient."
+        8.0,
+        gt=0,
+        description="Largest absolute value of a user's gradient of an attribute's factor; larger ones are "
+        "clipped before they are sent.",
     )
     min_touch: MinTouch = 3
 
