@@ -9,7 +9,6 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import structlog
@@ -19,7 +18,7 @@ from coterie.crypto.identity import Bundle, Identity
 from coterie.crypto.keyfile import read_private_file, write_private_file
 from coterie.errors import CertificateError, CoterieError
 from coterie.parties.party import Item, Party
-from coterie.parties.sum_tasks import SumTasks
+from coterie.parties.sum_tasks import Activity, SumTasks
 from coterie.rounds.consent import Consent
 from coterie.rounds.holder_round import HolderRound
 from coterie.rounds.member_round import Decline, Effect, Journal, Keep, Send, SitOut
@@ -31,14 +30,11 @@ from coterie.secure_sum.steps import DECLINED, KIND_OF, TASK_STEP
 from coterie.systems.registry import fewest_users
 from coterie.wire.v1 import orchestrator_pb2 as wire
 
-__all__ = ["Activity", "Bundles", "Decryption", "MakeHalf"]
+__all__ = ["Bundles", "Decryption", "MakeHalf"]
 
 _log = structlog.get_logger("coterie.key_holder")
 
 _ACTIVITIES = {Step.CONFIRM: "signatures", Step.DECRYPT: "decryption"}
-
-Activity = Callable[[str], AbstractContextManager[None]]
-"""Context manager that counts the process's CPU time as that of the named activity."""
 
 Bundles = Callable[[Iterable[bytes]], Awaitable[Mapping[bytes, Bundle]]]
 """Gives verified bundles of participants by id, without unknown or revoked ones."""

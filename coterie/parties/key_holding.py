@@ -18,10 +18,11 @@ from coterie.crypto import restored
 from coterie.crypto.identity import Bundle, Identity
 from coterie.net.channel import Channel
 from coterie.parties.custody import Custody
-from coterie.parties.decryption import Activity, Bundles, Decryption, MakeHalf
+from coterie.parties.decryption import Bundles, Decryption, MakeHalf
 from coterie.parties.party import Member, Party
 from coterie.parties.public_keys import Trust
 from coterie.parties.rotation import Rotation
+from coterie.parties.sum_tasks import Activity
 from coterie.rounds.consent import Consent
 from coterie.wire.v1 import orchestrator_pb2 as wire
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -23,9 +25,12 @@ from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1 import rounds_pb2
 from coterie.wire.v1.common_pb2 import RoundRef
 
-__all__ = ["StaleError", "SumTasks"]
+__all__ = ["Activity", "StaleError", "SumTasks"]
 
 _log = structlog.get_logger("coterie.sums")
+
+Activity = Callable[[str], AbstractContextManager[None]]
+"""Context manager that counts the process's CPU time as that of the named activity."""
 
 
 class StaleError(Exception):
@@ -119,8 +124,18 @@ class SumTasks(ABC):
             raise StaleError(f"the COS sent the plan of sum {plan.round}, asked was for {number}")
         return plan
 
-    async def _submit(self, number: int, step: Step, items: Sequence[Item]) -> None:
-        """Submit answers to a step of a sum; log those that the COS refuses.
+    async def _submit(self, number: int, step: Step, items: Sequence[Item], *, last: bool = False) -> None:
+        """Submit answers to a step of a sum in one stream; log those that the COS refuses.
+
+        Parameters
+        ----------
+        number : int
+            Number of the sum.
+        step : Step
+        items : sequence of Item
+            The answers; nothing is sent when there are none.
+        last : bool
+            Whether nothing else follows for this step, as in `Party.submit_many`.
 
         Raises
         ------
@@ -130,11 +145,13 @@ class SumTasks(ABC):
         if not items:
             return
         reference = RoundRef(run_id=self._party.plan.run_id, round=number)
-        for refused in await self._party.submit_many(reference, items):
+        refused = await self._party.submit_many(reference, items, last=last)
+        for (reason, message), count in Counter((one.reason, one.message) for one in refused).items():
             _log.warning(
-                "the COS refused a message",
+                "the COS refused messages",
                 round=number,
                 step=step.value,
-                reason=reason_name(refused.reason),
-                message=refused.message,
+                messages=count,
+                reason=reason_name(reason),
+                message=message,
             )

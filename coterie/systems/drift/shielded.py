@@ -75,13 +75,25 @@ class HeldRows:
             wider[: self.n_items] = self.gradient
             self.n_items, self.gradient = n_items, wider
 
-    def release(self, k_min: int) -> Released:
-        """Remove and return the rows to which at least ``k_min`` users contributed."""
+    def ready(self, k_min: int) -> Released:
+        """Return the rows to which at least ``k_min`` users contributed; they stay held."""
         ready = sorted(item for item, users in self.contributors.items() if len(users) >= k_min)
         items = np.array(ready, np.int32)
-        gradient = self.gradient[items]
-        self.gradient[items] = 0
-        return Released(items, gradient, tuple(frozenset(self.contributors.pop(item)) for item in ready))
+        return Released(
+            items, self.gradient[items], tuple(frozenset(self.contributors[item]) for item in ready)
+        )
+
+    def drop(self, released: Released) -> None:
+        """Stop holding rows, which are released."""
+        self.gradient[released.items] = 0
+        for item in released.items.tolist():
+            del self.contributors[item]
+
+    def release(self, k_min: int) -> Released:
+        """Remove and return the rows to which at least ``k_min`` users contributed."""
+        released = self.ready(k_min)
+        self.drop(released)
+        return released
 
     def put_back(self, released: Released) -> None:
         """Hold released rows again that did not leave the owner after all."""

@@ -16,7 +16,7 @@ from coterie.wire.v1 import client_pb2 as wire
 from coterie.wire.v1.client_pb2_grpc import UserAgentServicer
 from coterie_client.history import Histories
 from coterie_client.host import Recommended
-from coterie_client.rounds import CONTRIBUTIONS
+from coterie_client.receipts import CONTRIBUTIONS
 
 __all__ = ["Agent"]
 

@@ -31,7 +31,7 @@ _NEWER_S = 5.0
 
 
 class Encryption:
-    """The encryption key of a host in one run, with tables that speed up encryption; used by `Rounds`.
+    """The encryption key of a host in one run, with tables that speed up encryption; used by `HostMembers`.
 
     Parameters
     ----------

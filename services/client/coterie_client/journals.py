@@ -30,7 +30,7 @@ _log = structlog.get_logger("coterie.journals")
 
 
 class Journals:
-    """Journals of a host's members in one run; used by `Rounds` and DRIFT's evaluations.
+    """Journals of a host's members in one run; used by `HostMembers` and DRIFT's evaluations.
 
     Parameters
     ----------

@@ -96,7 +96,7 @@ def user_keys(state: Path, names: Sequence[str], seed: int | None) -> NDArray[np
 
 
 class Learner:
-    """A host's side of a rounds-based system, with its model and private arrays; used by `Rounds`.
+    """A host's side of a rounds-based system, with its model and private arrays; used by `Rounds` and `HostMembers`.
 
     Parameters
     ----------

@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
 
 import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from coterie.crypto.verified import Verified
 from coterie.errors import PeerError
 from coterie.evaluation.holdout import ranked_names
-from coterie.parties.sums import SumMembers, Trained
+from coterie.parties.member_driver import MemberDriver
+from coterie.parties.sum_party import Contributed, Seat, SumRecords, check_place
 from coterie.rounds import policy
 from coterie.rounds.conductor import model_from_bytes
-from coterie.rounds.member_round import Journal
 from coterie.secure_sum.bundles import bundle_from_wire
 from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.plan import SumPlan, layout_hash
-from coterie.secure_sum.protocol import Declined, Step
+from coterie.secure_sum.protocol import Declined
+from coterie.secure_sum.registry import Signer
 from coterie.store import client as store
 from coterie.systems.drift.mathematics import score
 from coterie.systems.drift.settings import MIN_MASKED, DriftSettings
@@ -29,9 +33,10 @@ from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
 from coterie_client.drift.visits import Visits
 from coterie_client.history import Catalogued
-from coterie_client.host import Host, Recommended, best_unseen, catalogued, now_ms
+from coterie_client.host import Host, Recommended, best_unseen, catalogued
 from coterie_client.journals import Journals
 from coterie_client.learner import user_keys
+from coterie_client.receipts import refused_entry, sent_entry
 
 __all__ = ["ShieldedDrift"]
 
@@ -41,13 +46,6 @@ _ROUNDING = 7
 """First element of the seed for rounding metrics; `Visits` and `coterie.systems.drift` use lower ones."""
 
 _DAY_S = 24 * 3600
-
-_SENT = {
-    Step.ADVERTISE: "round keys",
-    Step.SHARE: "sealed shares",
-    Step.CONFIRM: "confirmation",
-    Step.UNMASK: "revealed shares",
-}
 
 
 class ShieldedDrift:
@@ -67,8 +65,8 @@ class ShieldedDrift:
         settings = DriftSettings.from_plan(host.party.plan)
         keys = user_keys(host.settings.state, host.histories.names, host.settings.seed)
         self._visits = Visits(host, settings, keys)
-        self._seat = _Evaluation(self, host, keys)
-        self._members = SumMembers(host.party, host.runtime.party, [self._seat], host.directory_key)
+        self._evaluations = _Evaluations(self, host, keys)
+        self._driver = MemberDriver(host.party, self._evaluations, host.runtime.accounting.activity)
         self._catalogue: Catalogued | None = None
         self._items: list[str] = []
         self._known = -1
@@ -81,7 +79,7 @@ class ShieldedDrift:
     async def begin(self, running: asyncio.TaskGroup) -> None:
         """Fetch the catalogue, and start visits and membership in evaluations."""
         await self.catalogue(fresh=True)
-        running.create_task(self._members.run())
+        running.create_task(self._driver.run())
         self._working = running.create_task(self._work())
 
     async def told(self, tasks: Sequence[wire.Task]) -> None:
@@ -93,11 +91,11 @@ class ShieldedDrift:
                     await self.catalogue(fresh=True)
                 self._asked = task.round.round, task.version
                 self._news.set()
-        self._members.hear(tasks)
+        self._driver.hear(tasks)
 
     async def finished(self) -> None:
         """Stop membership in evaluations; interactions that users record later still go to their owners."""
-        self._members.finish()
+        self._driver.finish()
 
     async def catalogue(self, *, fresh: bool = False) -> Catalogued:
         """Return the catalogue: the COS's present one if ``fresh``, otherwise the last that was fetched."""
@@ -156,19 +154,14 @@ class ShieldedDrift:
             )
         return version, hashlib.sha256(payload or b"").digest(), items
 
-    async def measure(self, items: NDArray[np.float32], epoch: int) -> dict[str, NDArray[np.float64]]:
+    def measure(
+        self, items: NDArray[np.float32], catalogue: Catalogued, epoch: int
+    ) -> dict[str, NDArray[np.float64]]:
         """Return each user's metrics, float64 (users,) by name; they leave in sums only."""
-        catalogue = await self.catalogue()
-
-        def measured() -> dict[str, NDArray[np.float64]]:
-            with self._host.runtime.accounting.activity("evaluate", len(self._visits.rows)):
-                holdout = self._host.histories.holdout(catalogue, at_most=len(items))
-                found = holdout.measure(
-                    lambda chosen: score(self._visits.rows[chosen], items[: holdout.n_items])
-                )
-                return {**found, "train_loss": self._visits.losses(epoch)}
-
-        return await asyncio.to_thread(measured)
+        with self._host.runtime.accounting.activity("evaluate", len(self._visits.rows)):
+            holdout = self._host.histories.holdout(catalogue, at_most=len(items))
+            found = holdout.measure(lambda chosen: score(self._visits.rows[chosen], items[: holdout.n_items]))
+            return {**found, "train_loss": self._visits.losses(epoch)}
 
     async def recommend(self, user: int, k: int) -> Recommended:
         """Return the best unseen items for a user, scored at this host."""
@@ -189,11 +182,11 @@ class ShieldedDrift:
 
     def close(self) -> None:
         """Close the files."""
-        self._seat.close()
+        self._evaluations.close()
 
 
-class _Evaluation:
-    """The host as one member of evaluations, for all its users."""
+class _Evaluations:
+    """The host as one member of evaluations, for all its users; `MemberDriver` drives it."""
 
     def __init__(self, drift: ShieldedDrift, host: Host, keys: NDArray[np.uint64]) -> None:
         self._drift = drift
@@ -201,23 +194,12 @@ class _Evaluation:
         self._plan = host.party.plan
         self._keys = keys
         self._consent = host.consent
+        self._verified = Verified()
         self._journals = Journals(
             host.engine, host.writer, host.settings.state / "contributions.bin", self._plan.run_id
         )
-        self._items: NDArray[np.float32] = np.zeros((0, self._plan.dim), np.float32)
-        self.identity = host.identities[0]
-        self.bundle = host.bundles[0]
-        self.slots: Sequence[int] = host.party.slots
 
-    def journal(self) -> Journal:
-        """Return the journal as it stands on disk."""
-        return self._journals.of(self.identity.participant_id)
-
-    async def keep(self, journal: Journal) -> None:
-        """Store a journal."""
-        await self._journals.keep({self.identity.participant_id: journal})
-
-    async def accept(self, plan: SumPlan, member: int) -> None:
+    async def accept(self, plan: SumPlan, version: int) -> _Evaluation:
         """Check the plan of an evaluation.
 
         Raises
@@ -225,6 +207,22 @@ class _Evaluation:
         Declined
             When the plan is not an evaluation of this run, or is outside the consent of the host's users.
         """
+        own = self._host.identities[0].participant_id
+        found = [member for member, one in enumerate(plan.members) if one.participant == own]
+        for member in found:
+            check_place(plan, member, self._plan, self._host.runtime.party)
+            self._check(plan, member)
+        _, sha256, items = await self._drift.model()
+        if found and sha256 != plan.model_sha256:
+            raise Declined("the model that the server sent is not the one of the sum's plan")
+        seats = {
+            member: Seat(self._host.party.slots, self._journals.of(own), self._signer()) for member in found
+        }
+        return _Evaluation(
+            self._drift, self._host, self._keys, plan, seats, items, await self._drift.catalogue()
+        )
+
+    def _check(self, plan: SumPlan, member: int) -> None:
         users, rounds, masked = len(self._host.identities), self._plan.rounds, plan.secure_sum == "masked"
         if plan.purpose != ShieldedPurpose.EVALUATE.value:
             raise Declined(f"a sum for {plan.purpose!r}; hosts take part in evaluations only")
@@ -241,9 +239,12 @@ class _Evaluation:
             raise Declined("the layout of the sum is not the one that this host computes")
         for objection in self._consent.objections_to_round(plan, self._most_today()):
             raise Declined(objection)
-        _, sha256, self._items = await self._drift.model()
-        if sha256 != plan.model_sha256:
-            raise Declined("the model that the server sent is not the one of the sum's plan")
+
+    def _signer(self) -> Signer:
+        host = self._host
+        return Signer(
+            host.identities[0], host.bundles[0], host.directory_key, int(time.time()), self._verified
+        )
 
     def _most_today(self) -> int:
         if not self._consent.rounds_per_day:
@@ -251,39 +252,58 @@ class _Evaluation:
         with self._host.engine.connect() as connection:
             return max(store.load_taken_part(connection, int(time.time()) // _DAY_S).values(), default=0)
 
-    async def contribute(self, plan: SumPlan, trained: Trained) -> None:
-        """Measure the users, add up their metrics, and store the contribution before it is sent."""
-        measured = await self._drift.measure(self._items, plan.pass_number)
-        if self._host.settings.per_user_metrics:
-            self._host.write_per_user(plan.pass_number, measured)
+    def undisturbed(self) -> AbstractAsyncContextManager[object]:
+        """Return a context that does nothing: metrics are computed at once, from users' rows as they are."""
+        return nullcontext()
 
-        def added() -> Contribution:
-            contribution = Contribution(evaluation_layout())
-            for user, key in enumerate(self._keys.tolist()):
-                seed = np.random.SeedSequence(key, spawn_key=(_ROUNDING, self._plan.seed, plan.round))
-                values = {name: float(value[user]) for name, value in measured.items()}
-                add_measured(contribution, values, np.random.default_rng(seed))
-            return contribution
-
-        journal = trained((await asyncio.to_thread(added)).codes())
-        if journal is not None:
-            taking_part = list(range(1, len(self._keys) + 1)) if self._consent.rounds_per_day else []
-            await self._journals.keep(
-                {self.identity.participant_id: journal},
-                taking_part=taking_part,
-                day=int(time.time()) // _DAY_S,
-            )
-
-    async def left(self, plan: SumPlan, step: Step, size: int) -> None:
-        """Add a sent message to the disclosure receipt."""
-        kind = _SENT.get(step, f"metrics ({plan.secure_sum})")
-        await self._host.note_sent("cos", kind, 1, size)
-
-    async def sat_out(self, plan: SumPlan, reason: str) -> None:
-        """Add the reason for taking no part to the disclosure receipt."""
-        things = [store.Refused(0, "cos", reason, now_ms())]
-        await self._host.writer.run(lambda connection: store.add_declined(connection, things))
+    async def keep(self, records: SumRecords[None]) -> None:
+        """Store journals and entries of the receipts; a round counts for all users once they contribute."""
+        counted = records.beside and self._consent.rounds_per_day
+        await self._journals.keep(
+            records.journals,
+            sent=[sent_entry(one, self._plan.secure_sum, 0) for one in records.leaving],
+            refused=[refused_entry(one, 0) for one in records.sat_out],
+            taking_part=range(1, len(self._keys) + 1) if counted else (),
+            day=int(time.time()) // _DAY_S,
+        )
 
     def close(self) -> None:
         """Close the file of contributions."""
         self._journals.close()
+
+
+@dataclass(frozen=True, eq=False)
+class _Evaluation:
+    """An evaluation in which the host takes part, over rows of the items and a catalogue."""
+
+    drift: ShieldedDrift
+    host: Host
+    keys: NDArray[np.uint64]
+    plan: SumPlan
+    seats: Mapping[int, Seat]
+    items: NDArray[np.float32]
+    catalogue: Catalogued
+
+    def contributions(self, members: Sequence[int]) -> Iterator[Contributed[None]]:
+        """Measure the users, and add up their metrics."""
+        for member in members:
+            measured = self.drift.measure(self.items, self.catalogue, self.plan.pass_number)
+            if self.host.settings.per_user_metrics:
+                self.host.write_per_user(self.plan.pass_number, measured)
+            yield Contributed(member, self._added(measured).codes(), None)
+
+    def _added(self, measured: Mapping[str, NDArray[np.float64]]) -> Contribution:
+        contribution = Contribution(evaluation_layout())
+        for user, key in enumerate(self.keys.tolist()):
+            seed = np.random.SeedSequence(
+                key, spawn_key=(_ROUNDING, self.host.party.plan.seed, self.plan.round)
+            )
+            values = {name: float(value[user]) for name, value in measured.items()}
+            add_measured(contribution, values, np.random.default_rng(seed))
+        return contribution
+
+    async def conclude(self, members: Sequence[int]) -> None:
+        """Do nothing: metrics are no state."""
+
+    async def save(self, members: Sequence[int]) -> None:
+        """Do nothing: metrics are no state."""

@@ -7,7 +7,7 @@ rebuilt from there after a restart or a failed write.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,11 +20,10 @@ from safetensors.numpy import save as pack_arrays
 from coterie.crypto.identity import Bundle, Identity
 from coterie.crypto.sealed import Decision, SequenceGate, decode_records
 from coterie.errors import StoreError
-from coterie.parties.sums import Trained
 from coterie.rounds.member_round import Journal
 from coterie.secure_sum.contribution import Contribution, Layout
 from coterie.secure_sum.plan import SumPlan, layout_hash
-from coterie.secure_sum.protocol import Declined, Step
+from coterie.secure_sum.protocol import Declined
 from coterie.store import data_owner as store
 from coterie.store.engine import Writer
 from coterie.systems.drift.blocks import Block, BlockBuilder
@@ -339,13 +338,13 @@ class Holdings:
         self._room.set()
         _log.info("rows that no window had", owner=self._owner.name, rows=len(self._held))
 
-    def _packed(self) -> bytes:
-        items = sorted(self._held.contributors)
+    def _packed(self, without: Set[int] = frozenset()) -> bytes:
+        items = sorted(self._held.contributors.keys() - without)
         contributors = tuple(frozenset(self._held.contributors[item]) for item in items)
         index = np.array(items, np.int32)
         return _pack(Released(index, self._held.gradient[index], contributors))
 
-    # --- windows: the owner's seat -----------------------------------------------------------------------------
+    # --- windows -----------------------------------------------------------------------------------------------
 
     def journal(self) -> Journal:
         """Return the journal as it stands on disk."""
@@ -355,26 +354,14 @@ class Holdings:
         reveals = tuple(kept.reveals.split(",")) if kept.reveals else ()
         return Journal(kept.joined, kept.contribution, reveals)
 
-    def _with(self, journal: Journal) -> store.WindowRow:
-        return self._window._replace(
-            joined=journal.joined,
-            contribution=journal.contribution,
-            reveals=",".join(journal.reveals),
-        )
-
-    async def keep(self, journal: Journal) -> None:
-        """Store a journal."""
-        async with self._owner.intake:
-            window = self._with(journal)
-            await self._writer.run_when_possible(
-                lambda connection: store.save_window(connection, self._owner.id, window)
-            )
-            self._window = window
+    def undisturbed(self) -> asyncio.Lock:
+        """Return the lock under which visits, news and journals of windows change the owner's state."""
+        return self._owner.intake
 
     def _layout(self) -> Layout:
         return self._settings.window_layout(len(self.model.items))
 
-    async def accept(self, plan: SumPlan, member: int) -> None:
+    async def check(self, plan: SumPlan) -> None:
         """Check the plan of a window.
 
         Raises
@@ -399,45 +386,58 @@ class Holdings:
         if self.model.sha256 != plan.model_sha256:
             raise Declined("the window is over another model than this owner holds")
 
-    async def contribute(self, plan: SumPlan, trained: Trained) -> None:
-        """Contribute the rows with enough contributors, and keep them until the window's outcome is known.
+    def contribution(self, plan: SumPlan) -> tuple[NDArray[np.uint32], Released]:
+        """Return the codes of the rows with enough contributors, and the rows; called within `undisturbed`.
+
+        The rows are held until `stored` takes them as offered.
 
         Raises
         ------
         Declined
             When the outcome of the last window is not known.
         """
-        async with self._owner.intake:
-            if self._window.offered:
-                raise Declined("it is not known yet what became of the last window")
-            released = self._held.release(self._settings.k_min)
-            contribution = Contribution(self._layout())
-            key = np.random.SeedSequence(self._plan.seed, spawn_key=(_ROUNDING, self._owner.slot, plan.round))
-            contribution.add("gradient", released.gradient, np.random.default_rng(key), rows=released.items)
-            contribution.count()
-            if contribution.clipped:
-                _log.warning(
-                    "values beyond the bound of a window", owner=self._owner.name, values=contribution.clipped
-                )
-            journal = trained(contribution.codes())
-            if journal is None:
-                self._held.put_back(released)
-                return
-            window = self._with(journal)._replace(offered=plan.round, rows=_pack(released))
-            rows = self._packed()
+        if self._window.offered:
+            raise Declined("it is not known yet what became of the last window")
+        released = self._held.ready(self._settings.k_min)
+        contribution = Contribution(self._layout())
+        key = np.random.SeedSequence(self._plan.seed, spawn_key=(_ROUNDING, self._owner.slot, plan.round))
+        contribution.add("gradient", released.gradient, np.random.default_rng(key), rows=released.items)
+        contribution.count()
+        if contribution.clipped:
+            _log.warning(
+                "values beyond the bound of a window", owner=self._owner.name, values=contribution.clipped
+            )
+        return contribution.codes(), released
 
-            def write(connection: sa.Connection) -> None:
-                store.save_window(connection, self._owner.id, window)
+    def write_of(self, journal: Journal, released: Released | None) -> Callable[[sa.Connection], None]:
+        """Return the write that stores a journal and, with a new contribution, the rows offered to its window.
+
+        Called within `undisturbed`, as is `stored` once the write is durable.
+        """
+        window = self._with(journal, released)
+        rows = None if released is None else self._packed(without=set(released.items.tolist()))
+
+        def write(connection: sa.Connection) -> None:
+            store.save_window(connection, self._owner.id, window)
+            if rows is not None:
                 store.save_held(connection, self._owner.id, rows)
 
-            await self._writer.run_when_possible(write)
-            self._window, self._offered = window, released
+        return write
 
-    async def left(self, plan: SumPlan, step: Step, size: int) -> None:
-        """Owners keep no receipts."""
+    def stored(self, journal: Journal, released: Released | None) -> None:
+        """Take a journal as stored; rows that it offers to its window are not held any longer."""
+        self._window = self._with(journal, released)
+        if released is not None:
+            self._held.drop(released)
+            self._offered = released
 
-    async def sat_out(self, plan: SumPlan, reason: str) -> None:
-        """Owners keep no receipts."""
+    def _with(self, journal: Journal, released: Released | None) -> store.WindowRow:
+        window = self._window._replace(
+            joined=journal.joined,
+            contribution=journal.contribution,
+            reveals=",".join(journal.reveals),
+        )
+        return window if released is None else window._replace(offered=journal.joined, rows=_pack(released))
 
 
 def _pack(rows: Released) -> bytes:

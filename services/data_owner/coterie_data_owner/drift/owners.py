@@ -113,7 +113,7 @@ class DriftOwners:
     def begin(self, running: asyncio.TaskGroup) -> None:
         """Start the shielded form's background tasks: membership in windows, and reports of visits."""
         if self._shielded is not None:
-            running.create_task(self._shielded.members.run())
+            running.create_task(self._shielded.driver.run())
             running.create_task(self._shielded.report())
 
     async def told(self, tasks: Sequence[wire.Task]) -> None:

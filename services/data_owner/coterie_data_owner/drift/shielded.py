@@ -12,8 +12,8 @@ import structlog
 
 from coterie.crypto import restored
 from coterie.errors import PeerError
+from coterie.parties.member_driver import MemberDriver
 from coterie.parties.party import Party
-from coterie.parties.sums import SumMembers
 from coterie.process.runtime import Runtime
 from coterie.rounds.conductor import model_from_bytes
 from coterie.store.engine import Writer
@@ -21,6 +21,7 @@ from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
 from coterie_data_owner.drift.holdings import Holdings, ItemRows
 from coterie_data_owner.drift.learning_owner import LearningOwner
+from coterie_data_owner.drift.windows import WindowMembers
 
 __all__ = ["ShieldedOwners"]
 
@@ -62,7 +63,10 @@ class ShieldedOwners:
             for one in self.holdings.values():
                 one.sits_out = True
         self._by_slot = {owner.slot: self.holdings[owner.id] for owner in owners}
-        self.members = SumMembers(party, runtime.party, list(self.holdings.values()), directory_key)
+        members = WindowMembers(
+            list(self.holdings.values()), party.plan, runtime.party, directory_key, writer
+        )
+        self.driver = MemberDriver(party, members, runtime.accounting.activity)
         self._model = ItemRows(-1, b"", np.zeros((0, party.plan.dim), np.float32))
         self._over = False
 
@@ -86,7 +90,7 @@ class ShieldedOwners:
                 for slot in range(part.first, part.first + part.count):
                     if slot in self._by_slot:
                         await self._by_slot[slot].told(self._model, task.closed, task.summed)
-        self.members.hear(tasks)
+        self.driver.hear(tasks)
 
     async def _refresh(self) -> None:
         """Fetch the newest model and hand it to all owners."""
@@ -141,6 +145,6 @@ class ShieldedOwners:
     async def finish(self) -> None:
         """Stop membership in windows and reports: the run is over."""
         self._over = True
-        self.members.finish()
+        self.driver.finish()
         for one in self.holdings.values():
             one.stop()

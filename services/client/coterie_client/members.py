@@ -1,0 +1,256 @@
+"""A host's users as members of sums: which plans they accept, their contributions, their journals and receipts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.crypto.verification import VerificationError
+from coterie.crypto.verified import Verified
+from coterie.parties.sum_party import Contributed, Seat, SumRecords
+from coterie.rounds.membership import Membership
+from coterie.rounds.sides import HostSide, User
+from coterie.rounds.training import Purpose
+from coterie.secure_sum.contribution import Layout
+from coterie.secure_sum.plan import SumPlan, layout_hash
+from coterie.secure_sum.protocol import Declined
+from coterie.secure_sum.registry import KEYED, Signer
+from coterie.store import client as store
+from coterie.wire.tensor import from_wire
+from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie_client.encryption import Encryption
+from coterie_client.host import Host, read
+from coterie_client.journals import Journals
+from coterie_client.learner import Learner, Model
+from coterie_client.receipts import refused_entry, sent_entry
+
+if TYPE_CHECKING:
+    from coterie.crypto.paillier import Obfuscators
+
+__all__ = ["HostMembers"]
+
+_DAY_S = 24 * 3600
+
+
+class HostMembers:
+    """A host's users as members of the sums of a rounds-based system; `MemberDriver` drives them.
+
+    Parameters
+    ----------
+    host : Host
+        Registered.
+    journals : Journals
+        Journals of its members.
+    learner : Learner
+    asks_supports : bool
+        Whether the system opens items by group, and so trains only items on the COS's list.
+    """
+
+    def __init__(self, host: Host, journals: Journals, learner: Learner, *, asks_supports: bool) -> None:
+        self._host = host
+        self._plan = host.party.plan
+        self._consent = host.consent
+        self._journals = journals
+        self._learner = learner
+        self._asks_supports = asks_supports
+        self._verified = Verified()
+        self._encryption = Encryption(host) if self._plan.secure_sum in KEYED else None
+        self._membership: Membership | None = None
+        self._user = {one.participant_id: number for number, one in enumerate(host.identities, start=1)}
+        self.best = 0
+        """Version of the best evaluation so far, as the COS says."""
+
+    # --- accepting a plan ------------------------------------------------------------------------------------------
+
+    async def accept(self, plan: SumPlan, version: int) -> _HostSum:
+        """Check a plan and return the sum under it.
+
+        Raises
+        ------
+        Declined
+            When the plan is outside the run's plan, or does not fit the model, layout or list of items.
+        """
+        if self._membership is None:
+            self._membership = await self._find_places()
+        covered = self._membership.covered(plan)
+        obfuscators = None if self._encryption is None else await self._encryption.for_plan(plan)
+        purpose, side = Purpose(plan.purpose), await self._learner.side()
+        layout = side.layout(purpose)
+        if layout_hash(layout) != plan.layout_sha256:
+            raise Declined("the layout of the sum is not the one that this host computes")
+        try:
+            model = await self._learner.model(version, plan.model_sha256)
+        except VerificationError as error:
+            raise Declined(f"the model of the plan does not open: {error.message}") from None
+        opened = None
+        if purpose is Purpose.TRAIN and self._asks_supports:
+            opened = await self._learner.opened(model)
+        seats = self._seats(plan, covered, layout, obfuscators)
+        return _HostSum(self._host, self._learner, self.best, plan, seats, covered, side, model, opened)
+
+    def _seats(
+        self,
+        plan: SumPlan,
+        covered: Mapping[int, Sequence[User]],
+        layout: Layout,
+        obfuscators: Obfuscators | None,
+    ) -> dict[int, Seat]:
+        today, now = self._today(), int(time.time())
+        seats = {}
+        for member, users in covered.items():
+            journal = self._journals.of(plan.members[member].participant)
+            # A round that was joined before a restart is counted already.
+            fresh = journal.joined < plan.round
+            most = max(today.get(user.index + 1, 0) for user in users) if fresh else 0
+            first = users[0].index
+            signer = Signer(
+                self._host.identities[first],
+                self._host.bundles[first],
+                self._host.directory_key,
+                now,
+                self._verified,
+                obfuscators,
+                layout,
+            )
+            slots = [self._host.party.slots[user.index] for user in users]
+            seats[member] = Seat(slots, journal, signer, self._consent.objections_to_round(plan, most))
+        return seats
+
+    def _today(self) -> dict[int, int]:
+        """Return the number of today's rounds by user; empty unless consent limits rounds per day."""
+        if not self._consent.rounds_per_day:
+            return {}
+        with self._host.engine.connect() as connection:
+            return store.load_taken_part(connection, int(time.time()) // _DAY_S)
+
+    async def _find_places(self) -> Membership:
+        party = self._host.party
+        _, payload = await party.fetch(wire.FetchKind.FETCH_KIND_PLACES)
+        message = read(wire.Places, payload)
+        table = from_wire(message.places, np.uint32, (None, 3), field="places").astype(np.int64)
+        at = {slot: index for index, slot in enumerate(party.slots)}
+        if not set(table[:, 0].tolist()) <= at.keys():
+            raise Declined("the server names places of users that are not this host's")
+        return Membership(
+            self._plan,
+            self._host.runtime.party,
+            message.users,
+            np.array([at[slot] for slot in table[:, 0].tolist()], np.int64),
+            table[:, 1],
+            table[:, 2],
+            [identity.participant_id for identity in self._host.identities],
+            self._host.directory_key,
+        )
+
+    # --- the store -------------------------------------------------------------------------------------------------
+
+    def undisturbed(self) -> AbstractAsyncContextManager[object]:
+        """Return a context that does nothing: only the local step changes what contributions are made of."""
+        return nullcontext()
+
+    async def keep(self, records: SumRecords[bytes]) -> None:
+        """Store journals with private rows and entries of the receipts."""
+        secure_sum = self._plan.secure_sum
+        await self._journals.keep(
+            records.journals,
+            records.beside,
+            [sent_entry(one, secure_sum, self._receipt_of(one.participant)) for one in records.leaving],
+            [refused_entry(one, self._receipt_of(one.participant)) for one in records.sat_out],
+            self._taking_part(records.joining),
+            int(time.time()) // _DAY_S,
+        )
+
+    def _taking_part(self, slots: Sequence[int]) -> list[int]:
+        """Return the users for whom one more round counts today; empty unless consent limits rounds per day."""
+        if not self._consent.rounds_per_day:
+            return []
+        wanted = set(slots)
+        return [user for user, slot in enumerate(self._host.party.slots, start=1) if slot in wanted]
+
+    def _receipt_of(self, participant: bytes) -> int:
+        """Return the user on whose receipt a member's messages belong; 0 for all users of the host."""
+        return self._user.get(participant, 0) if self._plan.rounds.party_per_user else 0
+
+
+@dataclass(frozen=True, eq=False)
+class _HostSum:
+    """A sum in which users of a host take part.
+
+    Parameters
+    ----------
+    host : Host
+    learner : Learner
+    best : int
+        Version of the best evaluation before this sum.
+    plan : SumPlan
+    seats : mapping of int to Seat
+    covered : mapping of int to sequence of User
+        The users that each member covers.
+    side : HostSide
+    model : Model
+        Version on which the sum is formed.
+    opened : ndarray of bool, shape (groups, I), optional
+        Items that each group may train.
+    """
+
+    host: Host
+    learner: Learner
+    best: int
+    plan: SumPlan
+    seats: Mapping[int, Seat]
+    covered: Mapping[int, Sequence[User]]
+    side: HostSide
+    model: Model
+    opened: NDArray[np.bool_] | None
+
+    def contributions(self, members: Sequence[int]) -> Iterator[Contributed[bytes]]:
+        """Yield each member's contribution, with the private rows that it changed."""
+        activity = self.host.runtime.accounting.activity
+        covered = {member: self.covered[member] for member in members}
+        made = self.side.contributions(self.plan, self.model.arrays, self.opened, covered)
+        while True:
+            # An overflow is found and reported when the contribution is rounded.
+            with activity("local step"), np.errstate(over="ignore", invalid="ignore"):
+                found = next(made, None)
+            if found is None:
+                return
+            member, codes = found
+            yield Contributed(
+                member, codes, self.learner.rows(self._users([member])) if self._trains else b""
+            )
+
+    async def conclude(self, members: Sequence[int]) -> None:
+        """Keep private arrays of an evaluated version before its metrics are sent to the COS."""
+        if self.plan.purpose != Purpose.EVALUATE.value:
+            return
+        await self.host.writer.files_when_possible(
+            "write the private state", partial(self.learner.evaluated, self.model.version, self.best)
+        )
+        if self.host.settings.per_user_metrics:
+            measured = dict(self.side.measured)
+            await asyncio.to_thread(
+                self.host.write_per_user, self.plan.pass_number, measured, self._users(members)
+            )
+
+    async def save(self, members: Sequence[int]) -> None:
+        """Write private rows that training has changed to their files."""
+        if self._trains:
+            await self.host.writer.files_when_possible(
+                "write the private state", partial(self.learner.save, self._users(members))
+            )
+
+    @property
+    def _trains(self) -> bool:
+        return self.plan.purpose == Purpose.TRAIN.value
+
+    def _users(self, members: Sequence[int]) -> list[int]:
+        """Return positions at the host of the users that some members cover."""
+        return [user.index for member in members for user in self.covered[member]]
