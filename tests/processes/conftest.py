@@ -16,7 +16,7 @@ from .scheduling import Grouped, in_order, tell
 
 SMALL: dict[str, Any] = {
     "reference": False,
-    "data": {"synthetic": {"users": 60, "items": 120, "interactions": 1600}},
+    "data": {"synthetic": {"users": 60, "items": 120, "interactions": 3000}},
     "drift": {"dim": 8, "theta": 4, "epochs": 4},
     "federation": {"owners": 2, "hosts": 2, "min_users": 20},
 }

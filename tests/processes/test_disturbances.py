@@ -35,9 +35,7 @@ def holders(running) -> set[bytes]:
 
 async def test_an_owner_that_joins_late_gets_what_is_its_own_and_may_leave_again(small, federation):
     churn = {"owners": 1, "join_at": 0.3, "leave_at": 0.6}
-    settings = small(
-        data={"synthetic": {"interactions": 3600}}, drift={"epochs": 10}, federation={"churn": churn}
-    )
+    settings = small(drift={"epochs": 10}, federation={"churn": churn})
     async with federation(settings) as running:
         first, late = owners(running)
         await running.start()
@@ -145,7 +143,7 @@ def answered_too_late(running, host) -> bool:
 
 @pytest.mark.long
 async def test_a_host_that_stands_still_while_an_evaluation_is_closed_goes_on(small, federation):
-    settings = small(drift={"epochs": 30}, federation={"hosts": 2, "party_timeout_s": 2.0, "min_users": 10})
+    settings = small(drift={"epochs": 40}, federation={"hosts": 2, "party_timeout_s": 2.0, "min_users": 10})
     async with federation(settings) as running:
         silent = "client/host-1"
         await running.start()

@@ -10,21 +10,21 @@ Evaluations hold nobody up either: each is made on a frozen version while traini
 The table shows the phases to which ``step`` leads from each phase; a dash marks an event that cannot occur in a phase.
 A complete pass is no event: the server opens an evaluation and calls ``next_epoch`` as soon as ``pass_complete`` holds.
 
-===============  =============  =====================  ==============  ====  ======
-event            gather         train                  evaluate        done  failed
-===============  =============  =====================  ==============  ====  ======
-OwnerJoined      gather, train  train                  evaluate        done  failed
-UsersJoined      gather, train  train                  evaluate        done  failed
-Catalogued       gather         train                  evaluate        done  failed
-Delivered        gather         train                  evaluate        done  failed
-PassDone         gather         train                  evaluate        done  failed
-PointOpened      gather         train                  evaluate        done  failed
-Measured         -              train                  evaluate, done  done  failed
-PartyLost        gather         train                  evaluate, done  done  failed
-PartySeen        gather, train  train                  evaluate        done  failed
-Stopped          failed         failed                 failed          done  failed
-(pass complete)  -              train, evaluate, done  -               -     -
-===============  =============  =====================  ==============  ====  ======
+================  =============  =====================  ==============  ====  ======
+event             gather         train                  evaluate        done  failed
+================  =============  =====================  ==============  ====  ======
+OwnerJoined       gather, train  train                  evaluate        done  failed
+UsersJoined       gather, train  train                  evaluate        done  failed
+CatalogueChanged  gather         train                  evaluate        done  failed
+RecordsDelivered  gather         train                  evaluate        done  failed
+PassDone          gather         train                  evaluate        done  failed
+PointOpened       gather         train                  evaluate        done  failed
+Measured          -              train                  evaluate, done  done  failed
+PartyLost         gather         train                  evaluate, done  done  failed
+PartySeen         gather, train  train                  evaluate        done  failed
+Stopped           failed         failed                 failed          done  failed
+(pass complete)   -              train, evaluate, done  -               -     -
+================  =============  =====================  ==============  ====  ======
 """
 
 from __future__ import annotations

@@ -10,22 +10,22 @@ hosts evaluate the model, in a sum of their own.
 The table shows the phases to which ``step`` leads from each phase; a dash marks an event that cannot occur in a phase:
 a sum ends only after it was opened, and a sum that was opened in *visit* may end in *close*.
 
-===========  =============  =============  =======================  ===================  ====  ======
-event        gather         visit          close                    evaluate             done  failed
-===========  =============  =============  =======================  ===================  ====  ======
-OwnerJoined  gather, visit  visit          close                    evaluate             done  failed
-UsersJoined  gather, visit  visit, close   close                    evaluate             done  failed
-Catalogued   gather         visit          close                    evaluate             done  failed
-Visits       gather         visit          close                    evaluate             done  failed
-Delivered    gather         visit, close   close                    evaluate             done  failed
-PartyLost    gather         visit, close   close                    evaluate             done  failed
-PartySeen    gather, visit  visit, close   close                    evaluate             done  failed
-Opened       -              visit          close                    evaluate             done  failed
-Windowed     -              visit          close, evaluate          -                    done  failed
-Evaluated    -              -              -                        visit, done          done  failed
-Abandoned    -              visit, failed  close, evaluate, failed  visit, done, failed  done  failed
-Stopped      failed         failed         failed                   failed               done  failed
-===========  =============  =============  =======================  ===================  ====  ======
+=================  =============  =============  =======================  ===================  ====  ======
+event              gather         visit          close                    evaluate             done  failed
+=================  =============  =============  =======================  ===================  ====  ======
+OwnerJoined        gather, visit  visit          close                    evaluate             done  failed
+UsersJoined        gather, visit  visit, close   close                    evaluate             done  failed
+CatalogueChanged   gather         visit          close                    evaluate             done  failed
+VisitsReported     gather         visit          close                    evaluate             done  failed
+VisitsDelivered    gather         visit, close   close                    evaluate             done  failed
+PartyLost          gather         visit, close   close                    evaluate             done  failed
+PartySeen          gather, visit  visit, close   close                    evaluate             done  failed
+NumberTaken        -              visit          close                    evaluate             done  failed
+Windowed           -              visit          close, evaluate          -                    done  failed
+EvaluationFormed   -              -              -                        visit, done          done  failed
+ShieldedAbandoned  -              visit, failed  close, evaluate, failed  visit, done, failed  done  failed
+Stopped            failed         failed         failed                   failed               done  failed
+=================  =============  =============  =======================  ===================  ====  ======
 """
 
 from __future__ import annotations
