@@ -162,7 +162,8 @@ class DatasetPart(Part):
     interactions: Number = Field(None, description="Number of interactions.")
     split_sha256: str = Field(
         "",
-        description="Digest of the split. It is the same wherever, and in whichever order of rows, the data was read.",
+        description="SHA-256 of the split. Equal data and settings give the same one on every machine, whatever "
+        "the order of the rows.",
     )
 
 
@@ -177,36 +178,36 @@ Metrics = dict[str, Annotated[Average, BeforeValidator(_scored)]]
 
 
 class EvaluationPart(Part):
-    """One evaluation of the model."""
+    """One evaluation of the model by all users."""
 
-    epoch: Number = Field(None, description="Epoch; of runs in rounds, number of passes.")
+    epoch: Number = Field(None, description="Number of the epoch, in systems with rounds of the pass.")
     version: Number = Field(None, description="Version of the model; absent for rows beside the run.")
     time_s: Number = Field(
         None, description="Seconds since the start of the run; absent for rows beside the run."
     )
     train_loss: Number = Field(None, description="Training loss of the epoch.")
-    owners: Number = Field(None, description="Data owners that were present.")
-    withheld: Number = Field(None, description="Client hosts that withheld their sums.")
-    users: Number = Field(None, description="Users that were measured.")
+    owners: Number = Field(None, description="Number of data owners that were present.")
+    withheld: Number = Field(None, description="Number of client hosts that withheld their sums of metrics.")
+    users: Number = Field(None, description="Number of users that were measured.")
     metrics: dict[str, Number] = Field(default_factory=dict, description="Means over the users, by metric.")
 
 
 class ReferenceRow(Part):
-    """A row beside the run: same data, same split, same metrics."""
+    """A baseline on the same data and split as the run, with the same metrics."""
 
     metrics: Metrics = Field(default_factory=dict, description="As `metrics` of the run, by metric.")
     history: tuple[EvaluationPart, ...] = Field(
-        (), description="Evaluations of the first seed, where the row learns."
+        (), description="Evaluations of the first seed, for a baseline that learns."
     )
-    label: str = Field("", description="Name for a reader; absent where the report has words for the row.")
-    note: str = Field("", description="A line that says how the row is made; absent like `label`.")
+    label: str = Field("", description="Name of the baseline to show; absent where the report has its own.")
+    note: str = Field("", description="Line that says how the baseline is computed; absent like `label`.")
 
 
 class Chosen(Part):
-    """The version of the model that counts, by validation items."""
+    """The version of the model that counts, chosen by validation items."""
 
     version: Number = Field(None, description="Version of the model.")
-    epoch: Number = Field(None, description="Passes after which it was evaluated.")
+    epoch: Number = Field(None, description="Number of passes after which the version was evaluated.")
     metrics: dict[str, Number] = Field(default_factory=dict, description="Means over the users, by metric.")
     users: dict[str, Number] = Field(default_factory=dict, description="Users that were measured, by metric.")
 
@@ -217,13 +218,13 @@ class RoundRecord(Part):
     round: Number = Field(None, description="Number of the round.")
     time_s: Number = Field(None, description="Seconds since the start of the run.")
     purpose: str = Field("", description="Purpose: `supports`, `train`, `evaluate` or `window`.")
-    pass_: Number = Field(None, alias="pass", description="Pass over the users.")
-    users: Number = Field(None, description="Users of the cohort.")
-    members: Number = Field(None, description="Members of the cohort: the parties that contribute.")
-    summed: Number = Field(None, description="Users whose contributions are in the sum.")
-    dropped: Number = Field(None, description="Members that sent nothing at some step.")
-    refused: Number = Field(None, description="Messages that the server refused.")
-    liars: Number = Field(None, description="Members that revealed wrong shares.")
+    pass_: Number = Field(None, alias="pass", description="Number of the pass over the users.")
+    users: Number = Field(None, description="Number of users in the cohort.")
+    members: Number = Field(None, description="Number of members, the parties that contribute.")
+    summed: Number = Field(None, description="Number of users whose contributions are in the sum.")
+    dropped: Number = Field(None, description="Number of members that did not answer some step (dropouts).")
+    refused: Number = Field(None, description="Number of messages that the server refused.")
+    liars: Number = Field(None, description="Number of members that revealed wrong shares.")
     reason: str = Field("", description="Reason for abandoning the round; empty for a round with a sum.")
     seconds: dict[str, Number] = Field(default_factory=dict, description="Duration in seconds, by phase.")
     bytes_in: Number = Field(
@@ -235,12 +236,13 @@ class RoundRecord(Part):
     )
     dropped_places: Number = Field(
         None,
-        description="Places of a [sparse](spec/encrypted-sum.md#sparse-sums) sum that too few users sent.",
+        description="Number of places of a [sparse](spec/encrypted-sum.md#sparse-sums) sum that too few users "
+        "sent to be decrypted.",
     )
 
 
 class Devices(Part):
-    """Devices that a masked sum bears to lose, in a usual cohort."""
+    """Numbers of devices that a masked sum tolerates as curious or lost, in a usual cohort."""
 
     count: Number = Field(None, description="Devices in a cohort.")
     curious: Number = Field(None, description="Devices that may be curious without learning a contribution.")
@@ -248,11 +250,13 @@ class Devices(Part):
 
 
 class Protection(Part):
-    """What the sums of a run protect, in words."""
+    """Protection of contributions by the sums of a run, in words."""
 
     sum: str = Field("", description="Name of the secure sum.")
     parties: str = Field("", description="Parties of a sum: `hosts` or `users`.")
-    warnings: tuple[str, ...] = Field((), description="Sentences about what the cohorts give away.")
+    warnings: tuple[str, ...] = Field(
+        (), description="Sentences about what the cohorts and settings disclose."
+    )
     says: str = Field("", description="What the server sees of a contribution.")
     devices: Devices = Field(Devices(), description="Devices of a masked sum; absent for other sums.")
 
@@ -289,7 +293,8 @@ class Calls(Part):
     calls: Number = Field(None, description="Number of calls.")
     errors: Number = Field(
         None,
-        description="Calls that did not succeed, among them those made before the peer was there, which are repeated.",
+        description="Number of calls that failed. Calls made before the peer was started are among them, and are "
+        "repeated.",
     )
     bytes_out: Number = Field(
         None, description="Bytes of sent messages, without the framing of HTTP/2 and TLS."
@@ -297,18 +302,24 @@ class Calls(Part):
     bytes_in: Number = Field(None, description="Bytes of received messages, likewise.")
     p50_ms: Number = Field(None, description="Median duration, milliseconds.")
     p99_ms: Number = Field(None, description="Duration that 99% of the calls did not exceed, milliseconds.")
-    server_p50_ms: Number = Field(None, description="Median of the server's own time, milliseconds.")
-    network_p50_ms: Number = Field(None, description="Median of the rest of the time, milliseconds.")
-    network_s: Number = Field(None, description="The rest of the time of all calls together, seconds.")
+    server_p50_ms: Number = Field(
+        None, description="Median time that the server spent on a call, milliseconds."
+    )
+    network_p50_ms: Number = Field(
+        None, description="Median time of a call without the server's time, milliseconds."
+    )
+    network_s: Number = Field(None, description="Time of all calls without the server's time, seconds.")
 
 
 class NetworkShare(Part):
     """Time that one party's calls spent on the network."""
 
     seconds: Number = Field(
-        None, description="Seconds of its calls without what the called services spent on them."
+        None, description="Duration of the party's calls without the time of the called services, seconds."
     )
-    share: Number = Field(None, description="Share of training; null where training took no measurable time.")
+    share: Number = Field(
+        None, description="`seconds` divided by the duration of training; null where that was not measurable."
+    )
 
 
 class Network(Part):
@@ -317,8 +328,10 @@ class Network(Part):
     Calls overlap each other and work: a network that takes no time would save no more than the largest share.
     """
 
-    seconds: Number = Field(None, description="Seconds of all rounds together; without rounds, of training.")
-    of: Number = Field(None, description="Number of these rounds; null for a run without rounds.")
+    seconds: Number = Field(
+        None, description="Duration of all rounds, or of training where there are none, seconds."
+    )
+    of: Number = Field(None, description="Number of the rounds in `seconds`; null for a run without rounds.")
     by_party: dict[str, NetworkShare] = Field(
         default_factory=dict, description="Time on the network of hosts, owners and decrypting clients."
     )
@@ -338,7 +351,7 @@ class CpuAccount(Part):
 
 
 class FurtherRun(Part):
-    """A federation beside the run that differs in one setting."""
+    """A federation trained beside the run with another value of one setting."""
 
     theta: Number = Field(None, description="Value of `theta`.")
     metrics: dict[str, Number] = Field(default_factory=dict, description="Metrics at the last evaluation.")
@@ -349,7 +362,7 @@ class FurtherRun(Part):
 
 
 class SeedRecord(Part):
-    """One of several seeds; everything else of it stands in its own folder."""
+    """Record of one of several seeds; its other figures are in the folder of the seed."""
 
     seed: Number = Field(None, description="The seed.")
     split_sha256: str = Field("", description="Digest of its split.")
@@ -371,30 +384,36 @@ class Heading(Part):
         "", description="Id of the run: its name, time and four random digits. It sorts by time."
     )
     system: str = Field("", description="Name of the system.")
-    label: str = Field("", description="Name of what was trained, as its paper writes it.")
+    label: str = Field("", description="Name of the trained model, as its paper writes it.")
     form: str = Field(
         "",
-        description="Form of the system. Of a system in rounds it is the parties of a sum, `hosts` or `users`.",
+        description="Form of the system. For a system with rounds it names the members of a sum, `hosts` or "
+        "`users`.",
     )
     secure_sum: str = Field("", description="Name of the secure sum.")
     dataset: DatasetPart = Field(DatasetPart(), description="Name, size and split of the data set.")
-    seeds: tuple[StrictInt, ...] = Field((), description="The seeds; one federation each.")
+    seeds: tuple[StrictInt, ...] = Field(
+        (), description="Seeds of the run; one federation was trained for each."
+    )
     settings: dict[str, Any] = Field(
         default_factory=dict,
         description="Settings of the run with their defaults, as in [configuration.md](configuration.md).",
     )
     metrics: Metrics = Field(
         default_factory=dict,
-        description="Results by [metric](#metrics), at the last evaluation. Of a run in rounds they are those of the "
+        description="Results by [metric](#metrics): of the last evaluation, or in systems with rounds of the "
         "version that validation items chose.",
     )
     reference: dict[str, ReferenceRow] = Field(
-        default_factory=dict, description="[Rows beside the run](#rows-beside-the-run), by name."
+        default_factory=dict, description="[Baselines](#rows-beside-the-run) on the same data, by name."
     )
     versions: dict[str, str] = Field(
-        default_factory=dict, description="Versions of Coterie and the packages that it stands on."
+        default_factory=dict, description="Versions of Coterie and the packages that it uses."
     )
-    machine: Figures = Field(default_factory=dict, description="`python`, `system`, `processor`, `cores`.")
+    machine: Figures = Field(
+        default_factory=dict,
+        description="Machine that the run was on: `python`, `system`, `processor`, `cores`.",
+    )
 
 
 class Course(Part):
@@ -402,25 +421,30 @@ class Course(Part):
 
     history: tuple[EvaluationPart, ...] = Field((), description="Evaluations of the first seed, in order.")
     chosen: Chosen | None = Field(
-        None, description="Runs in rounds: the version that counts; null where there is none."
+        None,
+        description="Systems with rounds: version of the model that counts; null if no version was evaluated.",
     )
-    rounds: tuple[RoundRecord, ...] = Field((), description="Runs in rounds: every round.")
-    abandoned: Number = Field(None, description="Runs in rounds: number of abandoned rounds.")
-    groups: Number = Field(None, description="Runs in rounds: number of fixed groups.")
+    rounds: tuple[RoundRecord, ...] = Field((), description="Systems with rounds: record of every round.")
+    abandoned: Number = Field(None, description="Systems with rounds: number of abandoned rounds.")
+    groups: Number = Field(None, description="Systems with rounds: number of fixed groups.")
     closed_share: Number = Field(
         None,
-        description="Runs in rounds whose groups are asked for their items: the share of all users' training items, "
-        "from 0 to 1, that no row learns from, because fewer than `min_touch` of a group have them. Null elsewhere, "
-        "and where the server never has the model.",
+        description="Systems with rounds whose groups are asked for their items: share of all users' training "
+        "items, from 0 to 1, that are closed, because fewer than `min_touch` users of their group "
+        "have them. No row learns from them. Null for other systems, and where the server never has "
+        "the model.",
     )
-    visits: Number = Field(None, description="Shielded form: number of visits of users to owners.")
+    visits: Number = Field(
+        None, description="DRIFT's shielded form: number of visits of users to data owners."
+    )
     held_rows: Number = Field(
         None,
-        description="Shielded form: rows that never left their owner, because fewer than `k_min` users were behind "
-        "them.",
+        description="DRIFT's shielded form: number of rows that never left their owner, because fewer than "
+        "`k_min` users were behind them.",
     )
     protection: Protection = Field(
-        Protection(), description="Runs in rounds: what the sums protect and what the cohorts give away."
+        Protection(),
+        description="Systems with rounds: protection by the sums, and what the cohorts disclose.",
     )
     in_process: StrictBool = Field(
         False,
@@ -428,18 +452,22 @@ class Course(Part):
         "`counts`, `peak_rss_mb` and `visibility`.",
     )
     staleness: StalenessPart = Field(
-        StalenessPart(), description="Asynchronous training: ages of gradients in versions."
+        StalenessPart(), description="Asynchronous training: ages of gradients, in versions of the model."
     )
     owners_timeline: tuple[TimelinePoint, ...] = Field(
-        (), description="Parties that were present, at each phase."
+        (), description="Numbers of parties that were present, at each phase."
     )
-    events: tuple[EventPart, ...] = Field((), description="Parties that came and went, and phases.")
-    updates: Number = Field(None, description="Updates that were applied: the version at the end.")
+    events: tuple[EventPart, ...] = Field(
+        (), description="Events of the run: parties that joined or left, and phases."
+    )
+    updates: Number = Field(
+        None, description="Number of updates that were applied, which is the version at the end."
+    )
     start_seconds: Number = Field(
         None, description="Seconds until every process was started and the run created."
     )
     traffic: dict[str, Calls] = Field(default_factory=dict, description="Calls and bytes, by RPC.")
-    network: Network = Field(Network(), description="How much of training was spent on the network.")
+    network: Network = Field(Network(), description="Share of training that was spent on the network.")
     cpu_seconds: dict[str, CpuAccount] = Field(default_factory=dict, description="CPU seconds, by party.")
     counts: dict[str, dict[str, Number]] = Field(
         default_factory=dict, description="Number of things handled, by party and activity."

@@ -28,7 +28,7 @@ def steps() -> list[tuple[str, str]]:
     found = [
         (block, output if kind == "text" else "") for (of, block), (kind, output) in following if of == "sh"
     ]
-    assert found[0] == ("make setup\n", "")
+    assert found[0][0] == "make setup\n"
     return found[1:]
 
 
