@@ -26,7 +26,7 @@ from coterie.errors import PeerError
 from coterie.net.channel import Channel, connect
 from coterie.net.meter import Meter
 from coterie.net.retry import Retry
-from coterie.parties.party import Member, Party
+from coterie.parties.party import Party, Registrant
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
@@ -77,7 +77,7 @@ class _Client:
         self.party = Party(self.channel, _RUN, lambda: fingerprint, Retry(limit_s=0.0))
         self._stub: Any = self.channel.stub(OrchestratorStub)
 
-    async def register(self, member: Member) -> str:
+    async def register(self, member: Registrant) -> str:
         """Register a user; return "OK", or the kind of failure."""
         try:
             await asyncio.wait_for(self.party.register([member]), _CALL_S)
@@ -110,7 +110,7 @@ async def _measured(clients: int, settle_s: float, **cos: Any) -> _Measured:
                 raise RuntimeError("the COS is missing")
             found.before = _resident(site.cos.process.pid)
 
-            async def join(client: _Client, member: Member) -> bool:
+            async def join(client: _Client, member: Registrant) -> bool:
                 async with turns:
                     outcome = await client.register(member)
                 found.outcomes[outcome] += 1

@@ -42,7 +42,7 @@ from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import enrol, identities
 from coterie.net.meter import Meter
 from coterie.net.retry import Retry
-from coterie.parties.party import Item, Member, Party, slot_ranges
+from coterie.parties.party import Item, Party, Registrant, slot_ranges
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.clear import ClearMember
 from coterie.secure_sum.contribution import Contribution
@@ -164,7 +164,9 @@ class Site:
         plan = run_plan(settings, run_id=self._run, seed=0)
         await self._operator.start(start_request(settings, plan, owners=1, users=users))
 
-    async def party(self, role: str, name: str, participants: int) -> tuple[Party, list[Member], TlsFiles]:
+    async def party(
+        self, role: str, name: str, participants: int
+    ) -> tuple[Party, list[Registrant], TlsFiles]:
         """Enrol a party; return it with its members and TLS files."""
         settings = self._settings(role, name, participants)
         tls = TlsFiles(settings.state / "tls")
@@ -181,7 +183,7 @@ class Site:
         kind = wire.ParticipantKind.Value(
             "PARTICIPANT_KIND_USER" if role == "client" else "PARTICIPANT_KIND_DATA_OWNER"
         )
-        members = [Member(person, bundle, kind) for person, bundle in zip(people, bundles, strict=True)]
+        members = [Registrant(person, bundle, kind) for person, bundle in zip(people, bundles, strict=True)]
         return (
             Party(channel, self._run, lambda: tls.identity().fingerprint, Retry(limit_s=30.0)),
             members,
@@ -261,7 +263,9 @@ async def _measured(ask: Ask) -> list[tuple[float, float, float, float, int]]:
             await site.begin(settings, users=n_users)
             of = owners[0]
             keys = [f"item-{n}" for n in range(n_items)]
-            await owner.register([Member(of.identity, of.bundle, of.kind, "all", f"{_HOST}:1", "none", keys)])
+            await owner.register(
+                [Registrant(of.identity, of.bundle, of.kind, "all", f"{_HOST}:1", "none", keys)]
+            )
             await host.register(users)
             async for tasks in host.tasks():
                 for task in tasks:

@@ -19,7 +19,7 @@ from coterie.crypto.identity import Bundle, Identity
 from coterie.net.channel import Channel
 from coterie.parties.custody import Custody
 from coterie.parties.decryption import Bundles, Decryption, MakeHalf
-from coterie.parties.party import Member, Party
+from coterie.parties.party import Party, Registrant
 from coterie.parties.public_keys import Trust
 from coterie.parties.rotation import Rotation
 from coterie.parties.sum_tasks import Activity
@@ -110,7 +110,7 @@ class KeyHolding:
 
     async def _take_part(self, running: asyncio.TaskGroup, holds: Callable[[str], None]) -> None:
         kind = wire.ParticipantKind.PARTICIPANT_KIND_KEY_HOLDER
-        await self._party.wait_and_register([Member(self._identity, self._bundle, kind)])
+        await self._party.wait_and_register([Registrant(self._identity, self._bundle, kind)])
         plan = self._party.plan
         objections = self._consent.objections(plan) + restored.objections(
             self._state, plan.run_id, plan.secure_sum

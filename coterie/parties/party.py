@@ -27,7 +27,7 @@ from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Delegation, RoundRef, SlotRange
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorStub
 
-__all__ = ["Item", "Member", "Party", "slot_ranges"]
+__all__ = ["Item", "Party", "Registrant", "slot_ranges"]
 
 _log = structlog.get_logger("coterie.party")
 
@@ -50,7 +50,7 @@ _HELD = (wire.FetchKind.FETCH_KIND_MODEL, wire.FetchKind.FETCH_KIND_OPEN_ITEMS)
 
 
 @dataclass(frozen=True)
-class Member:
+class Registrant:
     """A participant of a party, as the party registers it.
 
     ``name``, ``address``, ``tls_name`` and ``items`` belong to data owners.
@@ -144,7 +144,7 @@ class Party:
         self._carrying = self._carried = self._polling = False
         self._wake = asyncio.Event()
 
-    async def register(self, members: Sequence[Member]) -> int:
+    async def register(self, members: Sequence[Registrant]) -> int:
         """Join the run with these participants; a restarted party joins again and gets the same slots.
 
         Returns
@@ -189,7 +189,7 @@ class Party:
         self.slots = [slot for part in response.slots for slot in range(part.first, part.first + part.count)]
         return sum(message.ByteSize() for message in messages)
 
-    async def wait_and_register(self, members: Sequence[Member], pause_s: float = 0.5) -> int:
+    async def wait_and_register(self, members: Sequence[Registrant], pause_s: float = 0.5) -> int:
         """Join the run as soon as the operator has started it and the COS can be reached; return as `register` does."""
         announced = False
         while True:
@@ -214,7 +214,7 @@ class Party:
 
         await self.call(lambda: self.stub.Register(requests()))
 
-    def _participant(self, member: Member, shown: bytes, expiry: int) -> wire.Participant:
+    def _participant(self, member: Registrant, shown: bytes, expiry: int) -> wire.Participant:
         delegation = SignedDelegation.sign(member.identity, shown, self._run_id, expiry)
         return wire.Participant(
             bundle=bundle_to_wire(member.bundle),

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 
-from coterie.parties.party import Member
+from coterie.parties.party import Registrant
 from coterie.systems.fedncf.settings import FedNcfSettings
 from coterie.wire.v1 import client_pb2 as agent_wire
 from coterie.wire.v1 import operator_pb2 as operating
@@ -83,7 +83,7 @@ class World:
             rounds=wire.RoundsPlan(**{**usual, **rounds}),
         )
         owner = await self.third_party.enrol("data-owner", f"owner-{self.run}", 1)
-        member = Member(
+        member = Registrant(
             owner.identities[0],
             owner.bundles[0],
             wire.ParticipantKind.PARTICIPANT_KIND_DATA_OWNER,

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 
-from coterie.parties.party import Member
+from coterie.parties.party import Registrant
 from coterie.rounds.conductor import model_from_bytes
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.clear import ClearMember
@@ -74,7 +74,7 @@ class Host:
 
     async def register(self):
         members = [
-            Member(one, bundle, USER)
+            Registrant(one, bundle, USER)
             for one, bundle in zip(self.enrolled.identities, self.enrolled.bundles, strict=True)
         ]
         await self.party.register(members)
@@ -232,7 +232,7 @@ class World:
             rounds=wire.RoundsPlan(**{**usual, **rounds}),
         )
         bundle, identity = self.people["owner"].bundles[0], self.people["owner"].identities[0]
-        owner = Member(
+        owner = Registrant(
             identity, bundle, OWNER, name="zoo", address="127.0.0.1:1", tls_name="zoo.test", items=ITEMS
         )
         await self.owner.register([owner])

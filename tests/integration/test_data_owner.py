@@ -26,7 +26,7 @@ from coterie.crypto.sealed import (
 )
 from coterie.net.authorisation import ALLOWED
 from coterie.net.enrolment import saved_bundles
-from coterie.parties.party import Member
+from coterie.parties.party import Registrant
 from coterie.wire.refusal import reason_name
 from coterie.wire.v1 import data_owner_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef
@@ -85,7 +85,7 @@ async def join(calls, cos, host, run, count=None):
     """Register the users of a host at the COS."""
     kind = ParticipantKind.PARTICIPANT_KIND_USER
     pairs = list(zip(host.identities, host.bundles, strict=True))[:count]
-    await calls.party_at(cos, host, run).register([Member(one, bundle, kind) for one, bundle in pairs])
+    await calls.party_at(cos, host, run).register([Registrant(one, bundle, kind) for one, bundle in pairs])
 
 
 @pytest.fixture(scope="module")
@@ -903,7 +903,7 @@ async def deliver(calls, cos, host, run):
     party = calls.party_at(cos, host, run)
     await party.register(
         [
-            Member(one, bundle, ParticipantKind.PARTICIPANT_KIND_USER)
+            Registrant(one, bundle, ParticipantKind.PARTICIPANT_KIND_USER)
             for one, bundle in zip(host.identities, host.bundles, strict=True)
         ]
     )

@@ -23,7 +23,7 @@ from coterie.crypto.identity import Bundle
 from coterie.net.authorisation import ALLOWED
 from coterie.net.retry import status_lost
 from coterie.net.status import from_rpc_error
-from coterie.parties.party import Member
+from coterie.parties.party import Registrant
 from coterie.wire.refusal import Refusal
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1 import rounds_pb2
@@ -188,7 +188,7 @@ def stand(tmp_path_factory, calls):
         one, bundle = people["owner"].identities[0], people["owner"].bundles[0]
         await taking["owner"].register(
             [
-                Member(
+                Registrant(
                     one,
                     bundle,
                     OWNER,
@@ -200,7 +200,7 @@ def stand(tmp_path_factory, calls):
             ]
         )
         pairs = zip(people["left"].identities, people["left"].bundles, strict=True)
-        await taking["left"].register([Member(one, bundle, USER) for one, bundle in pairs])
+        await taking["left"].register([Registrant(one, bundle, USER) for one, bundle in pairs])
         await cos.release()
         return people, world.run
 

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from coterie.parties.party import Member
+from coterie.parties.party import Registrant
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.protocol import Step
@@ -56,7 +56,7 @@ def under_a_liar(calls, third_party, start_member, certificates, tmp_path, cos):
         await world.begin(secure_sum="masked", per_user=True, users=len(NAMES) + OTHERS)
         others = await third_party.enrol("client", f"others-{world.run}", OTHERS)
         members = [
-            Member(identity, bundle, wire.ParticipantKind.PARTICIPANT_KIND_USER)
+            Registrant(identity, bundle, wire.ParticipantKind.PARTICIPANT_KIND_USER)
             for identity, bundle in zip(others.identities, others.bundles, strict=True)
         ]
         await calls.party_at(cos, others, world.run).register(members)

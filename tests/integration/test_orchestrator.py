@@ -13,7 +13,7 @@ import pytest
 
 from coterie.crypto.identity import Delegation, Identity
 from coterie.net.authorisation import ALLOWED
-from coterie.parties.party import Member
+from coterie.parties.party import Registrant
 from coterie.rounds.plan_hash import plan_hash
 from coterie.secure_sum.bundles import bundle_to_wire
 from coterie.wire.chunks import CHUNK_BYTES, split
@@ -58,9 +58,11 @@ def members(
 ):
     """Return how the participants of a party register."""
     if enrolled.role == "client":
-        return [Member(one, b, USER) for one, b in zip(enrolled.identities, enrolled.bundles, strict=True)]
+        return [
+            Registrant(one, b, USER) for one, b in zip(enrolled.identities, enrolled.bundles, strict=True)
+        ]
     return [
-        Member(one, bundle, OWNER, name=name, address=address, tls_name=tls_name, items=items)
+        Registrant(one, bundle, OWNER, name=name, address=address, tls_name=tls_name, items=items)
         for one, bundle in zip(enrolled.identities, enrolled.bundles, strict=True)
     ]
 

@@ -10,7 +10,7 @@ import pytest
 
 from coterie.cli.main import invoke
 from coterie.crypto.beacon import verify_beacon
-from coterie.parties.party import Member
+from coterie.parties.party import Registrant
 from coterie.wire.v1 import client_pb2 as agent_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.client_pb2_grpc import UserAgentStub
@@ -172,7 +172,7 @@ async def test_host_and_server_killed_in_a_round_lose_and_repeat_nothing(
     # A second host that is silent keeps the first round open.
     await world.begin(users=len(NAMES) + 1, step_timeout_ms=3_600_000, passes=2)
     silent = await third_party.enrol("client", f"silent-{world.run}", 1)
-    member = Member(silent.identities[0], silent.bundles[0], wire.ParticipantKind.PARTICIPANT_KIND_USER)
+    member = Registrant(silent.identities[0], silent.bundles[0], wire.ParticipantKind.PARTICIPANT_KIND_USER)
     party = calls.party_at(world.cos, silent, world.run)
     await party.register([member])
     host = await asyncio.to_thread(world.host)
@@ -202,7 +202,7 @@ async def test_a_host_without_room_waits_for_it_and_is_in_the_round_then(world, 
     await world.begin(users=len(NAMES) + 1, step_timeout_ms=3_600_000)
     host = await asyncio.to_thread(world.host)
     silent = await third_party.enrol("client", f"silent-{world.run}", 1)
-    member = Member(silent.identities[0], silent.bundles[0], wire.ParticipantKind.PARTICIPANT_KIND_USER)
+    member = Registrant(silent.identities[0], silent.bundles[0], wire.ParticipantKind.PARTICIPANT_KIND_USER)
     party = calls.party_at(world.cos, silent, world.run)
     with host.without_room():
         # The last one expected: the first round begins, and the host can keep nothing of it.

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from coterie.parties.party import Item, Member
+from coterie.parties.party import Item, Registrant
 from coterie.rounds.conductor import model_from_bytes
 from coterie.secure_sum.clear import ClearMember
 from coterie.secure_sum.contribution import Contribution
@@ -67,9 +67,9 @@ class Run:
         for name, who in self.people.items():
             await self.parties[name].register(
                 [
-                    Member(identity, bundle, USER)
+                    Registrant(identity, bundle, USER)
                     if who.role == "client"
-                    else Member(
+                    else Registrant(
                         identity, bundle, OWNER, name=name, address="127.0.0.1:1", tls_name="x", items=ITEMS
                     )
                     for identity, bundle in zip(who.identities, who.bundles, strict=True)

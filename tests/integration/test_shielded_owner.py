@@ -17,7 +17,7 @@ from coterie.crypto.sealed import (
     encode_records,
 )
 from coterie.net.enrolment import saved_bundles
-from coterie.parties.party import Member
+from coterie.parties.party import Registrant
 from coterie.systems.drift.blocks import Block
 from coterie.systems.drift.mathematics import initial_item_rows
 from coterie.systems.drift.settings import DriftSettings
@@ -55,7 +55,7 @@ def stand(shared_third_party, shared_cos, certificates, tmp_path_factory, calls)
         host = await shared_third_party.enrol("client", "shielded-host", USERS)
         kind = ParticipantKind.PARTICIPANT_KIND_USER
         members = [
-            Member(one, bundle, kind) for one, bundle in zip(host.identities, host.bundles, strict=True)
+            Registrant(one, bundle, kind) for one, bundle in zip(host.identities, host.bundles, strict=True)
         ]
         await calls.party_at(shared_cos, host, RUN).register(members)
         await shared_cos.release()

@@ -16,7 +16,7 @@ from coterie.crypto.sealed import RECORD_DTYPE
 from coterie.errors import PeerError
 from coterie.net.authorisation import ALLOWED
 from coterie.net.enrolment import saved_bundles
-from coterie.parties.party import Member
+from coterie.parties.party import Registrant
 from coterie.wire.tensor import from_wire, to_wire
 from coterie.wire.v1 import client_pb2 as wire
 from coterie.wire.v1 import orchestrator_pb2 as orchestrator
@@ -152,7 +152,7 @@ async def begin(calls, third_party, cos, operating, run, users):
     """
     await operating.start(run, owners=len(OWNERS), users=users + 1, epochs=1)
     silent = await third_party.enrol("client", f"silent-{run}", 1)
-    member = Member(
+    member = Registrant(
         silent.identities[0], silent.bundles[0], orchestrator.ParticipantKind.PARTICIPANT_KIND_USER
     )
     party = calls.party_at(cos, silent, run)
@@ -508,7 +508,7 @@ async def test_items_of_an_owner_that_came_after_the_end_are_recommended_too(
                 await asyncio.sleep(0.05)
         # The host asks for no tasks any more, and does not hear of the new catalogue.
         rival = await third_party.enrol("data-owner", f"rival-{run}", 1)
-        late = Member(
+        late = Registrant(
             rival.identities[0],
             rival.bundles[0],
             orchestrator.ParticipantKind.PARTICIPANT_KIND_DATA_OWNER,

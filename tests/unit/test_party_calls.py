@@ -13,7 +13,7 @@ import pytest
 from coterie.crypto.identity import Delegation, Identity
 from coterie.errors import PeerError
 from coterie.net.retry import Retry
-from coterie.parties.party import Item, Member, Party
+from coterie.parties.party import Item, Party, Registrant
 from coterie.rounds.plan_hash import plan_hash
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import Chunk, RoundRef
@@ -248,7 +248,7 @@ async def test_who_registers_delegates_to_the_certificate_that_is_shown_at_that_
     server, identity = Registering(), Identity.generate()
     party = Party(server, "run", lambda: server.shown, Retry(sleep=lambda _: asyncio.sleep(0)))  # type: ignore[arg-type]
     bundle = identity.bundle(1, (0, 2_000_000_000))
-    await party.register([Member(identity, bundle, wire.ParticipantKind.PARTICIPANT_KIND_USER)])
+    await party.register([Registrant(identity, bundle, wire.ParticipantKind.PARTICIPANT_KIND_USER)])
     (one,) = server.came
     claim = one.delegation
     Delegation(claim.certificate_fingerprint, claim.run_id, claim.expiry, claim.signature).verify(

@@ -16,7 +16,7 @@ from coterie.net.credentials import TlsFiles
 from coterie.net.directory import Directory
 from coterie.net.enrolment import HOLDER, enrol, identities, saved_bundles
 from coterie.net.retry import Retry
-from coterie.parties.party import Member, Party
+from coterie.parties.party import Party, Registrant
 from coterie.process.runtime import Runtime
 from coterie.store.client import Interaction
 from coterie.store.engine import Writer, open_sqlite
@@ -118,7 +118,7 @@ class ClientProcess:
             if names:
                 await host.histories.take(names, interactions)
         members = [
-            Member(identity, bundle, wire.ParticipantKind.PARTICIPANT_KIND_USER)
+            Registrant(identity, bundle, wire.ParticipantKind.PARTICIPANT_KIND_USER)
             for identity, bundle in zip(host.identities, host.bundles, strict=True)
         ]
         size = await party.wait_and_register(members)

@@ -14,7 +14,7 @@ from coterie.crypto.identity import Bundle
 from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import enrol, identities, saved_bundles
 from coterie.net.retry import Retry
-from coterie.parties.party import Member, Party
+from coterie.parties.party import Party, Registrant
 from coterie.process.runtime import Runtime
 from coterie.store.engine import Writer, open_sqlite
 from coterie.systems.registry import asks_owners
@@ -104,7 +104,7 @@ class DataOwnerProcess:
         address = self._settings.advertise or self._settings.listen
         tls_name = logical_name("data-owner", self._settings.name)
         members = [
-            Member(
+            Registrant(
                 owner.identity,
                 owner.bundle,
                 wire.ParticipantKind.PARTICIPANT_KIND_DATA_OWNER,
