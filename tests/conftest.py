@@ -1,6 +1,7 @@
 """What holds for every test."""
 
 import functools
+import gc
 import os
 
 # One thread of arithmetic, as services have: several tests run at once, and threads beyond the cores wait for each
@@ -16,6 +17,18 @@ settings.register_profile("steady", settings.default, deadline=None)
 # Who judges a change sees the same examples each time.
 settings.register_profile("judge", settings.get_profile("steady"), derandomize=True)
 settings.load_profile("judge" if os.environ.get("CI") else "steady")
+
+
+def pytest_configure():
+    """Import modules and collect thousands of tests, which all stay, without looking for garbage among them."""
+    gc.disable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish():
+    """Look for garbage again, but not among what was imported and collected."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
