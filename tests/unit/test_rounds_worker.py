@@ -193,7 +193,7 @@ class Stand:
 
     async def asked(self, task: wire.Task) -> None:
         """Let the host answer a task that the server gave just now."""
-        await self.rounds._asked(task, STEP_IN_TASK[task.step], time.monotonic())
+        await self.rounds._driver._asked(task, STEP_IN_TASK[task.step], time.monotonic())
 
     def receipts(self) -> tuple[dict[tuple[int, str], int], list[str]]:
         with self.engine.connect() as connection:
@@ -263,7 +263,7 @@ async def test_a_task_older_than_the_answer_is_not_answered_again_and_a_newer_on
     async with host_in(world) as stand:
         task, before = world.open(1), time.monotonic()
         await stand.asked(task)
-        await stand.rounds._asked(task, STEP_IN_TASK[task.step], before)
+        await stand.rounds._driver._asked(task, STEP_IN_TASK[task.step], before)
         assert len(world.sent) == 1
         await stand.asked(task)
         assert len(world.sent) == 2
@@ -455,7 +455,7 @@ async def test_a_host_says_once_that_it_declines_and_again_when_it_is_asked_agai
     async with host_in(world) as stand:
         task, before = world.open(1, secure_sum="masked"), time.monotonic()
         await stand.asked(task)
-        await stand.rounds._asked(task, STEP_IN_TASK[task.step], before)
+        await stand.rounds._driver._asked(task, STEP_IN_TASK[task.step], before)
         assert world.declined == [(1, [3, 4, 5, 8])]
         # A server that was restarted has forgotten it.
         await stand.asked(task)
