@@ -49,7 +49,7 @@ $(VENV)/.ready: pyproject.toml requirements/dev.txt requirements/build.txt
 run: setup
 	$(BIN)/coterie run examples/drift.toml $(ARGS)
 
-# Groups of tests one after the other, and beside them what waits more than it computes (tests/groups.py).
+# Groups of tests one after the other, and how long each took (tests/groups.py).
 test: setup
 ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)

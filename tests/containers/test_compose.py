@@ -116,8 +116,14 @@ def trained(stack, tmp_path_factory):
     finally:
         stack.container("host-1").unpause()
     stack.until(lambda: "epoch 2/" in stack.logs("operator"), "the second epoch ends")
-    stack.crash("owner-1")
-    running = stack.state("operator")["Running"]
+    # The next evaluation waits for a host that holds still, so that owner-1 comes back before the last epoch.
+    stack.container("host-1").pause()
+    try:
+        stack.crash("owner-1")
+        running = stack.state("operator")["Running"]
+        stack.until(lambda: stack.came_back("owner-1"), "owner-1 is started again")
+    finally:
+        stack.container("host-1").unpause()
     stack.until(lambda: not stack.state("operator")["Running"], "the run ends")
     assert stack.state("operator")["ExitCode"] == 0, stack.logs("operator")
 
