@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import grpc
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.peers.stream import METHOD
 from bench.rounds import cpu_of
@@ -162,7 +163,8 @@ class Site:
         if self._operator is None:
             raise RuntimeError("the site is not open")
         plan = run_plan(settings, run_id=self._run, seed=0)
-        await self._operator.start(start_request(settings, plan, owners=1, users=users))
+        key = Ed25519PrivateKey.generate()
+        await self._operator.start(start_request(settings, plan, key, owners=1, users=users))
 
     async def party(
         self, role: str, name: str, participants: int

@@ -28,6 +28,7 @@ from coterie.crypto.custody import HeldKey, countersign_record, open_sealed, sea
 from coterie.crypto.explicit import encode
 from coterie.crypto.identity import Bundle, Delegation, Identity, Prekey, PublicPrekey, countersign
 from coterie.crypto.key_record import KeyTerms
+from coterie.crypto.operator_key import sign_run
 from coterie.crypto.paillier import (
     EncryptedVector,
     HolderObfuscators,
@@ -48,12 +49,12 @@ from coterie.crypto.roster import Roster
 from coterie.crypto.sealed_model import agreement, open_model, seal_model
 from coterie.rounds import policy
 from coterie.rounds.conductor import model_to_bytes
-from coterie.rounds.plan_hash import plan_hash
+from coterie.rounds.plan_hash import holding_of, keys_hash, plan_hash, signed_hash
 from coterie.secure_sum.contribution import Contribution, Layout, Segment, quantise
 from coterie.secure_sum.graph import graph_fields, neighbourhoods
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.masked_member import MaskedMember
-from coterie.secure_sum.plan import Member, SumPlan, layout_hash
+from coterie.secure_sum.plan import Member, SumInput, SumPlan, layout_hash
 from coterie.secure_sum.protocol import ClosedSteps, Step
 from coterie.secure_sum.sparse import above_floor, nothing, pack_places
 from coterie.secure_sum.statements import list_hash
@@ -91,6 +92,7 @@ def identity(name: str) -> Identity:
 
 DIRECTORY = Ed25519PrivateKey.from_private_bytes(secret("directory"))
 DIRECTORY_KEY = DIRECTORY.public_key().public_bytes_raw()
+OPERATOR = Ed25519PrivateKey.from_private_bytes(secret("operator"))
 
 
 def enrolled(one: Identity, version: int = 1) -> Bundle:
@@ -202,11 +204,28 @@ def run_plans() -> Json:
     fedncf |= {"settings": '{"min_touch":3}'}
     plain = {field.name: getattr(rounds, field.name) for field in RoundsPlan.DESCRIPTOR.fields}
     plain["beacon"], plain["beacon_signature"] = rounds.beacon.hex(), rounds.beacon_signature.hex()
+    films, books = ["film-2", "film-10", "film-\u00e9"], ["book-1"]
+    held = [holding_of("films", films), holding_of("books", books)]
+    stated = [
+        {"owner": one.owner, "items": one.items, "items_sha256": one.items_sha256.hex()} for one in held
+    ]
+
+    def case(given: Json, plan: RunPlan) -> Json:
+        signed = signed_hash(plan)
+        return {
+            "plan": given,
+            "hash": plan_hash(plan).hex(),
+            "signed": signed.hex(),
+            "signature": sign_run(OPERATOR, plan.run_id, signed).hex(),
+        }
+
     return {
+        "operator": OPERATOR.public_key().public_bytes_raw().hex(),
         "cases": [
-            {"plan": drift, "hash": plan_hash(RunPlan(**drift)).hex()},
-            {"plan": {**fedncf, "rounds": plain}, "hash": plan_hash(RunPlan(**fedncf, rounds=rounds)).hex()},
-        ]
+            case({**drift, "holdings": stated}, RunPlan(**drift, holdings=held)),
+            case({**fedncf, "rounds": plain}, RunPlan(**fedncf, rounds=rounds)),
+        ],
+        "keys": [{"keys": keys, "hash": keys_hash(keys).hex()} for keys in (films, sorted(films), [])],
     }
 
 
@@ -574,8 +593,11 @@ def masked_round(name: str, members: int, lost: Sequence[int] = (), relay: Relay
         round=17,
         purpose="train",
         secure_sum="masked",
+        run_plan_sha256=secret("plan of the run"),
+        model_version=16,
         model_sha256=secret("model"),
         layout_sha256=layout_hash(LAYOUT),
+        inputs=(SumInput("catalogue", secret("catalogue")), SumInput("open-items", secret("open items"))),
         # Two users at every second member, so that what counts users is seen to do so.
         members=tuple(
             Member(person.participant_id, f"client/host-{at // 2}", 1 + at % 2)

@@ -25,4 +25,8 @@ class OperateSettings(ConfigModel):
         description="The third party, which renews the operator's certificate. When absent, it is not renewed.",
     )
     order: Path = Field(description="File that describes the run to start, written by `coterie bootstrap`.")
+    signs: Path = Field(
+        description="File with the operator's key, which signs the run's plan; its public half is among the "
+        "`operator_keys` of every party. `coterie bootstrap` writes it."
+    )
     output: Path = Field(description="Folder for report.json and report.html.")

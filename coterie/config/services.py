@@ -21,6 +21,7 @@ __all__ = [
     "DecryptingClientSettings",
     "KeySettings",
     "OwnerSettings",
+    "PartySettings",
     "ThirdPartySettings",
     "settings_model",
 ]
@@ -114,6 +115,18 @@ class CosSettings(ServiceSettings):
     )
 
 
+class PartySettings(ServiceSettings):
+    """A party of a run: a data owner's process, a client host or a decrypting client."""
+
+    cos: Peer = Field(description="The orchestration server.")
+    thirdparty: Peer = Field(description="The third party, which holds the key directory.")
+    run: Label = Field("run", description="Id of the run to take part in.")
+    operator_keys: Path = Field(
+        description="File with the public keys of the operators whose runs this party accepts, one PEM block after "
+        "the other. `coterie bootstrap` writes it. It must come from the operator, never from a service."
+    )
+
+
 class OwnerSettings(ConfigModel):
     """A data owner that a process serves."""
 
@@ -128,12 +141,9 @@ class OwnerSettings(ConfigModel):
     )
 
 
-class DataOwnerSettings(ServiceSettings):
+class DataOwnerSettings(PartySettings):
     """A process that serves one or more data owners."""
 
-    cos: Peer = Field(description="The orchestration server.")
-    thirdparty: Peer = Field(description="The third party, which holds the key directory.")
-    run: Label = Field("run", description="Id of the run to take part in.")
     advertise: Address | None = Field(
         None, description="Address that clients are told to send to, `host:port`. When absent, `listen`."
     )
@@ -251,12 +261,9 @@ class ContributorSettings(KeySettings):
     )
 
 
-class ClientSettings(ServiceSettings):
+class ClientSettings(PartySettings):
     """A client host: one device with one user, or many users for an experiment."""
 
-    cos: Peer = Field(description="The orchestration server.")
-    thirdparty: Peer = Field(description="The third party, which holds the key directory.")
-    run: Label = Field("run", description="Id of the run to take part in.")
     histories: Path | None = Field(
         None,
         description="CSV file with columns `user,item,positive,time,part`, and `rating` for systems that predict "
@@ -290,12 +297,9 @@ class ClientSettings(ServiceSettings):
     )
 
 
-class DecryptingClientSettings(ServiceSettings):
+class DecryptingClientSettings(PartySettings):
     """A decrypting client, which holds the key of encrypted sums with others and decrypts a part of each sum."""
 
-    cos: Peer = Field(description="The orchestration server.")
-    thirdparty: Peer = Field(description="The third party, which holds the key directory.")
-    run: Label = Field("run", description="Id of the run to take part in.")
     encryption: KeySettings = Field(description="The Paillier key that it holds.")
     rotate_every: int = Field(
         0,

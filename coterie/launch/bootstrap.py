@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from google.protobuf.json_format import MessageToDict
+
 from coterie.config.run import RunSettings
 from coterie.crypto.identity import save_signing_key
 from coterie.crypto.keyfile import write_private_file
@@ -22,7 +25,7 @@ from coterie.launch.authority import TOKENS, make_authority, make_token
 from coterie.launch.children import toml
 from coterie.launch.invitation import INVITATION, invite
 from coterie.launch.order import Order
-from coterie.launch.parties import DIRECTORY, JOIN_S, ROSTER_KEY, PartyPlace, lay_out
+from coterie.launch.parties import DIRECTORY, JOIN_S, OPERATOR_SIGNS, ROSTER_KEY, PartyPlace, lay_out
 from coterie.studies.outcome import about
 from coterie.studies.protection import protection, require_cohorts
 from coterie.studies.run_data import load, make_feed
@@ -162,7 +165,10 @@ def _lay_out(settings: RunSettings, layout: _Layout, run_id: str) -> Order:
     feed = make_feed(settings, load(settings), seed)
     if settings.description.in_rounds:
         require_cohorts(settings, sum(feed.users_of_hosts()))
-    laid = lay_out(settings, feed, layout, run_id=run_id, seed=seed, invited=layout.invitations)
+    key = Ed25519PrivateKey.generate()
+    save_signing_key(operator / OPERATOR_SIGNS, key)
+    public = key.public_key().public_bytes_raw()
+    laid = lay_out(settings, feed, layout, public, run_id=run_id, seed=seed, invited=layout.invitations)
     if laid.signs_rosters is not None:
         save_signing_key(operator / ROSTER_SIGNS, laid.signs_rosters)
     if laid.roster_key is not None:
@@ -197,7 +203,8 @@ def _lay_out(settings: RunSettings, layout: _Layout, run_id: str) -> Order:
         admit(party.place.folder, party.role, party.name, party.participants, values, own)
     cos = {"address": layout.at("cos"), "name": "cos"}
     own = {"state": "state", "output": "report"}
-    admit(operator, "operator", _OPERATOR, 0, {"order": _ORDER, "cos": cos, "thirdparty": directory}, own)
+    values = {"order": _ORDER, "signs": OPERATOR_SIGNS, "cos": cos, "thirdparty": directory}
+    admit(operator, "operator", _OPERATOR, 0, values, own)
     order = Order(
         run_id=run_id,
         seed=seed,
@@ -211,6 +218,7 @@ def _lay_out(settings: RunSettings, layout: _Layout, run_id: str) -> Order:
         if settings.driver is Driver.ASYNCHRONOUS
         else protection(settings, feed.users_of_hosts()),
         attributes=list(feed.attribute_names),
+        holdings=[MessageToDict(one) for one in feed.holdings()],
     )
     order.save(operator / _ORDER)
     return order

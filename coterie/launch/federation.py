@@ -17,14 +17,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from coterie.config.base import EnrolSettings, Peer, ServiceSettings
 from coterie.config.run import RunSettings
+from coterie.crypto.identity import save_signing_key
 from coterie.crypto.roster import save_roster_key
 from coterie.errors import RunError
 from coterie.launch.authority import TOKENS, make_authority, make_token
 from coterie.launch.children import Child, free_port
 from coterie.launch.operator_connection import OperatorConnection
-from coterie.launch.parties import DIRECTORY, JOIN_S, ROSTER_KEY, Laid, PartyPlace, lay_out, start_request
+from coterie.launch.parties import (
+    DIRECTORY,
+    JOIN_S,
+    OPERATOR_SIGNS,
+    ROSTER_KEY,
+    Laid,
+    PartyPlace,
+    lay_out,
+    start_request,
+)
 from coterie.studies.run_data import Feed
 from coterie.studies.run_plan import run_plan
 from coterie.wire.v1 import operator_pb2 as wire
@@ -60,6 +72,7 @@ class Federation:
         self._seed = seed
         self.children: dict[str, Child] = {}
         self._late: list[Child] = []
+        self._signs = Ed25519PrivateKey.generate()
         self._operator: OperatorConnection | None = None
         self.started_at = 0.0
         self.start_seconds = 0.0
@@ -90,6 +103,7 @@ class Federation:
             run_id=self._run_id,
             seed=self._seed,
             attributes=self._feed.attribute_names,
+            holdings=self._feed.holdings(),
         )
 
     # --- starting ----------------------------------------------------------------------------------------------
@@ -124,7 +138,9 @@ class Federation:
         self._operator = await OperatorConnection.enrolled(
             settings, cos, self._require_alive, thirdparty=thirdparty
         )
-        request = start_request(self._settings, self.plan(), owners=laid.owners, users=laid.users)
+        request = start_request(
+            self._settings, self.plan(), self._signs, owners=laid.owners, users=laid.users
+        )
         await self._operator.start(request)
         self.started_at = time.time()
         self.start_seconds = time.perf_counter() - begun
@@ -145,7 +161,16 @@ class Federation:
         self.children[authority.party] = authority
         make_token(authority.state, "operator", "operator", 0, self._folder / "operator" / "token")
 
-        laid = lay_out(self._settings, self._feed, self._place, run_id=self._run_id, seed=self._seed)
+        (self._folder / "operator").mkdir(parents=True, exist_ok=True)
+        save_signing_key(self._folder / "operator" / OPERATOR_SIGNS, self._signs)
+        laid = lay_out(
+            self._settings,
+            self._feed,
+            self._place,
+            self._signs.public_key().public_bytes_raw(),
+            run_id=self._run_id,
+            seed=self._seed,
+        )
         if laid.roster_key is not None:
             save_roster_key(authority.state / ROSTER_KEY, laid.roster_key)
         for party in laid.parties:

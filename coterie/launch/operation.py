@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from coterie.config.operate import OperateSettings
+from coterie.crypto.identity import load_signing_key
 from coterie.errors import PreflightError, RunError
 from coterie.launch.operator_connection import OperatorConnection
 from coterie.launch.order import Order
@@ -56,7 +57,7 @@ async def operate(settings: OperateSettings, order: Order, watcher: Watcher) -> 
         raise PreflightError(f"cannot use the folder {error.filename}: {error.strerror}") from error
     operator = await OperatorConnection.enrolled(settings, settings.cos, thirdparty=settings.thirdparty)
     try:
-        await operator.start(order.request())
+        await operator.start(order.request(load_signing_key(settings.signs)))
         async with contextlib.aclosing(operator.watch(order.run_id)) as events:
             async for event in events:
                 watcher(event)

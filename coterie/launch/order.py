@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from google.protobuf.json_format import ParseDict
+
 from coterie.config.run import RunSettings
 from coterie.crypto.keyfile import write_private_file
 from coterie.errors import ConfigError, PreflightError
@@ -19,6 +22,7 @@ from coterie.launch.parties import start_request
 from coterie.studies.reference import Reference
 from coterie.studies.run_plan import run_plan
 from coterie.wire.v1 import operator_pb2 as wire
+from coterie.wire.v1.orchestrator_pb2 import Holding
 
 __all__ = ["Order"]
 
@@ -47,6 +51,8 @@ class Order:
         The report's section on what the run's sums protect; empty for asynchronous runs, which have no sums.
     attributes : list of str
         Names of the users' attributes, for systems that learn from them.
+    holdings : list of dict
+        Which data owner holds which items: messages ``Holding`` in JSON's form.
     """
 
     run_id: str
@@ -59,11 +65,18 @@ class Order:
     reference: dict[str, Reference]
     protection: dict[str, Any] = field(default_factory=dict)
     attributes: list[str] = field(default_factory=list)
+    holdings: list[dict[str, Any]] = field(default_factory=list)
 
-    def request(self) -> wire.StartRunRequest:
-        """Return the request by which the operator starts the run at the COS."""
-        plan = run_plan(self.settings, run_id=self.run_id, seed=self.seed, attributes=self.attributes)
-        return start_request(self.settings, plan, owners=self.owners, users=self.users)
+    def request(self, key: Ed25519PrivateKey) -> wire.StartRunRequest:
+        """Return the request by which the operator starts the run at the COS, signed with the operator's key."""
+        plan = run_plan(
+            self.settings,
+            run_id=self.run_id,
+            seed=self.seed,
+            attributes=self.attributes,
+            holdings=[ParseDict(one, Holding()) for one in self.holdings],
+        )
+        return start_request(self.settings, plan, key, owners=self.owners, users=self.users)
 
     def save(self, path: Path) -> None:
         """Write the order as JSON, atomically and with mode 0600."""

@@ -17,8 +17,10 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coterie.config.run import RunSettings
+from coterie.crypto.operator_key import save_operator_keys, sign_run
 from coterie.crypto.roster import Roster, save_roster_key
 from coterie.net.enrolment import HOLDER, identities
+from coterie.rounds.plan_hash import signed_hash
 from coterie.studies.run_data import Feed
 from coterie.systems.description import Driver
 from coterie.wire.v1 import operator_pb2 as wire
@@ -27,6 +29,8 @@ from coterie.wire.v1.orchestrator_pb2 import RunPlan
 __all__ = [
     "DIRECTORY",
     "JOIN_S",
+    "OPERATOR_KEYS",
+    "OPERATOR_SIGNS",
     "ROSTER_KEY",
     "Laid",
     "PartyPlace",
@@ -41,6 +45,12 @@ DIRECTORY = "directory"
 
 ROSTER_KEY = "roster.pub"
 """Name of the file with the operator's public key for rosters."""
+
+OPERATOR_KEYS = "operator.pub"
+"""Name of the file with the public keys of the operators whose runs a party accepts."""
+
+OPERATOR_SIGNS = "run.key"
+"""Name of the file in the operator's folder with the key that signs plans of runs."""
 
 _ROSTER_FILE = "roster.txt"
 _ROSTER_S = 365 * 24 * 3600
@@ -124,7 +134,14 @@ class Laid:
 
 
 def lay_out(
-    settings: RunSettings, feed: Feed, layout: PlaceOfParty, *, run_id: str, seed: int, invited: bool = False
+    settings: RunSettings,
+    feed: Feed,
+    layout: PlaceOfParty,
+    operator: bytes,
+    *,
+    run_id: str,
+    seed: int,
+    invited: bool = False,
 ) -> Laid:
     """Write each party's data into its folder, and return the parties with their configurations.
 
@@ -136,6 +153,8 @@ def lay_out(
         The data, divided.
     layout : callable
         Gives the folder and addresses of each party.
+    operator : bytes
+        Raw Ed25519 public key of the operator who signs the run's plan, 32 bytes.
     run_id : str
         Id of the run.
     seed : int
@@ -144,7 +163,11 @@ def lay_out(
         Whether parties make their keys themselves; the roster of key holders is then signed later.
     """
     cos = layout("cos", "cos", 0)
-    common = {"run": run_id, "cos": {"address": cos.address, "name": "cos"}}
+    common = {
+        "run": run_id,
+        "cos": {"address": cos.address, "name": "cos"},
+        "operator_keys": OPERATOR_KEYS,
+    }
     parties = [PartyPlan("cos", "cos", cos, 0), *_owners(settings, feed, layout, common)]
     hosts = []
     for host in range(settings.federation.hosts):
@@ -166,6 +189,10 @@ def lay_out(
         }
         participants = users + (encryption is not None and encryption.shared)
         parties.append(PartyPlan("client", f"host-{host}", place, participants, values))
+    for party in parties:
+        if "operator_keys" in party.values:
+            party.place.folder.mkdir(parents=True, exist_ok=True)
+            save_operator_keys(party.place.folder / OPERATOR_KEYS, [operator])
     return Laid(
         tuple(parties),
         sum(users for _, _, users in hosts),
@@ -308,17 +335,24 @@ def _owners(
     return plans
 
 
-def start_request(settings: RunSettings, plan: RunPlan, *, owners: int, users: int) -> wire.StartRunRequest:
-    """Return the operator's request to start a run: the plan, how many parties to wait for, and time limits.
+def start_request(
+    settings: RunSettings, plan: RunPlan, key: Ed25519PrivateKey, *, owners: int, users: int
+) -> wire.StartRunRequest:
+    """Return the operator's request to start a run: the signed plan, how many parties to wait for, and time limits.
 
     Parameters
     ----------
+    settings : RunSettings
+    plan : RunPlan
+    key : Ed25519PrivateKey
+        The operator's, which signs the plan.
     owners, users : int
         Numbers of data owners and users to wait for before interactions are taken.
     """
     federation = settings.federation
     return wire.StartRunRequest(
         plan=plan,
+        plan_signature=sign_run(key, plan.run_id, signed_hash(plan)),
         expect_owners=owners,
         expect_users=users,
         phase_timeout_ms=int(federation.phase_timeout_s * 1000),

@@ -21,6 +21,7 @@ from coterie.parties.party import Item, Party
 from coterie.parties.sum_tasks import Activity, SumTasks
 from coterie.rounds.consent import Consent
 from coterie.rounds.holder_round import HolderRound
+from coterie.rounds.inputs import check_run
 from coterie.rounds.member_round import Decline, Effect, Journal, Keep, Send, SitOut
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.key_holder import KeyHolder
@@ -148,8 +149,9 @@ class Decryption(SumTasks):
         return current
 
     async def _accept(self, plan: SumPlan, position: int) -> HolderRound:
-        if position < 0 or plan.run_id != self._party.plan.run_id:
-            raise Declined("the plan is of another run, or does not name this holder")
+        if position < 0:
+            raise Declined("the plan does not name this holder")
+        check_run(plan, self._party.plan)
         # Rounds per day are not counted: a holder serves every round of the run.
         objections = self._consent.objections_to_round(plan, 0)
         run = self._party.plan

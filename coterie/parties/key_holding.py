@@ -16,12 +16,14 @@ import structlog
 
 from coterie.crypto import restored
 from coterie.crypto.identity import Bundle, Identity
+from coterie.crypto.operator_key import OperatorKeys
 from coterie.net.channel import Channel
 from coterie.parties.custody import Custody
 from coterie.parties.decryption import Bundles, Decryption, MakeHalf
 from coterie.parties.party import Party, Registrant
 from coterie.parties.public_keys import Trust
 from coterie.parties.rotation import Rotation
+from coterie.parties.signed_run import objections_to_signature
 from coterie.parties.sum_tasks import Activity
 from coterie.rounds.consent import Consent
 from coterie.wire.v1 import orchestrator_pb2 as wire
@@ -45,6 +47,8 @@ class KeyHolding:
         Public keys of the holder, countersigned.
     trust : Trust
     bundles : callable
+    operators : OperatorKeys
+        Operators whose runs the holder accepts.
     consent : Consent
         Conditions under which the holder helps to form a sum.
     state : Path
@@ -67,6 +71,7 @@ class KeyHolding:
         bundle: Bundle,
         trust: Trust,
         bundles: Bundles,
+        operators: OperatorKeys,
         consent: Consent,
         state: Path,
         activity: Activity,
@@ -84,6 +89,7 @@ class KeyHolding:
         self._identity = identity
         self._bundle = bundle
         self._bundles = bundles
+        self._operators = operators
         self._consent = consent
         self._journal = state / "journal.json"
         self._state = state
@@ -112,9 +118,11 @@ class KeyHolding:
         kind = wire.ParticipantKind.PARTICIPANT_KIND_KEY_HOLDER
         await self._party.wait_and_register([Registrant(self._identity, self._bundle, kind)])
         plan = self._party.plan
-        objections = self._consent.objections(plan) + restored.objections(
-            self._state, plan.run_id, plan.secure_sum
-        )
+        objections = [
+            *objections_to_signature(self._party, self._operators),
+            *self._consent.objections(plan),
+            *restored.objections(self._state, plan.run_id, plan.secure_sum),
+        ]
         if objections:
             _log.warning("outside this holder's consent", reasons=objections)
             await self._party.leave()

@@ -127,6 +127,8 @@ class Party:
         self._retry = retry
         self._on_reach = on_reach or (lambda _: None)
         self.plan = wire.RunPlan()
+        self.plan_signature = b""
+        """The operator's signature over the plan, as the COS sent it; `coterie.parties.signed_run` checks it."""
         self.slots: list[int] = []
         self.asked_at = 0.0
         """Time at which the newest poll was sent, ``time.monotonic`` seconds; tasks may be as old as that."""
@@ -185,7 +187,9 @@ class Party:
         response = await self.call(attempt)
         if plan_hash(response.plan) != response.plan_hash:
             raise PeerError(f"{self._channel.peer} announced a plan that does not have the hash it gave")
-        self.plan = response.plan
+        if response.plan.run_id != self._run_id:
+            raise PeerError(f"{self._channel.peer} announced the plan of another run than {self._run_id}")
+        self.plan, self.plan_signature = response.plan, response.plan_signature
         self.slots = [slot for part in response.slots for slot in range(part.first, part.first + part.count)]
         return sum(message.ByteSize() for message in messages)
 

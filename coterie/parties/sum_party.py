@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.rounds.inputs import check_run
 from coterie.rounds.member_round import Journal
 from coterie.secure_sum.plan import SumPlan
 from coterie.secure_sum.protocol import Declined, Step
@@ -193,9 +194,8 @@ def check_place(plan: SumPlan, member: int, run: RunPlan, device: str) -> None:
     Raises
     ------
     Declined
-        When the plan names another run, secure sum or connection.
+        When the plan is of another run, of a run with another plan, or names another connection.
     """
-    if plan.members[member].device != device or plan.run_id != run.run_id:
-        raise Declined("the plan names another run, or another connection for this member")
-    if plan.secure_sum != run.secure_sum:
-        raise Declined(f"a sum {plan.secure_sum!r}; the run's plan says {run.secure_sum!r}")
+    if plan.members[member].device != device:
+        raise Declined("the plan names another connection for this member")
+    check_run(plan, run)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coterie.rounds import policy
+from coterie.rounds.inputs import inputs_of, named_inputs
+from coterie.rounds.plan_hash import plan_hash
 from coterie.rounds.server_round import RoundState
 from coterie.rounds.sides import ServerSide, Summed
 from coterie.rounds.training import Purpose, Started, Training
@@ -29,6 +32,8 @@ __all__ = [
     "model_to_bytes",
     "new_training",
 ]
+
+_NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 _KINDS: dict[CohortKind.ValueType, policy.Cohorts] = {
     CohortKind.COHORT_KIND_GROUPS: "groups",
@@ -169,6 +174,10 @@ class Conductor:
     half: ServerHalf
 
     @cached_property
+    def _plan_sha256(self) -> bytes:
+        return plan_hash(self.plan)
+
+    @cached_property
     def rule(self) -> policy.CohortRule:
         """The rule by which the run's plan draws cohorts."""
         return cohort_rule(self.plan.rounds)
@@ -207,11 +216,26 @@ class Conductor:
         return dict(enumerate(by_device.values()))
 
     def open(
-        self, state: Training, model_sha256: bytes, patience_s: float, subject: Subject | None = None
+        self,
+        state: Training,
+        model_sha256: bytes,
+        patience_s: float,
+        subject: Subject | None = None,
+        told: Mapping[str, bytes] = _NOTHING,
     ) -> RoundState:
         """Return the next round's state, before its first step.
 
-        ``subject`` is the model that the sum changes, for sums that key holders apply.
+        Parameters
+        ----------
+        state : Training
+        model_sha256 : bytes
+            Hash of the model that members fetch.
+        patience_s : float
+            Longest duration of a step, seconds.
+        subject : Subject, optional
+            The model that the sum changes, for sums that key holders apply.
+        told : mapping of str to bytes
+            SHA-256 of the inputs that members are told, by name (`coterie.rounds.inputs`).
 
         Raises
         ------
@@ -242,8 +266,11 @@ class Conductor:
             round=state.round,
             purpose=state.purpose.value,
             secure_sum=self.plan.secure_sum,
+            run_plan_sha256=self._plan_sha256,
+            model_version=state.version,
             model_sha256=model_sha256,
             layout_sha256=layout_hash(layout),
+            inputs=named_inputs(inputs_of(state.purpose, opens=self.side.asks_supports), told),
             members=tuple(
                 Member(
                     self.population.participants[positions[0]],

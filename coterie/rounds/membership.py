@@ -17,6 +17,7 @@ from coterie.crypto.beacon import verify_beacon
 from coterie.crypto.verification import VerificationError
 from coterie.rounds import policy
 from coterie.rounds.conductor import cohort_rule
+from coterie.rounds.inputs import check_run
 from coterie.rounds.sides import User
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import SumPlan
@@ -147,10 +148,7 @@ class Membership:
             member of this host that is missing or at another position.
         """
         run, rounds = self.plan, self.plan.rounds
-        if (plan.run_id, plan.secure_sum) != (run.run_id, run.secure_sum):
-            raise Declined(
-                f"a sum {plan.secure_sum!r} of run {plan.run_id!r}; accepted was {run.secure_sum!r} of {run.run_id!r}"
-            )
+        check_run(plan, run)
         try:
             purpose = Purpose(plan.purpose)
         except ValueError:

@@ -1,20 +1,21 @@
-"""The hash of a run's plan, which parties compute and compare with the one that the COS announces."""
+"""Hashes of a run's plan: of all that parties are told, and of what the operator signs."""
 
 from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Iterable
 
 from coterie.crypto.explicit import encode
-from coterie.wire.v1.orchestrator_pb2 import RoundsPlan, RunPlan
+from coterie.wire.v1.orchestrator_pb2 import Holding, RoundsPlan, RunPlan
 
-__all__ = ["plan_hash"]
+__all__ = ["holding_of", "keys_hash", "plan_hash", "signed_hash"]
 
 
 def plan_hash(plan: RunPlan) -> bytes:
     """Return the SHA-256 of a plan's explicit encoding: label ``plan``, then every field in the contract's order.
 
-    The fields of ``rounds`` come last, one after the other.
+    The fields of ``rounds`` come one after the other, then the number of holdings and the fields of each.
 
     Numbers with a fraction are their IEEE 754 single precision bytes, big-endian; truth values are 0 or 1.
     """
@@ -36,8 +37,41 @@ def plan_hash(plan: RunPlan) -> bytes:
             plan.min_users,
             plan.settings,
             *_rounds(plan.rounds),
+            len(plan.holdings),
+            *_holdings(plan.holdings),
         )
     ).digest()
+
+
+def signed_hash(plan: RunPlan) -> bytes:
+    """Return the hash that the operator signs: `plan_hash` without a beacon that the third party drew.
+
+    The third party draws and signs the beacon after the operator has signed the plan.
+    """
+    if not plan.rounds.beacon_signature:
+        return plan_hash(plan)
+    signed = RunPlan()
+    signed.CopyFrom(plan)
+    signed.rounds.beacon = signed.rounds.beacon_signature = b""
+    return plan_hash(signed)
+
+
+def keys_hash(keys: Iterable[str]) -> bytes:
+    """Return the SHA-256 of items' external keys in the order given, 32 bytes.
+
+    Explicit encoding: label ``items``, then one field: the SHA-256 of the hashes of all keys, one after the other.
+    The hash of a key is the SHA-256 of its UTF-8 bytes.
+    """
+    content = hashlib.sha256()
+    for key in keys:
+        content.update(hashlib.sha256(key.encode()).digest())
+    return hashlib.sha256(encode("items", content.digest())).digest()
+
+
+def holding_of(owner: str, keys: Iterable[str]) -> Holding:
+    """Return the statement that an owner holds these items, in whatever order they come."""
+    ordered = sorted(set(keys))
+    return Holding(owner=owner, items=len(ordered), items_sha256=keys_hash(ordered))
 
 
 def _rounds(rounds: RoundsPlan) -> tuple[bytes | str | int, ...]:
@@ -59,3 +93,8 @@ def _rounds(rounds: RoundsPlan) -> tuple[bytes | str | int, ...]:
         rounds.beacon_signature,
         int(rounds.sparse),
     )
+
+
+def _holdings(holdings: Iterable[Holding]) -> Iterable[bytes | str | int]:
+    for one in holdings:
+        yield from (one.owner, one.items, one.items_sha256)

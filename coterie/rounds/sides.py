@@ -68,6 +68,7 @@ class ServerSide(Protocol):
     """A system's side at the orchestration server: pure functions of the arrays that the server keeps."""
 
     asks_supports: bool
+    """Whether groups are asked for their items, and train those that are then open to them."""
     metrics: tuple[str, ...]
     """Names of the metrics that an evaluation measures."""
 
@@ -131,6 +132,14 @@ class HostSide(Protocol):
 
     def layout(self, purpose: Purpose) -> Layout:
         """Return the layout of contributions for a purpose; computed at the host, not taken from the server."""
+        ...
+
+    def inputs(self, purpose: Purpose) -> tuple[str, ...]:
+        """Return the names of what contributions for a purpose depend on beside plan and model.
+
+        These are names of `coterie.rounds.inputs`.  The host hashes each of them as it uses it, and takes part in no
+        sum whose plan has another hash.  A side is given the open items of a group only when it names them.
+        """
         ...
 
     def contributions(

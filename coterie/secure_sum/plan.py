@@ -6,15 +6,16 @@ import hashlib
 import struct
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from coterie.crypto.explicit import encode
 from coterie.secure_sum.contribution import Layout
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
 
-__all__ = ["VERSION", "Member", "SumPlan", "layout_hash"]
+__all__ = ["VERSION", "Member", "SumInput", "SumPlan", "layout_hash"]
 
-VERSION = 1
+VERSION = 2
 """Version of the sums' protocol; every plan names it."""
 
 _ID_BYTES = _HASH_BYTES = 32
@@ -52,9 +53,28 @@ class Member:
     users: int = 1
 
 
+class SumInput(NamedTuple):
+    """What the server tells members beside plan and model, and their contributions depend on, by name and hash.
+
+    Parameters
+    ----------
+    name : str
+        One of `coterie.rounds.inputs`.
+    sha256 : bytes
+        Hash of the input, 32 bytes; each member computes it from what it uses.
+    """
+
+    name: str
+    sha256: bytes
+
+
 @dataclass(frozen=True)
 class SumPlan:
-    """The plan of one sum: purpose, members, floors and keys; ``docs/spec`` explains the fields of ``rounds.proto``."""
+    """The plan of one sum: purpose, members, floors and keys; ``docs/spec`` explains the fields of ``rounds.proto``.
+
+    Its hash covers everything on which a member's contribution depends, so that members that were told different
+    things have no sum in common.
+    """
 
     run_id: str
     round: int
@@ -72,10 +92,14 @@ class SumPlan:
     code_bits: int = 0
     holders: tuple[Member, ...] = ()
     sparse_floor: int = 0
+    run_plan_sha256: bytes = bytes(_HASH_BYTES)
+    model_version: int = 0
+    inputs: tuple[SumInput, ...] = ()
 
     @cached_property
     def hash(self) -> bytes:
         """SHA-256 of the plan's explicit encoding, 32 bytes; signatures of the sum cover it."""
+        inputs = [field for one in self.inputs for field in one]
         members: list[bytes | str | int] = []
         for member in self.members:
             members += [member.participant, member.device, member.users]
@@ -92,8 +116,12 @@ class SumPlan:
                 self.round,
                 self.purpose,
                 self.secure_sum,
+                self.run_plan_sha256,
+                self.model_version,
                 self.model_sha256,
                 self.layout_sha256,
+                len(self.inputs),
+                *inputs,
                 self.degree,
                 self.threshold,
                 self.min_sum,
@@ -178,6 +206,9 @@ class SumPlan:
                 for holder in self.holders
             ],
             sparse_floor=self.sparse_floor,
+            run_plan_sha256=self.run_plan_sha256,
+            model_version=self.model_version,
+            inputs=[wire.SumInput(name=one.name, sha256=one.sha256) for one in self.inputs],
         )
 
     @classmethod
@@ -202,8 +233,12 @@ class SumPlan:
 
         require(message.version == VERSION, "version", f"version {VERSION} of the protocol")
         require(message.round > 0, "round", "a number from 1")
+        require(len(message.run_plan_sha256) == _HASH_BYTES, "run_plan_sha256", "32 bytes")
         require(len(message.model_sha256) == _HASH_BYTES, "model_sha256", "32 bytes")
         require(len(message.layout_sha256) == _HASH_BYTES, "layout_sha256", "32 bytes")
+        require(all(len(one.sha256) == _HASH_BYTES for one in message.inputs), "inputs.sha256", "32 bytes")
+        names = [one.name for one in message.inputs]
+        require(names == sorted(set(names)), "inputs.name", "names in ascending order, each once")
         require(len(message.members) > 0, "members", "at least one member")
         require(len(set(message.devices)) == len(message.devices), "devices", "each connection once")
         for member in message.members:
@@ -241,4 +276,7 @@ class SumPlan:
             code_bits=message.code_bits,
             holders=tuple(Member(holder.participant, holder.device) for holder in message.holders),
             sparse_floor=message.sparse_floor,
+            run_plan_sha256=message.run_plan_sha256,
+            model_version=message.model_version,
+            inputs=tuple(SumInput(one.name, one.sha256) for one in message.inputs),
         )

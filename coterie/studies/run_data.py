@@ -37,8 +37,10 @@ from coterie.errors import DataError
 from coterie.evaluation.holdout import Holdout
 from coterie.evaluation.leave_one_out import RANKED, LeaveOneOut
 from coterie.evaluation.rated import Rated
+from coterie.rounds.plan_hash import holding_of
 from coterie.systems.settings import SideInformation
 from coterie.systems.shared.host_data import HostData
+from coterie.wire.v1.orchestrator_pb2 import Holding
 
 __all__ = ["CATALOGUE", "Feed", "load", "make_feed", "read_published"]
 
@@ -147,6 +149,14 @@ class Feed:
     def attribute_names(self) -> tuple[str, ...]:
         """Names of the users' attributes, as the plan of a run carries them."""
         return () if self.attributes is None else self.attributes.names
+
+    def holdings(self) -> list[Holding]:
+        """Return which data owner holds which items, as the operator states it in the run's plan."""
+        items = np.array(self.dataset.items, object)
+        return [
+            holding_of(name, items[self.partition.member[:, owner]])
+            for owner, name in enumerate(self.partition.names)
+        ]
 
     def write_attributes(self, host: int, path: Path) -> Path | None:
         """Write the attributes of a host's users as CSV and return the path; None, with no file, if there are none."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from coterie.config.run import RoundsSettings, RunSettings
 from coterie.crypto.explicit import encode
 from coterie.systems.description import Driver
-from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan
+from coterie.wire.v1.orchestrator_pb2 import CohortKind, Holding, RoundsPlan, RunPlan
 
 __all__ = ["rounds_plan", "run_plan"]
 
@@ -46,7 +46,14 @@ def rounds_plan(settings: RoundsSettings, seed: int, *, sparse: bool = False) ->
     )
 
 
-def run_plan(settings: RunSettings, *, run_id: str, seed: int, attributes: Sequence[str] = ()) -> RunPlan:
+def run_plan(
+    settings: RunSettings,
+    *,
+    run_id: str,
+    seed: int,
+    attributes: Sequence[str] = (),
+    holdings: Sequence[Holding] = (),
+) -> RunPlan:
     """Return the plan of a run, as every participant receives it.
 
     Parameters
@@ -56,6 +63,8 @@ def run_plan(settings: RunSettings, *, run_id: str, seed: int, attributes: Seque
     seed : int
     attributes : sequence of str
         Names of the users' attributes (`Feed.attribute_names`).
+    holdings : sequence of Holding
+        Which data owner holds which items (`Feed.holdings`).  Without them, parties take the server's word for that.
     """
     plan = RunPlan(
         run_id=run_id,
@@ -64,6 +73,7 @@ def run_plan(settings: RunSettings, *, run_id: str, seed: int, attributes: Seque
         secure_sum=settings.secure_sum,
         seed=seed,
         min_users=settings.federation.min_users,
+        holdings=holdings,
     )
     settings.own.fill(plan, settings, attributes)
     if settings.driver is not Driver.ASYNCHRONOUS:

@@ -47,6 +47,7 @@ from coterie.wire.v1.orchestrator_pb2 import RunPlan
 from coterie.wire.v1.thirdparty_pb2_grpc import EnrolmentStub, KeyDirectoryStub
 
 from ..callers import METHODS, answers, call_with_nothing, each, issue, metric_sum
+from ..operators import keys_file, signed
 from .playing import World
 
 START_S = 30.0
@@ -373,7 +374,8 @@ class Member(ServiceProcess):
         token = third_party.token(role, name, participants=participants)
         directory = {"address": third_party.address, "name": third_party.name}
         enrolling = third_party.enrol_section(token, START_S)
-        super().__init__(role, name, folder, {"thirdparty": directory, "enrol": enrolling, **keys})
+        trusts = {} if role == "cos" else {"operator_keys": keys_file(folder)}
+        super().__init__(role, name, folder, {"thirdparty": directory, "enrol": enrolling, **trusts, **keys})
 
 
 def plan(run_id: str, **changes: Any) -> RunPlan:
@@ -413,12 +415,14 @@ class Operating:
     ) -> None:
         """Start a run that waits for parties; by itself it neither ends nor loses anybody for an hour."""
         await self.stub.StartRun(
-            operator_pb2.StartRunRequest(
-                plan=plan(run_id, **changes),
-                expect_owners=owners,
-                expect_users=users,
-                phase_timeout_ms=int(phase_s * 1000),
-                party_timeout_ms=int(party_s * 1000),
+            signed(
+                operator_pb2.StartRunRequest(
+                    plan=plan(run_id, **changes),
+                    expect_owners=owners,
+                    expect_users=users,
+                    phase_timeout_ms=int(phase_s * 1000),
+                    party_timeout_ms=int(party_s * 1000),
+                )
             )
         )
 

@@ -138,7 +138,7 @@ class Member:
         plan, members = self.plan, len(self.ids)
         users = sum(one["users"] for one in plan["members"])
         degree, least = self.rule(members)
-        if plan["version"] != 1 or plan["secure_sum"] != "masked":
+        if plan["version"] != 2 or plan["secure_sum"] != "masked":
             raise Refused("another protocol")
         if self.ids[self.index] != self.own or len(set(self.ids)) != members:
             raise Refused("a cohort that this member is not in, or somebody twice")

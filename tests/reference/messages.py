@@ -44,6 +44,8 @@ ROUNDS_PLAN = {
     "sparse": (16, "bool"),
 }
 
+HOLDING = {"owner": (1, "text"), "items": (2, "uint"), "items_sha256": (3, "bytes")}
+
 RUN_PLAN = {
     "run_id": (1, "text"),
     "system": (2, "text"),
@@ -60,11 +62,14 @@ RUN_PLAN = {
     "min_users": (13, "uint"),
     "settings": (14, "text"),
     "rounds": (15, ROUNDS_PLAN),
+    "holdings": (16, [HOLDING]),
 }
 
 ROUND_MEMBER = {"participant": (1, "bytes"), "device": (2, "uint"), "users": (3, "uint")}
 
 KEY_HOLDER = {"participant": (1, "bytes"), "device": (2, "text")}
+
+SUM_INPUT = {"name": (1, "text"), "sha256": (2, "bytes")}
 
 SUM_PLAN = {
     "version": (1, "uint"),
@@ -85,6 +90,9 @@ SUM_PLAN = {
     "code_bits": (16, "uint"),
     "holders": (17, [KEY_HOLDER]),
     "sparse_floor": (18, "uint"),
+    "run_plan_sha256": (19, "bytes"),
+    "model_version": (20, "uint"),
+    "inputs": (21, [SUM_INPUT]),
 }
 
 ADVERT = {
@@ -144,9 +152,11 @@ NAMES = {
     "Prekey": PREKEY,
     "SealedBatch": SEALED_BATCH,
     "RoundsPlan": ROUNDS_PLAN,
+    "Holding": HOLDING,
     "RunPlan": RUN_PLAN,
     "RoundMember": ROUND_MEMBER,
     "KeyHolder": KEY_HOLDER,
+    "SumInput": SUM_INPUT,
     "SumPlan": SUM_PLAN,
     "Advert": ADVERT,
     "Adverts": ADVERTS,

@@ -1,9 +1,11 @@
 """Hashes of a run's plan, a sum's plan, a layout (docs/spec/plans.md, docs/spec/contributions.md)."""
 
+import hashlib
 import struct
 
-from .explicit import digest
+from .explicit import digest, encode
 from .messages import ROUNDS_PLAN, RUN_PLAN
+from .primitives import ed25519_check
 
 
 def run_plan_hash(plan):
@@ -12,7 +14,7 @@ def run_plan_hash(plan):
     fields = []
     for table, message in ((RUN_PLAN, plan), (ROUNDS_PLAN, plan.get("rounds") or {})):
         for name, (_, kind) in table.items():
-            if isinstance(kind, dict):
+            if isinstance(kind, dict | list):
                 continue
             value = message.get(name, defaults[kind])
             if kind == "float":
@@ -20,7 +22,31 @@ def run_plan_hash(plan):
             elif kind == "bool":
                 value = int(value)
             fields.append(value)
+    holdings = plan.get("holdings") or []
+    fields.append(len(holdings))
+    for one in holdings:
+        fields += [one["owner"], one["items"], one["items_sha256"]]
     return digest("plan", *fields)
+
+
+def signed_hash(plan):
+    """Return the hash of a ``RunPlan`` that the operator signs: without a beacon of the third party."""
+    rounds = plan.get("rounds") or {}
+    if rounds.get("beacon_signature"):
+        plan = {**plan, "rounds": {**rounds, "beacon": b"", "beacon_signature": b""}}
+    return run_plan_hash(plan)
+
+
+def check_signed(plan, signature, operator):
+    """Check the operator's signature of a ``RunPlan``."""
+    message = encode("run", plan["run_id"], signed_hash(plan))
+    ed25519_check(operator, signature, message, "the run's plan")
+
+
+def keys_hash(keys):
+    """Return the hash of items' keys, in the order given."""
+    content = b"".join(hashlib.sha256(key.encode()).digest() for key in keys)
+    return digest("items", hashlib.sha256(content).digest())
 
 
 def layout_hash(segments):
@@ -49,8 +75,12 @@ def sum_plan_hash(plan):
         plan["round"],
         plan["purpose"],
         plan["secure_sum"],
+        plan["run_plan_sha256"],
+        plan["model_version"],
         plan["model_sha256"],
         plan["layout_sha256"],
+        len(plan["inputs"]),
+        *[field for one in plan["inputs"] for field in (one["name"], one["sha256"])],
         plan["degree"],
         plan["threshold"],
         plan["min_sum"],

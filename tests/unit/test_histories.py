@@ -108,6 +108,7 @@ def test_users_of_whom_only_attributes_are_known_are_users_without_a_history(
     (tmp_path / "known.csv").write_text("user,age\nzoe,1\nben,2\n")
     peer = {"address": "127.0.0.1:1", "name": "a"}
     given = {"name": "h", "state": tmp_path, "listen": "127.0.0.1:0", "cos": peer, "thirdparty": peer}
+    given["operator_keys"] = tmp_path / "operator.pub"
     both = {**given, "histories": file, "attributes": tmp_path / "known.csv"}
     names, interactions = _people(ClientSettings.model_validate(both))
     assert names == ["ann", "ben", "zoe"]

@@ -18,6 +18,7 @@ from coterie.parties.member_driver import MemberDriver
 from coterie.parties.party import Item
 from coterie.parties.sum_party import Contributed, Seat, SumRecords, Withheld, check_place
 from coterie.rounds.member_round import Journal
+from coterie.rounds.plan_hash import plan_hash
 from coterie.secure_sum.plan import Member, SumPlan
 from coterie.secure_sum.protocol import Declined, Step
 from coterie.secure_sum.registry import Signer
@@ -31,12 +32,16 @@ IDENTITIES = [Identity.generate() for _ in range(MEMBERS)]
 CODES = np.arange(8, dtype=np.uint32)
 
 
+RUN = wire.RunPlan(run_id="run", secure_sum="clear")
+
+
 def plan_of(number: int) -> SumPlan:
     return SumPlan(
         run_id="run",
         round=number,
         purpose="train",
         secure_sum="clear",
+        run_plan_sha256=plan_hash(RUN),
         model_sha256=bytes(32),
         layout_sha256=bytes(32),
         members=tuple(Member(one.participant_id, "here") for one in IDENTITIES),
@@ -47,7 +52,7 @@ class Cos:
     """The party's connection: answers with plans, and takes or loses what is sent."""
 
     def __init__(self, log: list[Any]) -> None:
-        self.plan = wire.RunPlan(run_id="run", secure_sum="clear")
+        self.plan = RUN
         self.slots = list(range(MEMBERS))
         self.asked_at = 0.0
         self.attach: Sequence[int] = ()
@@ -264,14 +269,14 @@ async def test_a_sum_is_closed_by_the_next_one_and_by_the_end_of_the_run(stand: 
     ("changes", "device", "words"),
     [
         ({}, "there", "another connection"),
-        ({"run_id": "other"}, "here", "another run"),
+        ({"run_id": "other"}, "here", "of run 'other'"),
         ({"secure_sum": "masked"}, "here", "a sum 'masked'"),
+        ({"run_plan_sha256": bytes(32)}, "here", "another plan"),
     ],
 )
 def test_a_plan_of_another_run_sum_or_connection_is_declined(
     changes: dict[str, Any], device: str, words: str
 ) -> None:
-    run = wire.RunPlan(run_id="run", secure_sum="clear")
-    check_place(plan_of(1), 0, run, "here")
+    check_place(plan_of(1), 0, RUN, "here")
     with pytest.raises(Declined, match=words):
-        check_place(dataclasses.replace(plan_of(1), **changes), 0, run, device)
+        check_place(dataclasses.replace(plan_of(1), **changes), 0, RUN, device)

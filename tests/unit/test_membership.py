@@ -16,6 +16,7 @@ from coterie.crypto.beacon import draw_beacon
 from coterie.rounds import policy
 from coterie.rounds.conductor import Conductor, Population, cohort_rule
 from coterie.rounds.membership import Membership
+from coterie.rounds.plan_hash import plan_hash
 from coterie.rounds.training import Purpose, Training
 from coterie.secure_sum.clear import ClearServer
 from coterie.secure_sum.contribution import Layout, Segment
@@ -232,9 +233,10 @@ def test_a_second_member_of_one_host_is_refused() -> None:
 
 
 def test_a_cohort_below_the_plans_floor_is_refused_by_users_or_by_devices() -> None:
-    plan = World(run_plan()).open(Purpose.TRAIN)
+    run = run_plan(min_cohort=7, min_sum=2)
+    plan = dataclasses.replace(World(run_plan()).open(Purpose.TRAIN), run_plan_sha256=plan_hash(run))
     with pytest.raises(Declined, match=r"a cohort of 6 users; the plan's floor is 7"):
-        World(run_plan(min_cohort=7, min_sum=2)).hosts[0].covered(plan)
+        World(run).hosts[0].covered(plan)
     with pytest.raises(Declined, match=r"devices; the plan's floor is 4"):
         World(drawn(min_cohort=4, kind=CohortKind.COHORT_KIND_RANDOM)).hosts[0].covered(plan)
 

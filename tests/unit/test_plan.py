@@ -9,8 +9,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.rounds.plan_hash import plan_hash
-from coterie.wire.v1.orchestrator_pb2 import CohortKind, RoundsPlan, RunPlan
+from coterie.rounds.plan_hash import holding_of, keys_hash, plan_hash, signed_hash
+from coterie.wire.v1.orchestrator_pb2 import CohortKind, Holding, RoundsPlan, RunPlan
 
 ROUNDS: dict[str, Any] = {
     "cohorts": CohortKind.COHORT_KIND_RANDOM,
@@ -46,8 +46,12 @@ PLAN: dict[str, Any] = {
     "min_users": 20,
     "settings": '{"model":"neumf","touch":"once"}',
     "rounds": ROUNDS,
+    "holdings": [
+        {"owner": "films", "items": 3, "items_sha256": bytes(range(32))},
+        {"owner": "books", "items": 1, "items_sha256": bytes(range(1, 33))},
+    ],
 }
-FIELDS = [field for field in RunPlan.DESCRIPTOR.fields if field.name != "rounds"]
+FIELDS = [field for field in RunPlan.DESCRIPTOR.fields if field.name not in ("rounds", "holdings")]
 OF_ROUNDS = list(RoundsPlan.DESCRIPTOR.fields)
 """What ``rounds`` holds; its fields follow those of the plan one after the other."""
 
@@ -78,6 +82,9 @@ def test_the_hash_is_over_the_explicit_bytes_that_the_protocol_describes() -> No
             contents.append(struct.pack(">f", value))
         else:
             contents.append(struct.pack(">Q", int(value)))
+    contents.append(struct.pack(">Q", 2))
+    for one in PLAN["holdings"]:
+        contents += [one["owner"].encode(), struct.pack(">Q", one["items"]), one["items_sha256"]]
     packed = b"coterie/v1/plan" + b"".join(struct.pack(">I", len(one)) + one for one in contents)
     assert plan_hash(RunPlan(**PLAN)) == hashlib.sha256(packed).digest()
 
@@ -85,8 +92,9 @@ def test_the_hash_is_over_the_explicit_bytes_that_the_protocol_describes() -> No
 def test_the_plan_of_this_test_names_every_field() -> None:
     assert {field.name for field in RunPlan.DESCRIPTOR.fields} == PLAN.keys()
     assert {field.name for field in OF_ROUNDS} == ROUNDS.keys()
-    # The explicit bytes above end with the fields of ``rounds``: it must be the contract's last.
-    assert RunPlan.DESCRIPTOR.fields[-1].name == "rounds"
+    # The explicit bytes above end with the fields of ``rounds`` and of each holding.
+    assert [field.name for field in RunPlan.DESCRIPTOR.fields[-2:]] == ["rounds", "holdings"]
+    assert {field.name for field in Holding.DESCRIPTOR.fields} == PLAN["holdings"][0].keys()
 
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
@@ -99,6 +107,36 @@ def test_every_field_of_the_plan_is_in_its_hash(field: FieldDescriptor) -> None:
 def test_every_field_of_the_rounds_is_in_its_hash(field: FieldDescriptor) -> None:
     rounds = {**ROUNDS, field.name: other(field, ROUNDS[field.name])}
     assert plan_hash(RunPlan(**{**PLAN, "rounds": rounds})) != plan_hash(RunPlan(**PLAN))
+
+
+@pytest.mark.parametrize("field", list(Holding.DESCRIPTOR.fields), ids=lambda field: field.name)
+@pytest.mark.parametrize("position", range(2))
+def test_every_field_of_every_holding_is_in_the_hash(field: FieldDescriptor, position: int) -> None:
+    holdings = [dict(one) for one in PLAN["holdings"]]
+    holdings[position][field.name] = other(field, holdings[position][field.name] or 2)
+    assert plan_hash(RunPlan(**{**PLAN, "holdings": holdings})) != plan_hash(RunPlan(**PLAN))
+    fewer = {**PLAN, "holdings": PLAN["holdings"][:1]}
+    assert plan_hash(RunPlan(**fewer)) != plan_hash(RunPlan(**PLAN))
+
+
+def test_the_operator_signs_all_but_a_beacon_that_the_third_party_draws() -> None:
+    plan, drawn = RunPlan(**PLAN), RunPlan(**PLAN)
+    drawn.rounds.beacon, drawn.rounds.beacon_signature = bytes(32), bytes(64)
+    assert signed_hash(plan) == signed_hash(drawn)
+    assert plan_hash(plan) != plan_hash(drawn)
+    # Of an experiment the operator chooses the beacon, and signs it.
+    for one in (plan, drawn):
+        one.rounds.beacon_signature = b""
+        assert signed_hash(one) == plan_hash(one)
+    assert signed_hash(plan) != signed_hash(drawn)
+
+
+@given(st.lists(st.text(max_size=4), max_size=5), st.randoms())
+def test_a_holding_is_the_same_in_whatever_order_and_the_catalogue_is_not(keys: list[str], rng: Any) -> None:
+    shuffled = list(keys)
+    rng.shuffle(shuffled)
+    assert holding_of("films", keys) == holding_of("films", [*shuffled, *keys])
+    assert (keys_hash(keys) == keys_hash(shuffled)) == (keys == shuffled)
 
 
 def test_a_plan_without_rounds_is_one_with_empty_rounds_and_another_than_one_with_them() -> None:

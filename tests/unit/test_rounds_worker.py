@@ -23,6 +23,8 @@ from coterie.crypto.identity import Identity
 from coterie.errors import PeerError
 from coterie.parties.party import Item
 from coterie.rounds.conductor import Conductor, Population, model_to_bytes
+from coterie.rounds.inputs import CATALOGUE, OPEN_ITEMS
+from coterie.rounds.plan_hash import keys_hash
 from coterie.rounds.training import Purpose, Training
 from coterie.secure_sum.clear import ClearServer
 from coterie.secure_sum.plan import SumPlan
@@ -36,6 +38,7 @@ from coterie.telemetry.accounting import Accounting
 from coterie.wire.tensor import to_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef, SlotRange
+from tests.operators import keys_file
 
 ITEMS = [f"item-{n}" for n in range(10)]
 NAMES = [f"user-{n}" for n in range(4)]
@@ -97,6 +100,7 @@ class World:
                 "listen": "127.0.0.1:1",
                 "cos": {"address": "127.0.0.1:1", "name": "cos"},
                 "thirdparty": {"address": "127.0.0.1:1", "name": "directory"},
+                "operator_keys": keys_file(folder),
                 "seed": 1,
                 "consent": {"min_cohort": 1, "min_sum": 1, **consent},
             }
@@ -105,9 +109,20 @@ class World:
     def open(self, number: int, purpose: Purpose = Purpose.TRAIN, **changes: Any) -> wire.Task:
         """Open a round and return its task."""
         state = Training(
-            9, 1, 0, "", True, round=number, purpose=purpose, groups=1, parts=1, evaluation_parts=1
+            9,
+            1,
+            0,
+            "",
+            True,
+            round=number,
+            version=7,
+            purpose=purpose,
+            groups=1,
+            parts=1,
+            evaluation_parts=1,
         )
-        plan = self.conductor.open(state, hashlib.sha256(self.model).digest(), 1.0).plan
+        told = {CATALOGUE: keys_hash(ITEMS), OPEN_ITEMS: hashlib.sha256(self._open_items()).digest()}
+        plan = self.conductor.open(state, hashlib.sha256(self.model).digest(), 1.0, told=told).plan
         self.sums = {number: dataclasses.replace(plan, **changes)}
         return wire.Task(
             kind=wire.TaskKind.TASK_KIND_ROUND,
@@ -116,6 +131,10 @@ class World:
             version=7,
             slots=[SlotRange(first=3, count=6)],
         )
+
+    def _open_items(self) -> bytes:
+        packed = np.packbits(self.opened, axis=1, bitorder="little")
+        return to_wire(packed).SerializeToString() if self.opened.size else b""
 
     # --- the party -------------------------------------------------------------------------------------------------
 
@@ -131,8 +150,7 @@ class World:
                 places = to_wire(np.array(rows, np.uint32))
                 payload = wire.Places(users=len(NAMES), places=places).SerializeToString()
             case wire.FetchKind.FETCH_KIND_OPEN_ITEMS:
-                packed = np.packbits(self.opened, axis=1, bitorder="little")
-                payload = to_wire(packed).SerializeToString() if self.opened.size else b""
+                payload = self._open_items()
             case wire.FetchKind.FETCH_KIND_CATALOGUE:
                 payload = wire.Catalogue(
                     version=1, items=ITEMS, owner_counts=[0] * len(ITEMS)

@@ -131,15 +131,27 @@ def test_identities_are_computed_alike():
 
 
 def test_plans_of_runs_are_hashed_alike():
-    for case in vectors("run-plan")["cases"]:
+    given = vectors("run-plan")
+    operator = bytes.fromhex(given["operator"])
+    for case in given["cases"]:
         plan = dict(case["plan"])
         if "rounds" in plan:
             plan["rounds"] = unhexed(plan["rounds"], "choose_by")
+        plan["holdings"] = [unhexed(one, "owner") for one in plan.get("holdings", [])]
         assert plans.run_plan_hash(plan).hex() == case["hash"]
+        assert plans.signed_hash(plan).hex() == case["signed"]
+        plans.check_signed(plan, bytes.fromhex(case["signature"]), operator)
+        with pytest.raises(primitives.Refused):
+            plans.check_signed({**plan, "seed": 9}, bytes.fromhex(case["signature"]), operator)
         # What the hash covers is all that is carried.
         assert plans.run_plan_hash(
             protobuf.read(messages.RUN_PLAN, protobuf.write(messages.RUN_PLAN, plan))
         ) == (bytes.fromhex(case["hash"]))
+
+
+def test_keys_of_items_are_hashed_alike():
+    for case in vectors("run-plan")["keys"]:
+        assert plans.keys_hash(case["keys"]).hex() == case["hash"]
 
 
 def test_layouts_are_hashed_alike():

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.secure_sum.contribution import Layout, Segment
-from coterie.secure_sum.plan import VERSION, Member, SumPlan, layout_hash
+from coterie.secure_sum.plan import VERSION, Member, SumInput, SumPlan, layout_hash
 from coterie.wire.refusal import ErrorReason, Refusal
 from coterie.wire.v1 import rounds_pb2 as wire
 
@@ -35,8 +35,11 @@ PLAN = SumPlan(
     round=7,
     purpose="train",
     secure_sum="masked",
+    run_plan_sha256=named(98),
+    model_version=6,
     model_sha256=named(100),
     layout_sha256=named(101),
+    inputs=(SumInput("catalogue", named(103)), SumInput("open-items", named(104))),
     members=MEMBERS,
     degree=3,
     threshold=2,
@@ -54,6 +57,13 @@ ENCRYPTED = dataclasses.replace(
     code_bits=16,
     holders=HOLDERS,
 )
+
+
+BOUND = (
+    *(named(98), 6, named(100), named(101), 2),
+    *("catalogue", named(103), "open-items", named(104)),
+)
+"""What contributions depend on, as the hash has it."""
 
 
 def packed(label: str, *fields: bytes | str | int) -> bytes:
@@ -76,7 +86,7 @@ def test_the_hash_is_over_the_explicit_bytes_of_plan_and_members_in_order() -> N
     members: list[bytes | str | int] = []
     for member in MEMBERS:
         members += [member.participant, member.device, member.users]
-    fields = ("spring", 7, "train", "masked", named(100), named(101), 3, 2, 5, 2, 4, 4, *members)
+    fields = ("spring", 7, "train", "masked", *BOUND, 3, 2, 5, 2, 4, 4, *members)
     assert PLAN.hash == hashlib.sha256(packed("sum-plan", VERSION, *fields)).digest()
 
 
@@ -85,7 +95,7 @@ def test_of_an_encrypted_sum_key_and_holders_follow() -> None:
     for member in MEMBERS:
         members += [member.participant, member.device, member.users]
     members += [named(102), 16, 2, named(5), "holder/one", named(6), "holder/two", 0]
-    fields = ("spring", 7, "train", "encrypted", named(100), named(101), 0, 0, 5, 2, 4, 4, *members)
+    fields = ("spring", 7, "train", "encrypted", *BOUND, 0, 0, 5, 2, 4, 4, *members)
     assert ENCRYPTED.hash == hashlib.sha256(packed("sum-plan", VERSION, *fields)).digest()
 
 
@@ -102,6 +112,14 @@ def other(value: Any) -> Any:
 def test_every_field_of_the_plan_is_in_its_hash(field: str) -> None:
     changed = dataclasses.replace(ENCRYPTED, **{field: other(getattr(ENCRYPTED, field))})
     assert changed.hash != ENCRYPTED.hash
+
+
+@pytest.mark.parametrize("position", range(2))
+@pytest.mark.parametrize("field", SumInput._fields)
+def test_every_field_of_every_input_is_in_the_hash(field: str, position: int) -> None:
+    inputs = list(PLAN.inputs)
+    inputs[position] = inputs[position]._replace(**{field: other(getattr(inputs[position], field))})
+    assert dataclasses.replace(PLAN, inputs=tuple(inputs)).hash != PLAN.hash
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Member)])
@@ -216,10 +234,10 @@ def test_every_field_of_the_message_is_carried() -> None:
     }
     for field in wire.SumPlan.DESCRIPTOR.fields:
         # What a member cannot read off the message cannot be in the hash that it computes itself.
-        if field.name in ("version", "members", "devices", "holders"):
+        if field.name in ("version", "members", "devices", "holders", "inputs"):
             continue
         changed = wire.SumPlan.FromString(message.SerializeToString())
-        if field.type == FieldDescriptor.TYPE_UINT32:
+        if field.type in (FieldDescriptor.TYPE_UINT32, FieldDescriptor.TYPE_UINT64):
             setattr(changed, field.name, getattr(message, field.name) - 1)
         else:
             setattr(changed, field.name, other(getattr(message, field.name)))
@@ -245,7 +263,12 @@ def member(field: str, value: Any) -> Callable[[wire.SumPlan], None]:
     [
         ("version", bad("version", VERSION + 1)),
         ("version", bad("version", 0)),
+        ("version", bad("version", 1)),
         ("round", bad("round", 0)),
+        ("run_plan_sha256", bad("run_plan_sha256", b"")),
+        ("inputs.sha256", lambda message: setattr(message.inputs[1], "sha256", bytes(31))),
+        ("inputs.name", lambda message: setattr(message.inputs[1], "name", "catalogue")),
+        ("inputs.name", lambda message: setattr(message.inputs[1], "name", "a")),
         ("model_sha256", bad("model_sha256", b"")),
         ("model_sha256", bad("model_sha256", bytes(31))),
         ("layout_sha256", bad("layout_sha256", bytes(33))),

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.evaluation.leave_one_out import LeaveOneOut
+from coterie.rounds.inputs import inputs_of
 from coterie.rounds.sides import KeepPrivate, User
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Contribution, Layout
@@ -75,6 +76,10 @@ class FedNcfHost:
     def layout(self, purpose: Purpose) -> Layout:
         """Return the layout of a contribution to a sum of this purpose."""
         return layout_of(self.settings, purpose, self.holdout.n_items)
+
+    def inputs(self, purpose: Purpose) -> tuple[str, ...]:
+        """Return the names of what contributions for a purpose depend on beside plan and model."""
+        return inputs_of(purpose, opens=self.settings.asks_supports)
 
     def contributions(
         self,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from coterie.errors import DataError
 from coterie.evaluation.holdout import TRAIN
 from coterie.evaluation.leave_one_out import RANKED
+from coterie.rounds.inputs import inputs_of
 from coterie.rounds.sides import User
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Contribution, Layout
@@ -73,6 +74,10 @@ class RatedHost(ABC):
     def layout(self, purpose: Purpose) -> Layout:
         """Return the layout of a contribution to a sum of this purpose."""
         return self._layouts.layout(purpose)
+
+    def inputs(self, purpose: Purpose) -> tuple[str, ...]:
+        """Return the names of what contributions for a purpose depend on beside plan and model."""
+        return inputs_of(purpose, opens=True)
 
     def contributions(
         self,

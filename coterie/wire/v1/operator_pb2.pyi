@@ -88,6 +88,7 @@ class StartRunRequest(google.protobuf.message.Message):
     PHASE_TIMEOUT_MS_FIELD_NUMBER: builtins.int
     PARTY_TIMEOUT_MS_FIELD_NUMBER: builtins.int
     EVALUATE_EVERY_FIELD_NUMBER: builtins.int
+    PLAN_SIGNATURE_FIELD_NUMBER: builtins.int
     expect_owners: builtins.int
     """Data owners to wait for before intake opens."""
     expect_users: builtins.int
@@ -98,6 +99,10 @@ class StartRunRequest(google.protobuf.message.Message):
     """A party that neither polls nor calls for this long counts as absent, milliseconds."""
     evaluate_every: builtins.int
     """Evaluate also after every so many updates; 0 for only at the end of each epoch."""
+    plan_signature: builtins.bytes
+    """Ed25519 signature over the plan (docs/spec/plans.md) with the operator's key, whose public half every party has in
+    its configuration; 64 bytes.  Parties take part in no run without it.
+    """
     @property
     def plan(self) -> coterie.wire.v1.orchestrator_pb2.RunPlan:
         """What to learn and how."""
@@ -111,9 +116,10 @@ class StartRunRequest(google.protobuf.message.Message):
         phase_timeout_ms: builtins.int = ...,
         party_timeout_ms: builtins.int = ...,
         evaluate_every: builtins.int = ...,
+        plan_signature: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["plan", b"plan"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["evaluate_every", b"evaluate_every", "expect_owners", b"expect_owners", "expect_users", b"expect_users", "party_timeout_ms", b"party_timeout_ms", "phase_timeout_ms", b"phase_timeout_ms", "plan", b"plan"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["evaluate_every", b"evaluate_every", "expect_owners", b"expect_owners", "expect_users", b"expect_users", "party_timeout_ms", b"party_timeout_ms", "phase_timeout_ms", b"phase_timeout_ms", "plan", b"plan", "plan_signature", b"plan_signature"]) -> None: ...
 
 Global___StartRunRequest: typing_extensions.TypeAlias = StartRunRequest
 

@@ -428,6 +428,7 @@ class RunPlan(google.protobuf.message.Message):
     MIN_USERS_FIELD_NUMBER: builtins.int
     SETTINGS_FIELD_NUMBER: builtins.int
     ROUNDS_FIELD_NUMBER: builtins.int
+    HOLDINGS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """The run."""
     system: builtins.str
@@ -462,6 +463,10 @@ class RunPlan(google.protobuf.message.Message):
     def rounds(self) -> Global___RoundsPlan:
         """Rounds-based systems: cohorts, floors and when to stop."""
 
+    @property
+    def holdings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Holding]:
+        """Which data owner holds which items."""
+
     def __init__(
         self,
         *,
@@ -480,11 +485,38 @@ class RunPlan(google.protobuf.message.Message):
         min_users: builtins.int = ...,
         settings: builtins.str = ...,
         rounds: Global___RoundsPlan | None = ...,
+        holdings: collections.abc.Iterable[Global___Holding] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["rounds", b"rounds"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["dim", b"dim", "epochs", b"epochs", "form", b"form", "item_bias", b"item_bias", "max_staleness", b"max_staleness", "min_users", b"min_users", "rate", b"rate", "ridge", b"ridge", "rounds", b"rounds", "run_id", b"run_id", "secure_sum", b"secure_sum", "seed", b"seed", "settings", b"settings", "system", b"system", "theta", b"theta"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dim", b"dim", "epochs", b"epochs", "form", b"form", "holdings", b"holdings", "item_bias", b"item_bias", "max_staleness", b"max_staleness", "min_users", b"min_users", "rate", b"rate", "ridge", b"ridge", "rounds", b"rounds", "run_id", b"run_id", "secure_sum", b"secure_sum", "seed", b"seed", "settings", b"settings", "system", b"system", "theta", b"theta"]) -> None: ...
 
 Global___RunPlan: typing_extensions.TypeAlias = RunPlan
+
+@typing.final
+class Holding(google.protobuf.message.Message):
+    """The items of one data owner, as the operator states them."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OWNER_FIELD_NUMBER: builtins.int
+    ITEMS_FIELD_NUMBER: builtins.int
+    ITEMS_SHA256_FIELD_NUMBER: builtins.int
+    owner: builtins.str
+    """Logical name of the owner."""
+    items: builtins.int
+    """How many items it holds."""
+    items_sha256: builtins.bytes
+    """SHA-256 over the external keys of its items in ascending order (docs/spec/plans.md), 32 bytes."""
+    def __init__(
+        self,
+        *,
+        owner: builtins.str = ...,
+        items: builtins.int = ...,
+        items_sha256: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["items", b"items", "items_sha256", b"items_sha256", "owner", b"owner"]) -> None: ...
+
+Global___Holding: typing_extensions.TypeAlias = Holding
 
 @typing.final
 class RoundsPlan(google.protobuf.message.Message):
@@ -577,8 +609,11 @@ class RegisterResponse(google.protobuf.message.Message):
     SLOTS_FIELD_NUMBER: builtins.int
     PLAN_FIELD_NUMBER: builtins.int
     PLAN_HASH_FIELD_NUMBER: builtins.int
+    PLAN_SIGNATURE_FIELD_NUMBER: builtins.int
     plan_hash: builtins.bytes
     """SHA-256 over the plan's explicit encoding (docs/protocol.md), 32 bytes."""
+    plan_signature: builtins.bytes
+    """The operator's Ed25519 signature over the plan (docs/spec/plans.md), 64 bytes."""
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[coterie.wire.v1.common_pb2.SlotRange]:
         """Slots in the order of the participants sent."""
@@ -593,9 +628,10 @@ class RegisterResponse(google.protobuf.message.Message):
         slots: collections.abc.Iterable[coterie.wire.v1.common_pb2.SlotRange] | None = ...,
         plan: Global___RunPlan | None = ...,
         plan_hash: builtins.bytes = ...,
+        plan_signature: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["plan", b"plan"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["plan", b"plan", "plan_hash", b"plan_hash", "slots", b"slots"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["plan", b"plan", "plan_hash", b"plan_hash", "plan_signature", b"plan_signature", "slots", b"slots"]) -> None: ...
 
 Global___RegisterResponse: typing_extensions.TypeAlias = RegisterResponse
 

@@ -49,9 +49,31 @@ class RoundMember(google.protobuf.message.Message):
 Global___RoundMember: typing_extensions.TypeAlias = RoundMember
 
 @typing.final
+class SumInput(google.protobuf.message.Message):
+    """Something that the server tells members beside the plan and the model, and on which their contributions depend."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    SHA256_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Its name: "catalogue" or "open-items"."""
+    sha256: builtins.bytes
+    """SHA-256 of the input (docs/spec/plans.md), 32 bytes.  Each member computes it from what it uses."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        sha256: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "sha256", b"sha256"]) -> None: ...
+
+Global___SumInput: typing_extensions.TypeAlias = SumInput
+
+@typing.final
 class SumPlan(google.protobuf.message.Message):
-    """The plan of one sum.  Each member computes its hash itself, from the list that it was shown and the model bytes on
-    which it will train.  Who may read: the members.
+    """The plan of one sum.  Each member computes its hash itself, from the list that it was shown and from the bytes that it
+    will use: the run's plan, the model, and every input.  Who may read: the members.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -74,8 +96,11 @@ class SumPlan(google.protobuf.message.Message):
     CODE_BITS_FIELD_NUMBER: builtins.int
     HOLDERS_FIELD_NUMBER: builtins.int
     SPARSE_FLOOR_FIELD_NUMBER: builtins.int
+    RUN_PLAN_SHA256_FIELD_NUMBER: builtins.int
+    MODEL_VERSION_FIELD_NUMBER: builtins.int
+    INPUTS_FIELD_NUMBER: builtins.int
     version: builtins.int
-    """Version of the protocol, 1."""
+    """Version of the protocol, 2."""
     run_id: builtins.str
     """The run."""
     round: builtins.int
@@ -106,6 +131,10 @@ class SumPlan(google.protobuf.message.Message):
     """Encrypted sum whose members leave out ciphertexts in which they have nothing: fewest users whose ciphertexts of one
     place, of two members at least, are added; 0 where everybody sends all of them.
     """
+    run_plan_sha256: builtins.bytes
+    """SHA-256 of the run's plan as the member accepted it, 32 bytes."""
+    model_version: builtins.int
+    """Version of the model that members train or evaluate."""
     @property
     def devices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Names of the connections that speak for members."""
@@ -117,6 +146,10 @@ class SumPlan(google.protobuf.message.Message):
     @property
     def holders(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___KeyHolder]:
         """Encrypted sum: who decrypts, in order."""
+
+    @property
+    def inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SumInput]:
+        """What else contributions of this purpose depend on, by ascending name."""
 
     def __init__(
         self,
@@ -139,8 +172,11 @@ class SumPlan(google.protobuf.message.Message):
         code_bits: builtins.int = ...,
         holders: collections.abc.Iterable[Global___KeyHolder] | None = ...,
         sparse_floor: builtins.int = ...,
+        run_plan_sha256: builtins.bytes = ...,
+        model_version: builtins.int = ...,
+        inputs: collections.abc.Iterable[Global___SumInput] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["code_bits", b"code_bits", "degree", b"degree", "devices", b"devices", "holders", b"holders", "key_id", b"key_id", "layout_sha256", b"layout_sha256", "members", b"members", "min_sum", b"min_sum", "model_sha256", b"model_sha256", "part", b"part", "pass_number", b"pass_number", "purpose", b"purpose", "round", b"round", "run_id", b"run_id", "secure_sum", b"secure_sum", "sparse_floor", b"sparse_floor", "threshold", b"threshold", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["code_bits", b"code_bits", "degree", b"degree", "devices", b"devices", "holders", b"holders", "inputs", b"inputs", "key_id", b"key_id", "layout_sha256", b"layout_sha256", "members", b"members", "min_sum", b"min_sum", "model_sha256", b"model_sha256", "model_version", b"model_version", "part", b"part", "pass_number", b"pass_number", "purpose", b"purpose", "round", b"round", "run_id", b"run_id", "run_plan_sha256", b"run_plan_sha256", "secure_sum", b"secure_sum", "sparse_floor", b"sparse_floor", "threshold", b"threshold", "version", b"version"]) -> None: ...
 
 Global___SumPlan: typing_extensions.TypeAlias = SumPlan
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from coterie.evaluation.baselines import from_table
 from coterie.evaluation.leave_one_out import LeaveOneOut
+from coterie.rounds.inputs import inputs_of
 from coterie.rounds.sides import User
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Contribution, Layout
@@ -38,6 +39,10 @@ class PopularHost:
     def layout(self, purpose: Purpose) -> Layout:
         """Return what a contribution of a purpose looks like."""
         return layout(purpose, self._holdout.n_items, self._settings.bits)
+
+    def inputs(self, purpose: Purpose) -> tuple[str, ...]:
+        """Return what contributions depend on beside plan and model: the order of the items."""
+        return inputs_of(purpose, opens=False)
 
     def contributions(
         self,

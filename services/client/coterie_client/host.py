@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import itertools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from coterie.net.channel import Channel
 from coterie.parties.party import Party
 from coterie.process.runtime import Runtime
 from coterie.rounds.consent import Consent
+from coterie.rounds.plan_hash import holding_of
 from coterie.store import client as store
 from coterie.store.engine import Writer
 from coterie.wire.v1 import orchestrator_pb2 as wire
@@ -30,7 +32,16 @@ from coterie_client.history import Catalogued, Histories
 if TYPE_CHECKING:
     from coterie.parties.custody import Custody
 
-__all__ = ["Host", "Recommended", "TakingPart", "best_unseen", "catalogued", "now_ms", "read"]
+__all__ = [
+    "Host",
+    "Recommended",
+    "TakingPart",
+    "best_unseen",
+    "catalogued",
+    "now_ms",
+    "read",
+    "require_holdings",
+]
 
 M = TypeVar("M", bound=Message)
 
@@ -69,9 +80,17 @@ class Host:
         return self.settings.consent.consent(len(self.identities))
 
     async def fetch_catalogue(self) -> wire.Catalogue:
-        """Fetch the newest catalogue."""
+        """Fetch the newest catalogue.
+
+        Raises
+        ------
+        PeerError
+            When what the COS sends is no catalogue, or an owner in it does not hold what the operator says.
+        """
         _, payload = await self.party.fetch(wire.FetchKind.FETCH_KIND_CATALOGUE)
-        return read(wire.Catalogue, payload)
+        catalogue = read(wire.Catalogue, payload)
+        await asyncio.to_thread(require_holdings, catalogue, self.party.plan.holdings)
+        return catalogue
 
     async def note_sent(self, recipient: str, kind: str, count: int, size: int, user: int = 0) -> None:
         """Add an entry to the disclosure receipt; user 0 is the host as a whole."""
@@ -156,6 +175,35 @@ def read(kind: type[M], payload: bytes | None) -> M:
         return kind.FromString(payload or b"")
     except DecodeError as error:
         raise PeerError(f"the COS sent what is no {kind.DESCRIPTOR.name}") from error
+
+
+def require_holdings(catalogue: wire.Catalogue, holdings: Sequence[wire.Holding]) -> None:
+    """Require that each owner in a catalogue holds exactly the items that the run's plan says.
+
+    A plan without holdings leaves this to the COS.
+
+    Raises
+    ------
+    PeerError
+        When the plan does not name an owner, or says that it holds other items.
+    """
+    if not holdings:
+        return
+    stated = {one.owner: one for one in holdings}
+    owned: list[list[str]] = [[] for _ in catalogue.owners]
+    positions = iter(catalogue.owner_positions)
+    try:
+        for key, count in zip(catalogue.items, catalogue.owner_counts, strict=True):
+            for position in itertools.islice(positions, count):
+                owned[position].append(key)
+    except (IndexError, ValueError) as error:
+        raise PeerError("the COS sent a catalogue whose items and owners do not fit together") from error
+    for owner, keys in zip(catalogue.owners, owned, strict=True):
+        if stated.get(owner.name) != holding_of(owner.name, keys):
+            raise PeerError(
+                f"the COS says of data owner {owner.name!r} that it holds {len(keys)} items; the operator does not "
+                "say so of these"
+            )
 
 
 def best_unseen(

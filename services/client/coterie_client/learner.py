@@ -21,7 +21,8 @@ from coterie.data.keyed_order import key_hash
 from coterie.errors import ConfigError, PeerError, RunError
 from coterie.parties.sum_tasks import StaleError
 from coterie.rounds.conductor import model_from_bytes
-from coterie.rounds.plan_hash import plan_hash
+from coterie.rounds.inputs import CATALOGUE, OPEN_ITEMS
+from coterie.rounds.plan_hash import keys_hash, plan_hash
 from coterie.rounds.sides import Arrays, HostSide
 from coterie.secure_sum.protocol import Declined
 from coterie.systems.registry import host_side
@@ -132,6 +133,7 @@ class Learner:
         self.catalogue: Catalogued | None = None
         """The catalogue at the time when the population was fixed."""
         self.items: list[str] = []
+        self._items_sha256 = b""
 
     async def side(self) -> HostSide:
         """Return the host's side, rebuilt when users have recorded new interactions."""
@@ -140,6 +142,7 @@ class Learner:
             if self.catalogue is None:
                 message = await self._host.fetch_catalogue()
                 self.items = list(message.items)
+                self._items_sha256 = await asyncio.to_thread(keys_hash, self.items)
                 self.catalogue = catalogued(message, ())
             if self._side is None or self._built_from != len(histories):
                 self._built_from = len(histories)
@@ -262,6 +265,13 @@ class Learner:
         if self._opened is None:
             raise Declined("the server has no list of items that are open for training")
         return self._opened
+
+    def inputs(self, model: Model) -> dict[str, bytes]:
+        """Return the hashes of what this host was told and uses beside the model, by name."""
+        found = {CATALOGUE: self._items_sha256}
+        if model.opened is None and self._opened is not None:
+            found[OPEN_ITEMS] = self._opened_sha256
+        return found
 
     def close(self) -> None:
         """Close the files."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from coterie.crypto.verification import VerificationError
 from coterie.crypto.verified import Verified
 from coterie.parties.sum_party import Contributed, Seat, SumRecords
+from coterie.rounds.inputs import OPEN_ITEMS, check_inputs
 from coterie.rounds.membership import Membership
 from coterie.rounds.sides import HostSide, User
 from coterie.rounds.training import Purpose
@@ -50,17 +51,14 @@ class HostMembers:
     journals : Journals
         Journals of its members.
     learner : Learner
-    asks_supports : bool
-        Whether the system opens items by group, and so trains only items on the COS's list.
     """
 
-    def __init__(self, host: Host, journals: Journals, learner: Learner, *, asks_supports: bool) -> None:
+    def __init__(self, host: Host, journals: Journals, learner: Learner) -> None:
         self._host = host
         self._plan = host.party.plan
         self._consent = host.consent
         self._journals = journals
         self._learner = learner
-        self._asks_supports = asks_supports
         self._verified = Verified()
         self._encryption = Encryption(host) if self._plan.secure_sum in KEYED else None
         self._membership: Membership | None = None
@@ -76,7 +74,7 @@ class HostMembers:
         Raises
         ------
         Declined
-            When the plan is outside the run's plan, or does not fit the model, layout or list of items.
+            When the plan is outside the run's plan, or names another model, layout or input than this host uses.
         """
         if self._membership is None:
             self._membership = await self._find_places()
@@ -87,12 +85,13 @@ class HostMembers:
         if layout_hash(layout) != plan.layout_sha256:
             raise Declined("the layout of the sum is not the one that this host computes")
         try:
-            model = await self._learner.model(version, plan.model_sha256)
+            model = await self._learner.model(plan.model_version, plan.model_sha256)
         except VerificationError as error:
             raise Declined(f"the model of the plan does not open: {error.message}") from None
-        opened = None
-        if purpose is Purpose.TRAIN and self._asks_supports:
+        names, opened = side.inputs(purpose), None
+        if OPEN_ITEMS in names:
             opened = await self._learner.opened(model)
+        check_inputs(plan, names, self._learner.inputs(model))
         seats = self._seats(plan, covered, layout, obfuscators)
         return _HostSum(self._host, self._learner, self.best, plan, seats, covered, side, model, opened)
 

@@ -36,7 +36,7 @@ class Rounds:
             host.engine, host.writer, host.settings.state / "contributions.bin", plan.run_id
         )
         self._learner = Learner(host, self._journals)
-        self._members = HostMembers(host, self._journals, self._learner, asks_supports=server.asks_supports)
+        self._members = HostMembers(host, self._journals, self._learner)
         fetches = wire.FetchKind
         opened = (fetches.FETCH_KIND_OPEN_ITEMS,) if server.asks_supports else ()
         self._driver = MemberDriver(

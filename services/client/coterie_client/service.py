@@ -11,12 +11,14 @@ import structlog
 
 from coterie.config.services import ClientSettings
 from coterie.crypto import restored
+from coterie.crypto.operator_key import OperatorKeys
 from coterie.data.attributes import AttributeTable, read_attributes
 from coterie.net.credentials import TlsFiles
 from coterie.net.directory import Directory
 from coterie.net.enrolment import HOLDER, enrol, identities, saved_bundles
 from coterie.net.retry import Retry
 from coterie.parties.party import Party, Registrant
+from coterie.parties.signed_run import objections_to_signature
 from coterie.process.runtime import Runtime
 from coterie.store.client import Interaction
 from coterie.store.engine import Writer, open_sqlite
@@ -56,6 +58,7 @@ class ClientProcess:
         thirdparty = runtime.connect(settings.thirdparty, "thirdparty")
         cos = runtime.connect(settings.cos, "cos")
         directory_key = (settings.state / "directory.key").read_bytes()
+        self._operators = OperatorKeys.load(settings.operator_keys)
         directory = Directory(thirdparty, directory_key)
         self._revocations = runtime.watch_revocations(thirdparty, on_revoked=directory.exclude)
 
@@ -124,7 +127,9 @@ class ClientProcess:
         size = await party.wait_and_register(members)
         await host.note_sent("cos", "registration", len(members), size)
         way = _way(host)
-        objections = host.consent.objections(party.plan, way.metrics)
+        objections = objections_to_signature(party, self._operators) + host.consent.objections(
+            party.plan, way.metrics
+        )
         if driver_of(party.plan.system, party.plan.form) is Driver.ROUNDS:
             objections += restored.objections(self._settings.state, self._settings.run, party.plan.secure_sum)
         if objections:

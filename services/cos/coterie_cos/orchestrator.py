@@ -138,7 +138,12 @@ class Orchestrator(OrchestratorServicer):
             raise Refusal(
                 ErrorReason.ERROR_REASON_INVALID_FIELD, "no intent", field="intent", expected="JOIN or LEAVE"
             )
-        return wire.RegisterResponse(slots=ranges(slots), plan=run.plan, plan_hash=plan_hash(run.plan))
+        return wire.RegisterResponse(
+            slots=ranges(slots),
+            plan=run.plan,
+            plan_hash=plan_hash(run.plan),
+            plan_signature=run.request.plan_signature,
+        )
 
     def _check(self, run: Run, peer: PeerIdentity, messages: Sequence[wire.Participant], roll: Roll) -> None:
         with self._accounting.activity("signatures", len(messages)):

@@ -15,7 +15,9 @@ import structlog
 from coterie.crypto.key_record import KeyRecord
 from coterie.rounds import training
 from coterie.rounds.conductor import Conductor, Population, new_training
+from coterie.rounds.inputs import CATALOGUE, OPEN_ITEMS
 from coterie.rounds.model_state import OpenModel, SealedVersions
+from coterie.rounds.plan_hash import keys_hash
 from coterie.rounds.sides import Arrays, ServerSide, ToldServerSide
 from coterie.rounds.training import Purpose, Training
 from coterie.secure_sum.contribution import ImpossibleSumError
@@ -64,6 +66,7 @@ class RoundsRun(SummingRun[Training]):
             ItemServers(plan.run_id, self.registry, self.present) if asks_owners(plan.system) else None
         )
         self._silent: list[str] = []
+        self._items_sha256 = b""
         self._sealed = plan.secure_sum == "shared-key"
         self._key_holders = (
             KeyHolders(keyring_of(self._half), self.registry, self.present, self.revoked)
@@ -207,12 +210,22 @@ class RoundsRun(SummingRun[Training]):
         self.state = training.begin_round(self.state)
         try:
             model_sha256 = hashlib.sha256(self._model.payload).digest()
-            opening = conductor.open(self.state, model_sha256, self._step_s, self._subject(conductor))
+            subject = self._subject(conductor)
+            opening = conductor.open(self.state, model_sha256, self._step_s, subject, self._inputs())
         except Failed as failed:
             self.skip_sum(str(failed))
             return
         self._ask_owners()
         self.open_sum(opening, self._slots(conductor, opening.plan))
+
+    def _inputs(self) -> dict[str, bytes]:
+        """Return the hashes of what members are told beside the model, by name."""
+        # Items that come after the beginning take no part: the hash is that of the beginning.
+        self._items_sha256 = self._items_sha256 or keys_hash(self.registry.items)
+        found = {CATALOGUE: self._items_sha256}
+        if self._model.open_items:
+            found[OPEN_ITEMS] = hashlib.sha256(self._model.open_items).digest()
+        return found
 
     def _ask_owners(self) -> None:
         """Ask data owners for item factors in a round of training, where the system uses them."""

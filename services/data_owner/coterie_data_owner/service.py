@@ -11,10 +11,12 @@ import structlog
 from coterie.config.services import DataOwnerSettings
 from coterie.crypto.authority import logical_name
 from coterie.crypto.identity import Bundle
+from coterie.crypto.operator_key import OperatorKeys
 from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import enrol, identities, saved_bundles
 from coterie.net.retry import Retry
 from coterie.parties.party import Party, Registrant
+from coterie.parties.signed_run import objections_to_signature
 from coterie.process.runtime import Runtime
 from coterie.store.engine import Writer, open_sqlite
 from coterie.systems.registry import asks_owners
@@ -41,6 +43,7 @@ class DataOwnerProcess:
         self._engine = open_sqlite(settings.state / "data_owner.db", "data_owner")
         self._writer = Writer(self._engine)
         runtime.holds("store")
+        self._operators = OperatorKeys.load(settings.operator_keys)
         keys = identities(settings.state, len(settings.owners))
         bundles: tuple[Bundle, ...] = saved_bundles(settings.state)
         self._owners = [
@@ -84,7 +87,8 @@ class DataOwnerProcess:
             tasks.create_task(self._take_part(tasks))
 
     async def _take_part(self, tasks: asyncio.TaskGroup) -> None:
-        await self._join()
+        if not await self._join():
+            return
         self._drift.begin(tasks)
         answering = None if self._item_factors is None else tasks.create_task(self._item_factors.run())
         async for open_tasks in self._party.tasks():
@@ -100,7 +104,8 @@ class DataOwnerProcess:
                     return
                 self._drift.start(task, tasks)
 
-    async def _join(self) -> None:
+    async def _join(self) -> bool:
+        """Register and get ready; return False when the run is one that this process takes no part in."""
         address = self._settings.advertise or self._settings.listen
         tls_name = logical_name("data-owner", self._settings.name)
         members = [
@@ -116,6 +121,10 @@ class DataOwnerProcess:
             for owner in self._owners
         ]
         await self._party.wait_and_register(members)
+        if objections := objections_to_signature(self._party, self._operators):
+            _log.warning("outside these owners' consent", reasons=objections)
+            await self._party.leave()
+            return False
         for owner, slot in zip(self._owners, self._party.slots, strict=True):
             owner.slot = slot
         await self._drift.join()
@@ -129,6 +138,7 @@ class DataOwnerProcess:
             )
         self._drift.intake.ready.set()
         self._runtime.holds("run")
+        return True
 
     async def close(self) -> None:
         """Finish training that is under way and close the store."""

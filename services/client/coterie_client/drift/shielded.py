@@ -20,6 +20,8 @@ from coterie.parties.member_driver import MemberDriver
 from coterie.parties.sum_party import Contributed, Seat, SumRecords, check_place
 from coterie.rounds import policy
 from coterie.rounds.conductor import model_from_bytes
+from coterie.rounds.inputs import CATALOGUE, check_inputs
+from coterie.rounds.plan_hash import keys_hash
 from coterie.secure_sum.bundles import bundle_from_wire
 from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.plan import SumPlan, layout_hash
@@ -108,6 +110,14 @@ class ShieldedDrift:
             self._known = max(self._known, message.version)
         return self._catalogue
 
+    async def items(self, count: int) -> tuple[Catalogued, Sequence[str]]:
+        """Return a catalogue that names a model's first ``count`` items, and their keys in the model's order."""
+        catalogue = await self.catalogue()
+        if count > len(self._items):
+            # The model has items of an owner that came after this catalogue.
+            catalogue = await self.catalogue(fresh=True)
+        return catalogue, self._items[:count]
+
     # --- visits ------------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
@@ -166,10 +176,7 @@ class ShieldedDrift:
     async def recommend(self, user: int, k: int) -> Recommended:
         """Return the best unseen items for a user, scored at this host."""
         version, _, items = await self.model()
-        catalogue = await self.catalogue()
-        if len(items) > len(self._items):
-            # The model has items of an owner that came after this catalogue.
-            catalogue = await self.catalogue(fresh=True)
+        catalogue, _ = await self.items(len(items))
         scores = score(self._visits.rows[[user - 1]], items)[0][: len(self._items)]
         seen = self._host.histories.seen(user, catalogue)
         best, values = best_unseen(self._items, scores, seen, k)
@@ -215,12 +222,13 @@ class _Evaluations:
         _, sha256, items = await self._drift.model()
         if found and sha256 != plan.model_sha256:
             raise Declined("the model that the server sent is not the one of the sum's plan")
+        catalogue, keys = await self._drift.items(len(items))
+        if found:
+            check_inputs(plan, (CATALOGUE,), {CATALOGUE: keys_hash(keys)})
         seats = {
             member: Seat(self._host.party.slots, self._journals.of(own), self._signer()) for member in found
         }
-        return _Evaluation(
-            self._drift, self._host, self._keys, plan, seats, items, await self._drift.catalogue()
-        )
+        return _Evaluation(self._drift, self._host, self._keys, plan, seats, items, catalogue)
 
     def _check(self, plan: SumPlan, member: int) -> None:
         users, rounds, masked = len(self._host.identities), self._plan.rounds, plan.secure_sum == "masked"

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 from coterie.rounds import policy
 from coterie.rounds.conductor import model_to_bytes
+from coterie.rounds.inputs import CATALOGUE, named_inputs
+from coterie.rounds.plan_hash import keys_hash, plan_hash
 from coterie.rounds.server_round import RoundState
 from coterie.secure_sum.contribution import ImpossibleSumError, Layout
-from coterie.secure_sum.plan import Member, SumPlan, layout_hash
+from coterie.secure_sum.plan import Member, SumInput, SumPlan, layout_hash
 from coterie.secure_sum.protocol import Applied, Failed
 from coterie.store import cos as store
 from coterie.systems.drift import shielded_run as shielded
@@ -219,6 +221,9 @@ class ShieldedRun(SummingRun[Shielded]):
             round=self.state.round,
             purpose=self._purpose.value,
             secure_sum=self.plan.secure_sum,
+            run_plan_sha256=plan_hash(self.plan),
+            model_version=self.state.version,
+            inputs=() if window else self._inputs(),
             model_sha256=hashlib.sha256(self._model).digest(),
             layout_sha256=layout_hash(layout),
             members=tuple(members),
@@ -227,6 +232,10 @@ class ShieldedRun(SummingRun[Shielded]):
             **fields._asdict(),
         )
         return RoundState.begin(plan, layout, self._half, self._patience_s())
+
+    def _inputs(self) -> tuple[SumInput, ...]:
+        """Return the inputs of an evaluation: the items that the model has rows for."""
+        return named_inputs((CATALOGUE,), {CATALOGUE: keys_hash(self.registry.items[: len(self._items)])})
 
     def _owners_present(self) -> list[Member]:
         by_slot = self.registry.by_slot
