@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from coterie.config.base import Address, ConfigModel, Label, LimitSettings, Peer, ServiceSettings
 from coterie.crypto.key_record import KeyTerms
+from coterie.crypto.operator_key import OperatorKeys
 from coterie.rounds.consent import Consent
 
 __all__ = [
@@ -25,6 +26,15 @@ __all__ = [
     "ThirdPartySettings",
     "settings_model",
 ]
+
+
+def _operator_key(text: str) -> str:
+    OperatorKeys.parse([text])
+    return text
+
+
+OperatorKey = Annotated[str, AfterValidator(_operator_key)]
+"""An operator's public key, 64 hexadecimal digits."""
 
 
 class ThirdPartySettings(ServiceSettings):
@@ -121,10 +131,17 @@ class PartySettings(ServiceSettings):
     cos: Peer = Field(description="The orchestration server.")
     thirdparty: Peer = Field(description="The third party, which holds the key directory.")
     run: Label = Field("run", description="Id of the run to take part in.")
-    operator_keys: Path = Field(
-        description="File with the public keys of the operators whose runs this party accepts, one PEM block after "
-        "the other. `coterie bootstrap` writes it. It must come from the operator, never from a service."
+    operator_keys: tuple[OperatorKey, ...] = Field(
+        min_length=1,
+        description="Public keys of the operators whose runs this party accepts, 64 hexadecimal digits each. It takes "
+        "part in no run whose plan none of them signed. `coterie bootstrap` writes its own key here. A key must come "
+        "from the operator, never from a service.",
     )
+
+    @property
+    def operators(self) -> OperatorKeys:
+        """The operators whose runs this party accepts."""
+        return OperatorKeys.parse(self.operator_keys)
 
 
 class OwnerSettings(ConfigModel):

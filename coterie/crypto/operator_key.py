@@ -1,34 +1,36 @@
 """Keys of operators, who sign the plans of runs: parties take part in no run whose plan carries no such signature.
 
 An operator's key is an Ed25519 key of its own, kept where runs are started.  Its public half is in the configuration of
-every party, in a file of one or more PEM blocks: during a change of keys, or with two operators, a party accepts each.
-Assumption: Ed25519 signatures cannot be forged under chosen messages.
+every party.  During a change of keys, or with two operators, a party accepts several.  Assumption: Ed25519 signatures
+cannot be forged under chosen messages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coterie.crypto.explicit import encode
 from coterie.crypto.identity import check_signature
 from coterie.crypto.verification import Reason, VerificationError
-from coterie.errors import CertificateError
 
-__all__ = ["OperatorKeys", "save_operator_keys", "sign_run"]
+__all__ = ["OperatorKeys", "public_text", "sign_run"]
 
 _SIGNED = "run"
-_END = "-----END PUBLIC KEY-----"
+_KEY_BYTES = 32
 
 
 def sign_run(key: Ed25519PrivateKey, run_id: str, plan_sha256: bytes) -> bytes:
     """Sign a run's plan, given by its hash (`coterie.rounds.plan_hash.signed_hash`); return 64 bytes."""
     return key.sign(encode(_SIGNED, run_id, plan_sha256))
+
+
+def public_text(key: Ed25519PrivateKey) -> str:
+    """Return the public half of an operator's key as configurations have it, 64 hexadecimal digits."""
+    return key.public_key().public_bytes_raw().hex()
 
 
 @dataclass(frozen=True)
@@ -44,36 +46,18 @@ class OperatorKeys:
     keys: tuple[bytes, ...]
 
     @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read a file of one or more Ed25519 public keys in PEM.
+    def parse(cls, texts: Iterable[str]) -> Self:
+        """Read keys as configurations have them.
 
         Raises
         ------
-        CertificateError
-            The file cannot be read, or holds anything else.
+        ValueError
+            When a text is not 64 hexadecimal digits.
         """
-        try:
-            text = path.read_text(encoding="ascii")
-        except OSError as error:
-            raise CertificateError(
-                f"cannot read the operators' public keys, {path}: {error.strerror}",
-                hint="the operator gives the file `operator.pub` to every party",
-            ) from error
-        except UnicodeDecodeError:
-            raise CertificateError(f"{path} holds no public keys: it is no text") from None
-        blocks = [f"{part}{_END}\n" for part in text.split(_END)[:-1]]
-        found = []
-        for block in blocks:
-            try:
-                key = load_pem_public_key(block.strip().encode("ascii"))
-            except ValueError:
-                key = None
-            if not isinstance(key, Ed25519PublicKey):
-                raise CertificateError(f"{path} holds a block that is no Ed25519 public key in PEM")
-            found.append(key.public_bytes_raw())
-        if not found:
-            raise CertificateError(f"{path} holds no Ed25519 public key in PEM")
-        return cls(tuple(found))
+        keys = tuple(bytes.fromhex(text) for text in texts)
+        if any(len(key) != _KEY_BYTES for key in keys):
+            raise ValueError(f"expected {2 * _KEY_BYTES} hexadecimal digits, an Ed25519 public key")
+        return cls(keys)
 
     def verify(self, run_id: str, plan_sha256: bytes, signature: bytes) -> None:
         """Check that one of the operators signed a run's plan.
@@ -95,24 +79,5 @@ class OperatorKeys:
         raise VerificationError(
             Reason.BAD_SIGNATURE,
             "the run's plan is not signed by an operator whom this party accepts",
-            hint="compare `operator_keys` with the operator's operator.pub",
+            hint="compare `operator_keys` with the operator's public key",
         )
-
-
-def save_operator_keys(path: Path, keys: Iterable[bytes]) -> None:
-    """Write operators' raw Ed25519 public keys as PEM blocks, mode 0644.
-
-    Raises
-    ------
-    CertificateError
-        The file cannot be written.
-    """
-    blocks = [
-        Ed25519PublicKey.from_public_bytes(key).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-        for key in keys
-    ]
-    try:
-        path.write_bytes(b"".join(blocks))
-        path.chmod(0o644)
-    except OSError as error:
-        raise CertificateError(f"cannot write {path}: {error.strerror}") from error

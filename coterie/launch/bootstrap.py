@@ -19,6 +19,7 @@ from google.protobuf.json_format import MessageToDict
 from coterie.config.run import RunSettings
 from coterie.crypto.identity import save_signing_key
 from coterie.crypto.keyfile import write_private_file
+from coterie.crypto.operator_key import public_text
 from coterie.crypto.roster import save_roster_key
 from coterie.errors import ConfigError, PreflightError
 from coterie.launch.authority import TOKENS, make_authority, make_token
@@ -167,8 +168,9 @@ def _lay_out(settings: RunSettings, layout: _Layout, run_id: str) -> Order:
         require_cohorts(settings, sum(feed.users_of_hosts()))
     key = Ed25519PrivateKey.generate()
     save_signing_key(operator / OPERATOR_SIGNS, key)
-    public = key.public_key().public_bytes_raw()
-    laid = lay_out(settings, feed, layout, public, run_id=run_id, seed=seed, invited=layout.invitations)
+    laid = lay_out(
+        settings, feed, layout, public_text(key), run_id=run_id, seed=seed, invited=layout.invitations
+    )
     if laid.signs_rosters is not None:
         save_signing_key(operator / ROSTER_SIGNS, laid.signs_rosters)
     if laid.roster_key is not None:

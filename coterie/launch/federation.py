@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from coterie.config.base import EnrolSettings, Peer, ServiceSettings
 from coterie.config.run import RunSettings
 from coterie.crypto.identity import save_signing_key
+from coterie.crypto.operator_key import public_text
 from coterie.crypto.roster import save_roster_key
 from coterie.errors import RunError
 from coterie.launch.authority import TOKENS, make_authority, make_token
@@ -167,7 +168,7 @@ class Federation:
             self._settings,
             self._feed,
             self._place,
-            self._signs.public_key().public_bytes_raw(),
+            public_text(self._signs),
             run_id=self._run_id,
             seed=self._seed,
         )

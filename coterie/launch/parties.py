@@ -17,7 +17,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coterie.config.run import RunSettings
-from coterie.crypto.operator_key import save_operator_keys, sign_run
+from coterie.crypto.operator_key import sign_run
 from coterie.crypto.roster import Roster, save_roster_key
 from coterie.net.enrolment import HOLDER, identities
 from coterie.rounds.plan_hash import signed_hash
@@ -29,7 +29,6 @@ from coterie.wire.v1.orchestrator_pb2 import RunPlan
 __all__ = [
     "DIRECTORY",
     "JOIN_S",
-    "OPERATOR_KEYS",
     "OPERATOR_SIGNS",
     "ROSTER_KEY",
     "Laid",
@@ -45,9 +44,6 @@ DIRECTORY = "directory"
 
 ROSTER_KEY = "roster.pub"
 """Name of the file with the operator's public key for rosters."""
-
-OPERATOR_KEYS = "operator.pub"
-"""Name of the file with the public keys of the operators whose runs a party accepts."""
 
 OPERATOR_SIGNS = "run.key"
 """Name of the file in the operator's folder with the key that signs plans of runs."""
@@ -137,7 +133,7 @@ def lay_out(
     settings: RunSettings,
     feed: Feed,
     layout: PlaceOfParty,
-    operator: bytes,
+    operator: str,
     *,
     run_id: str,
     seed: int,
@@ -153,8 +149,8 @@ def lay_out(
         The data, divided.
     layout : callable
         Gives the folder and addresses of each party.
-    operator : bytes
-        Raw Ed25519 public key of the operator who signs the run's plan, 32 bytes.
+    operator : str
+        Public key of the operator who signs the run's plan, 64 hexadecimal digits.
     run_id : str
         Id of the run.
     seed : int
@@ -166,7 +162,7 @@ def lay_out(
     common = {
         "run": run_id,
         "cos": {"address": cos.address, "name": "cos"},
-        "operator_keys": OPERATOR_KEYS,
+        "operator_keys": [operator],
     }
     parties = [PartyPlan("cos", "cos", cos, 0), *_owners(settings, feed, layout, common)]
     hosts = []
@@ -189,10 +185,6 @@ def lay_out(
         }
         participants = users + (encryption is not None and encryption.shared)
         parties.append(PartyPlan("client", f"host-{host}", place, participants, values))
-    for party in parties:
-        if "operator_keys" in party.values:
-            party.place.folder.mkdir(parents=True, exist_ok=True)
-            save_operator_keys(party.place.folder / OPERATOR_KEYS, [operator])
     return Laid(
         tuple(parties),
         sum(users for _, _, users in hosts),

@@ -21,11 +21,9 @@ from coterie.config.services import (
     DataOwnerSettings,
     DecryptingClientSettings,
     KeySettings,
-    PartySettings,
     ThirdPartySettings,
 )
 from coterie.crypto.identity import load_many
-from coterie.crypto.operator_key import OperatorKeys
 from coterie.crypto.roster import PAILLIER, Roster, load_roster_key
 from coterie.errors import CoterieError
 from coterie.launch.finding import Finding, FindingStatus, passed
@@ -242,9 +240,6 @@ def _inputs(settings: ServiceSettings) -> Iterator[Finding]:
         case ClientSettings(histories=Path() as path):
             yield _table("histories", path, ("user", "item", "positive", "time", "part"))
     match settings:
-        case PartySettings():
-            yield _operators(settings.operator_keys)
-    match settings:
         case ClientSettings(encryption=KeySettings() as key) | DecryptingClientSettings(encryption=key):
             yield _roster(key, settings.run)
     match settings:
@@ -252,15 +247,6 @@ def _inputs(settings: ServiceSettings) -> Iterator[Finding]:
             yield from _on_the_roster(settings.encryption, settings.state)
         case ClientSettings(encryption=ContributorSettings(holds_key=True) as key):
             yield from _on_the_roster(key, settings.state / HOLDER)
-
-
-def _operators(path: Path) -> Finding:
-    try:
-        count = len(OperatorKeys.load(path).keys)
-    except CoterieError as error:
-        fix = "get the file operator.pub from the operator, over a channel that you trust"
-        return Finding("operator keys", "fail", error.message, error.hint or fix)
-    return passed("operator keys", f"{path}: runs of {count} operator{'s' * (count > 1)} are accepted")
 
 
 def _roster(key: KeySettings, run: str) -> Finding:

@@ -91,7 +91,7 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     ),
     "CarriedTimes": dict.fromkeys(("size", "up", "ms"), "latency"),
     # operator.proto
-    "StartRunRequest": {"plan": "plan"}
+    "StartRunRequest": {"plan": "plan", "plan_signature": "plan"}
     | dict.fromkeys(
         ("expect_owners", "expect_users", "phase_timeout_ms", "party_timeout_ms", "evaluate_every"),
         "run_state",
@@ -120,7 +120,7 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
         "items_of": "holding",
     },
     "Participant": {"kind": "protocol", "name": "endpoint", "address": "endpoint", "tls_name": "endpoint"},
-    "RegisterResponse": {"plan": "plan", "plan_hash": "plan"},
+    "RegisterResponse": {"plan": "plan", "plan_hash": "plan", "plan_signature": "plan"},
     "Catalogue": {
         "version": "protocol",
         "items": "item_key",
@@ -183,6 +183,9 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
             "key_id",
             "code_bits",
             "sparse_floor",
+            "run_plan_sha256",
+            "model_version",
+            "inputs",
         ),
         "protocol",
     ),

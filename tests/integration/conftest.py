@@ -47,7 +47,7 @@ from coterie.wire.v1.orchestrator_pb2 import RunPlan
 from coterie.wire.v1.thirdparty_pb2_grpc import EnrolmentStub, KeyDirectoryStub
 
 from ..callers import METHODS, answers, call_with_nothing, each, issue, metric_sum
-from ..operators import keys_file, signed
+from ..operators import KEYS, signed
 from .playing import World
 
 START_S = 30.0
@@ -374,7 +374,7 @@ class Member(ServiceProcess):
         token = third_party.token(role, name, participants=participants)
         directory = {"address": third_party.address, "name": third_party.name}
         enrolling = third_party.enrol_section(token, START_S)
-        trusts = {} if role == "cos" else {"operator_keys": keys_file(folder)}
+        trusts = {} if role == "cos" else {"operator_keys": KEYS}
         super().__init__(role, name, folder, {"thirdparty": directory, "enrol": enrolling, **trusts, **keys})
 
 

@@ -13,6 +13,7 @@ from coterie.errors import DataError
 from coterie.evaluation.holdout import TEST, TRAIN
 from coterie.evaluation.leave_one_out import RANKED
 from coterie.store.engine import Writer, open_sqlite
+from tests.operators import KEYS
 
 HEAD = "user,item,positive,time,part\n"
 ITEMS = ["a", "b", "c", "d"]
@@ -108,7 +109,7 @@ def test_users_of_whom_only_attributes_are_known_are_users_without_a_history(
     (tmp_path / "known.csv").write_text("user,age\nzoe,1\nben,2\n")
     peer = {"address": "127.0.0.1:1", "name": "a"}
     given = {"name": "h", "state": tmp_path, "listen": "127.0.0.1:0", "cos": peer, "thirdparty": peer}
-    given["operator_keys"] = tmp_path / "operator.pub"
+    given["operator_keys"] = KEYS
     both = {**given, "histories": file, "attributes": tmp_path / "known.csv"}
     names, interactions = _people(ClientSettings.model_validate(both))
     assert names == ["ann", "ben", "zoe"]

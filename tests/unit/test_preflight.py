@@ -46,7 +46,7 @@ from coterie.launch.preflight_peer import Clock, check_clock
 from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import HOLDER, identities
 from coterie.store.engine import open_sqlite
-from tests.operators import keys_file
+from tests.operators import KEYS
 
 HOST = "127.0.0.1"
 PATIENCE_S = 20.0
@@ -129,7 +129,7 @@ class Federation:
             "listen": f"{HOST}:0",
             "thirdparty": peer,
             "cos": peer,
-            "operator_keys": keys_file(self.folder),
+            "operator_keys": KEYS,
             "owners": (OwnerSettings(name="drama", items=items),),
         }
         return DataOwnerSettings(**{**values, **others})
@@ -322,7 +322,7 @@ def test_histories_must_have_every_column(federation: Federation, tmp_path: Path
         cos=peer,
         thirdparty=peer,
         histories=file,
-        operator_keys=keys_file(tmp_path),
+        operator_keys=KEYS,
     )
     short = found(check("client", settings), "histories")
     assert (short.status, "positive, part" in short.problem) == ("fail", True)
@@ -340,7 +340,7 @@ def test_a_decrypting_client_needs_a_roster_that_holds(federation: Federation, t
         thirdparty=peer,
         run="here",
         encryption=KeySettings(**names),
-        operator_keys=keys_file(tmp_path),
+        operator_keys=KEYS,
     )
 
     def roster() -> Finding:
@@ -372,7 +372,7 @@ def test_who_holds_a_key_is_on_the_roster(federation: Federation, tmp_path: Path
             "cos": {"address": "127.0.0.1:1", "name": "cos"},
             "thirdparty": {"address": "127.0.0.1:1", "name": "directory"},
             "encryption": {**names, **given},
-            "operator_keys": keys_file(tmp_path),
+            "operator_keys": KEYS,
         }
     )
 

@@ -38,7 +38,7 @@ from coterie.telemetry.accounting import Accounting
 from coterie.wire.tensor import to_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.common_pb2 import RoundRef, SlotRange
-from tests.operators import keys_file
+from tests.operators import KEYS
 
 ITEMS = [f"item-{n}" for n in range(10)]
 NAMES = [f"user-{n}" for n in range(4)]
@@ -100,7 +100,7 @@ class World:
                 "listen": "127.0.0.1:1",
                 "cos": {"address": "127.0.0.1:1", "name": "cos"},
                 "thirdparty": {"address": "127.0.0.1:1", "name": "directory"},
-                "operator_keys": keys_file(folder),
+                "operator_keys": KEYS,
                 "seed": 1,
                 "consent": {"min_cohort": 1, "min_sum": 1, **consent},
             }

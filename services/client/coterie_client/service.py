@@ -11,7 +11,6 @@ import structlog
 
 from coterie.config.services import ClientSettings
 from coterie.crypto import restored
-from coterie.crypto.operator_key import OperatorKeys
 from coterie.data.attributes import AttributeTable, read_attributes
 from coterie.net.credentials import TlsFiles
 from coterie.net.directory import Directory
@@ -58,7 +57,6 @@ class ClientProcess:
         thirdparty = runtime.connect(settings.thirdparty, "thirdparty")
         cos = runtime.connect(settings.cos, "cos")
         directory_key = (settings.state / "directory.key").read_bytes()
-        self._operators = OperatorKeys.load(settings.operator_keys)
         directory = Directory(thirdparty, directory_key)
         self._revocations = runtime.watch_revocations(thirdparty, on_revoked=directory.exclude)
 
@@ -127,7 +125,7 @@ class ClientProcess:
         size = await party.wait_and_register(members)
         await host.note_sent("cos", "registration", len(members), size)
         way = _way(host)
-        objections = objections_to_signature(party, self._operators) + host.consent.objections(
+        objections = objections_to_signature(party, self._settings.operators) + host.consent.objections(
             party.plan, way.metrics
         )
         if driver_of(party.plan.system, party.plan.form) is Driver.ROUNDS:

@@ -11,7 +11,6 @@ from functools import partial
 
 from coterie.config.services import ClientSettings
 from coterie.crypto.identity import Bundle
-from coterie.crypto.operator_key import OperatorKeys
 from coterie.errors import ConfigError
 from coterie.net.channel import Channel
 from coterie.net.enrolment import HOLDER, identities
@@ -69,7 +68,7 @@ def key_holding(
         bundle,
         key_trust(settings.run, encryption, revoked),
         bundles,
-        OperatorKeys.load(settings.operator_keys),
+        settings.operators,
         settings.consent.consent(1),
         settings.state / HOLDER,
         runtime.accounting.process_activity,

@@ -11,7 +11,6 @@ import structlog
 from coterie.config.services import DataOwnerSettings
 from coterie.crypto.authority import logical_name
 from coterie.crypto.identity import Bundle
-from coterie.crypto.operator_key import OperatorKeys
 from coterie.net.credentials import TlsFiles
 from coterie.net.enrolment import enrol, identities, saved_bundles
 from coterie.net.retry import Retry
@@ -43,7 +42,6 @@ class DataOwnerProcess:
         self._engine = open_sqlite(settings.state / "data_owner.db", "data_owner")
         self._writer = Writer(self._engine)
         runtime.holds("store")
-        self._operators = OperatorKeys.load(settings.operator_keys)
         keys = identities(settings.state, len(settings.owners))
         bundles: tuple[Bundle, ...] = saved_bundles(settings.state)
         self._owners = [
@@ -121,7 +119,7 @@ class DataOwnerProcess:
             for owner in self._owners
         ]
         await self._party.wait_and_register(members)
-        if objections := objections_to_signature(self._party, self._operators):
+        if objections := objections_to_signature(self._party, self._settings.operators):
             _log.warning("outside these owners' consent", reasons=objections)
             await self._party.leave()
             return False

@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 
 from coterie.config.services import DecryptingClientSettings
-from coterie.crypto.operator_key import OperatorKeys
 from coterie.net.credentials import TlsFiles
 from coterie.net.directory import Directory
 from coterie.net.enrolment import enrol, identities, saved_bundles
@@ -48,7 +47,7 @@ class DecryptingProcess:
             bundle,
             key_trust(settings.run, settings.encryption, lambda: self._revocations.participants),
             directory.bundles,
-            OperatorKeys.load(settings.operator_keys),
+            settings.operators,
             settings.consent.consent(1),
             settings.state,
             runtime.accounting.process_activity,
