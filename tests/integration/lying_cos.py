@@ -50,6 +50,9 @@ class Lie:
         self.strangers = None
         """The participants that the test plays, by place in the plan."""
 
+    async def before(self):
+        """Return once the host may be asked to take part."""
+
     def round(self, run, host, strangers, layout):
         """Return the plan of a round that the real server knows nothing of; None: the real server's next round.
 
@@ -159,6 +162,20 @@ class TwoLists(Lie):
         members = list(rounds_pb2.Submitters.FromString(honest).members)
         members.remove(max(self.strangers))
         return rounds_pb2.Submitters(members=members).SerializeToString()
+
+
+class InGoodTime(Lie):
+    """Nothing is untrue; the host is asked only once something else is done.
+
+    Parameters
+    ----------
+    first : callable
+        Awaited before the host is asked; it may be called again after it was cancelled.
+    """
+
+    def __init__(self, first):
+        super().__init__()
+        self.before = first
 
 
 class InventedPopulation(Lie):
@@ -379,6 +396,7 @@ class LyingCos(OrchestratorServicer):
             for member, one in enumerate(plan.members)
             if one.participant in places
         }
+        await self.lie.before()
         self.shown = self.lie.plan(plan)
         own = [member for member in range(len(plan.members)) if member not in self.lie.strangers]
         slots = [slot for part in asked for slot in range(part.first, part.first + part.count)]

@@ -10,19 +10,26 @@ import csv
 import dataclasses
 from typing import NamedTuple
 
+import grpc
 import numpy as np
 import pytest
 
+from coterie.net.status import from_rpc_error
+from coterie.parties.party import Registrant
 from coterie.rounds.conductor import model_to_bytes
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.protocol import Step
 from coterie.systems.fedncf.purposes import layout_of, metrics_of
 from coterie.systems.registry import server_side
+from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.v1 import client_pb2 as agent_wire
 from coterie.wire.v1 import operator_pb2 as operating
 from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1.client_pb2_grpc import UserAgentStub
+from coterie.wire.v1.thirdparty_pb2 import LookupRequest, RevokeRequest
 
 from .hosting import SETTINGS, SOON_S, World, query
-from .lying_cos import InventedPopulation, LyingCos
+from .lying_cos import InGoodTime, InventedPopulation, LyingCos
 
 ITEMS = [f"item-{n:02}" for n in range(60)]
 VICTIM = "victim"
@@ -230,3 +237,50 @@ async def test_a_restarted_host_takes_part_although_its_run_is_said_to_have_fewe
     assert populations == [1000, 900]
     assert before == Spied(LEARNT, [])
     assert after == Spied(LEARNT, [])
+
+
+# --- a cohort of revoked participants ------------------------------------------------------------------------------
+
+
+async def refuses(host, caller):
+    """Return whether a host refuses a caller as revoked."""
+    agent = host.channel(caller).stub(UserAgentStub)
+    try:
+        await agent.DisclosureReceipt(agent_wire.DisclosureReceiptRequest(user=VICTIM))
+    except grpc.aio.AioRpcError as error:
+        refusal = from_rpc_error(error, "the host")
+        return isinstance(refusal, Refusal) and refusal.reason == ErrorReason.ERROR_REASON_REVOKED
+    return False
+
+
+async def with_revoked(stand):
+    """Revoke all of the victim's cohort but the victim, whose host hears of it before the sum; return the outcome.
+
+    Nothing else is untrue: the accomplices are clients of their own, in a cohort that the real server drew.
+    """
+    await stand.begin(FLOOR, users=FLOOR)
+    parties, accomplices = await stand.clients_of_their_own(FLOOR - 1)
+    for one in parties:
+        member = Registrant(one.identities[0], one.bundles[0], wire.ParticipantKind.PARTICIPANT_KIND_USER)
+        await stand.calls.party_at(stand.cos, one, stand.world.run).register([member])
+    participants = [bundle.participant_id for bundle in accomplices.bundles]
+    # Revoked in the same call: a host that refuses this caller has the list with the accomplices.
+    caller = stand.third_party.issue(stand.folder / "caller", "operator", "caller")
+    certificates = [caller.identity().fingerprint, *(one.fingerprint for one in parties)]
+
+    async def revoke():
+        directory = stand.third_party.directory(stand.certificates["operator"])
+        await directory.Revoke(RevokeRequest(participants=participants, certificates=certificates))
+        while not await refuses(attack.host, caller):
+            await asyncio.sleep(0.05)
+
+    async with stand.lying(InGoodTime(revoke), accomplices) as attack:
+        spied = await attack.items()
+    directory = stand.third_party.directory(stand.certificates["client"])
+    found = await directory.Lookup(LookupRequest(participants=participants))
+    assert [entry.revoked for entry in found.entries] == [True] * len(participants)
+    return spied
+
+
+async def test_a_cohort_of_participants_that_are_revoked_forms_the_sum_of_its_only_user(stand):
+    assert await with_revoked(stand) == Spied(LEARNT, [])
