@@ -31,13 +31,14 @@ HISTORY = {
 """Items of each user in the order of time; the last is for the test, the one before for validation."""
 
 
-def write_histories(path):
+def write_histories(path, history=HISTORY):
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["user", "item", "positive", "time", "part"])
-        for name, items in HISTORY.items():
-            for at, item in enumerate(items):
-                writer.writerow([name, item, 1, 1000 + at, [0, 0, 0, 0, 1, 2][at]])
+        for name, items in history.items():
+            parts = [0] * (len(items) - 2) + [1, 2]
+            for at, (item, part) in enumerate(zip(items, parts, strict=True)):
+                writer.writerow([name, item, 1, 1000 + at, part])
     return path
 
 
@@ -47,13 +48,16 @@ def query(service, text):
 
 
 class World:
-    """A run with one data owner, played by the test, and one real host of five users."""
+    """A run with one data owner, played by the test, and one real host, by default of five users."""
 
-    def __init__(self, calls, third_party, start_member, certificates, tmp_path, cos):
+    def __init__(
+        self, calls, third_party, start_member, certificates, tmp_path, cos, history=HISTORY, items=ITEMS
+    ):
         self.calls, self.third_party, self.start_member = calls, third_party, start_member
         self.certificates, self.cos = certificates, cos
         self.run = f"hosted-{time.monotonic_ns()}"
-        self.histories = write_histories(tmp_path / "histories.csv")
+        self.users, self.items = len(history), items
+        self.histories = write_histories(tmp_path / "histories.csv", history)
         self.operator = calls.Operating(cos, certificates["operator"])
 
     async def begin(self, *, secure_sum="clear", per_user=False, users=None, settings=SETTINGS, **rounds):
@@ -75,7 +79,7 @@ class World:
         await self.operator.start(
             self.run,
             owners=1,
-            users=users or len(NAMES),
+            users=users or self.users,
             system="fedncf",
             form="users" if per_user else "hosts",
             secure_sum=secure_sum,
@@ -90,14 +94,14 @@ class World:
             name="zoo",
             address="127.0.0.1:1",
             tls_name="zoo.test",
-            items=ITEMS,
+            items=self.items,
         )
         await self.calls.party_at(self.cos, owner, self.run).register([member])
 
     def host(self, *, healthy=True, **keys):
         """Start the host."""
         usual = {
-            "participants": len(NAMES),
+            "participants": self.users,
             "histories": self.histories,
             "cos": {"address": self.cos.address, "name": self.cos.name},
             "run": self.run,

@@ -1,8 +1,8 @@
 """An orchestration server that lies: it stands between a real host and the real server, and plays a round of its own.
 
-Registration, catalogue, places and model are the real server's.  The first round is the liar's: the host is shown a
-plan and briefings that a lie may have changed, and what it answers goes no further.  The other members are played, and
-follow the protocol as the real plan says.
+Registration and catalogue are the real server's, and places and model as well unless a lie makes up a population.  The
+first round is the liar's: the host is shown a plan and briefings that a lie may have changed, and what it answers goes
+no further.  The other members are played, and follow the protocol as the round's plan says.
 """
 
 import asyncio
@@ -15,15 +15,21 @@ import grpc
 import numpy as np
 
 from coterie.crypto.masking import RoundKey
+from coterie.crypto.verified import Verified
+from coterie.rounds import policy
+from coterie.rounds.conductor import cohort_rule
+from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.graph import graph_fields
 from coterie.secure_sum.masked import MaskedServer
 from coterie.secure_sum.masked_member import MaskedMember
-from coterie.secure_sum.plan import SumPlan
+from coterie.secure_sum.plan import Member, SumPlan, layout_hash
 from coterie.secure_sum.protocol import ClosedSteps, Declined, Step
 from coterie.wire.chunks import Assembler, split
+from coterie.wire.tensor import to_wire
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1 import rounds_pb2
+from coterie.wire.v1.common_pb2 import RoundRef, SlotRange
 from coterie.wire.v1.orchestrator_pb2_grpc import OrchestratorServicer, OrchestratorStub
 from coterie.wire.v1.orchestrator_pb2_grpc import add_OrchestratorServicer_to_server as add_to
 
@@ -37,9 +43,31 @@ AHEAD = 1000
 class Lie:
     """What the server tells the host that is not so; this one tells the truth."""
 
+    model = None
+    """Payload of the model that the host is served; None: the real server's."""
+
     def __init__(self):
         self.strangers = None
         """The participants that the test plays, by place in the plan."""
+
+    async def before(self):
+        """Return once the host may be asked to take part."""
+
+    def round(self, run, host, strangers, layout):
+        """Return the plan of a round that the real server knows nothing of; None: the real server's next round.
+
+        Parameters
+        ----------
+        run : RunPlan
+            As the host accepted it.
+        host, strangers : Enrolled
+            The host, and the members that the test plays.
+        layout : callable
+            Returns the layout of a purpose.
+        """
+
+    def places(self, run, slots):
+        """Return the places of the host's users, who have these slots; None: what the real server says."""
 
     def plan(self, plan: SumPlan) -> SumPlan:
         """Return the plan that the host is shown."""
@@ -136,6 +164,86 @@ class TwoLists(Lie):
         return rounds_pb2.Submitters(members=members).SerializeToString()
 
 
+class InGoodTime(Lie):
+    """Nothing is untrue; the host is asked only once something else is done.
+
+    Parameters
+    ----------
+    first : callable
+        Awaited before the host is asked; it may be called again after it was cancelled.
+    """
+
+    def __init__(self, first):
+        super().__init__()
+        self.before = first
+
+
+class InventedPopulation(Lie):
+    """A host of one user is told that its run has many users; all others in the user's cohort are accomplices.
+
+    The plan follows the rule of the run's plan for this population, so that the user is in the group of its place.
+
+    Parameters
+    ----------
+    model : bytes
+        Payload of the model, version 0.
+    users : int
+        Users that the run is said to have.
+    place : int
+        Place of the host's user in the canonical order.
+    device : callable, optional
+        Returns the name of the connection that is said to speak for an accomplice, by its number; by default each has
+        one of its own, which does not exist.
+    number : int
+        Number of the round.
+    purpose : Purpose
+        SUPPORTS or EVALUATE.
+    """
+
+    def __init__(
+        self,
+        model,
+        users,
+        place,
+        device=lambda number: f"client/nobody-{number}",
+        number=1,
+        purpose=Purpose.SUPPORTS,
+    ):
+        super().__init__()
+        self.model, self._users, self._place, self._device = model, users, place, device
+        self._number, self._purpose = number, purpose
+
+    def round(self, run, host, strangers, layout):
+        rule = cohort_rule(run.rounds)
+        drawn = policy.groups if self._purpose is Purpose.SUPPORTS else policy.everybody
+        parts = drawn(rule, self._users, 0)
+        part = next(n for n, positions in enumerate(parts) if self._place in positions)
+        accomplices = (
+            Member(bundle.participant_id, self._device(n)) for n, bundle in enumerate(strangers.bundles)
+        )
+        victim = Member(host.bundles[0].participant_id, host.party)
+        members = [victim if at == self._place else next(accomplices) for at in parts[part].tolist()]
+        degree, threshold = graph_fields(len(members))
+        return SumPlan(
+            run_id=run.run_id,
+            round=self._number,
+            purpose=self._purpose.value,
+            secure_sum=run.secure_sum,
+            model_sha256=hashlib.sha256(self.model).digest(),
+            layout_sha256=layout_hash(layout(self._purpose)),
+            members=tuple(members),
+            degree=degree,
+            threshold=threshold,
+            min_sum=policy.min_sum(len(members), run.rounds.min_sum),
+            part=part,
+        )
+
+    def places(self, run, slots):
+        group = policy.group_of(cohort_rule(run.rounds), self._users, 0)[self._place]
+        table = np.array([[slots[0], self._place, group]], np.uint32)
+        return wire.Places(users=self._users, places=to_wire(table))
+
+
 class LyingCos(OrchestratorServicer):
     """The server that the host is connected to.
 
@@ -159,12 +267,21 @@ class LyingCos(OrchestratorServicer):
     name = "liar"
 
     def __init__(self, real, third_party, folder, host, others, layout, lie):
-        self._real, self._host, self._others, self._layout, self.lie = real, host, others, layout, lie
+        self._real, self._host, self._others, self._layout = real, host, others, layout
         self._tls = third_party.issue(folder, "cos", self.name)
         self._server_half = MaskedServer()
         self._revision = 0
         self._news = asyncio.Condition()
+        self._turn = asyncio.Lock()
         self._stub = None
+        self._run, self._host_slots = None, ()
+        self.populations = []
+        """Users of the run, as the host was told each time that it asked for its places."""
+        self.reset(lie)
+
+    def reset(self, lie):
+        """Forget the round; the next one is this lie's."""
+        self.lie = lie
         self.plan = None
         self.shown = None
         self.step = None
@@ -199,16 +316,18 @@ class LyingCos(OrchestratorServicer):
     # --- what the host asks ------------------------------------------------------------------------------------
 
     async def Register(self, request_iterator, context):  # noqa: N802
-        return await self._forward().Register(request_iterator)
+        response = await self._forward().Register(request_iterator)
+        self._run = response.plan
+        self._host_slots = [
+            slot for part in response.slots for slot in range(part.first, part.first + part.count)
+        ]
+        return response
 
     async def Poll(self, request, context):  # noqa: N802
-        if self.plan is None:
-            response = await self._forward().Poll(request)
-            for task in response.tasks:
-                if task.kind == wire.TaskKind.TASK_KIND_ROUND:
-                    await self._begin(task)
-            if self.plan is None:
-                return response
+        async with self._turn:
+            answer = await self._begin(request) if self.plan is None else None
+        if answer is not None:
+            return answer
         async with self._news:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(request.hold_ms / 1e3):
@@ -223,6 +342,11 @@ class LyingCos(OrchestratorServicer):
             case wire.FetchKind.FETCH_KIND_BRIEFINGS:
                 payload = self._briefings().SerializeToString()
                 yield whole(self.plan.round, payload)
+            case wire.FetchKind.FETCH_KIND_MODEL if self.lie.model is not None:
+                yield whole(self._version, self.lie.model)
+            case wire.FetchKind.FETCH_KIND_PLACES if places := self.lie.places(self._run, self._host_slots):
+                self.populations.append(places.users)
+                yield whole(0, places.SerializeToString())
             case _:
                 async for response in self._forward().Fetch(request):
                     yield response
@@ -237,40 +361,62 @@ class LyingCos(OrchestratorServicer):
                 step = next(step for step, kind in STEPS.values() if kind == head.kind)
                 self.received[step][self._member_of[head.slots[0].first]] = assembler.payload(head.sha256)
                 accepted, head = accepted + 1, None
-        await self._go_on()
+        async with self._turn:
+            mine = self.received[self.step]
+            if len(mine) == len(self._member_of) and self.step not in self.closed:
+                await asyncio.to_thread(self._close)
+                await self._go_on()
         return wire.SubmitResponse(accepted=accepted)
 
     # --- the round ---------------------------------------------------------------------------------------------
 
-    async def _begin(self, task):
-        request = wire.FetchRequest(
+    async def _begin(self, request):
+        """Begin the lie's round or the real server's; while that has none, return what it answers to a poll."""
+        plan = self.lie.round(self._run, self._host(), self._others, self._layout)
+        if plan is not None:
+            slots = [SlotRange(first=slot, count=1) for slot in self._host_slots]
+            await self._open(plan, 0, slots)
+            return None
+        response = await self._forward().Poll(request)
+        task = next((task for task in response.tasks if task.kind == wire.TaskKind.TASK_KIND_ROUND), None)
+        if task is None:
+            return response
+        fetch = wire.FetchRequest(
             run_id=task.round.run_id, kind=wire.FetchKind.FETCH_KIND_SUM_PLAN, version=task.round.round
         )
-        chunks = [response.chunk.data async for response in self._forward().Fetch(request)]
-        self.plan = SumPlan.from_wire(rounds_pb2.SumPlan.FromString(b"".join(chunks)))
+        chunks = [response.chunk.data async for response in self._forward().Fetch(fetch)]
+        plan = SumPlan.from_wire(rounds_pb2.SumPlan.FromString(b"".join(chunks)))
+        await self._open(plan, task.version, task.slots)
+        return None
+
+    async def _open(self, plan, version, asked):
         places = {bundle.participant_id: n for n, bundle in enumerate(self._others.bundles)}
         self.lie.strangers = {
             member: places[one.participant]
-            for member, one in enumerate(self.plan.members)
+            for member, one in enumerate(plan.members)
             if one.participant in places
         }
-        self.shown = self.lie.plan(self.plan)
-        own = [member for member in range(len(self.plan.members)) if member not in self.lie.strangers]
-        slots = [slot for part in task.slots for slot in range(part.first, part.first + part.count)]
-        self._member_of, self._slots = dict(zip(slots, own, strict=True)), task.slots
-        self._round, self._version = task.round, task.version
+        await self.lie.before()
+        self.shown = self.lie.plan(plan)
+        own = [member for member in range(len(plan.members)) if member not in self.lie.strangers]
+        slots = [slot for part in asked for slot in range(part.first, part.first + part.count)]
+        self._member_of, self._slots = dict(zip(slots, own, strict=True)), asked
+        self._round, self._version = RoundRef(run_id=plan.run_id, round=plan.round), version
+        # They are of one process, and do once what is the same for several.
+        verified = Verified()
         self._others_halves = {
             member: MaskedMember(
-                self.plan,
+                plan,
                 member,
                 self._others.identities[place],
                 self._others.bundles[place],
                 self._others.directory_key,
                 int(time.time()),
+                verified,
             )
             for member, place in self.lie.strangers.items()
         }
-        self.step = Step.ADVERTISE
+        self.plan, self.step = plan, Step.ADVERTISE
 
     def _task(self):
         step = next(number for number, (step, _) in STEPS.items() if step is self.step)
@@ -289,13 +435,10 @@ class LyingCos(OrchestratorServicer):
             told.briefings.add(member=member, payload=self.lie.briefing(self.step, honest, self.shown))
         return told
 
-    async def _go_on(self):
-        """Close the step when everybody of the host has answered, and ask for the next one."""
-        mine = self.received[self.step]
-        if len(mine) < len(self._member_of) or self.step in self.closed:
-            return
+    def _close(self):
+        """Close the step: everybody of the host has answered."""
         layout = self._layout(self.plan.purpose)
-        messages = dict(mine)
+        messages = dict(self.received[self.step])
         for member, half in self._others_halves.items():
             honest = self._server_half.pieces(self.plan, self.closed, self.step, member).whole
             briefing = self.lie.told_the_others(self.step, honest)
@@ -312,6 +455,9 @@ class LyingCos(OrchestratorServicer):
                 notes[member] = vector.note
             messages = notes
         self.closed = self.closed.with_step(self.step, messages)
+
+    async def _go_on(self):
+        """Ask for the next step."""
         steps = list(MaskedServer.steps)
         if self.step is not steps[-1]:
             self.step = steps[steps.index(self.step) + 1]

@@ -1,0 +1,286 @@
+"""A real host of one user under a server that chooses who else is in the masked sum: the sum is the user's items.
+
+The host has the consent of a user who sets nothing, by which floors count devices, and the third party is a real one.
+Attackers know what left the host, and the contributions of their accomplices, which are zeros.
+"""
+
+import asyncio
+import contextlib
+import csv
+import dataclasses
+from typing import NamedTuple
+
+import grpc
+import numpy as np
+import pytest
+
+from coterie.net.status import from_rpc_error
+from coterie.parties.party import Registrant
+from coterie.rounds.conductor import model_to_bytes
+from coterie.rounds.training import Purpose
+from coterie.secure_sum.protocol import Step
+from coterie.systems.fedncf.purposes import layout_of, metrics_of
+from coterie.systems.registry import server_side
+from coterie.wire.refusal import ErrorReason, Refusal
+from coterie.wire.v1 import client_pb2 as agent_wire
+from coterie.wire.v1 import operator_pb2 as operating
+from coterie.wire.v1 import orchestrator_pb2 as wire
+from coterie.wire.v1.client_pb2_grpc import UserAgentStub
+from coterie.wire.v1.thirdparty_pb2 import LookupRequest, RevokeRequest
+
+from .hosting import SETTINGS, SOON_S, World, query
+from .lying_cos import InGoodTime, InventedPopulation, LyingCos
+
+ITEMS = [f"item-{n:02}" for n in range(60)]
+VICTIM = "victim"
+HISTORY = {VICTIM: [ITEMS[n] for n in np.random.default_rng(3).permutation(len(ITEMS))[:15]]}
+TRAINED = frozenset(HISTORY[VICTIM][:-2])
+"""Items that a sum of SUPPORTS asks for: those that are neither for validation nor for the test."""
+SEED = 5
+"""Seed of a user whose metrics are not all 0 before training."""
+
+FLOOR = 20
+"""Floor of a cohort, in devices, and of a sum, in users: that of a consent in which nothing is set."""
+MANY = 100
+"""Users of the largest cohort whose masking graph is complete."""
+
+
+class Accuracy(NamedTuple):
+    """Precision and recall of an attacker's guess."""
+
+    precision: float
+    recall: float
+
+
+LEARNT, NOTHING = Accuracy(1.0, 1.0), Accuracy(0.0, 0.0)
+
+
+class Spied(NamedTuple):
+    """The outcome of an attack: how well the attacker guesses, and the refusals on the victim's receipt.
+
+    A sum that the victim refuses has the outcome ``Spied(NOTHING, [reason])``.
+    """
+
+    accuracy: Accuracy
+    refused: list[str]
+
+
+def sum_layout(purpose):
+    return layout_of(SETTINGS, Purpose(purpose), len(ITEMS))
+
+
+def first_model():
+    """Return the payload of a model that the host can use."""
+    side = server_side("fedncf", SETTINGS.to_json(), len(ITEMS), 7, 1)
+    return model_to_bytes(side.model(side.initial()))
+
+
+class Attack:
+    """Rounds that a lying server plays with the victim and with accomplices."""
+
+    def __init__(self, world, liar):
+        self.world, self.liar = world, liar
+        self.host = None
+
+    async def over(self):
+        """Wait until the sum is formed or the victim has refused; return the reasons on its receipt."""
+        async with asyncio.timeout(SOON_S):
+            while not (self.host.answers() and (self._formed or self._declined())):
+                assert self.host.running, self.host.log.read_text()
+                await asyncio.sleep(0.05)
+        _, refused = await self.world.receipt(self.host, VICTIM)
+        return [one.reason for one in refused]
+
+    @property
+    def _formed(self):
+        return Step.UNMASK in self.liar.closed
+
+    def _declined(self):
+        return query(self.host, "SELECT reason FROM declined")
+
+    async def items(self):
+        """Return the outcome of a sum of SUPPORTS: the victim's items are guessed."""
+        refused = await self.over()
+        if not self._formed:
+            return Spied(NOTHING, refused)
+        supports = self.liar.total()["supports"]
+        guessed = {item for item, users in zip(ITEMS, supports, strict=True) if users}
+        right = len(guessed & TRAINED)
+        return Spied(Accuracy(right / max(len(guessed), 1), right / len(TRAINED)), refused)
+
+    async def metrics(self):
+        """Return the outcome of a sum of EVALUATE: the victim's metrics are guessed."""
+        refused = await self.over()
+        if not self._formed:
+            return Spied(NOTHING, refused)
+        total = self.liar.total()
+        guessed = dict(zip(metrics_of(Purpose.EVALUATE), total["metrics"], strict=True))
+        with (self.host.state / "metrics.csv").open(newline="") as file:
+            own = {row["metric"]: float(row["value"]) for row in csv.DictReader(file)}
+        assert any(own.values())
+        right = sum(guessed[name] == pytest.approx(value, abs=1e-4) for name, value in own.items())
+        return Spied(Accuracy(right / len(guessed), right / len(own)), refused)
+
+
+class Stand:
+    """A run with the victim in it, accomplices, and a server that lies to the victim."""
+
+    def __init__(self, calls, third_party, start_member, certificates, tmp_path, cos):
+        self.calls, self.third_party, self.certificates = calls, third_party, certificates
+        self.folder, self.cos = tmp_path, cos
+        self.world = World(calls, third_party, start_member, certificates, tmp_path, cos, HISTORY, ITEMS)
+
+    async def begin(self, cohort, users):
+        """Begin a run to which a user who sets nothing has no objection."""
+        await self.world.begin(
+            secure_sum="masked",
+            per_user=True,
+            users=users,
+            cohorts=wire.CohortKind.COHORT_KIND_GROUPS,
+            cohort=cohort,
+            group=cohort,
+            # The third party draws it.
+            beacon=b"",
+            min_cohort=FLOOR,
+            min_sum=FLOOR,
+            experiment=False,
+        )
+
+    async def of_one_client(self, count):
+        """Enrol accomplices as participants of one client, with one token."""
+        return await self.third_party.enrol("client", f"others-{self.world.run}", count)
+
+    async def clients_of_their_own(self, count):
+        """Enrol accomplices as a client each, with a token each; return the clients, and all as one."""
+        parties = [
+            await self.third_party.enrol("client", f"other-{n}-{self.world.run}", 1) for n in range(count)
+        ]
+        together = dataclasses.replace(
+            parties[0],
+            identities=tuple(one.identities[0] for one in parties),
+            bundles=tuple(one.bundles[0] for one in parties),
+        )
+        return parties, together
+
+    @contextlib.asynccontextmanager
+    async def lying(self, lie, accomplices):
+        """Start the victim's host under the server that lies."""
+        liar = LyingCos(
+            self.cos,
+            self.third_party,
+            self.folder / "liar",
+            lambda: self.calls.Enrolled.of(attack.host),
+            accomplices,
+            sum_layout,
+            lie,
+        )
+        attack = Attack(self.world, liar)
+        async with liar.serving():
+            there = {"address": liar.address, "name": liar.name}
+            # Healthy only once it has joined, which the liar must answer for.
+            attack.host = self.world.host(
+                healthy=False, cos=there, consent={}, seed=SEED, per_user_metrics=True
+            )
+            yield attack
+            await asyncio.to_thread(attack.host.stop)
+        await self.world.operator.stub.StopRun(operating.StopRunRequest(run_id=self.world.run))
+
+
+@pytest.fixture
+def stand(calls, third_party, start_member, certificates, tmp_path, cos):
+    return Stand(calls, third_party, start_member, certificates, tmp_path, cos)
+
+
+# --- a population that is made up ----------------------------------------------------------------------------------
+
+
+async def invented(stand, **how):
+    """Fill the victim's cohort with 99 participants of one client; return the outcome."""
+    await stand.begin(MANY, users=1000)
+    accomplices = await stand.of_one_client(MANY - 1)
+    async with stand.lying(InventedPopulation(first_model(), 1000, 421, **how), accomplices) as attack:
+        return await attack.items()
+
+
+async def told_twice(stand):
+    """Say that the run has 1,000 users and, once the host has restarted, that it has 900; return both outcomes.
+
+    The accomplices are clients of their own, so that only the numbers of users and the places are untrue.
+    """
+    await stand.begin(FLOOR, users=1000)
+    parties, accomplices = await stand.clients_of_their_own(FLOOR - 1)
+
+    def population(users, place, **how):
+        return InventedPopulation(first_model(), users, place, lambda number: parties[number].party, **how)
+
+    async with stand.lying(population(1000, 421), accomplices) as attack:
+        before = await attack.items()
+        await asyncio.to_thread(attack.host.stop)
+        # Metrics: a host may have reasons of its own to refuse a second sum of its items.
+        attack.liar.reset(population(900, 77, number=2, purpose=Purpose.EVALUATE))
+        attack.host.start(healthy=False)
+        after = await attack.metrics()
+    return attack.liar.populations, before, after
+
+
+async def test_a_server_that_invents_the_other_devices_of_a_cohort_learns_the_items_of_its_only_user(stand):
+    assert await invented(stand) == Spied(LEARNT, [])
+
+
+async def test_a_host_refuses_a_cohort_of_accomplices_on_the_one_device_that_they_have(stand):
+    spied = await invented(stand, device=lambda number: "client/others")
+    assert spied == Spied(NOTHING, [f"a cohort of 2 devices; the plan's floor is {FLOOR}"])
+
+
+async def test_a_restarted_host_takes_part_although_its_run_is_said_to_have_fewer_users_than_before(stand):
+    populations, before, after = await told_twice(stand)
+    assert populations == [1000, 900]
+    assert before == Spied(LEARNT, [])
+    assert after == Spied(LEARNT, [])
+
+
+# --- a cohort of revoked participants ------------------------------------------------------------------------------
+
+
+async def refuses(host, caller):
+    """Return whether a host refuses a caller as revoked."""
+    agent = host.channel(caller).stub(UserAgentStub)
+    try:
+        await agent.DisclosureReceipt(agent_wire.DisclosureReceiptRequest(user=VICTIM))
+    except grpc.aio.AioRpcError as error:
+        refusal = from_rpc_error(error, "the host")
+        return isinstance(refusal, Refusal) and refusal.reason == ErrorReason.ERROR_REASON_REVOKED
+    return False
+
+
+async def with_revoked(stand):
+    """Revoke all of the victim's cohort but the victim, whose host hears of it before the sum; return the outcome.
+
+    Nothing else is untrue: the accomplices are clients of their own, in a cohort that the real server drew.
+    """
+    await stand.begin(FLOOR, users=FLOOR)
+    parties, accomplices = await stand.clients_of_their_own(FLOOR - 1)
+    for one in parties:
+        member = Registrant(one.identities[0], one.bundles[0], wire.ParticipantKind.PARTICIPANT_KIND_USER)
+        await stand.calls.party_at(stand.cos, one, stand.world.run).register([member])
+    participants = [bundle.participant_id for bundle in accomplices.bundles]
+    # Revoked in the same call: a host that refuses this caller has the list with the accomplices.
+    caller = stand.third_party.issue(stand.folder / "caller", "operator", "caller")
+    certificates = [caller.identity().fingerprint, *(one.fingerprint for one in parties)]
+
+    async def revoke():
+        directory = stand.third_party.directory(stand.certificates["operator"])
+        await directory.Revoke(RevokeRequest(participants=participants, certificates=certificates))
+        while not await refuses(attack.host, caller):
+            await asyncio.sleep(0.05)
+
+    async with stand.lying(InGoodTime(revoke), accomplices) as attack:
+        spied = await attack.items()
+    directory = stand.third_party.directory(stand.certificates["client"])
+    found = await directory.Lookup(LookupRequest(participants=participants))
+    assert [entry.revoked for entry in found.entries] == [True] * len(participants)
+    return spied
+
+
+async def test_a_cohort_of_participants_that_are_revoked_forms_the_sum_of_its_only_user(stand):
+    assert await with_revoked(stand) == Spied(LEARNT, [])
