@@ -22,7 +22,7 @@ from coterie.launch.parties import start_request
 from coterie.studies.reference import Reference
 from coterie.studies.run_plan import run_plan
 from coterie.wire.v1 import operator_pb2 as wire
-from coterie.wire.v1.orchestrator_pb2 import Holding
+from coterie.wire.v1.orchestrator_pb2 import Holding, RunPlan
 
 __all__ = ["Order"]
 
@@ -67,16 +67,19 @@ class Order:
     attributes: list[str] = field(default_factory=list)
     holdings: list[dict[str, Any]] = field(default_factory=list)
 
-    def request(self, key: Ed25519PrivateKey) -> wire.StartRunRequest:
-        """Return the request by which the operator starts the run at the COS, signed with the operator's key."""
-        plan = run_plan(
+    def plan(self) -> RunPlan:
+        """Return the plan of the run."""
+        return run_plan(
             self.settings,
             run_id=self.run_id,
             seed=self.seed,
             attributes=self.attributes,
             holdings=[ParseDict(one, Holding()) for one in self.holdings],
         )
-        return start_request(self.settings, plan, key, owners=self.owners, users=self.users)
+
+    def request(self, key: Ed25519PrivateKey) -> wire.StartRunRequest:
+        """Return the request by which the operator starts the run at the COS, signed with the operator's key."""
+        return start_request(self.settings, self.plan(), key, owners=self.owners, users=self.users)
 
     def save(self, path: Path) -> None:
         """Write the order as JSON, atomically and with mode 0600."""

@@ -163,7 +163,9 @@ _BY_MESSAGE: dict[str, dict[str, str]] = {
     "VisitStatus": {"visits": "visit_count", "held": "visit_count"},
     "RecommendRequest": {"run_id": "protocol", "slot": "slot", "k": "recommendation"},
     "RecommendResponse": {"items": "recommendation", "scores": "recommendation", "version": "protocol"},
+    "Holding": dict.fromkeys(("owner", "items", "items_sha256"), "plan"),
     # rounds.proto
+    "SumInput": dict.fromkeys(("name", "sha256"), "protocol"),
     "RoundMember": {"participant": "participant_id", "device": "cohort", "users": "cohort"},
     "SumPlan": {"devices": "cohort"}
     | dict.fromkeys(

@@ -263,7 +263,7 @@ def test_until_a_round_is_given_up_every_number_is_that_of_a_run_in_one_process(
 def test_each_version_is_the_last_one_and_the_sum_of_its_round_once(disturbed):
     """By the transcript of the server: replayed from the first model through all faults, versions are bit for bit."""
     watched = disturbed.watched
-    plan = watched.order.request().plan
+    plan = watched.order.plan()
     alone = Population([b""] * USERS, [""] * USERS)
     half = server_half(plan.secure_sum)
     n_items = SETTINGS["data.synthetic.items"]

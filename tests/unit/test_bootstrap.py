@@ -47,7 +47,7 @@ def test_a_folder_holds_what_its_party_needs_and_nothing_else(laid_out):
             case "thirdparty":
                 assert held == {"config.toml", "state"}
             case "operator":
-                assert held == needed | {"order.json"}
+                assert held == needed | {"order.json", "run.key"}
             case "host":
                 assert held == needed | {"histories.csv"}
             case "owner":
@@ -57,6 +57,7 @@ def test_a_folder_holds_what_its_party_needs_and_nothing_else(laid_out):
                 assert held == needed
         if folder.name != "thirdparty":
             assert (folder / "token").stat().st_mode & 0o777 == 0o600
+    assert (root / "operator" / "run.key").stat().st_mode & 0o777 == 0o600
 
 
 def test_every_user_is_on_one_host(laid_out):

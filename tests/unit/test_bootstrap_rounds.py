@@ -11,16 +11,19 @@ from typing import Any
 
 import pytest
 from coterie_client.history import read_histories
+from coterie_data_owner.owner import read_items
 
 from coterie.config.load import load_service
 from coterie.config.run import RunSettings
 from coterie.config.services import ClientSettings, ConsentSettings, DecryptingClientSettings
-from coterie.crypto.identity import load_many
+from coterie.crypto.identity import load_many, load_signing_key
+from coterie.crypto.operator_key import OperatorKeys
 from coterie.crypto.roster import PAILLIER, Roster, load_roster_key
 from coterie.data.attributes import read_attributes
 from coterie.errors import ConfigError
 from coterie.launch.bootstrap import bootstrap, held_order
 from coterie.launch.order import Order
+from coterie.rounds.plan_hash import signed_hash
 from coterie.studies.run_data import load, make_feed
 from coterie.systems.fedmvmf.settings import FedMvmfPlan
 from coterie.systems.fedncf.settings import FedNcfSettings
@@ -116,11 +119,17 @@ def test_the_operator_asks_for_the_run_as_the_file_has_it(laid_out: tuple[Path, 
     root, order = laid_out
     held = held_order(root)
     assert held is not None
-    request = held.request()
+    key = load_signing_key(root / "operator" / config(root / "operator")["signs"])
+    request = held.request(key)
+    for party in ("host-0", "owner-0"):
+        accepted = OperatorKeys.parse(config(root / party)["operator_keys"])
+        accepted.verify("a-run", signed_hash(request.plan), request.plan_signature)
     assert (request.expect_owners, request.expect_users) == (1, 50)
+    (holding,) = request.plan.holdings
+    assert holding.items == len(read_items(root / "owner-0" / f"items-{holding.owner}.csv"))
     assert FedNcfSettings.from_json(request.plan.settings) == order.settings.fedncf
     assert request.plan.rounds.min_cohort == 15
-    assert request == order.request()
+    assert request == order.request(key)
     assert held.protection["sum"] == "masked"
     assert held.protection["devices"]["count"] == 2
 
@@ -148,9 +157,9 @@ def test_parties_of_fedmvmf_find_ratings_attributes_and_features_and_the_plan_na
     feed = make_feed(settings, load(settings), 0)
     held = held_order(tmp_path)
     assert held is not None
-    request = held.request()
-    assert (request.expect_owners, request == order.request()) == (2, True)
-    assert FedMvmfPlan.from_json(request.plan.settings).attribute_names == feed.attribute_names
+    plan = held.plan()
+    assert (held.owners, plan == order.plan()) == (2, True)
+    assert FedMvmfPlan.from_json(plan.settings).attribute_names == feed.attribute_names
     for host in ("host-0", "host-1"):
         wanted = config(tmp_path / host)
         names, _ = read_histories(tmp_path / host / wanted["histories"])
