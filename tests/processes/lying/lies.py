@@ -1,0 +1,107 @@
+"""Lies of a COS: what it says to whom, and what it does with the sums that it gets.
+
+`Lie` has the hooks and tells the truth.  A lie is a subclass in `LIES` that changes some of them; its docstring says
+what the COS says to whom.  ``tests.processes.lying.cos`` runs the real COS with one of them.
+"""
+
+import enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.secure_sum.plan import SumPlan
+from coterie.wire.v1 import orchestrator_pb2 as wire
+
+from .revealed import Revealed
+
+
+class Next(enum.Enum):
+    """What the COS does when no sum is in progress."""
+
+    OPEN = "open the next sum"
+    WAIT = "open none"
+
+
+class Lie:
+    """The truth: no hook changes anything.
+
+    Messages that hooks are given are copies, which they may change and return.
+
+    Parameters
+    ----------
+    victim : str
+        Party whose users' data the COS wants, as ``client/host-2``.
+    thorough : bool
+        Whether each party is shown plans of sums that fit what the party was told (`fitted`).
+    """
+
+    def __init__(self, victim: str, *, thorough: bool = False) -> None:
+        self.victim = victim
+        self.thorough = thorough
+
+    def another_host(self, party: str) -> bool:
+        """Return whether a party is a client host, and not the victim."""
+        return party.startswith("client/") and party != self.victim
+
+    # --- what a party is told ----------------------------------------------------------------------------------
+
+    def run_plan(self, party: str, plan: wire.RunPlan) -> wire.RunPlan:
+        """Return the run's plan that a party is shown when it registers; the hash beside it is always this plan's."""
+        return plan
+
+    def catalogue(self, party: str, catalogue: wire.Catalogue) -> wire.Catalogue:
+        """Return the catalogue that a party is shown."""
+        return catalogue
+
+    def places(self, party: str, places: wire.Places) -> wire.Places:
+        """Return the places in the population that a host is shown."""
+        return places
+
+    def model(self, party: str, payload: bytes) -> bytes:
+        """Return the model that a party is shown."""
+        return payload
+
+    def open_items(self, party: str, opened: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return the open items that a party is shown, bool (groups, I)."""
+        return opened
+
+    def sum_plan(self, party: str, plan: SumPlan) -> SumPlan:
+        """Return the plan of a sum that a party is shown."""
+        return self.fitted(party, plan) if self.thorough else plan
+
+    def fitted(self, party: str, plan: SumPlan) -> SumPlan:
+        """Return the plan of a sum with the fields that fit what the party was told.
+
+        No field of a plan depends on that now, so there is nothing to fit.
+        """
+        return plan
+
+    # --- who is in a sum ---------------------------------------------------------------------------------------
+
+    def hears(self, party: str) -> bool:
+        """Return whether a party is asked, and its messages count, in the sum in progress."""
+        return True
+
+    # --- what becomes of sums ----------------------------------------------------------------------------------
+
+    def applies(self, sum_: Revealed) -> bool:
+        """Return whether a sum is applied; otherwise it is dropped without a word, and the run stays where it was."""
+        return True
+
+    def next(self) -> Next:
+        """Return what the COS does when no sum is in progress."""
+        return Next.OPEN
+
+
+class OtherItems(Lie):
+    """All hosts but the victim are told a catalogue of as many items that nobody has."""
+
+    def catalogue(self, party: str, catalogue: wire.Catalogue) -> wire.Catalogue:
+        """Return other keys for the same number of items."""
+        if self.another_host(party):
+            catalogue.items[:] = [f"other-{key}" for key in catalogue.items]
+        return catalogue
+
+
+LIES: dict[str, type[Lie]] = {"nothing": Lie, "other-items": OtherItems}
+"""Lies by the name that the program of the COS is given."""
