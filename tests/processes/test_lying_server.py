@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coterie.rounds.training import Purpose
 from coterie.studies.run_data import load, make_feed
+from coterie.systems.fedncf.purposes import layout_of
+from coterie.systems.fedncf.settings import FedNcfSettings
 
 from .lying.federation import Lied
-from .lying.lies import Lie, OtherItems
+from .lying.lies import Lie, OpenToOne, OtherItems
 from .lying.revealed import Revealed
 
 USERS_AT = (13, 10, 1)
@@ -19,6 +22,9 @@ USERS_AT = (13, 10, 1)
 
 DATA = {"items": 100, "interactions": 500, "seed": 2}
 """The last user has 13 training items, some of which only one or two others have."""
+
+STEP = layout_of(FedNcfSettings(), Purpose.TRAIN, DATA["items"])["items"].step
+"""Difference of two neighbouring values that a change of a row may have."""
 
 KEY = {"bits": 1024, "comparison": True}
 """Short keys, drawn quickly."""
@@ -137,4 +143,33 @@ async def test_the_same_sum_of_a_server_that_tells_the_truth_is_of_everybody(und
     attacked = await attack(under(Lie), "supports", all_supported)
     assert attacked.accuracy.recall == 1
     assert attacked.accuracy.precision < 0.2
+    assert not attacked.noticed()
+
+
+# --- 1b: items that are open to one host only --------------------------------------------------------------------
+
+
+def liked(one: Revealed) -> set[str]:
+    r"""Return the items with which a user interacted, from the changes of rows that it alone made in its first step.
+
+    In GMF the change of item :math:`i` is :math:`c (y_i - \sigma(z_i)) k_i (h \odot p)`: one direction for all items,
+    positive for an interaction (:math:`y_i = 1`), negative for :math:`k_i` drawn negatives (`gradients` and
+    `_one_step` of FedNCF).  The direction is known up to its sign.  At first :math:`\sigma(z_i) \approx 1 / (1 + \nu)`
+    with :math:`\nu` negatives for each interaction, and an interaction is in a step once: interactions pull with
+    :math:`\nu / (1 + \nu)`, a single negative with :math:`1 / (1 + \nu)`.  So of the two signs the interactions have
+    the one whose least pull is larger.
+    """
+    rows = one.sums["items"]
+    _, sizes, directions = np.linalg.svd(rows)
+    # What rounding adds to a matrix of rank one: less than a step in each value.
+    assert sizes[1] < STEP * np.sqrt(np.count_nonzero(rows)) < sizes[0] / 10
+    pull = rows @ directions[0]
+    signs = [pull * sign for sign in (1, -1)]
+    positive = max(signs, key=lambda pulls: pulls[pulls > 0].min())
+    return keys(one, positive > 0)
+
+
+async def test_items_that_are_open_to_the_victim_only_leave_its_rows_alone_in_the_sum(under):
+    attacked = await attack(under(OpenToOne), "train", liked)
+    assert attacked.accuracy == ALL_OF_THEM
     assert not attacked.noticed()

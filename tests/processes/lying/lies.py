@@ -103,5 +103,13 @@ class OtherItems(Lie):
         return catalogue
 
 
-LIES: dict[str, type[Lie]] = {"nothing": Lie, "other-items": OtherItems}
+class OpenToOne(Lie):
+    """The victim is told that all items are open for training, all other hosts that none is."""
+
+    def open_items(self, party: str, opened: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return all items for the victim, none for others."""
+        return np.full_like(opened, party == self.victim)
+
+
+LIES: dict[str, type[Lie]] = {"nothing": Lie, "other-items": OtherItems, "open-to-one": OpenToOne}
 """Lies by the name that the program of the COS is given."""
