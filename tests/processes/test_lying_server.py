@@ -14,7 +14,7 @@ from coterie.systems.fedncf.purposes import layout_of
 from coterie.systems.fedncf.settings import FedNcfSettings
 
 from .lying.federation import Lied
-from .lying.lies import Lie, OpenToOne, OtherItems
+from .lying.lies import Lie, NoRate, OpenToOne, OtherItems
 from .lying.revealed import Revealed
 
 USERS_AT = (13, 10, 1)
@@ -90,7 +90,13 @@ def under(small, tmp_path):
     return make
 
 
-async def attack(lied: Lied, purpose: str, found_in: Callable[..., set[str]], sums: int = 1) -> Attacked:
+async def attack(
+    lied: Lied,
+    purpose: str,
+    found_in: Callable[..., set[str]],
+    sums: int = 1,
+    truth: Callable[[Lied], set[str]] = Lied.training_items,
+) -> Attacked:
     """Run a federation to its end, and compare what sums tell of the victim with its training items.
 
     Parameters
@@ -103,6 +109,8 @@ async def attack(lied: Lied, purpose: str, found_in: Callable[..., set[str]], su
         Given the first sums of this purpose, returns the keys of the items that the victim has.
     sums : int
         How many sums this takes; where there are fewer, the attack finds nothing.
+    truth : callable
+        Given the federation, returns the keys of the items that the attack is to find.
     """
     async with lied:
         await lied.start()
@@ -110,9 +118,9 @@ async def attack(lied: Lied, purpose: str, found_in: Callable[..., set[str]], su
     assert lied.ended_well()
     seen = [one for one in lied.revealed() if one.purpose == purpose][:sums]
     found = found_in(*seen) if len(seen) == sums else set()
-    truth = lied.training_items()
-    right = len(found & truth)
-    accuracy = Accuracy(right / len(truth), right / max(len(found), 1))
+    wanted = truth(lied)
+    right = len(found & wanted)
+    accuracy = Accuracy(right / len(wanted), right / max(len(found), 1))
     return Attacked(accuracy, report["phase"], lied.abandoned(), lied.declined())
 
 
@@ -171,5 +179,19 @@ def liked(one: Revealed) -> set[str]:
 
 async def test_items_that_are_open_to_the_victim_only_leave_its_rows_alone_in_the_sum(under):
     attacked = await attack(under(OpenToOne), "train", liked)
+    assert attacked.accuracy == ALL_OF_THEM
+    assert not attacked.noticed()
+
+
+# --- 1c: another plan of the run for everybody else --------------------------------------------------------------
+
+
+def open_training_items(lied: Lied) -> set[str]:
+    """Return the victim's training items that are open for training: nobody sends the rows of others."""
+    return lied.training_items() & lied.open_items()
+
+
+async def test_hosts_that_train_at_no_rate_leave_the_victims_rows_alone_in_the_sum(under):
+    attacked = await attack(under(NoRate), "train", liked, truth=open_training_items)
     assert attacked.accuracy == ALL_OF_THEM
     assert not attacked.noticed()

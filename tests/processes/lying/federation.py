@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from coterie.config.run import RunSettings
 from coterie.evaluation.holdout import TRAIN
 from coterie.launch.children import Child
@@ -99,6 +101,12 @@ class Lied(Running):
         data, host = self.feed.dataset, int(self.victim.rpartition("-")[2])
         theirs = (self.feed.host[data.user] == host) & (self.feed.split.part == TRAIN)
         return {data.items[item] for item in data.item[theirs].tolist()}
+
+    def open_items(self) -> set[str]:
+        """Return the items that enough users of the run have in training for all to train them; FedNCF, one group."""
+        data, least = self.feed.dataset, self.settings.fedncf.min_touch
+        counts = np.bincount(data.item[self.feed.split.part == TRAIN], minlength=len(data.items))
+        return {data.items[item] for item in np.flatnonzero(counts >= least).tolist()}
 
     def declined(self) -> dict[str, list[str]]:
         """Return the reasons on receipts why hosts sat out a sum, or stayed out of the run, by host."""

@@ -5,6 +5,7 @@ what the COS says to whom.  ``tests.processes.lying.cos`` runs the real COS with
 """
 
 import enum
+import json
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,5 +112,23 @@ class OpenToOne(Lie):
         return np.full_like(opened, party == self.victim)
 
 
-LIES: dict[str, type[Lie]] = {"nothing": Lie, "other-items": OtherItems, "open-to-one": OpenToOne}
+class NoRate(Lie):
+    """All hosts but the victim are told a local rate of 1e-30, in a plan of the run with the hash of that plan.
+
+    What they train is rounded to nothing.
+    """
+
+    def run_plan(self, party: str, plan: wire.RunPlan) -> wire.RunPlan:
+        """Return the plan with another rate for all hosts but the victim."""
+        if self.another_host(party):
+            plan.settings = json.dumps({**json.loads(plan.settings), "local_rate": 1e-30})
+        return plan
+
+
+LIES: dict[str, type[Lie]] = {
+    "nothing": Lie,
+    "other-items": OtherItems,
+    "open-to-one": OpenToOne,
+    "no-rate": NoRate,
+}
 """Lies by the name that the program of the COS is given."""
