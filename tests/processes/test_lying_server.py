@@ -14,11 +14,14 @@ from coterie.systems.fedncf.purposes import layout_of
 from coterie.systems.fedncf.settings import FedNcfSettings
 
 from .lying.federation import Lied
-from .lying.lies import Lie, NoRate, OpenToOne, OtherItems
+from .lying.lies import AskedTwice, Lie, NoRate, OpenToOne, OtherItems
 from .lying.revealed import Revealed
 
 USERS_AT = (13, 10, 1)
 """Users of each host.  The last host is the victim's, whose only user shares sums with 23 others."""
+
+MANY = (4, 4, 4, 4, 4, 3, 1)
+"""Users of so many hosts that one of them may be missing from a masked sum."""
 
 DATA = {"items": 100, "interactions": 500, "seed": 2}
 """The last user has 13 training items, some of which only one or two others have."""
@@ -193,5 +196,26 @@ def open_training_items(lied: Lied) -> set[str]:
 
 async def test_hosts_that_train_at_no_rate_leave_the_victims_rows_alone_in_the_sum(under):
     attacked = await attack(under(NoRate), "train", liked, truth=open_training_items)
+    assert attacked.accuracy == ALL_OF_THEM
+    assert not attacked.noticed()
+
+
+# --- 2: the same sum twice, once without the victim --------------------------------------------------------------
+
+
+def missing(everybody: Revealed, others: Revealed) -> set[str]:
+    """Return the items that are in a sum over everybody, and not in the sum over everybody but the victim."""
+    assert (everybody.pass_number, everybody.part) == (others.pass_number, others.part)
+    assert (everybody.users, others.users) == (sum(USERS_AT), sum(USERS_AT) - 1)
+    return keys(everybody, everybody.sums["supports"] - others.sums["supports"] > 0)
+
+
+@pytest.mark.parametrize(
+    ("secure_sum", "users_at"), [("masked", MANY), ("encrypted", USERS_AT)], ids=["masked", "encrypted"]
+)
+async def test_a_sum_that_is_formed_again_without_the_victim_differs_by_its_items(
+    under, secure_sum, users_at
+):
+    attacked = await attack(under(AskedTwice, secure_sum, users_at), "supports", missing, sums=2)
     assert attacked.accuracy == ALL_OF_THEM
     assert not attacked.noticed()

@@ -10,6 +10,7 @@ import json
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import SumPlan
 from coterie.wire.v1 import orchestrator_pb2 as wire
 
@@ -125,10 +126,33 @@ class NoRate(Lie):
         return plan
 
 
+class AskedTwice(Lie):
+    """The groups' items are asked for twice: of everybody, a sum that is dropped, then of everybody but the victim.
+
+    The victim is told of no second sum.  For the others it is a further one with the same purpose, pass and part.
+    """
+
+    def __init__(self, victim: str, *, thorough: bool = False) -> None:
+        super().__init__(victim, thorough=thorough)
+        self._dropped = False
+        self._again = False
+
+    def hears(self, party: str) -> bool:
+        """Return whether a party is not the victim, in the second sum."""
+        return not (self._again and party == self.victim)
+
+    def applies(self, sum_: Revealed) -> bool:
+        """Return whether a sum is not the first one of items."""
+        self._again = not self._dropped and sum_.purpose == Purpose.SUPPORTS.value
+        self._dropped |= self._again
+        return not self._again
+
+
 LIES: dict[str, type[Lie]] = {
     "nothing": Lie,
     "other-items": OtherItems,
     "open-to-one": OpenToOne,
     "no-rate": NoRate,
+    "asked-twice": AskedTwice,
 }
 """Lies by the name that the program of the COS is given."""
