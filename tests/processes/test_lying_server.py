@@ -1,8 +1,10 @@
 """What a COS that lies learns of one user, in federations whose other parties are all real."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from coterie.systems.fedncf.purposes import layout_of
 from coterie.systems.fedncf.settings import FedNcfSettings
 
 from .lying.federation import Lied
-from .lying.lies import AskedTwice, Lie, NoRate, OpenToOne, OtherItems
+from .lying.lies import AskedTwice, Lie, NoRate, OneHolder, OpenToOne, OtherItems, SecondList
 from .lying.revealed import Revealed
 
 USERS_AT = (13, 10, 1)
@@ -41,7 +43,7 @@ class Accuracy:
     precision: float
 
 
-ALL_OF_THEM = Accuracy(1.0, 1.0)
+ALL_OF_THEM, NOTHING = Accuracy(1.0, 1.0), Accuracy(0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Attacked:
     abandoned : list of str
         Why rounds were abandoned.
     declined : dict of str to list of str
-        Reasons on receipts why hosts sat out, by host.
+        Why hosts and key holders sat out, by party.
     """
 
     accuracy: Accuracy
@@ -65,7 +67,7 @@ class Attacked:
     declined: dict[str, list[str]]
 
     def noticed(self) -> bool:
-        """Whether anybody noticed: a host that sat out, a round that was abandoned, a run that failed."""
+        """Whether anybody noticed: a party that sat out, a round that was abandoned, a run that failed."""
         return bool(self.declined or self.abandoned) or self.phase != "done"
 
 
@@ -95,33 +97,32 @@ def under(small, tmp_path):
 
 async def attack(
     lied: Lied,
-    purpose: str,
-    found_in: Callable[..., set[str]],
-    sums: int = 1,
+    found_in: Callable[[Sequence[Revealed]], set[str]],
+    *,
     truth: Callable[[Lied], set[str]] = Lied.training_items,
+    meanwhile: Callable[[Lied], Awaitable[None]] | None = None,
 ) -> Attacked:
-    """Run a federation to its end, and compare what sums tell of the victim with its training items.
+    """Run a federation to its end, and compare what the COS finds in sums with the victim's training items.
 
     Parameters
     ----------
     lied : Lied
         Not started.
-    purpose : str
-        Purpose of the sums that tell of the victim.
     found_in : callable
-        Given the first sums of this purpose, returns the keys of the items that the victim has.
-    sums : int
-        How many sums this takes; where there are fewer, the attack finds nothing.
+        Given all sums that the COS has seen, returns the keys of the items that the victim has; empty where the sums
+        that tell of it were not formed.
     truth : callable
         Given the federation, returns the keys of the items that the attack is to find.
+    meanwhile : callable, optional
+        Given the federation, does what the COS waits for.
     """
     async with lied:
         await lied.start()
+        if meanwhile is not None:
+            await meanwhile(lied)
         report = await lied.finish()
     assert lied.ended_well()
-    seen = [one for one in lied.revealed() if one.purpose == purpose][:sums]
-    found = found_in(*seen) if len(seen) == sums else set()
-    wanted = truth(lied)
+    found, wanted = found_in(lied.revealed()), truth(lied)
     right = len(found & wanted)
     accuracy = Accuracy(right / len(wanted), right / max(len(found), 1))
     return Attacked(accuracy, report["phase"], lied.abandoned(), lied.declined())
@@ -132,26 +133,33 @@ def keys(one: Revealed, chosen: np.ndarray) -> set[str]:
     return {key for key, yes in zip(one.items, chosen.tolist(), strict=True) if yes}
 
 
+def of_purpose(sums: Sequence[Revealed], purpose: Purpose) -> list[Revealed]:
+    """Return the sums of a purpose, in the order in which they were formed."""
+    return [one for one in sums if one.purpose == purpose.value]
+
+
 # --- 1a: another catalogue for everybody else --------------------------------------------------------------------
 
 
-def all_supported(one: Revealed) -> set[str]:
-    """Return the items of a sum in which all but the victim have none."""
-    # By the plan it is the sum of everybody.
-    assert one.users == sum(USERS_AT)
-    assert len(one.parties) == len(USERS_AT)
-    return keys(one, one.sums["supports"] > 0)
+def supported(sums: Sequence[Revealed]) -> set[str]:
+    """Return the items of the first sum of items: all are the victim's where nobody else knows them."""
+    for one in of_purpose(sums, Purpose.SUPPORTS)[:1]:
+        return keys(one, one.sums["supports"] > 0)
+    return set()
 
 
 @pytest.mark.parametrize("secure_sum", ["masked", "encrypted"])
 async def test_hosts_that_know_other_items_leave_the_victim_alone_in_the_sum(under, secure_sum):
-    attacked = await attack(under(OtherItems, secure_sum), "supports", all_supported)
+    lied = under(OtherItems, secure_sum)
+    attacked = await attack(lied, supported)
     assert attacked.accuracy == ALL_OF_THEM
     assert not attacked.noticed()
+    # All the same it is the sum of everybody.
+    assert lied.revealed()[0].users == sum(USERS_AT)
 
 
 async def test_the_same_sum_of_a_server_that_tells_the_truth_is_of_everybody(under):
-    attacked = await attack(under(Lie), "supports", all_supported)
+    attacked = await attack(under(Lie), supported)
     assert attacked.accuracy.recall == 1
     assert attacked.accuracy.precision < 0.2
     assert not attacked.noticed()
@@ -160,7 +168,7 @@ async def test_the_same_sum_of_a_server_that_tells_the_truth_is_of_everybody(und
 # --- 1b: items that are open to one host only --------------------------------------------------------------------
 
 
-def liked(one: Revealed) -> set[str]:
+def liked(sums: Sequence[Revealed]) -> set[str]:
     r"""Return the items with which a user interacted, from the changes of rows that it alone made in its first step.
 
     In GMF the change of item :math:`i` is :math:`c (y_i - \sigma(z_i)) k_i (h \odot p)`: one direction for all items,
@@ -168,20 +176,23 @@ def liked(one: Revealed) -> set[str]:
     `_one_step` of FedNCF).  The direction is known up to its sign.  At first :math:`\sigma(z_i) \approx 1 / (1 + \nu)`
     with :math:`\nu` negatives for each interaction, and an interaction is in a step once: interactions pull with
     :math:`\nu / (1 + \nu)`, a single negative with :math:`1 / (1 + \nu)`.  So of the two signs the interactions have
-    the one whose least pull is larger.
+    the one whose least pull is larger.  Where the changes have more than one direction, they are of several users, and
+    tell nothing.
     """
-    rows = one.sums["items"]
-    _, sizes, directions = np.linalg.svd(rows)
-    # What rounding adds to a matrix of rank one: less than a step in each value.
-    assert sizes[1] < STEP * np.sqrt(np.count_nonzero(rows)) < sizes[0] / 10
-    pull = rows @ directions[0]
-    signs = [pull * sign for sign in (1, -1)]
-    positive = max(signs, key=lambda pulls: pulls[pulls > 0].min())
-    return keys(one, positive > 0)
+    for one in of_purpose(sums, Purpose.TRAIN)[:1]:
+        rows = one.sums["items"]
+        _, sizes, directions = np.linalg.svd(rows)
+        # What rounding adds to a matrix of rank one: less than a step in each value.
+        if sizes[1] >= STEP * np.sqrt(np.count_nonzero(rows)):
+            return set()
+        pulls = rows @ directions[0]
+        positive = max((pulls, -pulls), key=lambda signed: signed[signed > 0].min())
+        return keys(one, positive > 0)
+    return set()
 
 
 async def test_items_that_are_open_to_the_victim_only_leave_its_rows_alone_in_the_sum(under):
-    attacked = await attack(under(OpenToOne), "train", liked)
+    attacked = await attack(under(OpenToOne), liked)
     assert attacked.accuracy == ALL_OF_THEM
     assert not attacked.noticed()
 
@@ -195,7 +206,7 @@ def open_training_items(lied: Lied) -> set[str]:
 
 
 async def test_hosts_that_train_at_no_rate_leave_the_victims_rows_alone_in_the_sum(under):
-    attacked = await attack(under(NoRate), "train", liked, truth=open_training_items)
+    attacked = await attack(under(NoRate), liked, truth=open_training_items)
     assert attacked.accuracy == ALL_OF_THEM
     assert not attacked.noticed()
 
@@ -203,11 +214,13 @@ async def test_hosts_that_train_at_no_rate_leave_the_victims_rows_alone_in_the_s
 # --- 2: the same sum twice, once without the victim --------------------------------------------------------------
 
 
-def missing(everybody: Revealed, others: Revealed) -> set[str]:
-    """Return the items that are in a sum over everybody, and not in the sum over everybody but the victim."""
-    assert (everybody.pass_number, everybody.part) == (others.pass_number, others.part)
-    assert (everybody.users, others.users) == (sum(USERS_AT), sum(USERS_AT) - 1)
-    return keys(everybody, everybody.sums["supports"] - others.sums["supports"] > 0)
+def missing(sums: Sequence[Revealed]) -> set[str]:
+    """Return the items in which two sums differ that are the same but for one party."""
+    for one, other in itertools.permutations(of_purpose(sums, Purpose.SUPPORTS), 2):
+        gone = set(one.parties) - set(other.parties)
+        if len(gone) == 1 and (one.pass_number, one.part) == (other.pass_number, other.part):
+            return keys(one, one.sums["supports"] > other.sums["supports"])
+    return set()
 
 
 @pytest.mark.parametrize(
@@ -216,6 +229,57 @@ def missing(everybody: Revealed, others: Revealed) -> set[str]:
 async def test_a_sum_that_is_formed_again_without_the_victim_differs_by_its_items(
     under, secure_sum, users_at
 ):
-    attacked = await attack(under(AskedTwice, secure_sum, users_at), "supports", missing, sums=2)
+    attacked = await attack(under(AskedTwice, secure_sum, users_at), missing)
     assert attacked.accuracy == ALL_OF_THEM
     assert not attacked.noticed()
+
+
+# --- 6: one holder of the key ------------------------------------------------------------------------------------
+
+
+async def test_a_holder_that_plans_name_alone_decrypts_alone(under):
+    lied = under(OneHolder, "encrypted")
+    attacked = await attack(lied, supported)
+    sums = lied.revealed()
+    assert [one.purpose for one in sums] == ["supports", "evaluate", "train", "evaluate"]
+    (alone,) = {one.holders for one in sums}
+    assert set(alone) == lied.confirmed()
+    assert (len(alone), len(lied.parties("decrypting-client"))) == (1, 3)
+    assert not attacked.noticed()
+
+
+async def holder_restarts(lied: Lied, *, keeps_journal: bool) -> None:
+    """Restart the holder that decrypts once it has decrypted a sum; its journal may be lost with that."""
+    await lied.comes_true(lied.revealed, "the first list is decrypted")
+    (holder,) = lied.revealed()[0].holders
+    child = lied.children[holder]
+    child.kill()
+    if not keeps_journal:
+        (child.state / "journal.json").unlink()
+    child.start()
+
+
+def missing_from_the_second_list(sums: Sequence[Revealed]) -> set[str]:
+    """Return the items in which two sums under one plan differ."""
+    first = of_purpose(sums, Purpose.SUPPORTS)[:1]
+    return missing([one for one in sums if first and one.round == first[0].round])
+
+
+async def test_a_holder_without_its_journal_decrypts_a_second_list_of_one_plan(under):
+    attacked = await attack(
+        under(SecondList, "encrypted"),
+        missing_from_the_second_list,
+        meanwhile=partial(holder_restarts, keeps_journal=False),
+    )
+    assert attacked.accuracy == ALL_OF_THEM
+    assert not attacked.noticed()
+
+
+async def test_a_holder_with_its_journal_signs_no_second_list(under):
+    lied = under(SecondList, "encrypted")
+    attacked = await attack(
+        lied, missing_from_the_second_list, meanwhile=partial(holder_restarts, keeps_journal=True)
+    )
+    assert attacked.accuracy == NOTHING
+    (holder,) = lied.revealed()[0].holders
+    assert attacked.declined == {holder: ["is asked to confirm another list of submitters than before"]}

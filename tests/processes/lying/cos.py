@@ -12,16 +12,21 @@ from typing import Any
 
 import numpy as np
 from coterie_cos import service
+from coterie_cos.key_holders import KeyHolders
+from coterie_cos.open_sum import OpenSum
 from coterie_cos.orchestrator import Orchestrator
 from coterie_cos.rounds_run import RoundsRun
 from coterie_cos.summing import Surroundings
-from coterie_cos.sums import SumFormed
+from coterie_cos.sums import SavedRound, SumFormed
 
 from coterie.net.server import current_peer
 from coterie.rounds.plan_hash import plan_hash
-from coterie.rounds.server_round import RoundState
+from coterie.rounds.server_round import RoundState, SumPhase, in_memory
 from coterie.secure_sum.contribution import ImpossibleSumError
 from coterie.secure_sum.plan import SumPlan
+from coterie.secure_sum.protocol import ClosedSteps, Step
+from coterie.secure_sum.registry import keyring_of
+from coterie.store.cos import SavedSum
 from coterie.wire.tensor import from_wire, to_wire
 from coterie.wire.v1 import operator_pb2 as operator
 from coterie.wire.v1 import orchestrator_pb2 as wire
@@ -43,6 +48,12 @@ class LyingRun(RoundsRun):
     def __init__(self, request: operator.StartRunRequest, around: Surroundings) -> None:
         super().__init__(request, around)
         self._path = around.folder / REVEALED
+        # Vectors of the sum in progress, by member; the sum that was dropped.
+        self._vectors: dict[int, bytes] = {}
+        self._dropped: OpenSum | None = None
+        if self._key_holders is not None:
+            keys = keyring_of(self._half)
+            self._key_holders = LyingKeyHolders(keys, self.registry, self.present, self.revoked)
 
     # --- what a party is told ----------------------------------------------------------------------------------
 
@@ -81,6 +92,7 @@ class LyingRun(RoundsRun):
         absent = [
             party for party in opening.plan.by_device if not (self.present(party) and self.lie.hears(party))
         ]
+        self._vectors = {}
         self._sums.open(opening, slots, absent)
         self.follow_sums()
 
@@ -95,8 +107,11 @@ class LyingRun(RoundsRun):
         self, party: str, head: wire.SubmitRequest, slots: Sequence[int], payload: bytes
     ) -> None:
         """Take a message, or drop that of a party that the lie does not hear."""
-        if self.lie.hears(party):
-            await super().submitted(party, head, slots, payload)
+        if not self.lie.hears(party):
+            return
+        await super().submitted(party, head, slots, payload)
+        if head.kind == wire.SubmitKind.SUBMIT_KIND_VECTOR and self._sums.current is not None:
+            self._vectors[self._sums.current.member_with(slots)] = payload
 
     # --- what becomes of sums ----------------------------------------------------------------------------------
 
@@ -107,6 +122,7 @@ class LyingRun(RoundsRun):
             append(self._path, found)
         if found is None or self.lie.applies(found):
             return await super().apply_sum(summed)
+        self._dropped = summed.sum
         await self._save(self.state, over=True)
         return ""
 
@@ -133,9 +149,52 @@ class LyingRun(RoundsRun):
         )
 
     def proceed(self) -> None:
-        """Open the next sum, unless the lie waits."""
-        if self.lie.next() is Next.OPEN:
-            super().proceed()
+        """Do what the lie does next: open the next sum, wait, or ask for the dropped one with another list."""
+        match self.lie.next():
+            case Next.LIST if self._dropped is not None:
+                if not self.waits:
+                    self._ask_again(self._dropped)
+            case Next.OPEN | Next.LIST:
+                super().proceed()
+
+    def _ask_again(self, dropped: OpenSum) -> None:
+        """Go on with a dropped sum from the end of SUBMIT, as after a restart, over the members of another list."""
+        state, self._dropped = dropped.state, None
+        plan = state.plan
+        running, notes = self._half.begin(plan, state.layout), dict[int, bytes]()
+        for member, payload in sorted(self._vectors.items()):
+            if self.lie.listed(plan.members[member].device):
+                vector = self._half.vector(plan, ClosedSteps(), notes, member, payload, state.layout)
+                running, notes[member] = self._half.added(running, vector), vector.note
+        row = SavedSum(
+            plan.round,
+            plan.to_wire().SerializeToString(),
+            Step.CONFIRM.value,
+            SumPhase.COLLECT.value,
+            "",
+            self._half.to_bytes(running),
+        )
+        saved = SavedRound(row, {Step.SUBMIT.value: notes}, in_memory)
+        self._sums.resume(saved, state.layout, dropped.slots, self._step_s)
+        self.follow_sums()
+        self.touch()
+
+    async def on_joined(self, party: str, slots: Sequence[int], owners: Sequence[int]) -> None:
+        """Tell the lie of a registration."""
+        await super().on_joined(party, slots, owners)
+        self.lie.joined(party)
+
+
+class LyingKeyHolders(KeyHolders):
+    """Key holders of a run, of whom plans name those that a lie wants."""
+
+    lie: Lie
+    """Set by `main`."""
+
+    def choose(self) -> None:
+        """Let plans name the holders that the lie wants."""
+        if self._key is not None:
+            self._keys.use(self._key[1], self.lie.holders(self._there()))
 
 
 class LyingOrchestrator(Orchestrator):
@@ -165,7 +224,7 @@ def main() -> int:
     parser.add_argument("victim", help="party whose users' data the COS wants, as client/host-2")
     parser.add_argument("--thorough", action="store_true", help="plans of sums fit what each party was told")
     given, serving = parser.parse_known_args()
-    LyingRun.lie = LIES[given.lie](given.victim, thorough=given.thorough)
+    LyingRun.lie = LyingKeyHolders.lie = LIES[given.lie](given.victim, thorough=given.thorough)
     # The service finds these by name when it makes them.
     service.RoundsRun = LyingRun
     service.Orchestrator = LyingOrchestrator

@@ -109,12 +109,19 @@ class Lied(Running):
         return {data.items[item] for item in np.flatnonzero(counts >= least).tolist()}
 
     def declined(self) -> dict[str, list[str]]:
-        """Return the reasons on receipts why hosts sat out a sum, or stayed out of the run, by host."""
+        """Return why parties sat out a sum or stayed out of the run: of hosts by receipts, of key holders by logs."""
         found: dict[str, list[str]] = defaultdict(list)
         for party in self.parties("client"):
             store = self.children[party].state / "client.db"
             found[party] += [reason for (reason,) in rows(store, "SELECT reason FROM declined")]
+        for party in self.parties("decrypting-client"):
+            found[party] += [line["reason"] for line in self.log(party) if line["event"] == "sits out"]
         return {party: reasons for party, reasons in found.items() if reasons}
+
+    def confirmed(self) -> set[str]:
+        """Return the key holders that have signed a list of submitters."""
+        holders = self.parties("decrypting-client")
+        return {party for party in holders if (self.children[party].state / "journal.json").exists()}
 
     def abandoned(self) -> list[str]:
         """Return why rounds were abandoned, as the operator was told."""

@@ -6,12 +6,13 @@ what the COS says to whom.  ``tests.processes.lying.cos`` runs the real COS with
 
 import enum
 import json
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coterie.rounds.training import Purpose
-from coterie.secure_sum.plan import SumPlan
+from coterie.secure_sum.plan import Member, SumPlan
 from coterie.wire.v1 import orchestrator_pb2 as wire
 
 from .revealed import Revealed
@@ -22,6 +23,9 @@ class Next(enum.Enum):
 
     OPEN = "open the next sum"
     WAIT = "open none"
+    LIST = (
+        "ask key holders again, under the plan of the sum that was dropped, with another list of submitters"
+    )
 
 
 class Lie:
@@ -84,6 +88,14 @@ class Lie:
         """Return whether a party is asked, and its messages count, in the sum in progress."""
         return True
 
+    def holders(self, present: Sequence[Member]) -> Sequence[Member]:
+        """Return the key holders that plans name, of those that are present."""
+        return present
+
+    def listed(self, party: str) -> bool:
+        """Return whether a party's contribution is in the other list of `Next.LIST`."""
+        return True
+
     # --- what becomes of sums ----------------------------------------------------------------------------------
 
     def applies(self, sum_: Revealed) -> bool:
@@ -93,6 +105,9 @@ class Lie:
     def next(self) -> Next:
         """Return what the COS does when no sum is in progress."""
         return Next.OPEN
+
+    def joined(self, party: str) -> None:
+        """Take note that a party has registered, for the first or another time."""
 
 
 class OtherItems(Lie):
@@ -148,11 +163,55 @@ class AskedTwice(Lie):
         return not self._again
 
 
+class OneHolder(Lie):
+    """Plans of sums name one holder of the key, to all; the other holders are not asked for anything."""
+
+    def holders(self, present: Sequence[Member]) -> Sequence[Member]:
+        """Return the first holder."""
+        return present[:1]
+
+
+class SecondList(OneHolder):
+    """A holder that has lost its journal is told of other submitters under a plan that it knew: all but the victim.
+
+    Plans name that holder only.  The sum over everybody is dropped, and nothing happens until the holder registers
+    again.  The contributions are those that were sent for the first list.
+    """
+
+    def __init__(self, victim: str, *, thorough: bool = False) -> None:
+        super().__init__(victim, thorough=thorough)
+        self._holder = ""
+        self._next = Next.OPEN
+
+    def listed(self, party: str) -> bool:
+        """Return whether a party is not the victim."""
+        return party != self.victim
+
+    def applies(self, sum_: Revealed) -> bool:
+        """Return whether a sum is not the first one."""
+        first = not self._holder
+        if first:
+            (self._holder,) = sum_.holders
+        self._next = Next.WAIT if first else Next.OPEN
+        return not first
+
+    def next(self) -> Next:
+        """Return what to do: wait after the first sum, and go on after the second list."""
+        return self._next
+
+    def joined(self, party: str) -> None:
+        """Ask the holder again once it is back."""
+        if self._next is Next.WAIT and party == self._holder:
+            self._next = Next.LIST
+
+
 LIES: dict[str, type[Lie]] = {
     "nothing": Lie,
     "other-items": OtherItems,
     "open-to-one": OpenToOne,
     "no-rate": NoRate,
     "asked-twice": AskedTwice,
+    "one-holder": OneHolder,
+    "second-list": SecondList,
 }
 """Lies by the name that the program of the COS is given."""
