@@ -16,7 +16,7 @@ from coterie.systems.fedncf.purposes import layout_of
 from coterie.systems.fedncf.settings import FedNcfSettings
 
 from .lying.federation import Lied
-from .lying.lies import AskedTwice, Lie, NoRate, OneHolder, OpenToOne, OtherItems, SecondList
+from .lying.lies import AskedTwice, Lie, NoRate, OneHolder, OpenToOne, OtherItems, OtherModels, SecondList
 from .lying.revealed import Revealed
 
 USERS_AT = (13, 10, 1)
@@ -231,6 +231,17 @@ async def test_a_sum_that_is_formed_again_without_the_victim_differs_by_its_item
 ):
     attacked = await attack(under(AskedTwice, secure_sum, users_at), missing)
     assert attacked.accuracy == ALL_OF_THEM
+    assert not attacked.noticed()
+
+
+@pytest.mark.parametrize("secure_sum", ["masked", "encrypted"])
+async def test_a_group_tells_its_items_as_often_as_the_server_changes_the_model(under, secure_sum):
+    lied = under(OtherModels, secure_sum)
+    attacked = await attack(lied, supported)
+    sums = of_purpose(lied.revealed(), Purpose.SUPPORTS)
+    assert [(one.pass_number, one.part, one.users) for one in sums] == [
+        (0, 0, sum(USERS_AT))
+    ] * OtherModels.TIMES
     assert not attacked.noticed()
 
 

@@ -155,7 +155,14 @@ class LyingRun(RoundsRun):
                 if not self.waits:
                     self._ask_again(self._dropped)
             case Next.OPEN | Next.LIST:
+                if not self.waits:
+                    self._keep_model()
                 super().proceed()
+
+    def _keep_model(self) -> None:
+        held = self._model.arrays
+        if (kept := self.lie.kept_model(held)) is not held:
+            self._model.change(kept)
 
     def _ask_again(self, dropped: OpenSum) -> None:
         """Go on with a dropped sum from the end of SUBMIT, as after a restart, over the members of another list."""

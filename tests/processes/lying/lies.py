@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.rounds.sides import Arrays
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import Member, SumPlan
 from coterie.wire.v1 import orchestrator_pb2 as wire
@@ -106,6 +107,10 @@ class Lie:
         """Return what the COS does when no sum is in progress."""
         return Next.OPEN
 
+    def kept_model(self, arrays: Arrays) -> Arrays:
+        """Return the arrays of the model that the COS goes on with, before it opens a sum."""
+        return arrays
+
     def joined(self, party: str) -> None:
         """Take note that a party has registered, for the first or another time."""
 
@@ -163,6 +168,37 @@ class AskedTwice(Lie):
         return not self._again
 
 
+class OtherModels(Lie):
+    """The groups' items are asked for again and again, each time under another model, which all parties are told.
+
+    All these sums are dropped but the last.
+    """
+
+    TIMES = 12
+
+    def __init__(self, victim: str, *, thorough: bool = False) -> None:
+        super().__init__(victim, thorough=thorough)
+        self._asked = 0
+        self._changes = False
+
+    def applies(self, sum_: Revealed) -> bool:
+        """Return whether a sum is another one than of items, or the last of these."""
+        if sum_.purpose != Purpose.SUPPORTS.value:
+            return True
+        self._asked += 1
+        self._changes = self._asked < self.TIMES
+        return not self._changes
+
+    def kept_model(self, arrays: Arrays) -> Arrays:
+        """Return arrays with another bias of the network after each sum of items."""
+        if not self._changes:
+            return arrays
+        self._changes = False
+        network = arrays["model.network"].copy()
+        network[-1] *= 1.001
+        return {**arrays, "model.network": network}
+
+
 class OneHolder(Lie):
     """Plans of sums name one holder of the key, to all; the other holders are not asked for anything."""
 
@@ -211,6 +247,7 @@ LIES: dict[str, type[Lie]] = {
     "open-to-one": OpenToOne,
     "no-rate": NoRate,
     "asked-twice": AskedTwice,
+    "other-models": OtherModels,
     "one-holder": OneHolder,
     "second-list": SecondList,
 }
