@@ -1,4 +1,8 @@
-"""What a COS that lies learns of one user, in federations whose other parties are all real."""
+"""A COS that lies reads one user's items off its sums, in federations whose other parties are all real.
+
+Each test tells how accurate an attack is (`attack`), and whether any party noticed.  A lie that is refused gives an
+accuracy of `NOTHING`, and a reason on the victim's receipt, as the last test here shows.
+"""
 
 import dataclasses
 import itertools
@@ -16,7 +20,17 @@ from coterie.systems.fedncf.purposes import layout_of
 from coterie.systems.fedncf.settings import FedNcfSettings
 
 from .lying.federation import Lied
-from .lying.lies import AskedTwice, Lie, NoRate, OneHolder, OpenToOne, OtherItems, OtherModels, SecondList
+from .lying.lies import (
+    AskedTwice,
+    Lie,
+    NoRate,
+    OneHolder,
+    OpenToOne,
+    OtherItems,
+    OtherModels,
+    OtherRows,
+    SecondList,
+)
 from .lying.revealed import Revealed
 
 USERS_AT = (13, 10, 1)
@@ -48,7 +62,7 @@ ALL_OF_THEM, NOTHING = Accuracy(1.0, 1.0), Accuracy(0.0, 0.0)
 
 @dataclass(frozen=True)
 class Attacked:
-    """What came of an attack.
+    """The outcome of an attack.
 
     Parameters
     ----------
@@ -294,3 +308,22 @@ async def test_a_holder_with_its_journal_signs_no_second_list(under):
     assert attacked.accuracy == NOTHING
     (holder,) = lied.revealed()[0].holders
     assert attacked.declined == {holder: ["is asked to confirm another list of submitters than before"]}
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------
+
+REFUSED = {
+    False: "the model that the server sent is not the one of the round's plan",
+    True: "for this plan",
+}
+"""Why a host refuses a model of its own, by whether it was shown a plan with the hash of that model."""
+
+
+@pytest.mark.parametrize("thorough", REFUSED, ids=["one-plan", "a-plan-for-each"])
+async def test_a_host_that_is_told_another_model_than_others_is_in_no_sum(under, thorough):
+    lied = under(OtherRows, thorough=thorough)
+    attacked = await attack(lied, supported)
+    assert attacked.accuracy == NOTHING
+    assert attacked.phase == "failed"
+    assert lied.revealed() == []
+    assert all(REFUSED[thorough] in reason for reason in attacked.declined[lied.victim])

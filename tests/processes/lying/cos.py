@@ -7,7 +7,8 @@ Everything but the hooks is the service's own code.  Sums are appended to ``reve
 
 import argparse
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from coterie.rounds.plan_hash import plan_hash
 from coterie.rounds.server_round import RoundState, SumPhase, in_memory
 from coterie.secure_sum.contribution import ImpossibleSumError
 from coterie.secure_sum.plan import SumPlan
-from coterie.secure_sum.protocol import ClosedSteps, Step
+from coterie.secure_sum.protocol import Closed, ClosedSteps, ServerHalf, Step, Vector
 from coterie.secure_sum.registry import keyring_of
 from coterie.store.cos import SavedSum
 from coterie.wire.tensor import from_wire, to_wire
@@ -51,6 +52,7 @@ class LyingRun(RoundsRun):
         # Vectors of the sum in progress, by member; the sum that was dropped.
         self._vectors: dict[int, bytes] = {}
         self._dropped: OpenSum | None = None
+        _believe(self._half, self.sum_plan_of)
         if self._key_holders is not None:
             keys = keyring_of(self._half)
             self._key_holders = LyingKeyHolders(keys, self.registry, self.present, self.revoked)
@@ -60,6 +62,10 @@ class LyingRun(RoundsRun):
     def run_plan_of(self, party: str) -> wire.RunPlan:
         """Return the run's plan that a party is shown."""
         return self.lie.run_plan(party, wire.RunPlan.FromString(self.plan.SerializeToString()))
+
+    def sum_plan_of(self, party: str, plan: SumPlan) -> SumPlan:
+        """Return the plan of a sum that a party is shown."""
+        return self.lie.sum_plan(party, plan, _Shown(self, party))
 
     def payload(self, party: str, role: str, request: wire.FetchRequest) -> tuple[int, bytes]:
         """Return what a party fetches, as the lie has it; the honest bytes themselves where it changes nothing."""
@@ -75,7 +81,7 @@ class LyingRun(RoundsRun):
                 return _bytes(self.lie.places(party, wire.Places.FromString(honest)))
             case KINDS.FETCH_KIND_SUM_PLAN:
                 plan = SumPlan.from_wire(rounds_pb2.SumPlan.FromString(honest))
-                return _bytes(self.lie.sum_plan(party, plan).to_wire())
+                return _bytes(self.sum_plan_of(party, plan).to_wire())
             case KINDS.FETCH_KIND_OPEN_ITEMS:
                 packed = from_wire(Tensor.FromString(honest), np.uint8, (None, None), field="open items")
                 bits = np.unpackbits(packed, axis=1, count=len(self.registry.items), bitorder="little")
@@ -190,6 +196,39 @@ class LyingRun(RoundsRun):
         """Tell the lie of a registration."""
         await super().on_joined(party, slots, owners)
         self.lie.joined(party)
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """The messages that a party of a run is shown now."""
+
+    run: LyingRun
+    party: str
+
+    def run_plan(self) -> wire.RunPlan:
+        return self.run.run_plan_of(self.party)
+
+    def payload(self, kind: wire.FetchKind.ValueType) -> bytes:
+        role, _, _ = self.party.partition("/")
+        return self.run.payload(self.party, role, wire.FetchRequest(kind=kind))[1]
+
+
+def _believe(half: ServerHalf, plan_of: Callable[[str, SumPlan], SumPlan]) -> None:
+    """Make the server's half check messages by the plan that their member was shown, so that only members refuse."""
+    check, vector = half.check, half.vector
+
+    def shown(plan: SumPlan, member: int) -> SumPlan:
+        return plan_of(plan.device_of(member), plan)
+
+    def check_by(plan: SumPlan, closed: Closed, step: Step, member: int, message: bytes) -> None:
+        check(shown(plan, member), closed, step, member, message)
+
+    def vector_by(
+        plan: SumPlan, closed: Closed, notes: Mapping[int, bytes], member: int, *more: Any
+    ) -> Vector:
+        return vector(shown(plan, member), closed, notes, member, *more)
+
+    half.check, half.vector = check_by, vector_by
 
 
 class LyingKeyHolders(KeyHolders):

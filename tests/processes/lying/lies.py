@@ -4,13 +4,17 @@
 what the COS says to whom.  ``tests.processes.lying.cos`` runs the real COS with one of them.
 """
 
+import dataclasses
 import enum
+import hashlib
 import json
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.rounds.conductor import model_from_bytes, model_to_bytes
 from coterie.rounds.sides import Arrays
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import Member, SumPlan
@@ -20,12 +24,34 @@ from .revealed import Revealed
 
 
 class Next(enum.Enum):
-    """What the COS does when no sum is in progress."""
+    """Moves of the COS while no sum is in progress."""
 
     OPEN = "open the next sum"
     WAIT = "open none"
     LIST = (
         "ask key holders again, under the plan of the sum that was dropped, with another list of submitters"
+    )
+
+
+class Shown(Protocol):
+    """The messages that a party is shown now, lies included."""
+
+    def run_plan(self) -> wire.RunPlan:
+        """Return the run's plan."""
+        ...
+
+    def payload(self, kind: wire.FetchKind.ValueType) -> bytes:
+        """Return the payload that the party would fetch: the catalogue, the model or the open items."""
+        ...
+
+
+def fitted(plan: SumPlan, shown: Shown) -> SumPlan:
+    """Return the plan of a sum with all fields as they follow from what a party is shown.
+
+    The party then finds nothing wrong with its plan; only its hash is another than that of others' plans.
+    """
+    return dataclasses.replace(
+        plan, model_sha256=hashlib.sha256(shown.payload(wire.FetchKind.FETCH_KIND_MODEL)).digest()
     )
 
 
@@ -39,7 +65,7 @@ class Lie:
     victim : str
         Party whose users' data the COS wants, as ``client/host-2``.
     thorough : bool
-        Whether each party is shown plans of sums that fit what the party was told (`fitted`).
+        Whether each party is shown plans of sums that fit what the party is shown beside them (`fitted`).
     """
 
     def __init__(self, victim: str, *, thorough: bool = False) -> None:
@@ -72,16 +98,9 @@ class Lie:
         """Return the open items that a party is shown, bool (groups, I)."""
         return opened
 
-    def sum_plan(self, party: str, plan: SumPlan) -> SumPlan:
+    def sum_plan(self, party: str, plan: SumPlan, shown: Shown) -> SumPlan:
         """Return the plan of a sum that a party is shown."""
-        return self.fitted(party, plan) if self.thorough else plan
-
-    def fitted(self, party: str, plan: SumPlan) -> SumPlan:
-        """Return the plan of a sum with the fields that fit what the party was told.
-
-        No field of a plan depends on that now, so there is nothing to fit.
-        """
-        return plan
+        return fitted(plan, shown) if self.thorough else plan
 
     # --- who is in a sum ---------------------------------------------------------------------------------------
 
@@ -199,6 +218,17 @@ class OtherModels(Lie):
         return {**arrays, "model.network": network}
 
 
+class OtherRows(Lie):
+    """The victim is told a model in which all rows of items are twice as long."""
+
+    def model(self, party: str, payload: bytes) -> bytes:
+        """Return the model with other rows for the victim."""
+        if party != self.victim:
+            return payload
+        model = model_from_bytes(payload)
+        return model_to_bytes({**model, "items": 2 * model["items"]})
+
+
 class OneHolder(Lie):
     """Plans of sums name one holder of the key, to all; the other holders are not asked for anything."""
 
@@ -248,6 +278,7 @@ LIES: dict[str, type[Lie]] = {
     "no-rate": NoRate,
     "asked-twice": AskedTwice,
     "other-models": OtherModels,
+    "other-rows": OtherRows,
     "one-holder": OneHolder,
     "second-list": SecondList,
 }
