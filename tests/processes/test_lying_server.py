@@ -1,0 +1,329 @@
+"""A COS that lies reads one user's items off its sums, in federations whose other parties are all real.
+
+Each test tells how accurate an attack is (`attack`), and whether any party noticed.  A lie that is refused gives an
+accuracy of `NOTHING`, and a reason on the victim's receipt, as the last test here shows.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coterie.rounds.training import Purpose
+from coterie.studies.run_data import load, make_feed
+from coterie.systems.fedncf.purposes import layout_of
+from coterie.systems.fedncf.settings import FedNcfSettings
+
+from .lying.federation import Lied
+from .lying.lies import (
+    AskedTwice,
+    Lie,
+    NoRate,
+    OneHolder,
+    OpenToOne,
+    OtherItems,
+    OtherModels,
+    OtherRows,
+    SecondList,
+)
+from .lying.revealed import Revealed
+
+USERS_AT = (13, 10, 1)
+"""Users of each host.  The last host is the victim's, whose only user shares sums with 23 others."""
+
+MANY = (4, 4, 4, 4, 4, 3, 1)
+"""Users of so many hosts that one of them may be missing from a masked sum."""
+
+DATA = {"items": 100, "interactions": 500, "seed": 2}
+"""The last user has 13 training items, some of which only one or two others have."""
+
+STEP = layout_of(FedNcfSettings(), Purpose.TRAIN, DATA["items"])["items"].step
+"""Difference of two neighbouring values that a change of a row may have."""
+
+KEY = {"bits": 1024, "comparison": True}
+"""Short keys, drawn quickly."""
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How well an attack found the victim's training items: the shares found, and right among those named."""
+
+    recall: float
+    precision: float
+
+
+ALL_OF_THEM, NOTHING = Accuracy(1.0, 1.0), Accuracy(0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """The outcome of an attack.
+
+    Parameters
+    ----------
+    accuracy : Accuracy
+    phase : str
+        How the run ended.
+    abandoned : list of str
+        Why rounds were abandoned.
+    declined : dict of str to list of str
+        Why hosts and key holders sat out, by party.
+    """
+
+    accuracy: Accuracy
+    phase: str
+    abandoned: list[str]
+    declined: dict[str, list[str]]
+
+    def noticed(self) -> bool:
+        """Whether anybody noticed: a party that sat out, a round that was abandoned, a run that failed."""
+        return bool(self.declined or self.abandoned) or self.phase != "done"
+
+
+@pytest.fixture
+def under(small, tmp_path):
+    """Return a function that makes a federation whose COS tells a lie."""
+
+    def make(
+        lie: type[Lie], secure_sum: str = "masked", users_at: Sequence[int] = USERS_AT, **options: Any
+    ) -> Lied:
+        users = sum(users_at)
+        settings = small(
+            system="fedncf",
+            secure_sum=secure_sum,
+            split={"kind": "leave-last-out"},
+            data={"synthetic": {"users": users, **DATA}},
+            rounds={"cohort": users, "group": users, "passes": 1, "evaluate_every": 1},
+            federation={"hosts": len(users_at)},
+            encryption=KEY,
+        )
+        feed = make_feed(settings, load(settings), 0)
+        feed = dataclasses.replace(feed, host=np.repeat(np.arange(len(users_at)), users_at))
+        return Lied(settings, feed, tmp_path, lie, f"client/host-{len(users_at) - 1}", **options)
+
+    return make
+
+
+async def attack(
+    lied: Lied,
+    found_in: Callable[[Sequence[Revealed]], set[str]],
+    *,
+    truth: Callable[[Lied], set[str]] = Lied.training_items,
+    meanwhile: Callable[[Lied], Awaitable[None]] | None = None,
+) -> Attacked:
+    """Run a federation to its end, and compare what the COS finds in sums with the victim's training items.
+
+    Parameters
+    ----------
+    lied : Lied
+        Not started.
+    found_in : callable
+        Given all sums that the COS has seen, returns the keys of the items that the victim has; empty where the sums
+        that tell of it were not formed.
+    truth : callable
+        Given the federation, returns the keys of the items that the attack is to find.
+    meanwhile : callable, optional
+        Given the federation, does what the COS waits for.
+    """
+    async with lied:
+        await lied.start()
+        if meanwhile is not None:
+            await meanwhile(lied)
+        report = await lied.finish()
+    assert lied.ended_well()
+    found, wanted = found_in(lied.revealed()), truth(lied)
+    right = len(found & wanted)
+    accuracy = Accuracy(right / len(wanted), right / max(len(found), 1))
+    return Attacked(accuracy, report["phase"], lied.abandoned(), lied.declined())
+
+
+def keys(one: Revealed, chosen: np.ndarray) -> set[str]:
+    """Return the keys of chosen items; given is a truth value for each."""
+    return {key for key, yes in zip(one.items, chosen.tolist(), strict=True) if yes}
+
+
+def of_purpose(sums: Sequence[Revealed], purpose: Purpose) -> list[Revealed]:
+    """Return the sums of a purpose, in the order in which they were formed."""
+    return [one for one in sums if one.purpose == purpose.value]
+
+
+# --- 1a: another catalogue for everybody else --------------------------------------------------------------------
+
+
+def supported(sums: Sequence[Revealed]) -> set[str]:
+    """Return the items of the first sum of items: all are the victim's where nobody else knows them."""
+    for one in of_purpose(sums, Purpose.SUPPORTS)[:1]:
+        return keys(one, one.sums["supports"] > 0)
+    return set()
+
+
+@pytest.mark.parametrize("secure_sum", ["masked", "encrypted"])
+async def test_hosts_that_know_other_items_leave_the_victim_alone_in_the_sum(under, secure_sum):
+    lied = under(OtherItems, secure_sum)
+    attacked = await attack(lied, supported)
+    assert attacked.accuracy == ALL_OF_THEM
+    assert not attacked.noticed()
+    # All the same it is the sum of everybody.
+    assert lied.revealed()[0].users == sum(USERS_AT)
+
+
+async def test_the_same_sum_of_a_server_that_tells_the_truth_is_of_everybody(under):
+    attacked = await attack(under(Lie), supported)
+    assert attacked.accuracy.recall == 1
+    assert attacked.accuracy.precision < 0.2
+    assert not attacked.noticed()
+
+
+# --- 1b: items that are open to one host only --------------------------------------------------------------------
+
+
+def liked(sums: Sequence[Revealed]) -> set[str]:
+    r"""Return the items with which a user interacted, from the changes of rows that it alone made in its first step.
+
+    In GMF the change of item :math:`i` is :math:`c (y_i - \sigma(z_i)) k_i (h \odot p)`: one direction for all items,
+    positive for an interaction (:math:`y_i = 1`), negative for :math:`k_i` drawn negatives (`gradients` and
+    `_one_step` of FedNCF).  The direction is known up to its sign.  At first :math:`\sigma(z_i) \approx 1 / (1 + \nu)`
+    with :math:`\nu` negatives for each interaction, and an interaction is in a step once: interactions pull with
+    :math:`\nu / (1 + \nu)`, a single negative with :math:`1 / (1 + \nu)`.  So of the two signs the interactions have
+    the one whose least pull is larger.  Where the changes have more than one direction, they are of several users, and
+    tell nothing.
+    """
+    for one in of_purpose(sums, Purpose.TRAIN)[:1]:
+        rows = one.sums["items"]
+        _, sizes, directions = np.linalg.svd(rows)
+        # What rounding adds to a matrix of rank one: less than a step in each value.
+        if sizes[1] >= STEP * np.sqrt(np.count_nonzero(rows)):
+            return set()
+        pulls = rows @ directions[0]
+        positive = max((pulls, -pulls), key=lambda signed: signed[signed > 0].min())
+        return keys(one, positive > 0)
+    return set()
+
+
+async def test_items_that_are_open_to_the_victim_only_leave_its_rows_alone_in_the_sum(under):
+    attacked = await attack(under(OpenToOne), liked)
+    assert attacked.accuracy == ALL_OF_THEM
+    assert not attacked.noticed()
+
+
+# --- 1c: another plan of the run for everybody else --------------------------------------------------------------
+
+
+def open_training_items(lied: Lied) -> set[str]:
+    """Return the victim's training items that are open for training: nobody sends the rows of others."""
+    return lied.training_items() & lied.open_items()
+
+
+async def test_hosts_that_train_at_no_rate_leave_the_victims_rows_alone_in_the_sum(under):
+    attacked = await attack(under(NoRate), liked, truth=open_training_items)
+    assert attacked.accuracy == ALL_OF_THEM
+    assert not attacked.noticed()
+
+
+# --- 2: the same sum twice, once without the victim --------------------------------------------------------------
+
+
+def missing(sums: Sequence[Revealed]) -> set[str]:
+    """Return the items in which two sums differ that are the same but for one party."""
+    for one, other in itertools.permutations(of_purpose(sums, Purpose.SUPPORTS), 2):
+        gone = set(one.parties) - set(other.parties)
+        if len(gone) == 1 and (one.pass_number, one.part) == (other.pass_number, other.part):
+            return keys(one, one.sums["supports"] > other.sums["supports"])
+    return set()
+
+
+@pytest.mark.parametrize(
+    ("secure_sum", "users_at"), [("masked", MANY), ("encrypted", USERS_AT)], ids=["masked", "encrypted"]
+)
+async def test_a_sum_that_is_formed_again_without_the_victim_differs_by_its_items(
+    under, secure_sum, users_at
+):
+    attacked = await attack(under(AskedTwice, secure_sum, users_at), missing)
+    assert attacked.accuracy == ALL_OF_THEM
+    assert not attacked.noticed()
+
+
+@pytest.mark.parametrize("secure_sum", ["masked", "encrypted"])
+async def test_a_group_tells_its_items_as_often_as_the_server_changes_the_model(under, secure_sum):
+    lied = under(OtherModels, secure_sum)
+    attacked = await attack(lied, supported)
+    sums = of_purpose(lied.revealed(), Purpose.SUPPORTS)
+    assert [(one.pass_number, one.part, one.users) for one in sums] == [
+        (0, 0, sum(USERS_AT))
+    ] * OtherModels.TIMES
+    assert not attacked.noticed()
+
+
+# --- 6: one holder of the key ------------------------------------------------------------------------------------
+
+
+async def test_a_holder_that_plans_name_alone_decrypts_alone(under):
+    lied = under(OneHolder, "encrypted")
+    attacked = await attack(lied, supported)
+    sums = lied.revealed()
+    assert [one.purpose for one in sums] == ["supports", "evaluate", "train", "evaluate"]
+    (alone,) = {one.holders for one in sums}
+    assert set(alone) == lied.confirmed()
+    assert (len(alone), len(lied.parties("decrypting-client"))) == (1, 3)
+    assert not attacked.noticed()
+
+
+async def holder_restarts(lied: Lied, *, keeps_journal: bool) -> None:
+    """Restart the holder that decrypts once it has decrypted a sum; its journal may be lost with that."""
+    await lied.comes_true(lied.revealed, "the first list is decrypted")
+    (holder,) = lied.revealed()[0].holders
+    child = lied.children[holder]
+    child.kill()
+    if not keeps_journal:
+        (child.state / "journal.json").unlink()
+    child.start()
+
+
+def missing_from_the_second_list(sums: Sequence[Revealed]) -> set[str]:
+    """Return the items in which two sums under one plan differ."""
+    first = of_purpose(sums, Purpose.SUPPORTS)[:1]
+    return missing([one for one in sums if first and one.round == first[0].round])
+
+
+async def test_a_holder_without_its_journal_decrypts_a_second_list_of_one_plan(under):
+    attacked = await attack(
+        under(SecondList, "encrypted"),
+        missing_from_the_second_list,
+        meanwhile=partial(holder_restarts, keeps_journal=False),
+    )
+    assert attacked.accuracy == ALL_OF_THEM
+    assert not attacked.noticed()
+
+
+async def test_a_holder_with_its_journal_signs_no_second_list(under):
+    lied = under(SecondList, "encrypted")
+    attacked = await attack(
+        lied, missing_from_the_second_list, meanwhile=partial(holder_restarts, keeps_journal=True)
+    )
+    assert attacked.accuracy == NOTHING
+    (holder,) = lied.revealed()[0].holders
+    assert attacked.declined == {holder: ["is asked to confirm another list of submitters than before"]}
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------
+
+REFUSED = {
+    False: "the model that the server sent is not the one of the round's plan",
+    True: "for this plan",
+}
+"""Why a host refuses a model of its own, by whether it was shown a plan with the hash of that model."""
+
+
+@pytest.mark.parametrize("thorough", REFUSED, ids=["one-plan", "a-plan-for-each"])
+async def test_a_host_that_is_told_another_model_than_others_is_in_no_sum(under, thorough):
+    lied = under(OtherRows, thorough=thorough)
+    attacked = await attack(lied, supported)
+    assert attacked.accuracy == NOTHING
+    assert attacked.phase == "failed"
+    assert lied.revealed() == []
+    assert all(REFUSED[thorough] in reason for reason in attacked.declined[lied.victim])
