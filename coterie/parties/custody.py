@@ -104,6 +104,8 @@ class Custody:
         self._timeout_s = timeout_s
         self._pause_s = min(1.0, timeout_s / 10)
         self._held: dict[int, HeldKey] = {}
+        # Holders by key id, of all keys since the start of this process.
+        self._holders: dict[bytes, tuple[bytes, ...]] = {}
         self._one_at_a_time = asyncio.Lock()
         self._making = threading.Lock()
         self.current: Holding | None = None
@@ -189,6 +191,22 @@ class Custody:
             Reason.WRONG_KEY, f"the secret of Paillier key {key_id.hex()[:16]} is not held, or no longer"
         )
 
+    def holders(self, key_id: bytes) -> tuple[bytes, ...]:
+        """Return the participants that hold a key's secret, as its verified record names them.
+
+        Raises
+        ------
+        VerificationError
+            WRONG_KEY when this process has verified no record of such a key.
+        """
+        found = self._holders.get(key_id)
+        if found is None:
+            raise VerificationError(
+                Reason.WRONG_KEY,
+                f"no record of Paillier key {key_id.hex()[:16]} was verified since the start",
+            )
+        return found
+
     def destroy_below(self, epoch: int) -> list[int]:
         """Destroy the secrets of lower epochs; ciphertexts under those keys cannot be decrypted any more.
 
@@ -235,6 +253,7 @@ class Custody:
                     else:
                         if holding is not None:
                             self.current = holding
+                            self._holders[holding.record.key_id] = holding.record.holders
                             return holding
                 else:
                     await self._succeed(newest, started)

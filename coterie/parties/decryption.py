@@ -40,9 +40,11 @@ _ACTIVITIES = {Step.CONFIRM: "signatures", Step.DECRYPT: "decryption"}
 Bundles = Callable[[Iterable[bytes]], Awaitable[Mapping[bytes, Bundle]]]
 """Gives verified bundles of participants by id, without unknown or revoked ones."""
 
-MakeHalf = Callable[[SumPlan, int, Identity, HeldKey, Mapping[bytes, Bundle], dict[bytes, bytes]], KeyHolder]
-"""Makes a holder's half of a sum, from plan, position, identity, secrets of the key, contributors' bundles, and a cache
-of contributors' tag keys."""
+MakeHalf = Callable[
+    [SumPlan, int, Identity, HeldKey, Sequence[bytes], Mapping[bytes, Bundle], dict[bytes, bytes]], KeyHolder
+]
+"""Makes a holder's half of a sum, from plan, position, identity, secrets of the key, its holders by the key's record,
+contributors' bundles, and a cache of contributors' tag keys."""
 
 
 class _Open:
@@ -66,6 +68,8 @@ class Decryption(SumTasks):
     identity : Identity
     secrets : callable
         Returns the secrets of a key, by its id; raises `CoterieError` when the key is not held.
+    holders : callable
+        Returns all holders of a key as its record names them, by its id; raises `CoterieError` when there is none.
     bundles : callable
     consent : Consent
         Conditions under which the holder helps to form a sum.
@@ -89,6 +93,7 @@ class Decryption(SumTasks):
         party: Party,
         identity: Identity,
         secrets: Callable[[bytes], HeldKey],
+        holders: Callable[[bytes], Sequence[bytes]],
         bundles: Bundles,
         consent: Consent,
         journal: Path,
@@ -99,6 +104,7 @@ class Decryption(SumTasks):
         super().__init__(party)
         self._identity = identity
         self._secrets = secrets
+        self._holders = holders
         self._bundles = bundles
         self._consent = consent
         self._path = journal
@@ -165,7 +171,7 @@ class Decryption(SumTasks):
         if objections:
             raise Declined("; ".join(objections))
         try:
-            held = self._secrets(plan.key_id)
+            held, holders = self._secrets(plan.key_id), self._holders(plan.key_id)
         except CoterieError as error:
             raise Declined(error.message) from None
         if self._tag_keys[0] != plan.key_id:
@@ -175,7 +181,7 @@ class Decryption(SumTasks):
         found = HolderRound(
             plan,
             self._journal,
-            lambda: self._half(plan, position, self._identity, held, bundles, known),
+            lambda: self._half(plan, position, self._identity, held, holders, bundles, known),
         )
         if found.reason:
             raise Declined(found.reason)

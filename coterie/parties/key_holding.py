@@ -132,6 +132,7 @@ class KeyHolding:
             self._party,
             self._identity,
             self.custody.secrets,
+            self.custody.holders,
             self._bundles,
             self._consent,
             self._journal,

@@ -172,7 +172,7 @@ class Keyring:
         self._current: tuple[PublicKey, tuple[Member, ...]] | None = None
 
     def use(self, public: PublicKey, holders: Sequence[Member]) -> None:
-        """Plan sums under this key from now on; ``holders`` are the key holders that are present to decrypt."""
+        """Plan sums under this key from now on; ``holders`` are the key holders, absent ones included."""
         self._known[public.key_id] = public
         self._current = public, tuple(holders)
 

@@ -4,7 +4,7 @@ The server, like anybody with the public key, can derive other ciphertexts from 
 a holder decrypts a part of a sum only when
 
 1. it has signed one list of submitters for this plan, each of them enrolled and not revoked, enough of them, and a
-   majority of the plan's holders signed the same list;
+   majority of all who hold the key, by the key's record, signed the same list;
 2. in every ciphertext, the field above the slots is the sum of the tags of exactly these submitters for this plan
    (``coterie.crypto.paillier.tags``);
 3. in a sparse sum, the list says over which members each ciphertext is summed, and these are enough members and users;
@@ -70,6 +70,8 @@ class KeyHolder:
         The holder's keys; they sign the list.
     held : HeldSecrets
         Secrets of the plan's key.
+    holders : sequence of bytes
+        Participants that hold the key, by its record: the plan may leave out some, and add none.
     bundles : mapping of bytes to Bundle
         Verified keys of contributors that are enrolled and not revoked, by participant.
     known : dict of bytes to bytes, optional
@@ -78,7 +80,8 @@ class KeyHolder:
     Raises
     ------
     Declined
-        When the plan names another key than the one held, or another holder in this position.
+        When the plan names another key than the one held, another holder in this position, or somebody who does not
+        hold the key.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class KeyHolder:
         holder: int,
         identity: Identity,
         held: HeldSecrets,
+        holders: Sequence[bytes],
         bundles: Mapping[bytes, Bundle],
         known: dict[bytes, bytes] | None = None,
     ) -> None:
@@ -94,10 +98,13 @@ class KeyHolder:
             raise Declined(f"the plan's key {plan.key_id.hex()[:16]} is not the one held")
         if plan.holders[holder].participant != identity.participant_id:
             raise Declined("the plan has another key holder in this position")
+        if not {one.participant for one in plan.holders} <= set(holders):
+            raise Declined("the plan names somebody as a key holder whom the key's record does not")
         self._plan = plan
         self._holder = holder
         self._identity = identity
         self._held = held
+        self._holders = len(set(holders))
         self._bundles = bundles
         self._known = {} if known is None else known
 
@@ -234,9 +241,9 @@ class KeyHolder:
             except VerificationError as error:
                 raise Declined(error.message) from None
             signed.add(confirmation.member)
-        if 2 * len(signed) <= len(plan.holders):
+        if 2 * len(signed) <= self._holders:
             raise Declined(
-                f"{len(signed)} of {len(plan.holders)} key holders confirmed the list; it takes a majority"
+                f"{len(signed)} of {self._holders} key holders confirmed the list; it takes a majority"
             )
 
     def _ciphertexts(self, content: bytes) -> tuple[list[mpz], list[mpz]]:

@@ -14,7 +14,7 @@ as in the paper's form.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -212,7 +212,7 @@ class SharedKeyHolder(KeyHolder):
 
     Parameters
     ----------
-    plan, holder, identity, held, bundles, known
+    plan, holder, identity, held, holders, bundles, known
         As for `KeyHolder`.
     apply : callable
         Applies a sum to the model of a task.
@@ -229,12 +229,13 @@ class SharedKeyHolder(KeyHolder):
         holder: int,
         identity: Identity,
         held: HeldSecrets,
+        holders: Sequence[bytes],
         bundles: Mapping[bytes, Bundle],
         known: dict[bytes, bytes] | None = None,
         *,
         apply: ApplyAtHolder,
     ) -> None:
-        super().__init__(plan, holder, identity, held, bundles, known)
+        super().__init__(plan, holder, identity, held, holders, bundles, known)
         self._apply = apply
 
     def decrypt(self, briefing: bytes, agreed: bytes) -> bytes:

@@ -71,7 +71,13 @@ class LocalKey:
     def _half(self, number: int, plan: SumPlan) -> KeyHolder:
         from coterie.secure_sum.key_holder import KeyHolder
 
-        return KeyHolder(plan, number, self._identities[number], self._held, self._bundles, self._tag_keys)
+        own = self._identities[number]
+        return KeyHolder(plan, number, own, self._held, self._holders, self._bundles, self._tag_keys)
+
+    @property
+    def _holders(self) -> list[bytes]:
+        """All participants that hold the key."""
+        return [one.participant_id for one in self._identities]
 
 
 class SharedLocalKey(LocalKey):
@@ -123,6 +129,7 @@ class SharedLocalKey(LocalKey):
             number,
             self._identities[number],
             self._held,
+            self._holders,
             self._bundles,
             self._tag_keys,
             apply=self._models.applied,

@@ -28,6 +28,7 @@ from .lying.lies import (
     OpenToOne,
     OtherItems,
     OtherModels,
+    OtherOrder,
     OtherRows,
     SecondList,
 )
@@ -90,7 +91,12 @@ def under(small, tmp_path):
     """Return a function that makes a federation whose COS tells a lie."""
 
     def make(
-        lie: type[Lie], secure_sum: str = "masked", users_at: Sequence[int] = USERS_AT, **options: Any
+        lie: type[Lie],
+        secure_sum: str = "masked",
+        users_at: Sequence[int] = USERS_AT,
+        *,
+        phase_timeout_s: float = 600.0,
+        **options: Any,
     ) -> Lied:
         users = sum(users_at)
         settings = small(
@@ -99,7 +105,7 @@ def under(small, tmp_path):
             split={"kind": "leave-last-out"},
             data={"synthetic": {"users": users, **DATA}},
             rounds={"cohort": users, "group": users, "passes": 1, "evaluate_every": 1},
-            federation={"hosts": len(users_at)},
+            federation={"hosts": len(users_at), "phase_timeout_s": phase_timeout_s},
             encryption=KEY,
         )
         feed = make_feed(settings, load(settings), 0)
@@ -107,6 +113,21 @@ def under(small, tmp_path):
         return Lied(settings, feed, tmp_path, lie, f"client/host-{len(users_at) - 1}", **options)
 
     return make
+
+
+OTHERS = ("client/host-0", "client/host-1")
+VICTIM = "client/host-2"
+
+
+async def refused(lied: Lied) -> Attacked:
+    """Run a federation under a lie that keeps any sum from being formed, and return what its parties say."""
+    attacked = await attack(lied, supported)
+    assert attacked.accuracy == NOTHING
+    assert attacked.phase == "failed"
+    assert lied.revealed() == []
+    # A party may have been asked for several sums before the run ends.
+    declined = {party: sorted(set(reasons)) for party, reasons in attacked.declined.items()}
+    return dataclasses.replace(attacked, declined=declined)
 
 
 async def attack(
@@ -163,13 +184,27 @@ def supported(sums: Sequence[Revealed]) -> set[str]:
 
 
 @pytest.mark.parametrize("secure_sum", ["masked", "encrypted"])
-async def test_hosts_that_know_other_items_leave_the_victim_alone_in_the_sum(under, secure_sum):
-    lied = under(OtherItems, secure_sum)
-    attacked = await attack(lied, supported)
-    assert attacked.accuracy == ALL_OF_THEM
-    assert not attacked.noticed()
-    # All the same it is the sum of everybody.
-    assert lied.revealed()[0].users == sum(USERS_AT)
+async def test_hosts_that_are_told_other_items_than_the_operator_signed_are_in_no_sum(under, secure_sum):
+    attacked = await refused(under(OtherItems, secure_sum))
+    reason = "the items that the server names for data owner 'catalogue' are not those of the signed plan"
+    assert all(attacked.declined[other] == [reason] for other in OTHERS)
+
+
+@pytest.mark.parametrize("thorough", [False, True], ids=["one-plan", "a-plan-for-each"])
+@pytest.mark.parametrize("secure_sum", ["masked", "encrypted"])
+async def test_hosts_that_are_told_the_items_in_another_order_are_in_no_sum(under, secure_sum, thorough):
+    attacked = await refused(under(OtherOrder, secure_sum, thorough=thorough))
+    if not thorough:
+        reason = "the input 'catalogue' that the server sent is not the one of the sum's plan"
+        assert all(attacked.declined[other] == [reason] for other in OTHERS)
+    elif secure_sum == "masked":
+        assert all("for this plan" in reason for reasons in attacked.declined.values() for reason in reasons)
+        assert attacked.declined.keys() >= {VICTIM}
+    else:
+        # Holders find ciphertexts under the tags of other plans in the sum.
+        assert {"is asked to decrypt what is not the sum over those that it confirmed"} <= {
+            reason for reasons in attacked.declined.values() for reason in reasons
+        }
 
 
 async def test_the_same_sum_of_a_server_that_tells_the_truth_is_of_everybody(under):
@@ -205,24 +240,27 @@ def liked(sums: Sequence[Revealed]) -> set[str]:
     return set()
 
 
-async def test_items_that_are_open_to_the_victim_only_leave_its_rows_alone_in_the_sum(under):
-    attacked = await attack(under(OpenToOne), liked)
-    assert attacked.accuracy == ALL_OF_THEM
-    assert not attacked.noticed()
+@pytest.mark.parametrize("thorough", [False, True], ids=["one-plan", "a-plan-for-each"])
+async def test_a_host_that_is_told_of_other_open_items_than_the_rest_is_in_no_sum_of_training(
+    under, thorough
+):
+    lied = under(OpenToOne, thorough=thorough)
+    attacked = await attack(lied, liked)
+    assert attacked.accuracy == NOTHING
+    assert {one.purpose for one in lied.revealed()} == {"supports", "evaluate"}
+    assert attacked.abandoned
+    reason = "for this plan" if thorough else "the input 'open-items' that the server sent is not the one"
+    assert all(reason in one for one in attacked.declined[VICTIM])
 
 
 # --- 1c: another plan of the run for everybody else --------------------------------------------------------------
 
 
-def open_training_items(lied: Lied) -> set[str]:
-    """Return the victim's training items that are open for training: nobody sends the rows of others."""
-    return lied.training_items() & lied.open_items()
-
-
-async def test_hosts_that_train_at_no_rate_leave_the_victims_rows_alone_in_the_sum(under):
-    attacked = await attack(under(NoRate), liked, truth=open_training_items)
-    assert attacked.accuracy == ALL_OF_THEM
-    assert not attacked.noticed()
+async def test_hosts_that_are_told_another_plan_of_the_run_than_the_operator_signed_leave_it(under):
+    attacked = await refused(under(NoRate, phase_timeout_s=8.0))
+    assert attacked.declined == {
+        other: ["the run's plan is not signed by an operator whom this party accepts"] for other in OTHERS
+    }
 
 
 # --- 2: the same sum twice, once without the victim --------------------------------------------------------------
@@ -262,22 +300,15 @@ async def test_a_group_tells_its_items_as_often_as_the_server_changes_the_model(
 # --- 6: one holder of the key ------------------------------------------------------------------------------------
 
 
-async def test_a_holder_that_plans_name_alone_decrypts_alone(under):
-    lied = under(OneHolder, "encrypted")
-    attacked = await attack(lied, supported)
-    sums = lied.revealed()
-    assert [one.purpose for one in sums] == ["supports", "evaluate", "train", "evaluate"]
-    (alone,) = {one.holders for one in sums}
-    assert set(alone) == lied.confirmed()
-    assert (len(alone), len(lied.parties("decrypting-client"))) == (1, 3)
-    assert not attacked.noticed()
+async def test_a_holder_that_plans_name_alone_decrypts_nothing(under):
+    attacked = await refused(under(OneHolder, "encrypted"))
+    assert ["1 of 3 key holders confirmed the list; it takes a majority"] in attacked.declined.values()
 
 
 async def holder_restarts(lied: Lied, *, keeps_journal: bool) -> None:
     """Restart the holder that decrypts once it has decrypted a sum; its journal may be lost with that."""
     await lied.comes_true(lied.revealed, "the first list is decrypted")
-    (holder,) = lied.revealed()[0].holders
-    child = lied.children[holder]
+    child = lied.children[lied.revealed()[0].holders[0]]
     child.kill()
     if not keeps_journal:
         (child.state / "journal.json").unlink()
@@ -290,24 +321,17 @@ def missing_from_the_second_list(sums: Sequence[Revealed]) -> set[str]:
     return missing([one for one in sums if first and one.round == first[0].round])
 
 
-async def test_a_holder_without_its_journal_decrypts_a_second_list_of_one_plan(under):
-    attacked = await attack(
-        under(SecondList, "encrypted"),
-        missing_from_the_second_list,
-        meanwhile=partial(holder_restarts, keeps_journal=False),
-    )
-    assert attacked.accuracy == ALL_OF_THEM
-    assert not attacked.noticed()
-
-
-async def test_a_holder_with_its_journal_signs_no_second_list(under):
+@pytest.mark.parametrize("keeps_journal", [True, False], ids=["with-its-journal", "without"])
+async def test_holders_decrypt_no_second_list_of_one_plan_though_one_has_lost_its_journal(
+    under, keeps_journal
+):
     lied = under(SecondList, "encrypted")
     attacked = await attack(
-        lied, missing_from_the_second_list, meanwhile=partial(holder_restarts, keeps_journal=True)
+        lied, missing_from_the_second_list, meanwhile=partial(holder_restarts, keeps_journal=keeps_journal)
     )
     assert attacked.accuracy == NOTHING
-    (holder,) = lied.revealed()[0].holders
-    assert attacked.declined == {holder: ["is asked to confirm another list of submitters than before"]}
+    second = "is asked to confirm another list of submitters than before"
+    assert sum(second in reasons for reasons in attacked.declined.values()) == 3 - (not keeps_journal)
 
 
 # --- what is refused ---------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError, Message
 
 from coterie.config.services import ClientSettings
 from coterie.crypto.identity import Bundle, Identity
+from coterie.crypto.verification import Reason, VerificationError
 from coterie.data.attributes import AttributeTable
 from coterie.errors import PeerError
 from coterie.net.channel import Channel
@@ -85,7 +86,9 @@ class Host:
         Raises
         ------
         PeerError
-            When what the COS sends is no catalogue, or an owner in it does not hold what the operator says.
+            When what the COS sends is no catalogue.
+        VerificationError
+            NOT_LISTED when an owner in it does not hold what the operator says.
         """
         _, payload = await self.party.fetch(wire.FetchKind.FETCH_KIND_CATALOGUE)
         catalogue = read(wire.Catalogue, payload)
@@ -185,7 +188,9 @@ def require_holdings(catalogue: wire.Catalogue, holdings: Sequence[wire.Holding]
     Raises
     ------
     PeerError
-        When the plan does not name an owner, or says that it holds other items.
+        When items and owners do not fit together.
+    VerificationError
+        NOT_LISTED when the plan does not name an owner, or says that it holds other items.
     """
     if not holdings:
         return
@@ -200,9 +205,9 @@ def require_holdings(catalogue: wire.Catalogue, holdings: Sequence[wire.Holding]
         raise PeerError("the COS sent a catalogue whose items and owners do not fit together") from error
     for owner, keys in zip(catalogue.owners, owned, strict=True):
         if stated.get(owner.name) != holding_of(owner.name, keys):
-            raise PeerError(
-                f"the COS says of data owner {owner.name!r} that it holds {len(keys)} items; the operator does not "
-                "say so of these"
+            raise VerificationError(
+                Reason.NOT_LISTED,
+                f"the items that the server names for data owner {owner.name!r} are not those of the signed plan",
             )
 
 

@@ -80,7 +80,11 @@ class HostMembers:
             self._membership = await self._find_places()
         covered = self._membership.covered(plan)
         obfuscators = None if self._encryption is None else await self._encryption.for_plan(plan)
-        purpose, side = Purpose(plan.purpose), await self._learner.side()
+        purpose = Purpose(plan.purpose)
+        try:
+            side = await self._learner.side()
+        except VerificationError as error:
+            raise Declined(error.message) from None
         layout = side.layout(purpose)
         if layout_hash(layout) != plan.layout_sha256:
             raise Declined("the layout of the sum is not the one that this host computes")

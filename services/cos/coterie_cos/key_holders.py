@@ -1,4 +1,4 @@
-"""Keep the key under which a run's sums are encrypted, and choose the present holders to decrypt."""
+"""Keep the key under which a run's sums are encrypted, and say which holders decrypt."""
 
 from __future__ import annotations
 
@@ -78,9 +78,12 @@ class KeyHolders:
         return f"{len(self._there())} of {len(self._key[0].holders)} key holders came"
 
     def choose(self) -> None:
-        """Use the holders that are present now to decrypt the next sum."""
+        """Let the next sum name all holders: those that are absent are not waited for.
+
+        Holders decrypt nothing that no majority of all holders has confirmed, so a plan names also those that are away.
+        """
         if self._key is not None:
-            self._keys.use(self._key[1], self._there())
+            self._keys.use(self._key[1], self._registered())
 
     def knows(self, plan: SumPlan) -> bool:
         """Return whether a plan's key is the present one."""
@@ -96,14 +99,14 @@ class KeyHolders:
         return found
 
     def _there(self) -> list[Member]:
+        return [one for one in self._registered() if self._present(one.device)]
+
+    def _registered(self) -> list[Member]:
         if self._key is None:
             return []
         found = []
         for participant in self._key[0].holders:
             slot = self._registry.slot_of(participant)
-            if slot is None or self._revoked(participant):
-                continue
-            party = self._registry.by_slot[slot].party
-            if self._present(party):
-                found.append(Member(participant, party))
+            if slot is not None and not self._revoked(participant):
+                found.append(Member(participant, self._registry.by_slot[slot].party))
         return found

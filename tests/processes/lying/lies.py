@@ -15,12 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.rounds.conductor import model_from_bytes, model_to_bytes
+from coterie.rounds.inputs import CATALOGUE, OPEN_ITEMS, named_inputs
+from coterie.rounds.plan_hash import keys_hash, plan_hash
 from coterie.rounds.sides import Arrays
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.plan import Member, SumPlan
 from coterie.wire.v1 import orchestrator_pb2 as wire
 
 from .revealed import Revealed
+
+KINDS = wire.FetchKind
 
 
 class Next(enum.Enum):
@@ -50,8 +54,17 @@ def fitted(plan: SumPlan, shown: Shown) -> SumPlan:
 
     The party then finds nothing wrong with its plan; only its hash is another than that of others' plans.
     """
+    hashes = {
+        CATALOGUE: keys_hash(wire.Catalogue.FromString(shown.payload(KINDS.FETCH_KIND_CATALOGUE)).items)
+    }
+    names = [one.name for one in plan.inputs]
+    if OPEN_ITEMS in names:
+        hashes[OPEN_ITEMS] = hashlib.sha256(shown.payload(KINDS.FETCH_KIND_OPEN_ITEMS)).digest()
     return dataclasses.replace(
-        plan, model_sha256=hashlib.sha256(shown.payload(wire.FetchKind.FETCH_KIND_MODEL)).digest()
+        plan,
+        run_plan_sha256=plan_hash(shown.run_plan()),
+        model_sha256=hashlib.sha256(shown.payload(KINDS.FETCH_KIND_MODEL)).digest(),
+        inputs=named_inputs(names, hashes),
     )
 
 
@@ -141,6 +154,16 @@ class OtherItems(Lie):
         """Return other keys for the same number of items."""
         if self.another_host(party):
             catalogue.items[:] = [f"other-{key}" for key in catalogue.items]
+        return catalogue
+
+
+class OtherOrder(Lie):
+    """All hosts but the victim are told the items in another order, each with its owner."""
+
+    def catalogue(self, party: str, catalogue: wire.Catalogue) -> wire.Catalogue:
+        """Return the same items backwards."""
+        if self.another_host(party):
+            catalogue.items[:] = catalogue.items[::-1]
         return catalogue
 
 
@@ -237,11 +260,11 @@ class OneHolder(Lie):
         return present[:1]
 
 
-class SecondList(OneHolder):
-    """A holder that has lost its journal is told of other submitters under a plan that it knew: all but the victim.
+class SecondList(Lie):
+    """Holders are told of other submitters under a plan that they knew: all but the victim.
 
-    Plans name that holder only.  The sum over everybody is dropped, and nothing happens until the holder registers
-    again.  The contributions are those that were sent for the first list.
+    The sum over everybody is dropped, and nothing happens until its first holder, which may have lost its journal,
+    registers again.  The contributions are those that were sent for the first list.
     """
 
     def __init__(self, victim: str, *, thorough: bool = False) -> None:
@@ -257,7 +280,7 @@ class SecondList(OneHolder):
         """Return whether a sum is not the first one."""
         first = not self._holder
         if first:
-            (self._holder,) = sum_.holders
+            self._holder = sum_.holders[0]
         self._next = Next.WAIT if first else Next.OPEN
         return not first
 
@@ -274,6 +297,7 @@ class SecondList(OneHolder):
 LIES: dict[str, type[Lie]] = {
     "nothing": Lie,
     "other-items": OtherItems,
+    "other-order": OtherOrder,
     "open-to-one": OpenToOne,
     "no-rate": NoRate,
     "asked-twice": AskedTwice,

@@ -186,7 +186,8 @@ def key_holder(plan: SumPlan, holder: int) -> KeyHolder:
     from coterie.secure_sum.shared_key import SharedKeyHolder
 
     bundles = {_bundle(n).participant_id: _bundle(n) for n in range(len(plan.members))}
-    own = plan, holder, identity(FIRST_HOLDER + holder), held_by_all(), bundles
+    holders = [one.participant for one in plan.holders]
+    own = plan, holder, identity(FIRST_HOLDER + holder), held_by_all(), holders, bundles
     return SharedKeyHolder(*own, apply=_apply) if plan.secure_sum == "shared-key" else KeyHolder(*own)
 
 
