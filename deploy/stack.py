@@ -5,7 +5,7 @@
     docker stack deploy --compose-file stack.yml --resolve-image never coterie
 
 Each party runs on the node that has the label ``coterie.PARTY=true``.  Its folder is below ``--folders`` on that node;
-``coterie bootstrap`` makes the folders and the operator copies them (deploy/README.md).  Services find each other by
+``coterie bootstrap`` makes the folders and the operator copies them (docs/swarm.md).  Services find each other by
 their names, as in compose, so the folders need no change.  Keys of compose that a stack lacks are left out or
 translated; keys that this script does not know are refused.  The script needs PyYAML.
 """

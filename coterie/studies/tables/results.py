@@ -26,8 +26,8 @@ _END = "<!-- end of figures -->"
 _HEAD = """# Figures
 
 Reference of all figures on real data, for readers who want more than the README's table. [metrics.md](metrics.md)
-defines metrics, rows, and the choice of versions. The page is written by `python -m coterie.studies.tables.results` from
-the files in [results](results/): do not edit it.
+defines metrics, rows, and the choice of versions. The page is written by `python -m coterie.studies.tables.results`
+from the files in [results](results/): do not edit it.
 """
 
 
