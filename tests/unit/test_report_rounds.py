@@ -1,4 +1,4 @@
-"""What a report says of a run in rounds."""
+"""The report of a run in rounds."""
 
 from __future__ import annotations
 
