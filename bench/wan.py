@@ -63,7 +63,7 @@ def _case(network: str, secure_sum: str, data: str | None, smallest: bool) -> Me
         assert emulator.stdout is not None
         if not emulator.stdout.readline().startswith("emulating"):
             raise PreflightError(
-                "the network cannot be emulated here", hint="deploy/README.md says what it takes"
+                "the network cannot be emulated here", hint="docs/network.md says what it needs"
             )
     settings = settings_for(
         None if data is None else Path(data),

@@ -1,4 +1,4 @@
-"""``python -m coterie`` is the ``coterie`` command; child processes are started so, with ``-P``."""
+"""Run the ``coterie`` command as ``python -m coterie``, which is also how child processes are started (with ``-P``)."""
 
 from coterie.cli.main import main
 

@@ -29,9 +29,9 @@ class CoterieError(Exception):
     Parameters
     ----------
     message : str
-        What was wrong, and which value.
+        Says what was wrong, and which value.
     hint : str, optional
-        What to do next.
+        Advice on what to do next.
     """
 
     exit_code: int = 1

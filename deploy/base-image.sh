@@ -40,7 +40,7 @@ unpack() {
   done
 }
 
-# What the maintainer scripts would have done, as far as an image needs it.
+# Do the part of the maintainer scripts that an image needs.
 configure() {
   cp "$root/usr/share/base-passwd/passwd.master" "$root/etc/passwd"
   cp "$root/usr/share/base-passwd/group.master" "$root/etc/group"

@@ -3,8 +3,8 @@
 #
 #   deploy/install-packages.sh [--compile] LOCK FOLDER
 #
-# What was not there before is laid out below FOLDER as well, for a layer of its own, compiled where that is asked.  Its
-# files have one time, SOURCE_DATE_EPOCH: a second installation gives the same.
+# New files are also laid out below FOLDER, for a layer of their own, and compiled if that is asked.  All files have the
+# time SOURCE_DATE_EPOCH, so a second installation gives the same layer.
 set -eu
 
 compile=

@@ -3,9 +3,9 @@
     probe.py [--alive] [STATE [HOST:PORT]]          (default: state 127.0.0.1:7443)
 
 The question is a real call of ``grpc.health.v1.Health/Check`` over mutual TLS with the service's own certificate, so an
-answer also means that the event loop runs, the port is open and the certificate holds.  With ``--alive`` that alone is
-asked: a service that waits for its peers is alive, and says itself that it is not SERVING.  The standard library alone
-suffices for one call of HTTP/2, and starts ten times as fast as gRPC.
+answer also means that the event loop runs, the port is open and the certificate is valid.  ``--alive`` accepts any
+answer, because a service that waits for its peers is alive and reports that it is not SERVING.  The script uses the
+standard library only: this suffices for one call of HTTP/2, and starts ten times as fast as gRPC.
 """
 
 import socket
@@ -71,7 +71,7 @@ def _connect(state: Path, address: str) -> ssl.SSLSocket:
 
 
 def _answer(connection: ssl.SSLSocket) -> bytes:
-    """Read frames until the message has come, or a refusal; return it without its length, or nothing."""
+    """Read frames until the answer has come; return the message without its length, or nothing for a refusal."""
     held = b""
     while True:
         part = connection.recv(16384)
@@ -94,14 +94,14 @@ def _answer(connection: ssl.SSLSocket) -> bytes:
 
 
 def check(state: Path, address: str, *, alive: bool = False) -> None:
-    """Return when the service is SERVING; with ``alive``, when it answers whatever it may.
+    """Return if the service answers that it is SERVING; with ``alive``, if it gives any answer.
 
     Raises
     ------
     NotServingError
-        It answers something else, or refuses.
+        The service answers something else, or refuses.
     OSError
-        It cannot be reached, or there is no certificate yet.
+        The service cannot be reached, or there is no certificate yet.
     """
     with _connect(state, address) as connection:
         connection.sendall(_request())

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Write a compose overlay for more client hosts, data owners or decrypting clients than the files beside it have.
+"""Write a compose overlay that adds client hosts, data owners or decrypting clients to the files beside this script.
 
     deploy/scale.py --hosts 8 --owners 5 --holders 5 > deploy/docker-compose.mine.yml
     docker compose -f docker-compose.yml -f docker-compose.privmvmf.yml -f docker-compose.mine.yml up
 
-Services are named as in the other files, and the overlay comes last.  What is not given stays as it is there.  The
-standard library suffices.
+The overlay must be the last file of the command.  Added services are named like those of the other files.  A number
+that is not given leaves that kind of service unchanged.  The script needs the standard library only.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ import argparse
 import sys
 
 MOST = 32
-"""Folders of each kind that the image of `bootstrap` has."""
+"""Largest number of services of a kind: the image of `bootstrap` has so many folders of each."""
 
 BASE = {"host": 2, "owner": 3, "key": 3}
-"""How many there are without the overlay: nothing takes them away."""
+"""Numbers of services without the overlay, by kind; an overlay cannot remove services."""
 
 _TARGETS = {"host": "client", "owner": "data-owner", "key": "decrypting-client"}
 
 _HEADER = """\
-# With docker-compose.yml, and behind any other overlay: {told}.
+# Overlay of docker-compose.yml, to be named after any other overlay: {told}.
 #
 #   docker compose -f docker-compose.yml -f docker-compose.scale.yml up
 #
-# Written by deploy/scale.py{options}, which writes others.
+# Written by deploy/scale.py{options}; the script writes overlays for other numbers.
 """
 
 
 _WAN_HEADER = """\
-# With docker-compose.wan.yml and the overlay of {told}: those that it adds are far away, too.
+# Overlay of docker-compose.wan.yml: emulators for the services that the overlay of {told} adds.
 #
 #   docker compose -f docker-compose.yml -f docker-compose.wan.yml -f docker-compose.scale.yml \\
 #     -f docker-compose.scale.wan.yml up
 #
-# Written by deploy/scale.py{options} --wan, which writes others.
+# Written by deploy/scale.py{options} --wan; the script writes overlays for other numbers.
 """
 
 
@@ -48,15 +48,15 @@ def overlay(
     Parameters
     ----------
     hosts, owners, holders : int, optional
-        Client hosts, data owners at work, decrypting clients; None leaves them as they are.  Owners at work are those
-        of DRIFT and PrivMVMF: FedNCF has one, whatever is asked for.
+        Numbers of client hosts, active data owners and decrypting clients; None leaves a number unchanged.  Active
+        owners are those of DRIFT and PrivMVMF; FedNCF always has one.
     wan : bool
-        Return the overlay of emulators beside the services that are added.
+        Whether to return the overlay of emulators for the added services instead.
 
     Raises
     ------
     ValueError
-        A number is out of range, or all are None; or nothing is added that an emulator could stand beside.
+        A number is out of range, all numbers are None, or ``wan`` is set and no service is added.
     """
     wanted = {"host": hosts, "owner": owners, "key": holders}
     for kind, count in wanted.items():
@@ -94,7 +94,7 @@ def overlay(
     if more:
         lines += ["    volumes:", *(f"      - {name}:/federation/{name}" for name in more)]
     for n in range(BASE["owner"] if owners else 0):
-        # Another overlay may have said that it has nothing to do.
+        # Another overlay may have made this owner idle (its command is `version`).
         lines += [
             f"  owner-{n}:",
             "    command: serve data-owner --config /party/config.toml",
@@ -138,14 +138,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="deploy/scale.py",
         description="Write a compose overlay for more parties than docker-compose.yml has.",
-        epilog="Put it behind all other files: docker compose -f docker-compose.yml -f OVERLAY up",
+        epilog="Name it after all other files: docker compose -f docker-compose.yml -f OVERLAY up",
     )
     parser.add_argument("--hosts", type=int, metavar="N", help=f"client hosts, {BASE['host']} to {MOST}")
     parser.add_argument(
         "--owners",
         type=int,
         metavar="M",
-        help=f"data owners at work, {BASE['owner']} to {MOST}; not for FedNCF",
+        help=f"active data owners, {BASE['owner']} to {MOST}; not for FedNCF",
     )
     parser.add_argument(
         "--holders",
@@ -156,7 +156,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--wan",
         action="store_true",
-        help="write another overlay: emulators of docker-compose.wan.yml beside the services that are added",
+        help="write the overlay of emulators for the added services instead, for docker-compose.wan.yml",
     )
     given = parser.parse_args(arguments)
     try:

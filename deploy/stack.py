@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Write a Docker Swarm stack from the compose files: one machine's federation on several.
+"""Write a Docker Swarm stack from the compose files, to run their federation on several machines.
 
     docker compose -f docker-compose.yml [-f OVERLAY ...] config | deploy/stack.py > stack.yml
     docker stack deploy --compose-file stack.yml --resolve-image never coterie
 
-Each party runs on the node that has the label ``coterie.PARTY=true``, on its folder below ``--folders`` there, which
-``coterie bootstrap`` made and you copied (deploy/README.md, Docker Swarm).  A service's name is where the others look
-for it, so folders fit as they are.  What a stack cannot have is left out or said in its way; what this script does not
-know is refused.  Needs PyYAML.
+Each party runs on the node that has the label ``coterie.PARTY=true``.  Its folder is below ``--folders`` on that node;
+``coterie bootstrap`` makes the folders and the operator copies them (docs/swarm.md).  Services find each other by
+their names, as in compose, so the folders need no change.  Keys of compose that a stack lacks are left out or
+translated; keys that this script does not know are refused.  The script needs PyYAML.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ KEPT = frozenset(
     {"image", "command", "healthcheck", "networks", "read_only", "cap_drop", "stop_grace_period"}
 )
 KEPT |= {"logging", "environment", "labels", "configs"}
-"""Keys of a service that mean the same in a stack."""
+"""Keys of a service that mean the same in a stack and are copied."""
 
 DROPPED = frozenset({"build", "depends_on", "extends", "pull_policy", "security_opt", "container_name"})
-"""Keys that a stack cannot have: images are there, services wait for each other by themselves, and that a process gains
-no rights is the engines' to say (``"no-new-privileges": true`` in their configuration)."""
+"""Keys that a stack lacks and that are left out.  The images are on the nodes already, and services wait for each other
+by themselves.  The engines' configuration keeps processes from gaining rights (``"no-new-privileges": true``)."""
 
 TRANSLATED = frozenset({"restart", "mem_limit", "cpus", "pids_limit", "tmpfs", "volumes", "ports", "deploy"})
 
 LEFT_OUT = ("bootstrap", "prometheus")
-"""Services that only one machine can have: they read files of the folder of the compose files, or all volumes."""
+"""Services that are left out: they read files beside the compose files, or all volumes, so they need one machine."""
 
 
 class NotAStackError(ValueError):
-    """The input is no federation, or has what cannot be said in a stack."""
+    """The input is no federation, or has a key that a stack cannot express."""
 
 
 def stack(compose: Mapping[str, Any], folders: PurePosixPath) -> dict[str, Any]:
@@ -46,14 +46,14 @@ def stack(compose: Mapping[str, Any], folders: PurePosixPath) -> dict[str, Any]:
     Parameters
     ----------
     compose : mapping
-        What ``docker compose config`` prints.
+        Output of ``docker compose config``, parsed.
     folders : PurePosixPath
-        Where the parties' folders are on each node.
+        Folder of the parties' folders on each node.
 
     Raises
     ------
     NotAStackError
-        Something is missing, or not known here.
+        A part is missing, or is not known to this script.
     """
     services = compose.get("services")
     if not isinstance(services, Mapping) or "cos" not in services:
@@ -78,7 +78,7 @@ def stack(compose: Mapping[str, Any], folders: PurePosixPath) -> dict[str, Any]:
 
 
 def _idle(service: Mapping[str, Any]) -> bool:
-    """Whether a service has nothing to do in this run, as overlays say it."""
+    """Return whether a service is idle in this run; overlays make it idle by the command ``version``."""
     return _words(service.get("command")) == ["version"]
 
 
@@ -101,15 +101,15 @@ def _service(name: str, service: Mapping[str, Any], folders: PurePosixPath) -> d
     }
     made["deploy"] = {
         "replicas": 1,
-        # A virtual address has nothing to choose from here, and connections last.
+        # Each service has one replica, so a virtual address has nothing to balance.
         "endpoint_mode": "dnsrr",
         "placement": {"constraints": [f"node.labels.coterie.{name} == true"]},
         "restart_policy": {"condition": "on-failure" if ends else "any", "delay": "2s"},
-        # Two processes never work on one folder.
+        # The old process must end first: two processes never work on one folder.
         "update_config": {"order": "stop-first"},
         "resources": {"limits": {key: str(value) for key, value in limits.items() if value is not None}},
     }
-    # The only one that is a number there.
+    # A stack takes the limit of processes as a number, and the other limits as text.
     if "pids" in made["deploy"]["resources"]["limits"]:
         made["deploy"]["resources"]["limits"]["pids"] = int(made["deploy"]["resources"]["limits"]["pids"])
     return made
@@ -122,13 +122,13 @@ def _words(command: object) -> list[str]:
 
 
 def _tmpfs(name: str, text: str) -> dict[str, Any]:
-    """Say ``/tmp:mode=1777,size=64m`` as a mount."""
+    """Return the mount that ``/tmp:mode=1777,size=64m`` stands for."""
     target, _, rest = text.partition(":")
     options = dict(option.partition("=")[::2] for option in rest.split(",") if option)
     unknown = sorted(options.keys() - {"mode", "size"})
     if unknown:
         raise NotAStackError(f"services.{name}.tmpfs: the option {unknown[0]!r} is not known here")
-    # Its mode is 1777 by itself.
+    # The mode is left out: the default of a tmpfs mount is 1777.
     size = {"tmpfs": {"size": _bytes(name, options["size"])}} if "size" in options else {}
     return {"type": "tmpfs", "target": target, **size}
 
@@ -157,17 +157,17 @@ def _folder(name: str, volume: object, folders: PurePosixPath) -> dict[str, Any]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Read compose's answer from standard input and print the stack."""
+    """Read the output of ``docker compose config`` from standard input, and print the stack."""
     parser = argparse.ArgumentParser(
         prog="deploy/stack.py",
-        description="Write a Docker Swarm stack from what `docker compose config` prints.",
+        description="Write a Docker Swarm stack from the output of `docker compose config`.",
     )
     parser.add_argument(
         "--folders",
         default="/srv/coterie",
         type=PurePosixPath,
         metavar="FOLDER",
-        help="where parties' folders are on the nodes (default: /srv/coterie)",
+        help="folder of the parties' folders on each node (default: /srv/coterie)",
     )
     given = parser.parse_args(arguments)
     if not given.folders.is_absolute():

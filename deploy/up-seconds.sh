@@ -3,7 +3,7 @@
 #
 #   deploy/up-seconds.sh [options of compose, such as -f FILE]
 #
-# Build the images before.  A service is healthy once a run has taken it in, so the run is started, too.
+# Build the images first.  A service is healthy once a run has taken it in, so the run is started, too.
 set -eu
 [ $# -gt 0 ] || cd "$(dirname "$0")"
 
@@ -11,7 +11,7 @@ if docker compose version > /dev/null 2>&1; then compose="docker compose"; else 
 began=$(date +%s%N)
 elapsed() { echo "$(($(date +%s%N) - began))" | sed 's/^/00000000000/; s/^0*\([0-9]*[0-9]\)\([0-9]\)[0-9]\{8\}$/\1.\2/'; }
 
-# What cannot become healthy: what ends by itself, and Prometheus, which has no probe.
+# Services that cannot become healthy: those that end by themselves, and Prometheus, which has no probe.
 unhealthy() {
   $compose "$@" ps --quiet | xargs docker inspect --format \
     '{{with .State.Health}}{{.Status}}{{else}}-{{end}} {{.State.Status}} {{index .Config.Labels "com.docker.compose.service"}}' |

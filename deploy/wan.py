@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
-"""Emulate a wide-area network: what arrives waits, gets lost, and comes no faster than a link would bring it.
+"""Emulate a wide-area network: delay arriving packets, drop a share of them, and limit their rate.
 
-Linux's own emulator (netem) is missing from many kernels.  This one hands arriving packets to a program (NFQUEUE), and
-that is this one, which lets each go on when its time has come.  It needs the standard library, and CAP_NET_ADMIN in the
+Linux's own emulator (netem) is missing from many kernels.  This script asks the kernel to hand it arriving packets
+(NFQUEUE), and lets each packet go on when its time has come.  It needs the standard library, and CAP_NET_ADMIN in the
 network namespace.
 
-    wan.py --delay 20                           everything that arrives in this network namespace, but not over loopback
+    wan.py --delay 20                           all packets that arrive in this network namespace, but not over loopback
     wan.py --delay 20 --namespace 4711          the same in the namespace of process 4711
-    wan.py --delay 20 --between 10.0.0.2 10.0.0.3    what this machine forwards between two addresses, both ways
+    wan.py --delay 20 --between 10.0.0.2 10.0.0.3    packets that this machine forwards between two addresses, both ways
 
-A delay stands for one way.  Between two namespaces of which each lets what arrives wait 20 ms, a round trip takes 40 ms
-longer.  What leaves is not held: that would hold its sender's socket too, and slow it for another reason.
+The delay is that of one direction: if two namespaces each delay arriving packets by 20 ms, a round trip between them
+takes 40 ms longer.  Packets that leave are not held, because holding them would also fill their sender's socket and
+slow the sender.
 
-It emulates until SIGTERM or SIGINT; when it ends, however it ends, the kernel takes its rules away.
+The emulation lasts until SIGTERM or SIGINT.  The kernel removes the rules when the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -39,27 +40,27 @@ __all__ = ["Conditions", "Emulation", "Path", "WanError", "main"]
 _DEFAULT_BUFFER_MS = 300.0
 _LONGEST_MS = 10_000.0
 _LOOK_S = 1.0
-"""How often it looks whether there is a network still, seconds."""
+"""Time between two checks that the network is still there, seconds."""
 
 
 class WanError(Exception):
-    """What keeps a network from being emulated, and what to do about it."""
+    """The network cannot be emulated; the message gives the reason and the remedy."""
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What happens to packets on their way.
+    """Conditions of one direction of an emulated network: delay, loss and rate.
 
     Attributes
     ----------
     delay_s, jitter_s : float
-        Each waits for the delay, give or take a uniform share of the jitter.  None overtakes another.
+        Mean delay of a packet, and the largest difference from it, drawn uniformly.  Packets keep their order.
     loss : float
         Share of packets that do not arrive, 0 to 1.
     rate : float
         Bits per second of the slowest link; 0 for no limit.
     buffer_s : float
-        How long packets may wait for that link.  Those that would have to wait longer are lost.
+        Longest time that a packet may wait for that link.  A packet that would wait longer is lost.
     """
 
     delay_s: float = 0.0
@@ -101,14 +102,14 @@ class Conditions:
 
 
 class Path:
-    """One direction of a network: says of each packet when it arrives.  Knows neither a socket nor a clock.
+    """One direction of a network: computes the arrival of each packet, without sockets and clocks.
 
     Parameters
     ----------
     conditions : Conditions
-        What the network is like.
+        Conditions of this direction.
     draw : random.Random
-        Decides what is lost, and how long each waits.
+        Random numbers for losses and delays.
     """
 
     def __init__(self, conditions: Conditions, draw: random.Random) -> None:
@@ -118,14 +119,14 @@ class Path:
         self._last = 0.0
 
     def due(self, now: float, length: int) -> float | None:
-        """Return when a packet arrives that is sent now; None when it never does.
+        """Return the arrival of a packet that is sent now, in seconds of the same clock; None for a lost packet.
 
         Parameters
         ----------
         now : float
-            Seconds of a clock that only goes forward.
+            Time of a clock that only goes forward, seconds.
         length : int
-            Bytes.
+            Length of the packet, bytes.
         """
         how = self._conditions
         if how.loss and self._draw.random() < how.loss:
@@ -199,7 +200,7 @@ class _Netlink:
         self.socket.bind((0, 0))
 
     def ask(self, message: bytes, answers: int = 1) -> int:
-        """Send messages that each are answered; return the first error, 0 when there is none."""
+        """Send messages, wait for the answer to each, and return the first error; 0 without an error."""
         self.socket.send(message)
         first, heard = 0, 0
         self.socket.settimeout(5)
@@ -217,7 +218,7 @@ class _Netlink:
 
 def _require(error: int, what: str, missing: str) -> None:
     if error in (errno.EPERM, errno.EACCES):
-        # The kernel says the same of a queue that another program has.
+        # The kernel gives the same error for a queue that another program has.
         raise WanError(
             f"may not {what}: be root, or have CAP_NET_ADMIN in the network namespace; and where another program has "
             "this queue, --queue names another"
@@ -240,7 +241,7 @@ def _equals(value: bytes, *, not_: bool = False) -> bytes:
 
 
 def _not_loopback() -> bytes:
-    # Of every network namespace loopback is the first interface.
+    # Loopback is the first interface of every network namespace.
     return _expression("meta", _number(2, 4), _number(1, 1)) + _equals(struct.pack("=I", 1), not_=True)
 
 
@@ -252,11 +253,11 @@ def _address(address: bytes, *, source: bool) -> bytes:
 
 
 def _hand_over(queue: int, *, native: bool) -> bytes:
-    """Hand a packet to a queue; where nobody takes them, let it pass."""
+    """Return the expression that hands a packet to a queue, and lets it pass if no program reads the queue."""
     if native:
         numbers = [_attribute(kind, struct.pack(">H", value)) for kind, value in ((1, queue), (2, 1), (3, 1))]
         return _expression("queue", *numbers)
-    # The same by the older filter's target, for kernels without nft_queue.
+    # Kernels without nft_queue have the same as a target of the older filter.
     information = struct.pack("=HHHxx", queue, 1, 1)
     return _expression("target", _text(1, "NFQUEUE"), _number(2, 3), _attribute(3, information))
 
@@ -270,11 +271,11 @@ class _Rule:
 
 
 class _Rules(_Netlink):
-    """Tables that belong to this socket: they go when it is closed, or its process dies."""
+    """Tables of the packet filter that belong to this socket; they end with the socket or its process."""
 
     @classmethod
     def installed(cls, name: str, rules: list[_Rule]) -> _Rules:
-        """Return the rules in force."""
+        """Install the rules, and return them."""
         error = 0
         for native in (True, False):
             made = cls()
@@ -304,7 +305,7 @@ class _Rules(_Netlink):
             expressions = rule.which + _hand_over(rule.queue, native=native)
             body = _text(1, name) + _text(2, f"hook{rule.hook}") + _nested(4, expressions)
             messages.append(self._new(6, rule.family, body, 0x800))
-        # All or nothing.
+        # One batch: the kernel installs all of the rules or none.
         begin = _message(0, 0x10, 0, 0, _NFTABLES)
         end = _message(0, 0x11, 0, 0, _NFTABLES)
         return self.ask(begin + b"".join(messages) + end, len(messages))
@@ -318,13 +319,13 @@ class _Rules(_Netlink):
 
 
 class _Queues(_Netlink):
-    """Packets that the kernel hands over, of one or more queues, until it is told what becomes of each."""
+    """Queues of packets that the kernel hands over and holds until it gets a verdict on each."""
 
     def __init__(self, numbers: list[int], *, whole: bool) -> None:
         super().__init__()
         self.socket.setsockopt(_SOL_NETLINK, _NO_ENOBUFS, 1)
         for number in numbers:
-            # Without this flag the kernel cuts what the network card would cut: each frame is handed over by itself.
+            # Without this flag the kernel splits segments as the network card would, and hands over each frame alone.
             flags = struct.pack(">I", _FAIL_OPEN | (_WHOLE_SEGMENTS if whole else 0))
             mask = struct.pack(">I", _FAIL_OPEN | _WHOLE_SEGMENTS)
             for attributes in (
@@ -338,7 +339,7 @@ class _Queues(_Netlink):
         try:
             self.socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 16 << 20)
         except PermissionError:
-            # Within a container it takes the machine's own right.
+            # In a container the larger buffer needs CAP_NET_ADMIN of the machine itself.
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
         self.socket.setblocking(False)
 
@@ -366,31 +367,32 @@ class _Queues(_Netlink):
                 start += (size + 3) & ~3
 
     def decide(self, queue: int, identity: int, verdict: int) -> None:
-        """Let a packet go on, or drop it."""
+        """Give the kernel the verdict on a packet: let it go on, or drop it."""
         body = _attribute(2, struct.pack(">II", verdict, identity))
         self.socket.send(_message(_QUEUE_SUBSYSTEM, _VERDICT, 0, 0, queue, body))
 
 
 class Emulation:
-    """A network, emulated in the namespace that the process is in.
+    """An emulated network, in the network namespace of this process.
 
     Parameters
     ----------
     conditions : Conditions
-        What each direction is like.
+        Conditions of each direction.
     between : sequence of (str, str)
-        Pairs of addresses of which this machine forwards packets.  None: all that arrives in this namespace.
+        Pairs of addresses between which this machine forwards packets.  If empty, all packets that arrive in this
+        namespace are held.
     loopback : bool
-        Whether what arrives over loopback is held as well.
+        Whether packets that arrive over loopback are held as well.
     queue : int
         Number of the first queue; each direction of each pair has one.
     seed : int, optional
-        Of what is drawn.
+        Seed of losses and delays.
 
     Raises
     ------
     WanError
-        What is missing: rights, the kernel's filter or queues, addresses that are none.
+        Rights, or the kernel's filter or queues, are missing, or an address is not valid.
     """
 
     def __init__(
@@ -410,19 +412,19 @@ class Emulation:
         self._paths = {number: Path(conditions, draw) for number in numbers}
         self._queues = _Queues(numbers, whole=not (conditions.loss or conditions.rate))
         self._rules = _Rules.installed(f"coterie-wan-{queue}", rules)
-        # None overtakes another on its path, so what comes first is due first there.
+        # Packets keep their order on a path, so the first one in its queue is always due first.
         self._waiting: dict[int, collections.deque[tuple[float, int]]] = {
             number: collections.deque() for number in numbers
         }
         self.passed = self.lost = 0
 
     def run(self, stop: socket.socket) -> None:
-        """Emulate until there is something to read from ``stop``; then let everything that waits go on.
+        """Emulate until ``stop`` has something to read; then let all waiting packets go on.
 
         Raises
         ------
         WanError
-            All interfaces but loopback are gone: whose network it was has ended.
+            All interfaces but loopback are gone, because the container that had the network has ended.
         """
         watched = [self._queues.socket, stop]
         connected, looked = len(socket.if_nameindex()) > 1, time.monotonic()
@@ -480,7 +482,7 @@ def _rules(between: list[tuple[str, str]], queue: int, *, loopback: bool) -> lis
 
 
 def _enter(namespace: str) -> None:
-    """Move this process into a network namespace: of a process, of a name that `ip netns` gave, or a file."""
+    """Move this process into a network namespace, given by a process id, a name of `ip netns`, or a file."""
     if namespace.isdigit():
         path = f"/proc/{namespace}/ns/net"
     else:
@@ -509,28 +511,33 @@ def _parser() -> argparse.ArgumentParser:
             f"--{name}", type=float, default=default, metavar=unit, help=f"{help_} (default: {default:g})"
         )
 
-    number("delay", "MS", "how long each packet waits, milliseconds")
-    number("jitter", "MS", "by how much that varies up and down, milliseconds; order is kept")
+    number("delay", "MS", "delay of each packet, milliseconds")
+    number("jitter", "MS", "largest change of the delay, up or down, milliseconds; packets keep their order")
     number("loss", "PERCENT", "share of packets that do not arrive, percent")
-    number("rate", "MBIT", "what the slowest link brings, megabits per second; 0 for no limit")
-    number("buffer", "MS", "how long packets may wait for that link before they are lost", _DEFAULT_BUFFER_MS)
+    number("rate", "MBIT", "rate of the slowest link, megabits per second; 0 for no limit")
+    number(
+        "buffer",
+        "MS",
+        "longest wait for that link, milliseconds; then the packet is lost",
+        _DEFAULT_BUFFER_MS,
+    )
     parser.add_argument(
         "--between",
         nargs=2,
         action="append",
         default=[],
         metavar=("A", "B"),
-        help="only what this machine forwards between two addresses, each way; may be given again",
+        help="only packets that this machine forwards between two addresses, both ways; may be repeated",
     )
     parser.add_argument(
         "--loopback",
         action="store_true",
-        help="also what arrives over loopback: services of one machine, in a namespace of their own",
+        help="also packets that arrive over loopback, for services of one machine in a namespace of their own",
     )
     parser.add_argument(
         "--namespace",
         metavar="WHICH",
-        help="network namespace to work in: a process id, a name, or a file; else our own",
+        help="network namespace: a process id, a name or a file (default: that of this process)",
     )
     parser.add_argument("--queue", type=int, default=40, metavar="N", help="first queue to use (default: 40)")
     parser.add_argument(
@@ -538,19 +545,19 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="take options from this variable instead, as if they stood here; of several the first that is not empty",
+        help="take the options from this environment variable instead; of several, the first that is not empty",
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="of what is drawn, to have it again")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of losses and delays, to repeat them")
     return parser
 
 
 def _from_environment(names: list[str]) -> list[str]:
-    """Return the options in the first of these variables that is not empty."""
+    """Return the options in the first of these environment variables that is not empty."""
     return shlex.split(next((text for name in names if (text := os.environ.get(name, "").strip())), ""))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Emulate as the command line says; return the exit status."""
+    """Run the emulation of the command line, and return the exit status."""
     parser = _parser()
     given = parser.parse_args(arguments)
     if given.from_environment:

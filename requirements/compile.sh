@@ -11,7 +11,7 @@ lock() {
   shift
   pip-compile --quiet --generate-hashes --strip-extras --no-header --no-emit-index-url --no-emit-trusted-host \
     --no-emit-find-links --no-allow-unsafe --unsafe-package coterie --output-file "$out" "$@"
-  # What follows the last pin are remarks about the project itself, which no lock can name.
+  # After the last pin come remarks about the project itself, which no lock can name.
   sed -i -e '/^# The following packages are considered to be unsafe/,$d' \
     -e '/^# WARNING: The following packages were not pinned/,$d' "$out"
 }

@@ -3,7 +3,7 @@
 Everything is drawn from seeds, so the files are the same each time.  Secrets of a round are the only thing that the
 product draws itself: while it does, ``os.urandom`` is replaced *here*; the product has no way to be given them.
 
-With ``--check`` nothing is written; the status is 1 when a file would change.
+``--check`` writes nothing; the status is 1 if a file would change.
 """
 
 from __future__ import annotations
@@ -568,7 +568,7 @@ def sealed_batch() -> Json:
 # --- whole rounds ------------------------------------------------------------------------------------------------
 
 Relay = Callable[[Step, int, bytes], bytes]
-"""What the server does to a briefing on its way: ``(step, member, briefing) -> briefing``."""
+"""Change that the server makes to a briefing on its way: ``(step, member, briefing) -> briefing``."""
 
 
 def masked_round(name: str, members: int, lost: Sequence[int] = (), relay: Relay | None = None) -> Json:

@@ -1,4 +1,4 @@
-"""What callers do to a service, on loopback and to containers: calls with nothing in them, attacks, open streams."""
+"""Callers of a service, on loopback and in containers: empty calls, attacks, open streams."""
 
 import asyncio
 import contextlib

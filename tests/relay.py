@@ -44,9 +44,9 @@ class Between:
         self._target, self._shown, self._name, self._onward = target, shown, name, onward or shown
         self._listen = listen
         self.flows = []
-        """What each connection sent to the service, byte for byte."""
+        """Bytes that each connection sent to the service."""
         self.greeted = []
-        """Whom callers asked it to be, whether or not they then took it for that."""
+        """Names that callers asked the relay to have, whether or not they then accepted it."""
         self._tasks = set()
 
     @property

@@ -42,8 +42,8 @@ def bootstrap(
 
     Makes the certificate authority, a folder for each party with its token, data and configuration, and the
     operator's order. Each folder belongs to one party: mount it, or copy it to the party's machine, and start
-    `coterie serve ROLE --config FOLDER/config.toml` there. Folders that exist are not changed. With --invite, parties
-    make keys and configurations on their own machines: `coterie enrol FOLDER/invitation --into NEW`.
+    `coterie serve ROLE --config FOLDER/config.toml` there. Folders that exist are not changed. If --invite is given,
+    parties make keys and configurations on their own machines: `coterie enrol FOLDER/invitation --into NEW`.
     """
     output = Output("bootstrap", as_json=json)
     addresses = dict(_pair(text) for text in address or ())

@@ -1,7 +1,7 @@
 """Output of commands: prose for people, and one JSON envelope for programs.
 
-Without ``--json`` prose goes to standard output and errors to standard error.  With it, prose goes to
-standard error and standard output carries one line: ``{"ok": true, "command": ..., "result": ...}`` or
+Without ``--json`` prose goes to standard output and errors to standard error.  If it is given, prose goes
+to standard error and standard output carries one line: ``{"ok": true, "command": ..., "result": ...}`` or
 ``{"ok": false, "command": ..., "error": ...}``.
 """
 

@@ -72,7 +72,8 @@ def recommend(
 def receipt(user: UserOption, run: RunOption = None, json: JsonOption = False) -> None:
     """Print what has left a user's host, to whom, and how protected.
 
-    Also prints what the host refused. What it sent for all its users together is in the receipt of each. Times are UTC.
+    Also prints what the host refused. The receipt of each user includes what the host sent for all its users together.
+    Times are UTC.
     """
     import asyncio
 

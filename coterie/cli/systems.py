@@ -21,8 +21,8 @@ def systems(json: JsonOption = False) -> None:
 
     found = combinations()
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("System", "Secure sum", "Runs", "What it gives, or why not"):
-        table.add_column(heading, no_wrap=heading != "What it gives, or why not")
+    for heading in ("System", "Secure sum", "Runs", "Protection, or reason"):
+        table.add_column(heading, no_wrap=heading != "Protection, or reason")
     for one in found:
         table.add_row(
             f"{one.system} {one.form}".rstrip(), one.secure_sum, "yes" if one.allowed else "no", one.why

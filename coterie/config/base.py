@@ -56,7 +56,7 @@ class Peer(ConfigModel):
 
 
 class EnrolSettings(ConfigModel):
-    """How a process gets its certificate the first time."""
+    """Enrolment, by which a process gets its first certificate."""
 
     address: Address = Field(description="Address at which the third party takes enrolments, `host:port`.")
     name: Label = Field("directory", description="Name of the third party in its certificate.")

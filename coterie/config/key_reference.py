@@ -30,7 +30,7 @@ Reference of every key of a configuration file, for whoever writes one: its type
 each service process and an operator read one TOML file each. `coterie config show` prints a file's resulting values and
 where each came from; `coterie config reference` prints this page.
 
-## Where values come from
+## Sources of values
 
 Each key takes its value from the last of these sources that gives one:
 

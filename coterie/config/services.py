@@ -233,7 +233,7 @@ class ConsentSettings(ConfigModel):
 
 
 class KeySettings(ConfigModel):
-    """What a party relies on about the key of encrypted sums."""
+    """The roster and the terms by which a party checks the key of encrypted sums."""
 
     roster: Path = Field(
         description="File with the roster: the participants who may hold the secret key, signed by the operator "

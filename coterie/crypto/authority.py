@@ -425,7 +425,7 @@ class TokenRecord:
         Raises
         ------
         CertificateError
-            With what was wrong; the token is not in the message.
+            Says what is wrong; the token is not in the message.
         """
         if not self.matches(secret_text):
             raise CertificateError("the enrolment token is not the expected one")

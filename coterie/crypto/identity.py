@@ -405,7 +405,7 @@ class Delegation:
         signing_public : bytes
             The participant's key, from its verified bundle.
         certificate_fingerprint : bytes
-            Of the certificate that the connection really showed.
+            SHA-256 of the certificate that the connection really showed, 32 bytes.
         run_id : str
             The run in which it wants to speak.
         now : int
@@ -597,14 +597,14 @@ def check_signature(public: bytes, signature: bytes, message: bytes, what: str, 
     ----------
     public, signature, message : bytes
     what : str
-        What is signed, for the error's message.
+        Name of the signed object, for the error's message.
     reason : Reason
-        For the error.
+        Reason of the error.
 
     Raises
     ------
     VerificationError
-        With that reason.
+        The given reason.
     """
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, message)

@@ -1,9 +1,9 @@
 """Records of Paillier keys: a run's public key in an epoch, the holders of its secret, and their signatures.
 
 One holder makes a key pair and signs its record; the others open their envelopes, check the secret key in full, and
-countersign.  Whoever encrypts relies on the signatures of holders that the operator's roster names, and not on the
-third party, which only passes records on.  A record carries the signers' public keys; a participant's id is the SHA-256
-of its key, so no look-up is needed.
+countersign.  A party that encrypts relies on the signatures of holders that the operator's roster names, and not on
+the third party, which only passes records on.  A record carries the signers' public keys; a participant's id is the
+SHA-256 of its key, so no look-up is needed.
 
 This module does not compute with the key, so the third party checks records without ``gmpy2``.
 """
@@ -191,7 +191,7 @@ class KeyRecord:
     signature : bytes
         The generator's, 64 bytes.
     countersignatures : tuple of Countersignature
-        Of other holders, ascending by id.
+        Signatures of other holders, ascending by id.
     """
 
     key: KeyFields

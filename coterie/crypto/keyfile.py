@@ -104,8 +104,8 @@ def read_marked_file(path: Path, mark: bytes, what: str) -> bytes:
 def destroy_private_file(path: Path) -> None:
     """Remove a secret file, durably; a file that is already gone is no error.
 
-    Removing a name does not erase the blocks below it.  Whoever must withstand the theft of the *disk* keeps
-    these files on an encrypted or memory-backed volume.
+    Removing a name does not erase the blocks below it.  To withstand the theft of the *disk*, keep these
+    files on an encrypted or memory-backed volume.
 
     Raises
     ------

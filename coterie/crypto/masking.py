@@ -12,13 +12,13 @@ Every derivation is HKDF-SHA256 (RFC 5869) without salt, 32 bytes long, whose ``
 in 4 bytes, big-endian: what AES-256-GCM encrypts zeros to under the zero nonce.  The keystream is read as little-endian
 uint32 words, one for each value of the vector.  A key expands once, so the nonce never repeats under it.
 
-**Signs.**  Of a pair, the participant with the lower id adds the mask and the other subtracts it.
+**Signs.**  The participant of a pair with the lower id adds the mask, and the other subtracts it.
 
 **Sealed shares.**  65 bytes: one byte whose second bit is the top bit of the seed's share and whose first bit is the
 top bit of the mask secret's share, then the lower 256 bits of each share, big-endian, in the same order.  Sealed with
 AES-256-GCM under the share key, the zero nonce and no associated data; a share key seals one message.
 
-What is assumed: X25519 is gap Diffie-Hellman, HKDF a random oracle on the shared secret, AES-256 a pseudorandom
+Assumed: X25519 is gap Diffie-Hellman, HKDF a random oracle on the shared secret, AES-256 a pseudorandom
 permutation (at most 2^31 blocks under a key here).
 """
 

@@ -172,8 +172,8 @@ def _unpack(packed: int, count: int, room: int) -> tuple[int, ...]:
     return tuple((packed >> (place * room) & mask) % PRIME for place in range(count))
 
 
-# With a complete graph nearly all secrets have the same surviving holders.  With a circulant graph each has its own,
-# which are not asked for again.
+# In a complete graph nearly all secrets have the same surviving holders.  In a circulant graph each secret has its own
+# holders, which are not asked for again.
 @lru_cache(maxsize=16)
 def _weights(points: tuple[int, ...]) -> tuple[int, ...]:
     _require_points(points)

@@ -68,7 +68,7 @@ class VerificationError(CryptoError):
     message : str
         The reason in words, without secrets and private values.
     hint : str, optional
-        What to do next.
+        Advice on what to do next.
     """
 
     def __init__(self, reason: Reason, message: str, *, hint: str | None = None) -> None:

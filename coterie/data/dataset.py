@@ -41,7 +41,7 @@ class Dataset:
     item_genres : ndarray of bool, shape (I, G), or None
     item_titles : tuple of str, length I, or None
     notes : tuple of str
-        What reading changed or assumed, one sentence each.
+        Changes and assumptions made by reading, one sentence each.
 
     Raises
     ------

@@ -34,7 +34,7 @@ def read_genome(folder: str | Path, dataset: Dataset, components: int = COMPONEN
     Parameters
     ----------
     folder : str or Path
-        With the file; it need not be the data set's own.
+        Folder that has the file; it need not be the data set's own.
     dataset : Dataset
         MovieLens, with its own keys of items.
     components : int

@@ -56,7 +56,7 @@ def read_ncf_holdout(folder: Path, dataset: Dataset, *, keep_own: bool = False) 
     Parameters
     ----------
     folder : Path
-        With ``ml-1m.test.rating``, ``ml-1m.test.negative`` and ``item_index_to_movieid.tsv``.
+        Folder that has ``ml-1m.test.rating``, ``ml-1m.test.negative`` and ``item_index_to_movieid.tsv``.
     dataset : Dataset
         The ratings, with MovieLens' own keys.
     keep_own : bool

@@ -76,7 +76,7 @@ def by_genre(dataset: Dataset, owners: int | None = None, *, seed: int = 0) -> P
         first, each into the group that stays smallest with it, counted in interactions. A data set without
         genres needs it: the items are dealt to that many owners in a seeded order, each item to one.
     seed : int
-        Of that deal; not used where there are genres.
+        Seed of that deal; not used where there are genres.
 
     Returns
     -------

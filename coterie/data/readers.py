@@ -48,16 +48,16 @@ def read(
     layout : str, optional
         One of `LAYOUTS`; found out by default (`detect`).
     columns : mapping of str to str, optional
-        For CSV, TSV and Parquet: the column of ``user``, ``item``, ``rating`` and ``time``. What is not named
-        is found under its usual names; ratings and times may be absent.
+        For CSV, TSV and Parquet: the column of ``user``, ``item``, ``rating`` and ``time``. A
+        column that is not named is found under its usual names; ratings and times may be absent.
     rating_range : tuple of float, optional
         Lowest and highest possible rating; 0.5 to 5 for MovieLens by default, else any.
 
     Returns
     -------
     Dataset
-        Users and items that have interactions. An item without a genre is in ``unknown``. Of repeated pairs
-        the last one is kept, and the notes count them.
+        Users and items that have interactions. An item without a genre is in ``unknown``. The last of
+        repeated pairs is kept, and the notes count them.
 
     Raises
     ------

@@ -158,13 +158,13 @@ def temporal(dataset: Dataset, train: float = 0.8, validation: float = 0.1, seed
     Parameters
     ----------
     dataset : Dataset
-        With times.
+        Data set with times.
     train : float
         Share of each user's interactions, rounded down but at least one, in (0, 1].
     validation : float
         Share of each user's *train* interactions, its last ones, rounded down; 0 for none, below 1.
     seed : int
-        Of the tie rule.
+        Seed of the tie rule.
 
     Returns
     -------
@@ -215,14 +215,14 @@ def leave_last_out(dataset: Dataset, *, ties: Ties = "hash", validation: bool = 
     Parameters
     ----------
     dataset : Dataset
-        With times.
+        Data set with times.
     ties : {"hash", "file"}
-        What decides between interactions of a user at the same second: a seeded hash of (user, item), or the row in
+        Rule that orders interactions of a user at the same second: a seeded hash of (user, item), or the row in
         the data set, a later one counting as later. Only with ``"hash"`` is the split the same in any row order.
     validation : bool
         Whether the second-last interaction validates; otherwise it trains.
     seed : int
-        Of the hash.
+        Seed of the hash.
 
     Returns
     -------
@@ -260,7 +260,7 @@ def leave_marked_out(
     validation : bool
         Whether one more interaction of each user validates.
     seed : int
-        Of the hash.
+        Seed of the hash.
 
     Returns
     -------
@@ -294,7 +294,7 @@ def cold_users(dataset: Dataset, test: float = 0.1, validation: float = 0.0, see
     test, validation : float
         Shares of the users that have interactions, rounded, but at least one user; ``validation`` may be 0.
     seed : int
-        Of the hash of user keys that picks them: the same users from the same data in any order of rows.
+        Seed of the hash of user keys that picks them: the same users from the same data in any order of rows.
 
     Returns
     -------
@@ -317,7 +317,7 @@ def cold_items(dataset: Dataset, test: float = 0.1, validation: float = 0.0, see
     test, validation : float
         Shares of the items that have interactions; as in `cold_users`.
     seed : int
-        Of the hash of item keys.
+        Seed of the hash of item keys.
 
     Returns
     -------

@@ -100,7 +100,7 @@ def generate(spec: SyntheticSpec) -> Dataset:
     Returns
     -------
     Dataset
-        With times, titles and genres; no pair twice.
+        Data set with times, titles and genres; no pair twice.
     """
     rng = np.random.default_rng(spec.seed)
     item_genres, centroids, item_factor, taste = _world(spec, rng)
@@ -153,7 +153,7 @@ def generate_user_attributes(spec: SyntheticSpec) -> AttributeTable:
     -------
     AttributeTable
         ``crowd: ...``, one for each genre: a user is in the crowd of a genre with the probability that its own taste
-        gives the genre.  ``region: ...``, four that say nothing of taste.  Of each 20 users about one has told no
+        gives the genre.  ``region: ...``, four that say nothing of taste.  About one in 20 users has told no
         crowd.
     """
     taste = _world(spec, np.random.default_rng(spec.seed))[3]

@@ -120,7 +120,7 @@ class FileTable:
     ) -> NDArray[np.float64]:
         """Return a column of finite numbers, refusing any outside ``low`` to ``high`` (inclusive).
 
-        With ``blank`` a field where nothing stands is NaN.
+        If ``blank`` is set, an empty field is NaN.
 
         Returns
         -------

@@ -130,10 +130,10 @@ def damped_offset(
     Parameters
     ----------
     user, item : ndarray of int32, shape (N,)
-        Of the *training* interactions.
+        Users and items of the *training* interactions.
     rating : ndarray of float, shape (N,)
     item_mean : ndarray of float, shape (items,)
-        Of `damped_mean`.
+        Result of `damped_mean`.
     users : int
     strength : float
         Number of ratings at the items' means that every user is given beforehand, above 0.

@@ -273,9 +273,9 @@ class LeaveOneOut:
     ) -> dict[str, NDArray[np.float64]]:
         r"""Compute hit ratio and NDCG of each user from scores.
 
-        With ``r`` the number of candidates that score at least as high as the held-out item (so equal scores count
-        against the model; scores are compared as float32), ``hit_ratio@k`` is 1 if ``r < k``, else 0, and ``ndcg@k``
-        is :math:`1 / \log_2(r + 2)` if ``r < k``, else 0.
+        Let ``r`` be the number of candidates that score at least as high as the held-out item (so equal scores count
+        against the model; scores are compared as float32).  Then ``hit_ratio@k`` is 1 if ``r < k``, else 0, and
+        ``ndcg@k`` is :math:`1 / \log_2(r + 2)` if ``r < k``, else 0.
 
         Parameters
         ----------

@@ -250,11 +250,11 @@ def measure_readings(
     Parameters
     ----------
     rated : Rated
-        With ``among`` left out.  Its test part is measured, with its ``k`` and ``relevant_from``.
+        Ratings, with ``among`` left out.  Its test part is measured, with its ``k`` and ``relevant_from``.
     score_all : callable
         Predicted ratings of all items for some users: positions (n,) to float (n, n_items), finite.
     seed : int
-        Of the sampled items; not negative.
+        Seed of the sampled items; not negative.
     sampled : sequence of int
         As in `candidates`.
     predicts : bool
@@ -264,7 +264,7 @@ def measure_readings(
     -------
     dict of str to float
         ``precision@k/...``, ``recall@k/...`` and ``f1@k/...`` (of these two, (53)) with names of `Reading`, and
-        ``ndcg/...`` with names of `GradedReading`.  What no user has a value for is left out.
+        ``ndcg/...`` with names of `GradedReading`.  Figures for which no user has a value are left out.
 
     Raises
     ------

@@ -26,8 +26,8 @@ def ranking(
 ) -> dict[str, NDArray[np.float64]]:
     r"""Rank each user's candidates by score and compute the metrics of the first ``k``.
 
-    With :math:`rel_i` 1 if the item at rank :math:`i` is relevant, else 0, and :math:`R` the number of the
-    user's relevant candidates:
+    :math:`rel_i` is 1 if the item at rank :math:`i` is relevant, else 0, and :math:`R` is the number of the
+    user's relevant candidates.
 
     ``precision@k``
         :math:`\sum_{i \le k} rel_i / k`; ``k`` also where there are fewer candidates.
@@ -54,7 +54,7 @@ def ranking(
     scores : ndarray of float, shape (n, I)
         Finite for every candidate.
     relevant : ndarray of bool, shape (n, I)
-        What is not also a candidate does not count.
+        Relevant items; one that is not also a candidate does not count.
     candidates : ndarray of bool, shape (n, I)
         Items that are ranked.
     k : int
@@ -144,12 +144,12 @@ def descending(scores: NDArray[np.floating]) -> NDArray[np.int64]:
     Parameters
     ----------
     scores : ndarray of float
-        Of any shape; finite.  They are compared as float32.
+        Scores, of any shape; finite.  They are compared as float32.
 
     Returns
     -------
     ndarray of int64
-        Of the same shape, each of 32 bits with its sign.
+        Integers of the same shape, each of 32 bits with its sign.
     """
     # Adding zero turns -0 into +0, which it equals.
     bits = (scores.astype(np.float32) + np.float32(0)).view(np.int32)

@@ -25,9 +25,10 @@ class PairedDifference:
     low, high : float
         Interval over users: what another sample of such users would give, with these seeds.
     low_with_seeds, high_with_seeds : float
-        Interval over users and seeds: what other users and other seeds would give. With few seeds it is wide.
+        Interval over users and seeds: what other users and other seeds would give. It is wide if
+        there are few seeds.
     confidence : float
-        Of both intervals, as a share.
+        Confidence of both intervals, as a share.
     users, seeds : int
         Numbers of users and seeds that were compared.
     """
@@ -66,7 +67,7 @@ def paired_difference(
     resamples : int
         At least 1.
     seed : int
-        Of the bootstrap.
+        Seed of the bootstrap.
 
     Returns
     -------

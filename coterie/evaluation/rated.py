@@ -60,7 +60,7 @@ def graded_ndcg(
     user : ndarray of int, shape (N,)
         Below ``n_users``.
     scores, rating : ndarray of float, shape (N,)
-        Of one item of the user each; finite.
+        Score and rating of one item of the user each; finite.
     n_users : int
     k : int
         At least 1.
@@ -183,7 +183,7 @@ class Rated:
             ``validation_...``
                 The same for the validation part, where only training items have been seen.
             ``train_squared_error``, ``train_absolute_error``, ``train_ratings``
-                Of the training part, with ``training``.
+                The same for the training part, if ``training``.
 
         Raises
         ------

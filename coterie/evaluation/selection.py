@@ -28,11 +28,11 @@ class SelectedModel:
     best : int
         Position in ``history`` of the selected version.
     metrics : mapping of str to float
-        Of that version; may have keys that are too dear to compute for all.
+        Metrics of that version; may have keys that are too dear to compute for all.
     users : mapping of str to int
         Number of users with a value, by metric.
     per_user : mapping of str to ndarray of float64, shape (U,), or None
-        Of that version, in the data set's order of users; None where values stay with the users.
+        Metrics of that version, in the data set's order of users; None where values stay with the users.
     facts : mapping
         JSON-ready: what else is to be said of the row, such as ``secure_sum``.
     """

@@ -23,9 +23,9 @@ class Finding:
     status : str
         ``"ok"``, ``"warn"`` (the run or service can start all the same) or ``"fail"``.
     problem : str
-        What is wrong; empty when ok.
+        The fault that was found; empty when ok.
     fix : str
-        How to put it right; empty when ok.
+        Advice on how to put it right; empty when ok.
     note : str
         The fact that was found, when ok.
     """

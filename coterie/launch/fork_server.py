@@ -50,7 +50,7 @@ _IMPORTED = (
     "pydantic.type_adapter",
     "sqlalchemy.dialects.sqlite",
 )
-"""What every service imports while it starts."""
+"""Modules that every service imports while it starts; the fork server imports them ahead."""
 
 
 class ChildProcess(Protocol):

@@ -152,7 +152,7 @@ async def measure_all(
     cos : MeasuredService
         The COS, which asks the other services to measure.
     order : MeasureOrder
-        What to measure.
+        Times and transfers to measure.
     parties : sequence of str
         Parties that measure, as ``"client/host-0"``; all when empty.
     told : callable

@@ -171,7 +171,7 @@ async def enrol(
     tls : TlsFiles
         Where key, chain and the authority's certificate go.
     participants : sequence of Identity
-        Whom the process speaks for.
+        Participants for which the process speaks.
 
     Returns
     -------

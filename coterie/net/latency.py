@@ -213,7 +213,7 @@ async def measure_each(
     tls : TlsFiles
         Its certificate.
     order : MeasureOrder
-        What to measure.
+        Times and transfers to measure.
     limit : int
         Most bytes that may be transferred for the order.
     """

@@ -151,7 +151,7 @@ class PublicKeys:
         VerificationError
             As `KeyRecord.verify`; OLD_EPOCH for a lower epoch than was seen, or another key of the same one.
         CertificateError
-            What was seen cannot be written down.
+            The epoch that was seen cannot be written to its file.
         """
         if self._seen is not None:
             check_epoch(record.epoch, record.key_id, *self._seen)

@@ -177,7 +177,7 @@ class CanaryKit:
         kind : str
             Kind of datum, as in the visibility matrix.
         value : bytes or str
-            What to search for, at least 8 bytes.
+            Value to search for, at least 8 bytes.
         holders : collection of str, optional
             The only parties that may hold it.
         """

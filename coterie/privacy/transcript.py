@@ -429,7 +429,7 @@ _METHODS: Mapping[tuple[str, str], tuple[type[Message], ...]] = MappingProxyType
             _methods_of("data-owner", data_owner_pb2.DESCRIPTOR),
             _methods_of("client", client_pb2.DESCRIPTOR),
             _methods_of("thirdparty", thirdparty_pb2.DESCRIPTOR),
-            # Beside what each offers; of these the COS alone offers all.
+            # In latency.proto every role offers `Probe`, and the COS alone also offers `Latency`.
             *(_methods_of(role, latency_pb2.DESCRIPTOR) for role in _OFFERING),
         )
     )

@@ -1,7 +1,7 @@
 """The server's copy of the model: in the open, or as versions sealed for participants that share the key.
 
-With a shared key the key holders apply sums and seal the next version; the server stores the sealed bytes as it would
-store arrays, and hands them out to participants.
+If participants share the key, the key holders apply sums and seal the next version.  The server stores the sealed bytes
+as it would store arrays, and hands them out to participants.
 """
 
 from __future__ import annotations

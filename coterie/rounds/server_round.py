@@ -241,8 +241,8 @@ class MembersRevoked:
     """Event: these members are revoked.
 
     Revoked members that have not answered the first step are out of the round, and no message of theirs is accepted.
-    Those that have answered it stay to the end, because the other members count on them.  The event is not durable:
-    the service sends it again after a restart.
+    Revoked members that have answered it stay to the end, because the other members count on them.  The event is not
+    durable: the service sends it again after a restart.
     """
 
     members: frozenset[int]

@@ -165,8 +165,9 @@ def tolerance(devices: Sequence[int], degree: int, threshold: int) -> Tolerance:
 def arranged(plan_hash: bytes, members: int, degree: int) -> tuple[tuple[int, ...], ...]:
     """Return each member's neighbours, ascending.
 
-    With ``degree = members - 1`` these are all other members.  Otherwise the ring is the positions 0 to ``members - 1``
-    sorted by SHA-256((graph, plan hash, position)), and neighbours are those at most ``degree / 2`` places away.
+    If ``degree = members - 1``, all other members are neighbours.  Otherwise the ring is the positions 0 to
+    ``members - 1`` sorted by SHA-256((graph, plan hash, position)), and neighbours are at most ``degree / 2`` places
+    away.
 
     Raises
     ------

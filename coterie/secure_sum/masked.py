@@ -102,8 +102,8 @@ class MaskedServer(CodesSum):
     rule : callable, optional
         Gives degree and threshold for a number of members; by default ``graph_fields`` with its default assumptions.
     directory_key : bytes, optional
-        Raw Ed25519 public key of the directory, 32 bytes.  With this key the server checks bundles in advertisements
-        too, so that one bad bundle does not make its neighbours leave.
+        Raw Ed25519 public key of the directory, 32 bytes.  If it is given, the server checks bundles in
+        advertisements too, so that one bad bundle does not make its neighbours leave.
     clock : callable, optional
         Gives Unix seconds, for the validity of bundles.
     """

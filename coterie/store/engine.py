@@ -231,14 +231,14 @@ class Writer:
         Parameters
         ----------
         what : str
-            What is attempted, for the error: "keep contributions".
+            The action, for the error: "keep contributions".
         write : callable
             May be run several times.
 
         Returns
         -------
         object
-            What ``write`` returns.
+            Result of ``write``.
 
         Raises
         ------
@@ -416,7 +416,7 @@ class Term:
         Parameters
         ----------
         what : str
-            What is attempted, for the error: "write a version of the model".
+            The action, for the error: "write a version of the model".
         size : int
             Bytes of the file, where they are many.
 

@@ -85,7 +85,7 @@ class Spool:
         return start, length
 
     def _open(self) -> None:
-        # Of mode 0600, and unnamed from the start.
+        # The file has mode 0600, and no name from the start.
         file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115 - open as long as the spool is
         self._file = file.fileno()
         weakref.finalize(self, file.close)

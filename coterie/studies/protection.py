@@ -188,7 +188,7 @@ def _of_encryption(settings: RunSettings) -> list[str]:
         )
     if holders < _FEWEST_HOLDERS:
         found.append(
-            f"{holders} {who}: where one is lost, nothing is decrypted. Of {_FEWEST_HOLDERS} one may be."
+            f"{holders} {who}: where one is lost, nothing is decrypted. {_FEWEST_HOLDERS} tolerate one loss."
         )
     return found
 

@@ -453,7 +453,7 @@ def owner_side(
     items : ndarray of int, shape (n,)
         The owner's items, by position in the catalogue.
     features : AttributeTable
-        What the owner knows of its items, a row for each.
+        Features of the items that the owner knows, a row for each item.
 
     Raises
     ------

@@ -97,8 +97,8 @@ class SplitSettings(ConfigModel):
         0.1,
         ge=0,
         lt=1,
-        description="Share of the training part that is held out to choose a version of the model. With "
-        "leave-last-out and published: one more interaction of each user, unless 0.",
+        description="Share of the training part that is held out to choose a version of the model; for "
+        "leave-last-out and published, one more interaction of each user, unless 0.",
     )
     ties: Literal["hash", "file"] = Field(
         "hash",
@@ -229,7 +229,7 @@ class EncryptionSettings(ConfigModel):
         ge=1,
         le=32,
         description="Number of decrypting clients, each of which holds the secret key and decrypts a part of "
-        "each sum. With secure_sum 'shared-key' there are none: client hosts hold it.",
+        "each sum. There are none under secure_sum 'shared-key', where client hosts hold the key.",
     )
     sparse: bool = Field(
         False,

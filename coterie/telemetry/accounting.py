@@ -102,7 +102,7 @@ class Accounting:
         Returns
         -------
         object
-            What ``work`` returns.
+            Result of ``work``.
         """
 
         def counted() -> T:

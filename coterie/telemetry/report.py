@@ -257,7 +257,7 @@ class Protection(Part):
     warnings: tuple[str, ...] = Field(
         (), description="Sentences about what the cohorts and settings disclose."
     )
-    says: str = Field("", description="What the server sees of a contribution.")
+    says: str = Field("", description="The server's view of a contribution.")
     devices: Devices = Field(Devices(), description="Devices of a masked sum; absent for other sums.")
 
 
@@ -378,7 +378,7 @@ class SeedRecord(Part):
 
 
 class Heading(Part):
-    """What was run, on which data and with which software, and its results over all seeds."""
+    """The heading of a report: the run, its data set, its software, and its results over all seeds."""
 
     run_id: str = Field(
         "", description="Id of the run: its name, time and four random digits. It sorts by time."
@@ -417,7 +417,7 @@ class Heading(Part):
 
 
 class Course(Part):
-    """What one federation did, cost and revealed; a report has that of its first seed."""
+    """The course, costs and disclosures of one federation; a report has those of its first seed."""
 
     history: tuple[EvaluationPart, ...] = Field((), description="Evaluations of the first seed, in order.")
     chosen: Chosen | None = Field(
@@ -482,18 +482,20 @@ class Course(Part):
     )
     attacks: dict[str, Figures] = Field(
         default_factory=dict,
-        description="With `federation.attacks`: figures by attack, [below](#attacks).",
+        description="Figures by [attack](#attacks); only with `federation.attacks`.",
     )
 
 
 class Report(Course, Heading):
-    """What is left of a run: the content of ``report.json``."""
+    """The report of a run: the content of ``report.json``."""
 
     theta_study: tuple[FurtherRun, ...] = Field(
-        (), description="With `study.theta`: a federation for each value of theta."
+        (), description="A federation for each value of theta; only with `study.theta`."
     )
-    per_seed: tuple[SeedRecord, ...] = Field((), description="With several seeds: the record of each.")
-    started: str = Field("", description="When the run began (ISO 8601, UTC).")
+    per_seed: tuple[SeedRecord, ...] = Field(
+        (), description="Record of each seed, in runs with several seeds."
+    )
+    started: str = Field("", description="Time at which the run began (ISO 8601, UTC).")
     duration_s: Number = Field(None, description="Seconds from the start to the report.")
 
 

@@ -215,7 +215,7 @@ def _random_over_test_items(report: Report) -> str | None:
     return None
 
 
-# What it revealed
+# Disclosures
 
 
 def _visibility(report: Report) -> dict[str, Any] | None:
@@ -243,7 +243,7 @@ def _attacks(report: Report) -> ReportTable | None:
     attacks = report.attacks
     if not attacks:
         return None
-    # With ties broken by popularity, an attack that saw nothing reaches popularity's AUC and not 0.5.
+    # An attack that saw nothing and breaks ties by popularity reaches popularity's AUC and not 0.5.
     helped = any(finite(row.get("auc_with_popularity")) is not None for row in attacks.values())
 
     def line(name: str, row: Figures) -> list[str]:
@@ -312,7 +312,7 @@ def _plain(value: object) -> str:
     return count(number) if number == int(number) else significant(number)
 
 
-# With what
+# Data, settings and software
 
 
 def _about(report: Report) -> list[ReportTable]:

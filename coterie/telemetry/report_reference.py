@@ -26,10 +26,10 @@ _WORDS = {float: "number", int: "number", str: "text", bool: "true or false"}
 
 def markdown() -> str:
     """Return a table of a report's keys, and one for each of its parts, as Markdown."""
-    lines = ["| key | takes | what it holds |", "| --- | --- | --- |", *_lines(Report), ""]
+    lines = ["| key | takes | meaning |", "| --- | --- | --- |", *_lines(Report), ""]
     for part in dict.fromkeys(_parts(Report)):
         lines += [f"### {_title(part)}", "", inspect.cleandoc(part.__doc__ or ""), ""]
-        lines += ["| field | takes | what it holds |", "| --- | --- | --- |", *_lines(part), ""]
+        lines += ["| field | takes | meaning |", "| --- | --- | --- |", *_lines(part), ""]
     return "\n".join(lines)
 
 

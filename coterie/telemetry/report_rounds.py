@@ -178,7 +178,7 @@ def _became(rounds: RoundTotals) -> str:
 
 def rounds_section(report: Report) -> Section:
     """Return the HTML page's section on rounds; empty for a report without rounds."""
-    found = Section("rounds", "Rounds", "What the rounds summed")
+    found = Section("rounds", "Rounds", "Sums of the rounds")
     rounds = rounds_of(report)
     if rounds is None:
         return found
@@ -219,9 +219,7 @@ def rounds_section(report: Report) -> Section:
         )
     if known.warnings:
         found.tables.append(
-            ReportTable(
-                "What to know of this setting", ["Note"], [[text] for text in known.warnings], numeric=False
-            )
+            ReportTable("Notes on this setting", ["Note"], [[text] for text in known.warnings], numeric=False)
         )
     if rounds.abandoned:
         found.tables.append(

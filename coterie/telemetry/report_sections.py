@@ -40,11 +40,11 @@ def sections(report: Report) -> list[Section]:
     return [found for found in (build(report) for build in builders) if found]
 
 
-# How the run learned
+# Learning
 
 
 def _learning(report: Report) -> Section:
-    found = Section("learning", "Learning", "How it learned")
+    found = Section("learning", "Learning", "Course of training")
     run = epoch_positions(report.history)
     if not run:
         return found
@@ -219,11 +219,11 @@ def _history(
     )
 
 
-# What it cost
+# Costs
 
 
 def _traffic(report: Report) -> Section:
-    found = Section("traffic", "Traffic", "What crossed the network")
+    found = Section("traffic", "Traffic", "Traffic between services")
     records = {name: row for name, row in report.traffic.items() if row.calls != 0}  # never called
     if not records:
         return found
@@ -312,7 +312,7 @@ def _network(report: Report) -> list[Fact]:
 
 
 def _work(report: Report) -> Section:
-    found = Section("work", "CPU and memory", "Where the work went")
+    found = Section("work", "CPU and memory", "CPU time and memory")
     services = report.cpu_seconds
     peaks = {name: value for name, value in report.peak_rss_mb.items() if value is not None}
     total = costs(report)
@@ -431,7 +431,7 @@ def _mebibytes(number: float | None) -> str:
 
 
 def _staleness(report: Report) -> Section:
-    found = Section("staleness", "Staleness", "How old the gradients were")
+    found = Section("staleness", "Staleness", "Ages of gradients")
     record = report.staleness
     ages = {
         age: amount
@@ -505,7 +505,7 @@ def _quantile(ages: Mapping[int, float], share: float) -> int:
 
 
 def _theta(report: Report) -> Section:
-    found = Section("theta", "Theta", "How much the threshold Theta matters")
+    found = Section("theta", "Theta", "Effect of the threshold Theta")
     study = sorted(
         ((one.theta, one) for one in report.theta_study if one.theta is not None), key=lambda one: one[0]
     )
@@ -557,7 +557,7 @@ def _theta(report: Report) -> Section:
 
 
 def _events(report: Report) -> Section:
-    found = Section("events", "Events", "What happened during the run")
+    found = Section("events", "Events", "Events during the run")
     events = [one for one in report.events if one.text]
     if events:
         table = ReportTable(

@@ -41,7 +41,7 @@ class Refusal(PeerError):  # noqa: N818 - the contract's word for it
     field : str
         Name of the message field, or of the thing, that was wrong.
     expected : str
-        What would have been right.
+        The value or form that would have been right.
     retry_after_s : float, optional
         After how long the same request may be made again, seconds.
     """

@@ -73,7 +73,7 @@ class Reply:
     Parameters
     ----------
     number : int
-        Of the visit.
+        Number of the visit.
     blocks, held : int
         Blocks that it ran; blocks that the owner has of the user.
     loss : float

@@ -46,7 +46,7 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def images(engine: Engine) -> dict[str, str]:
-    """What compose needs in its environment to build and find the images, which are built."""
+    """Build the images, and return the environment that compose needs to find them."""
     settings = {
         "BASE_IMAGE": engine.base_image(),
         "COTERIE_TAG": os.environ.get("COTERIE_TAG", "test"),

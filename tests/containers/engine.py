@@ -18,7 +18,7 @@ import pytest
 DEPLOY = Path(__file__).parents[2] / "deploy"
 BASE_IMAGE = "python:3.11-slim-bookworm"
 LOCAL_BASE_IMAGE = "coterie-base:local"
-"""What deploy/base-image.sh makes here, so that it cannot be taken for the one of a registry."""
+"""Base image that deploy/base-image.sh makes here, under a name that no registry has."""
 
 WAIT_S = 120.0
 """How long a test waits for anything; a machine under load needs some of it."""

@@ -15,7 +15,7 @@ KINDS = ("crash", "pause", "cut", "slow", "full")
 """Killed; held still; off the network; almost without a processor; without room on its disk."""
 
 PHASES = ("advertise", "share", "confirm", "submit", "unmask", "apply")
-"""Of a round under the masked sum, as the operator is told them."""
+"""Phases of a round under the masked sum, as the operator is told them."""
 
 _SLOW_SHARE = 0.04
 _LONGEST_S = 6.0

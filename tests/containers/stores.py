@@ -1,4 +1,4 @@
-"""What the stores of a federation hold, in copies of the parties' folders."""
+"""Content of the stores of a federation, read from copies of the parties' folders."""
 
 import csv
 import sqlite3

@@ -68,10 +68,10 @@ SETTINGS = {
     "rounds.step_timeout_s": 10,
 }
 _MIB = 64
-"""Of each disk, apart from the COS's: its transcript is on it."""
+"""Size of each disk in MiB, except that of the COS, which also has its transcript."""
 
 _SHARE_OF_HOSTS = 0.06
-"""Of a processor: so the phases of a round last long enough to be struck."""
+"""Share of a processor for each client host, so that the phases of a round last long enough for a fault."""
 
 _BACK_S = 180.0
 

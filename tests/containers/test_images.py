@@ -134,7 +134,7 @@ for folder, folders, names in os.walk(sys.argv[1]):
 """Prints what there is to say about each file below a folder, but for what a running kernel shows there."""
 
 _OF_THE_ENGINE = {".dockerenv", "etc/hostname", "etc/hosts", "etc/mtab", "etc/resolv.conf"}
-"""What the engine puts into each container when it starts it, the look at an image included, whatever the image has."""
+"""Files that the engine puts into every container when it starts one, also one that only reads an image."""
 
 
 def test_a_second_installation_gives_the_same_files_with_the_same_times(engine, build):

@@ -58,7 +58,7 @@ SERVICES = {"thirdparty": "thirdparty", "data-owner": "owner-0", "client": "host
 COS = logical_name("cos", "cos")
 ORDERS, WAY = 7000, 7443
 _SHARE_OF_HOSTS = 0.1
-"""Of a processor: nobody waits for their rounds."""
+"""Share of a processor for each client host; no test waits for their rounds."""
 
 
 def beside(folder):
@@ -193,7 +193,7 @@ def stolen(attacked):
 
 @pytest.fixture(scope="module")
 def recorded(attacked):
-    """What `host-0` sent from its registration on, as it was on the network."""
+    """Bytes that `host-0` sent from its registration on, as they were on the network."""
     attacked.until_rounds(3)
     attacked.order("keep", port=WAY, path="/tmp/recorded")
     return "/tmp/recorded"
@@ -201,7 +201,7 @@ def recorded(attacked):
 
 @pytest.fixture(scope="module")
 def read(attacked, stolen):
-    """What `host-0` says, read by somebody with the key of the orchestration server, for whom it is taken."""
+    """Messages of `host-0`, read by an attacker with the key of the orchestration server, in whose place it stands."""
     attacked.relay("cos")
     attacked.stack.until(lambda: attacked.report()["found"], "the run's name is read")
     attacked.stack.until(lambda: attacked.report()["flows"][0] > 30_000, "some rounds are read")

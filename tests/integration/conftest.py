@@ -397,7 +397,7 @@ def plan(run_id: str, **changes: Any) -> RunPlan:
 
 
 class Operating:
-    """What an operator does at a COS."""
+    """An operator at a COS: its calls."""
 
     def __init__(self, cos: Member, tls: TlsFiles) -> None:
         self.cos = cos
@@ -579,7 +579,7 @@ async def start_member(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def calls():
-    """What every module needs to make calls and to look at their failure, by name."""
+    """Names that every module needs to make calls and to look at their failure."""
     return type(
         "Calls",
         (),

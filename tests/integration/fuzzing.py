@@ -61,10 +61,10 @@ ENDING = {"hold_ms": (0, 0, 1, 5)}
 
 @dataclass
 class Known:
-    """What is true at the services: values that make a message almost right, by the name of the field."""
+    """True values of the services, by the name of the field, which make a message almost right."""
 
     values: dict[str, tuple]
-    """Of any field by its name, or by ``Message.field``: then no other value is drawn."""
+    """Value of a field by its name, or by ``Message.field``; then no other value is drawn."""
 
 
 class Draw:

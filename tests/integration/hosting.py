@@ -21,7 +21,7 @@ ITEMS = [f"item-{n:02}" for n in range(12)]
 NAMES = [f"user-{n}" for n in range(5)]
 SETTINGS = FedNcfSettings(model="neumf", dim=4, min_touch=1)
 SEED = 11
-"""Of users whose validation items rank higher after training."""
+"""Seed for which users' validation items rank higher after training."""
 
 TRUSTING = {"min_cohort": 1, "min_sum": 1}
 HISTORY = {

@@ -41,7 +41,7 @@ AHEAD = 1000
 
 
 class Lie:
-    """What the server tells the host that is not so; this one tells the truth."""
+    """Lies of the server to the host; this base class tells the truth."""
 
     model = None
     """Payload of the model that the host is served; None: the real server's."""
@@ -288,7 +288,7 @@ class LyingCos(OrchestratorServicer):
         self.closed = ClosedSteps()
         self.running = None
         self.received = {step: {} for step in MaskedServer.steps}
-        """What the host sent, by step and member."""
+        """Messages that the host sent, by step and member."""
 
     @contextlib.asynccontextmanager
     async def serving(self):

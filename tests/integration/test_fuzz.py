@@ -63,7 +63,7 @@ READS = frozenset(
         "Latency/Measure",
     )
 ) | {"/grpc.health.v1.Health/Check", "/coterie.v1.Probe/Echo", "/coterie.v1.Probe/Carry"}
-"""What may succeed and changes nothing all the same."""
+"""Calls that may succeed and change nothing."""
 
 HELD = frozenset(
     f"/coterie.v1.{name}"
@@ -76,7 +76,7 @@ HELD = frozenset(
         "Latency/Attend",
     )
 )
-"""What may be asked to wait with its answer."""
+"""Calls whose answer may be asked to wait."""
 
 FAULTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNIMPLEMENTED)
 

@@ -380,7 +380,7 @@ PACK = {"gzip": lambda data: gzip.compress(data, mtime=0), "deflate": zlib.compr
 async def test_what_is_packed_is_refused_before_it_is_unpacked_however_small(
     besieged, hostile, undisturbed, encoding
 ):
-    """Of a packed request that is as it should be, and of one that would unpack to much, nothing is unpacked."""
+    """Neither a correct packed request nor one that would unpack to much is unpacked."""
 
     def unpacked():
         return besieged.metric("coterie_refusals_total", rpc="Poll", reason="UNKNOWN_ROUND")

@@ -40,7 +40,7 @@ LIES = [
     ),
     (TwoLists, [Step.ADVERTISE, Step.SHARE, Step.SUBMIT, Step.CONFIRM], "for the same list"),
 ]
-"""What the host is told, the steps in which anything leaves it all the same, and what its users read."""
+"""Lies that the host is told, the steps in which it sends anything all the same, and the entry on users' receipts."""
 
 
 def sum_layout(purpose):

@@ -1,4 +1,4 @@
-"""What the attacker reads off the transcript of a real server is what was really summed, whatever went wrong meanwhile.
+"""An attacker reads from a real server's transcript the sums that were really formed, whatever went wrong meanwhile.
 
 The hosts are played, so that every contribution is known.  Messages are sent twice and with other bytes, a host leaves
 a round in the middle, the server is stopped and started in a step; then its transcript is replayed.
@@ -23,7 +23,7 @@ from . import playing
 from .playing import ITEMS, SETTINGS, STEPS, Host
 
 HOSTS = ("one", "two", "three", "four", "five")
-"""Of three users each; under masks one of five may be lost."""
+"""Hosts of three users each; under masks one of five may be lost."""
 
 
 @pytest.fixture(scope="module")

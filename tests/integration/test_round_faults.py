@@ -130,7 +130,7 @@ async def test_an_impossible_sum_under_masks_abandons_its_round_and_the_run_goes
 # --- members that drop -------------------------------------------------------------------------------------------
 
 HOSTS = 15
-"""Of two users each."""
+"""Hosts of two users each."""
 DROPPING = 3
 """Hosts that drop out of each round: 20% of the members."""
 

@@ -1,4 +1,4 @@
-"""What a sender may have on its way to a service that does not take it."""
+"""Limits on the bytes that a sender has in flight to a service that does not read them."""
 
 import asyncio
 

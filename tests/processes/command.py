@@ -98,12 +98,12 @@ class Command:
 
     @property
     def out(self) -> str:
-        """What it has written to standard output."""
+        """Text that the command has written to standard output."""
         return self._out.read_text()
 
     @property
     def err(self) -> str:
-        """What it has written to standard error."""
+        """Text that the command has written to standard error."""
         return self._err.read_text()
 
     def until(self, condition: Callable[[], object], what: str) -> None:

@@ -69,7 +69,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "encryption": {"bits": 1024, "comparison": True},
     },
 }
-"""What is trained, by system; the secure sum and the form (who is a member) come on top."""
+"""Settings of the recorded runs, by system; secure sum and form (who is a member) are added."""
 
 
 def of_system(system: str, *names: str) -> Any:

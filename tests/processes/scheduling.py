@@ -1,4 +1,4 @@
-"""Which worker runs which test: a group's tests on one, the tests that take longest first.
+"""Assignment of tests to workers: a group's tests to one worker, the longest tests first.
 
 The scheduler ``loadgroup`` of pytest-xdist 3.8 knows groups by a suffix of a test's id, which pytest 9 no longer lets
 it write: it forgets them silently.  Here the first worker that has collected tells the groups in a file.

@@ -1,4 +1,4 @@
-"""What the stores of a federation hold after its run, and what must hold of them whatever happened."""
+"""Content of the stores of a federation after its run, and checks that must pass whatever happened."""
 
 from __future__ import annotations
 

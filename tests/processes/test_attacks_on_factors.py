@@ -1,4 +1,4 @@
-"""What a curious server makes of a run of FedMF or FCF: all of a user in clear, and nothing of a sum over many."""
+"""Attacks by a curious server on a run of FedMF or FCF: all of a user in clear, nothing of a sum over many."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What a curious server makes of a whole FedMVMF run, as its report says: users alone in clear, and sums over them."""
+"""Attacks by a curious server on a whole FedMVMF run, as its report has them: on users in clear, and on sums."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What a curious server makes of a whole FedNCF run, as its report says: by form of the cohorts, and by the sum."""
+"""Attacks by a curious server on a whole FedNCF run, as its report has them: by form of the cohorts, and by the sum."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Who saw what, on the bytes: private values of a real run are searched in everything that each party held.
+"""Visibility of data on the bytes: private values of a real run are searched in everything that each party held.
 
 Every service records what it received and sent.  Each kind of datum that has a recognisable form is looked for in
 transcripts, stores, logs, given files and metrics pages of every party: it must be found with each party that
@@ -43,7 +43,7 @@ SAMPLE = 60
 NOT_IN_THIS_RUN = {
     ("operator", "participant_id"): "it asks for nothing that names one",
 }
-"""What a role may see by the matrix, and does not see here."""
+"""Kinds that a role may see by the matrix, and does not see here."""
 
 
 @pytest.fixture(scope="module")

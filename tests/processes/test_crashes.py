@@ -20,7 +20,7 @@ METRICS = ("ndcg_test_items@10", "map_test_items@10")
 TOLERANCE = 0.02
 
 ROUNDING = {"rtol": 1e-5, "atol": 1e-6}
-"""Of float32 factors after many updates, should a processor add in another order; here it is 0."""
+"""Tolerance of float32 factors after many updates added in another order; here the difference is 0."""
 
 EPOCHS = 8
 """Enough to come to a plateau, where runs can be compared."""

@@ -13,7 +13,7 @@ from .recorded import of_system
 LARGER = {"synthetic": {"users": 160, "interactions": 6000}}
 
 ROUNDING = 1e-6
-"""Of float32 gradients below 1: the same numbers, whatever order a processor adds them in."""
+"""Tolerance of float32 gradients below 1, which a processor may add in any order."""
 
 
 def owners(running):

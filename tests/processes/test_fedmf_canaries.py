@@ -1,4 +1,4 @@
-"""Who saw what of FedMF and FCF, on the bytes of runs: histories with ratings, users' factors, the model, supports."""
+"""Visibility of FedMF and FCF on the bytes of runs: histories with ratings, users' factors, the model, supports."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Who saw what of FedNCF, on the bytes: in clear with hosts and with users as members, under masks, under a shared key.
+"""Visibility of FedNCF on the bytes: in clear with hosts and with users as members, under masks, under a shared key.
 
 The same federation is run four times.  What each user contributed is read off its own host's transcript where users
 are members in clear.  The users contribute the same where a host adds them up and where it masks them, which is
@@ -125,7 +125,7 @@ def contributions_of(running):
 
 @pytest.fixture(scope="module")
 def of_users(runs):
-    """What each user contributed, codes by round and name."""
+    """Each user's contributions, codes by round and name."""
     return {
         (round_, names[0]): codes for (round_, names), codes in runs("users, clear").contributions.items()
     }
@@ -160,7 +160,7 @@ def audited(runs, of_users):
 
 
 def plant_item_lists(held):
-    """Which items a user trains on, as arrays of catalogue indices."""
+    """Items that each user trains on, as arrays of catalogue indices."""
     feed, data = held.running.feed, held.running.feed.dataset
     index = {key: item for item, key in enumerate(held.running.stores.item_keys())}
     planted = 0

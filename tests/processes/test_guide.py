@@ -27,7 +27,7 @@ SMALL = {
     "ROUNDS__PASSES": "2",
     "ROUNDS__EVALUATE_EVERY": "1",
 }
-"""What makes the example a small one: the commands stay as they are."""
+"""Settings that make the example a small one; the commands stay as they are."""
 MACHINES = {
     "thirdparty": "10.0.0.1",
     "cos": "10.0.0.2",

@@ -30,7 +30,7 @@ NAMES = ["cos", "owner-0", "host-0", "host-1", "host-2"]
 
 @pytest.fixture(scope="module")
 def alone(small):
-    """What one process makes of the same settings."""
+    """The same settings trained in one process."""
     settings = small(**FEDNCF)
     feed = make_feed(settings, load(settings), 0)
     return train_in_process(settings, feed, run_id="test", seed=0, see=lambda event: None).known

@@ -1,4 +1,4 @@
-"""What crosses the network changes no number: a federation learns what the same mathematics learns in one process."""
+"""The network changes no number: a federation learns the same as its mathematics in one process."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from coterie.systems.drift.sequential import run_in_process
 from .recorded import OneOwner
 
 ROUNDING = {"rtol": 1e-5, "atol": 1e-6}
-"""Of float32 factors after thousands of updates, should a processor add in another order; here it is 0."""
+"""Tolerance of float32 factors after thousands of updates added in another order; here the difference is 0."""
 
 pytestmark = pytest.mark.xdist_group("one owner")
 

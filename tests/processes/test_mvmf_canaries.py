@@ -1,4 +1,4 @@
-"""Who saw what of FedMVMF, on the bytes: ratings, attributes, features, contributions; by each of the sums.
+"""Visibility of FedMVMF on the bytes, by each of the sums: ratings, attributes, features, contributions.
 
 The same federation is run for each.  What each host contributes is read off its own transcript of the run in clear, and
 is searched for under masks and under encryption, too.
@@ -49,7 +49,7 @@ class Audited(Held):
 
     secure_sum: str
     sent: dict[str, list[tuple[int, int, bytes]]]
-    """What each party submitted: kind, number of the round, payload."""
+    """Submissions of each party: kind, number of the round, payload."""
 
     @property
     def purposes(self):
@@ -137,7 +137,7 @@ def plant_learned(held):
 
 
 def plant_contributions(held, clear):
-    """What each host contributes in clear, and under masks what really left."""
+    """Each host's contribution in clear, and under masks the vector that really left."""
     plan = FedMvmfPlan.from_json(held.running.plan().settings)
     shape = layouts(plan, len(held.running.feed.dataset.items))
     assert held.purposes == clear.purposes

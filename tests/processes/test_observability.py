@@ -1,4 +1,4 @@
-"""What an operator sees of running services: health that tells the truth, metrics, structured logs."""
+"""An operator's view of running services: true health, metrics, structured logs."""
 
 import asyncio
 import contextlib

@@ -106,7 +106,7 @@ def one_user_of_each_host(run: LocalRun) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def answered(finished: Path) -> dict[str, Any]:
-    """What a user of each host is told, by user."""
+    """Recommendations to a user of each host, by user."""
     users = one_user_of_each_host(local_run.newest(finished / "runs")).values()
     return {user: answer("recommend", "--user", user, "--k", "5", cwd=finished) for user in users}
 

@@ -1,4 +1,4 @@
-"""Who holds a Paillier key (docs/spec/custody.md)."""
+"""Holders of a Paillier key (docs/spec/custody.md)."""
 
 from .explicit import encode
 from .identities import participant_id

@@ -1,4 +1,4 @@
-"""Who is whose neighbour, and how many neighbours it takes (docs/spec/graph.md); probabilities as exact fractions."""
+"""Neighbours in the masking graph, and their number (docs/spec/graph.md); probabilities are exact fractions."""
 
 from fractions import Fraction
 from math import comb

@@ -10,7 +10,7 @@ LABELS = {TO_OWNER: "to-owner", TO_USER: "to-user"}
 
 
 class Channel:
-    """What one user and one owner agreed on under one prekey."""
+    """The agreement of one user and one owner under one prekey."""
 
     def __init__(self, agreed, run_id, user, owner, prekey_id):
         self.agreed, self.run_id, self.user, self.owner = agreed, run_id, user, owner

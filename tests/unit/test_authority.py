@@ -333,7 +333,7 @@ def context(authority: Authority, role: str, tmp_path, *, server: bool) -> ssl.S
 
 
 class ServerSideError(Exception):
-    """What the server made of a handshake that it ended."""
+    """The server's outcome of a handshake that it ended."""
 
 
 def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> tuple[bytes, bytes]:

@@ -1,4 +1,4 @@
-"""Which share of what users have is closed to learning, as the report of a run in rounds says it."""
+"""Share of users' items that is closed to learning, in the report of a run in rounds."""
 
 from pathlib import Path
 

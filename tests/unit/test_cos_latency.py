@@ -1,4 +1,4 @@
-"""Who attends at the COS to measure, seen from the servicer alone: who has gone holds nobody up."""
+"""Parties that attend at the COS to measure, seen from the servicer alone: a party that has gone delays nobody."""
 
 from __future__ import annotations
 

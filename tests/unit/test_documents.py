@@ -38,7 +38,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`([^`\n]+)`")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 MADE = re.compile(r"^(runs|data|state|federation|PATH|\.venv|\.venv/bin|build|dist)(/|$)")
-"""What a user or a command makes: not in the repository."""
+"""Paths that a user or a command makes, which are not in the repository."""
 
 
 def text(page: Path) -> str:

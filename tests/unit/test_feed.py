@@ -1,4 +1,4 @@
-"""What a run's settings make of a data set: the kinds of splits and what is measured on them."""
+"""Division of a data set by a run's settings: the kinds of splits, and the metrics on them."""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What owners keep of rounds in which they told of their items, and the file of what they know."""
+"""State that owners keep of rounds in which they sent item factors, and their file of features."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What data owners tell of their items in a round, at the orchestration server: taken, refused, waited for, or not."""
+"""Item factors of data owners in a round, at the orchestration server: taken, refused, waited for, or not."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is installed is named to the byte: every lock gives one version and its hashes."""
+"""Locks name installed packages to the byte: every lock gives one version and its hashes."""
 
 import re
 from pathlib import Path

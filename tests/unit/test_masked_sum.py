@@ -154,7 +154,7 @@ def play(cohort, lost):
 
 
 def revealed(cohort):
-    """What was revealed: by whom, about whom, which."""
+    """Revealed shares: by whom, about whom, which kind."""
     for holder, message in cohort.transcript[Step.UNMASK].items():
         for share in wire.Unmasking.FromString(message).shares:
             yield holder, share.member, share.WhichOneof("share")
@@ -796,7 +796,7 @@ def on_hosts(members, hosts, **given):
 
 @pytest.fixture
 def counted(monkeypatch):
-    """What was really computed: signatures checked, keys agreed."""
+    """Computations that were really made: signatures checked, keys agreed."""
     made = {"signatures": 0, "bundles": 0, "agreements": 0}
 
     def counting(whole, what):
@@ -904,7 +904,7 @@ def test_a_host_keeps_no_secret_of_a_pair_that_both_have_taken():
 
 
 def contributions(hosts, damaged):
-    """What members of some hosts send until SUBMIT, with the same randomness each time, and some shares damaged."""
+    """Messages of some hosts' members until SUBMIT, with the same randomness each time, and some shares damaged."""
     with mock.patch("os.urandom", random.Random(5).randbytes):
         cohort, _ = on_hosts(9, hosts)
         cohort.until(Step.SUBMIT)

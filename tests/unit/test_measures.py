@@ -1,4 +1,4 @@
-"""What a process can be asked for at any time."""
+"""Measures that a process can be asked for at any time."""
 
 import os
 

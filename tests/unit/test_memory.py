@@ -1,4 +1,4 @@
-"""What the C library does with memory that is free again: looked at from inside a process of its own."""
+"""Return of freed memory by the C library, seen from inside a process of its own."""
 
 import ctypes
 import subprocess

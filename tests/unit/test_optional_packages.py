@@ -1,4 +1,4 @@
-"""What is optional is not needed to begin with: images have only what their service uses."""
+"""Optional packages are not needed by services: images have only the packages that their service uses."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What is left of a run: the COS's account as the report shows it, and several seeds together."""
+"""The report of a run: the COS's facts as the report shows them, and several seeds together."""
 
 import json
 from pathlib import Path

@@ -187,7 +187,7 @@ def test_numbers_that_stock_did_not_obfuscate_yet_are_obfuscated_on_their_way() 
 
 
 def test_phe_is_imported_only_to_convert() -> None:
-    """Whoever passes Coterie on without it need not have it."""
+    """A distributor of Coterie without ``phe`` need not have it."""
     program = (
         "import sys; sys.modules['phe'] = None; import coterie.crypto.paillier, coterie.crypto.paillier.stock"
     )

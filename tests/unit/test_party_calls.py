@@ -36,7 +36,7 @@ def attached(kind: wire.FetchKind.ValueType, version: int, /, **answer: Any) -> 
 
 
 class Server:
-    """What a stub calls: answers are given by the test."""
+    """The callable of a stub, whose answers the test gives."""
 
     peer = "cos/cos"
 

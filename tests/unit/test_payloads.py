@@ -1,4 +1,4 @@
-"""What payloads in chunks show: read as what they are, not as what they are called."""
+"""Kinds of data in chunked payloads, read by their content and not by their name."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def plan(purpose: str = "train", secure_sum: str = "clear", round_: int = 7) -> 
 
 
 PLANNED = {"participant_id", "cohort"}
-"""What the plan of a sum shows."""
+"""Kinds of data that the plan of a sum shows."""
 
 CODES = np.arange(1, 9, dtype="<u4").tobytes()
 CLEAR = SummedVector(codes=CODES)

@@ -53,7 +53,7 @@ PLAN: dict[str, Any] = {
 }
 FIELDS = [field for field in RunPlan.DESCRIPTOR.fields if field.name not in ("rounds", "holdings")]
 OF_ROUNDS = list(RoundsPlan.DESCRIPTOR.fields)
-"""What ``rounds`` holds; its fields follow those of the plan one after the other."""
+"""Fields of ``rounds``, which follow those of the plan one after the other."""
 
 
 def other(field: FieldDescriptor, value: Any) -> Any:

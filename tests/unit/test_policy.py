@@ -1,4 +1,4 @@
-"""Who is in which cohort."""
+"""Rules by which cohorts are drawn."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""What goes wrong with a database is said plainly, and never with what is secret."""
+"""Errors of a database are plain, and never have secrets."""
 
 import asyncio
 

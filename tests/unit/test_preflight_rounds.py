@@ -1,4 +1,4 @@
-"""What preflight says of a run in rounds."""
+"""Findings of preflight about a run in rounds."""
 
 from __future__ import annotations
 

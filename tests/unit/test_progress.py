@@ -1,4 +1,4 @@
-"""What a person sees while a run in rounds trains."""
+"""Progress display of a run in rounds."""
 
 from __future__ import annotations
 

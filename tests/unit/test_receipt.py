@@ -33,7 +33,7 @@ REFUSED = wire.Declined(
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> wire.DisclosureReceiptResponse:
-    """What the host answers; nothing to begin with."""
+    """The host's answer, empty to begin with."""
     answer = wire.DisclosureReceiptResponse()
 
     async def receipt(run: object, user: str) -> wire.DisclosureReceiptResponse:

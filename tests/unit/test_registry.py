@@ -1,4 +1,4 @@
-"""Who takes part in a run, and how items are numbered."""
+"""Participants of a run, and the numbering of items."""
 
 import numpy as np
 import sqlalchemy as sa

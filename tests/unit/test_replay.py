@@ -1,4 +1,4 @@
-"""What a transcript tells of encrypted sums: those that were formed, whoever of the holders was gone or lied."""
+"""Encrypted sums in a transcript: replay gives those that were formed, whichever holder was gone or lied."""
 
 from __future__ import annotations
 

@@ -22,14 +22,14 @@ SAMPLE: Callable[[], dict[str, Any]] = runpy.run_path(str(Path(__file__).parents
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 HEADINGS = {
     "metrics": "Results",
-    "history": "How it learned",
-    "traffic": "What crossed the network",
-    "cpu_seconds": "Where the work went",
-    "staleness": "How old the gradients were",
-    "theta_study": "How much the threshold Theta matters",
-    "events": "What happened during the run",
-    "visibility": "Who saw what",
-    "attacks": "What an attacker learns",
+    "history": "Course of training",
+    "traffic": "Traffic between services",
+    "cpu_seconds": "CPU time and memory",
+    "staleness": "Ages of gradients",
+    "theta_study": "Effect of the threshold Theta",
+    "events": "Events during the run",
+    "visibility": "Visibility of data",
+    "attacks": "Accuracy of attacks",
 }
 ALSO_NEEDED = {"metrics": {"reference"}, "cpu_seconds": {"peak_rss_mb"}}
 """A heading goes only when all that could stand under it is gone."""
@@ -236,7 +236,7 @@ def test_any_section_may_be_missing_and_only_it_is_then_gone(name: str) -> None:
 def test_sections_that_hold_nothing_are_not_shown(empty: object) -> None:
     report: dict[str, Any] = dict.fromkeys([*HEADINGS, "reference", "peak_rss_mb", "dataset", "seeds"], empty)
     shown = Page(render(Report.read(report))).inside("h2")
-    assert set(shown) <= {"Where the work went"} if empty == {"a": None} else shown == []
+    assert set(shown) <= {"CPU time and memory"} if empty == {"a": None} else shown == []
 
 
 def test_an_empty_report_is_a_page_with_a_title() -> None:

@@ -1,4 +1,4 @@
-"""What a report says of a run in rounds."""
+"""The report of a run in rounds."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_the_page_has_a_section_of_rounds_after_that_of_learning() -> None:
     names = [found.name for found in sections(report())]
     assert names[:2] == ["learning", "rounds"]
     page = render(report())
-    assert "What the rounds summed" in page
+    assert "Sums of the rounds" in page
     assert "Take &lt;care&gt;." in page
     assert "too few submitted" in page
     assert "FedNeuMF on a set" in page

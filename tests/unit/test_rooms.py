@@ -25,7 +25,7 @@ ROOMS = tuple(
 """Folders of `coterie/systems`, but for what rooms share."""
 
 LIBRARY = ("shared", "description", "settings", "run_settings", "registry")
-"""What a room may know of `coterie.systems` beside itself."""
+"""Modules of `coterie.systems` that a room may import beside itself."""
 
 SERVICES = tuple(sorted(path.name for path in ROOT.glob("services/*/coterie_*")))
 

@@ -51,7 +51,7 @@ SLOTS = [5, 3, 8, 4]
 
 
 class World:
-    """What the orchestration server would say, and everything that was sent to it."""
+    """A stand-in for the orchestration server: its answers, and everything that was sent to it."""
 
     def __init__(self, folder: Path, *, users_as_members: bool = True, **consent: Any) -> None:
         self.folder = folder

@@ -167,7 +167,7 @@ def test_a_reading_is_marked_where_precision_and_recall_are_both_near(precision,
 @pytest.mark.parametrize(("ndcg", "whole"), [(0.8313 * 1.04, 1), (0.8313 * 1.06, 0)])
 def test_whether_ndcg_is_near_in_the_same_reading_is_said_below(ndcg, whole):
     _, results = results_of((0.2931, 0.2208), ndcg=ndcg)
-    expected = f"Of 1 readings of precision and recall 1 come within 5% of both; in {whole} of these NDCG"
+    expected = f"Among 1 readings of precision and recall 1 come within 5% of both; in {whole} of these NDCG"
     assert TABLE.sections[0](results).notes[0].startswith(expected)
     _, results = results_of((0.2931, 0.1), ndcg=ndcg)
     assert "recall 0 come within 5% of both; in 0 of these" in TABLE.sections[0](results).notes[0]

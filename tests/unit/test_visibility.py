@@ -1,4 +1,4 @@
-"""Who may see what, and whether the bytes agree."""
+"""Declared visibility of data, and its audit on bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users and owners say to each other in a visit, as bytes."""
+"""Messages of users and owners in a visit, as bytes."""
 
 import numpy as np
 import pytest

@@ -1,17 +1,18 @@
-"""Paillier keys (Paillier 1999) whose prime factors have a known form: ``p = 2 k p' + 1``.
+"""Public and secret Paillier keys (Paillier 1999), their generation, and the checks that parties make on them.
 
-``n = p q`` with primes of the same length whose three highest bits are set, ``g = n + 1``.  ``k`` is a prime of 40
-bits, or of 320 in a *subgroup key*, and another one for p than for q: then p and q are 3 modulo 4, gcd(p - 1, q - 1) is
-2, and whoever holds the secret key knows the order of every element.
+The modulus is ``n = p q``, the generator ``g = n + 1``.  The primes p and q have the same length, and their three
+highest bits are set.  Both have the form ``p = 2 k p' + 1`` with a known prime ``k`` of 40 bits, or of 320 bits in a
+*subgroup key*; p and q have different k.  So p and q are 3 modulo 4, gcd(p - 1, q - 1) is 2, and a holder of the secret
+key knows the order of every element.
 
 A public key has a record: the modulus, the public half of the set key, its creation time, its run, and the base of the
 subgroup.  Its id is the SHA-256 of the explicit bytes (paillier-key, n, set key, bits, created, run, base).
 
-What is assumed: composite residuosity modulo n^2, hence that n is hard to factor; 3,072 bits stand for 128 bits of
-security.  Of a subgroup key also that elements of prime orders of 320 bits look like any others (Paillier 1999,
+Assumed: composite residuosity modulo n^2, hence that n is hard to factor; 3,072 bits stand for 128 bits of security.
+Subgroup keys assume in addition that elements of prime orders of 320 bits look like any others (Paillier 1999,
 section 6); to find such an order by collisions takes 2^160 steps.
 
-Python cannot overwrite integers: a secret key is gone when its process is.
+Python cannot overwrite integers: a secret key stays in memory until its process ends.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class PublicKey:
         Seconds since 1970.
     run : str
     base : int, optional
-        Of a subgroup key: an element of order k_p k_q modulo n; 0 for others.
+        Base of a subgroup key, an element of order k_p k_q modulo n; 0 for other keys.
     comparison : bool, optional
         Whether this is for comparison with a paper, where 1024 bits are allowed.
 

@@ -10,8 +10,8 @@
 B is Damgard, Jurik and Nielsen (2010), with Goldreich and Rosen (2003) for the length of r; D is Paillier (1999),
 section 6.  In D everybody draws r of 768 bits, 128 more than the order has, and a holder draws below both orders.
 
-All have tables of powers (``fixed_base``), made once for a key: about 40 MB at 3,072 bits in modes A and B.  Those of
-mode A are as secret as the key.
+All have tables of powers (``fixed_base``), made once for a key: about 40 MB at 3,072 bits in modes A and B.  The
+tables of mode A are as secret as the key.
 """
 
 from __future__ import annotations

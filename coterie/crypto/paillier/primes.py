@@ -64,7 +64,7 @@ def draw_prime(bits: int, order_bits: int) -> tuple[mpz, mpz]:
     p, k : mpz
     """
     rest_bits = bits - 1 - order_bits
-    # With four bits set in p', a fifteenth of all k gives a p of the right size.
+    # Four bits are set in p', so a fifteenth of all k gives a p of the right size.
     lowest = mpz(15) << (rest_bits - 4)
     while True:
         rest = (lowest + uniform(mpz(1) << (rest_bits - 4))) | 1

@@ -1,7 +1,7 @@
 """Proofs of decryption: a holder of the secret key shows, for many ciphertexts at once, what they decrypt to.
 
-A ciphertext is ``c = (1 + m n) r^n mod n^2``.  With numbers ``e_j`` of 128 bits that nobody can choose, because they
-are hashed from everything that is claimed, the proof is
+A ciphertext is ``c = (1 + m n) r^n mod n^2``.  The numbers ``e_j`` have 128 bits, and nobody can choose them, because
+they are hashed from everything that is claimed.  The proof is
 
     R = (prod c_j^e_j mod n)^(1 / n mod phi(n)) mod n,
 
@@ -9,10 +9,10 @@ which is ``prod r_j^e_j``, and it is checked that
 
     prod c_j^e_j = (1 + n sum e_j m_j) R^n mod n^2.
 
-With a wrong plaintext ``sum e_j m_j`` would have to be unchanged modulo n, which holds for one in 2^128 of the ``e_j``.
-The proof is a product of roots of obfuscators: for a sum over many contributors it reveals nothing about one.
+A wrong plaintext passes only if it leaves ``sum e_j m_j`` unchanged modulo n, which holds for one in 2^128 of the
+``e_j``.  The proof is a product of roots of obfuscators: for a sum over many contributors it reveals nothing about one.
 
-What is assumed: SHAKE-256 is a random oracle (Fiat and Shamir 1986; Bellare, Garay and Rabin 1998 on small exponents).
+Assumed: SHAKE-256 is a random oracle (Fiat and Shamir 1986; Bellare, Garay and Rabin 1998 on small exponents).
 """
 
 from __future__ import annotations

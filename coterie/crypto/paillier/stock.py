@@ -106,5 +106,5 @@ def from_stock(
         units, shifts = split([mpz(number.ciphertext()) for number in numbers], public.n)
     except ZeroDivisionError:
         raise VerificationError(Reason.MALFORMED, "a number of phe is not invertible") from None
-    # Its obfuscators are what those of mode A are: powers r^n of a uniform r.
+    # Its obfuscators are distributed as in mode A: powers r^n of a uniform r.
     return EncryptedVector.checked(public, packing, count, Mode.KEY_HOLDER, units, shifts, addends)

@@ -1,9 +1,9 @@
 """Tags: numbers in plaintexts by which key holders verify whose vectors a ciphertext sums before they decrypt it.
 
-Whoever has a public Paillier key can also add a constant, double a ciphertext or mix several, and the server's count
-of addends proves nothing.  So the key's record has the public half of a *set key*, whose secret half the holders have
-with the secret key, and every contributor puts above the slots of each ciphertext a number that only the contributor
-and the holders can compute::
+Anybody who has a public Paillier key can also add a constant, double a ciphertext or mix several, and the server's
+count of addends proves nothing.  So the key's record has the public half of a *set key*, whose secret half the holders
+have with the secret key, and every contributor puts above the slots of each ciphertext a number that only the
+contributor and the holders can compute::
 
     K_u     = HKDF-SHA256(X25519(u, set key), (set-tag, run, key id, id of u))
     stream  = AES-256-CTR under HKDF-SHA256(K_u, (tag-stream, plan hash)), from a block of zeros
@@ -44,7 +44,7 @@ def contributor_key(agreed: bytes, run: str, key_id: bytes, participant: bytes) 
         X25519 of the contributor's agreement key and the set key, 32 bytes.
     run : str
     key_id : bytes
-        Of the Paillier key, 32 bytes.
+        Id of the Paillier key, 32 bytes.
     participant : bytes
         Id of the contributor, 32 bytes.
     """
@@ -59,7 +59,7 @@ def tags(key: bytes, plan_hash: bytes, count: int) -> list[int]:
     key : bytes
         Tag key, from `contributor_key`.
     plan_hash : bytes
-        Of the sum's plan, 32 bytes.
+        Hash of the sum's plan, 32 bytes.
     count : int
         Ciphertexts.
 
@@ -85,7 +85,7 @@ def tag_sums(
     keys : iterable of bytes
         Each contributor's tag key, from `contributor_key`; fewer than 2^32.
     plan_hash : bytes
-        Of the sum's plan, 32 bytes.
+        Hash of the sum's plan, 32 bytes.
     first, count : int
         Position of the first ciphertext, and their number.
     sent : iterable of ndarray of bool, shape (count,), optional

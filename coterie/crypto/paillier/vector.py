@@ -2,8 +2,8 @@
 
     c_j = (1 + m_j n) x_j mod n^2      x_j an obfuscator, m_j a packed plaintext
 
-The product of ciphertexts modulo n^2 encrypts the sum of their plaintexts.  Whoever has the public key can form it, and
-also add anything else: the tags in the plaintexts reveal that (``packing``), not the counts kept here.
+The product of ciphertexts modulo n^2 encrypts the sum of their plaintexts.  Anybody who has the public key can form it,
+and can also add anything else: the tags in the plaintexts reveal that (``packing``), not the counts kept here.
 Ciphertexts are pairs of a unit and a shift (``elements``), also where they are sent.
 """
 
@@ -42,7 +42,7 @@ class EncryptedVector:
     count : int
         Values.
     mode : Mode
-        Of the obfuscators.
+        Mode of the obfuscators.
     units, shifts : tuple of mpz
         Ciphertexts; those of another party go through `checked`.
     addends : int, optional

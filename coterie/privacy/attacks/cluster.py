@@ -95,9 +95,9 @@ def report(views: Iterable[RoundView], truth: Truth) -> ClusterReport:
     Parameters
     ----------
     views : iterable of RoundView
-        With rows of a product model (GMF, or that part of NeuMF).
+        Views with rows of a product model (GMF, or that part of NeuMF).
     truth : Truth
-        What users interacted with.
+        The users' true interactions.
     """
     consumed, popularity = truth.consumed(), truth.popularity()
     rounds = [view for view in known_slots(views, truth.n_users) if view.rows is not None]
@@ -222,7 +222,7 @@ def _take_apart(rows: Doubles, left: Ids, slack: Doubles, directions: Doubles, a
         better = residual < best
         best[better] = residual[better]
         pair[better] = a, b
-    # With so many pairs one fits a row by chance as often as the tolerance is wide; d - 2 coordinates must vanish.
+    # Among so many pairs one fits a row by chance as often as the tolerance is wide; d - 2 coordinates must vanish.
     fits = best <= slack * size
     for item, (a, b) in zip(left[fits], pair[fits], strict=True):
         solution = np.linalg.lstsq(directions[[a, b]].T, rows[item], rcond=None)[0]

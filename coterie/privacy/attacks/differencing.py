@@ -99,7 +99,7 @@ def report(views: Iterable[RoundView], truth: Truth) -> DifferencingReport:
     views : iterable of RoundView
         All sums of the run.
     truth : Truth
-        What users interacted with.
+        The users' true interactions.
     """
     counts = np.zeros((truth.n_users, truth.n_items), np.float32)
     moves = np.zeros_like(counts)

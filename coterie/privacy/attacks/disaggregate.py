@@ -1,6 +1,6 @@
 r"""Disaggregation attack: solves the sums over known, changing cohorts for each participant's contribution.
 
-With :math:`A_{ru} = 1` where round :math:`r` covers participant :math:`u` and the sums as rows of :math:`S`,
+The rows of :math:`S` are the sums, and :math:`A_{ru} = 1` where round :math:`r` covers participant :math:`u`.  Then
 :math:`S = A X + N`: the unknown :math:`X_{ui}` is what :math:`u` contributes to item :math:`i` in the mean over rounds,
 and :math:`N` is how contributions vary about it.  Ridge regression about the mean participant is the best linear
 guess; how strongly to shrink is chosen for each item by the marginal likelihood of its sums.  No mask helps: the
@@ -85,7 +85,7 @@ def report(views: Iterable[RoundView], truth: Truth) -> DisaggregateReport:
     views : iterable of RoundView
         All sums of the run; they are held in memory unless their arrays are mapped from files.
     truth : Truth
-        What users interacted with; the attacker knows the popularity of items from it, and no more.
+        The users' true interactions; the attacker knows the popularity of items from it, and no more.
     """
     kept = known_slots(views, truth.n_users)
     consumed, popularity = truth.consumed(), truth.popularity()

@@ -268,16 +268,16 @@ class InversionReport(TypedDict):
 def report(updates: Iterable[SentUpdate], truth: Truth, *, seed: int = 0) -> InversionReport:
     """Attack the first updates of a transcript that may be a batch of up to ``LARGEST`` instances, or a sum.
 
-    A single participant's update shows by its rows how large the batch was; larger ones are left out.  Of a sum the
-    attacker hopes that one participant stands out.
+    A single participant's update shows by its rows how large the batch was; larger ones are left out.  In a sum
+    the attacker hopes that one participant stands out.
 
     Parameters
     ----------
     updates : iterable of SentUpdate
     truth : Truth
-        What users interacted with.
+        The users' true interactions.
     seed : int
-        Of the starts.
+        Seed of the starts.
     """
     rng = np.random.default_rng(seed)
     consumed, popularity = truth.consumed(), truth.popularity()

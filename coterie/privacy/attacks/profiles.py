@@ -1,14 +1,14 @@
 r"""Profile attack: extracts single users' ratings from a FedMVMF sum over few users.
 
-Mai and Pang's (41) asks for more private values than a sum has numbers, and rightly: a sum over twenty users hides
-little where each has a weight on few items.  A row that one user of them touched is :math:`e_{ij} p_i`, parallel to
-that user's other rows (`coterie.privacy.attacks.cluster`), and the length of :math:`p_i` follows from its stars as in
-`coterie.privacy.attacks.reconstruction`.  Each direction becomes a *profile*: items with their ratings, of one user,
-without its name and attributes.
+Mai and Pang's condition (41) demands more private values than a sum has numbers.  The condition is needed: a sum over
+twenty users hides little where each has a weight on few items.  A row that only one user touched is :math:`e_{ij} p_i`,
+parallel to that user's other rows (`coterie.privacy.attacks.cluster`), and the length of :math:`p_i` follows from its
+stars as in `coterie.privacy.attacks.reconstruction`.  Each direction becomes a *profile*: items with their ratings, of
+one user, without its name and attributes.
 
-Weights on all items do not prevent it.  What unrated items add to the sum is linear in the item's factors,
-:math:`-\alpha (\sum_i p_i p_i^T) q_j`, the same map for all items; it is fitted to the items that nobody rated, and
-taken away.  What is left is :math:`(r_{ij} - (1 - \alpha) p_i q_j)\, p_i` of those who rated.
+Weights on all items do not prevent the attack.  The part of the sum that unrated items add is linear in the item's
+factors, :math:`-\alpha (\sum_i p_i p_i^T) q_j`, the same map for all items; it is fitted to the items that nobody
+rated, and taken away.  The rest is :math:`(r_{ij} - (1 - \alpha) p_i q_j)\, p_i` of the users who rated the item.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _PASSES = 60
 class ProfilesReport(TypedDict):
     """The accuracy of the profiles of one sum.
 
-    ``profiles``: how many.  ``right``: share of the ratings that they name which a user of the sum gave, each profile
-    being held against the user whom it fits best.  ``found``: share of all ratings in the sum that are named rightly
-    so.  ``exposed``: share of the users of whom at least half of the ratings are.
+    ``profiles``: number of profiles.  ``right``: share of the named ratings that a user of the sum did give; each
+    profile is compared with the user whom it fits best.  ``found``: share of all ratings in the sum that are named
+    rightly.  ``exposed``: share of the users of whom at least half of the ratings are named rightly.
     """
 
     users: int
@@ -135,7 +135,7 @@ def report(found: Sequence[Reconstruction], ratings: npt.NDArray[np.floating]) -
     ----------
     found : sequence of Reconstruction
     ratings : ndarray, shape (n, m)
-        Of each user of the sum; 0 where it rated nothing.
+        Ratings of each user of the sum; 0 where it rated nothing.
     """
     held = np.asarray(ratings, np.float64)
     named, right = 0, 0

@@ -1,12 +1,14 @@
 r"""The reconstruction attack as Mai and Pang describe it: systems of quadratic equations and a general solver.
 
-For comparison with `coterie.privacy.attacks.reconstruction`, which needs no solver and gets more right.  With SemiALS
-all ratings and attributes are unknown, and one factor :math:`n` of all that was sent is taken, so that there are as
-many equations (20), (24).  With SGD :math:`p^{t-1}` is unknown, and the two epochs' values of one item are taken (31),
-(33).  With weights on all items :math:`c_{ij}` follows from the rating, smoothly (42); the paper prints 0 for its least
-value, which would send nothing of unrated items: here it is :math:`\alpha`.  Solutions over several factors or items
-are clipped and averaged.  The paper takes a factor at random; of one that is nearly zero nothing can be solved, so
-those in which most was sent come first.  Where to start is not said: here at the middle of the stars, and of
+The module serves for comparison with `coterie.privacy.attacks.reconstruction`, which needs no solver and gets more
+right.  Under SemiALS all ratings and attributes are unknown, and one factor :math:`n` of all that was sent is taken, so
+that there are as many equations (20), (24).  Under SGD :math:`p^{t-1}` is unknown, and the two epochs' values of one
+item are taken (31), (33).  If all items have weights, :math:`c_{ij}` follows from the rating, smoothly (42); the paper
+prints 0 for its least value, which would send nothing of unrated items: here it is :math:`\alpha`.  Solutions over
+several factors or items are clipped and averaged.
+
+The paper takes a factor at random.  A factor that is nearly zero has no solution, so here the factors in which most was
+sent come first.  The paper does not say where the solver starts; here it starts at the middle of the stars and of the
 attributes.
 """
 
@@ -48,7 +50,7 @@ def solve(
     ----------
     first : Seen
     rules : Rules
-        With weights ``obs-only`` or ``incl-unc``.
+        Rules whose weights are ``obs-only`` or ``incl-unc``.
     stars : sequence of float
         Possible ratings, ascending.
     method : str
@@ -178,5 +180,5 @@ def _root(missed: Callable[[Doubles], Doubles], start: Doubles, method: str) -> 
             warnings.simplefilter("ignore")
             return np.asarray(root(missed, start, method=method, options=options).x, np.float64)
     except (ValueError, np.linalg.LinAlgError):
-        # Numbers that are none any more.
+        # The solver's numbers became NaN or infinite.
         return start

@@ -13,15 +13,16 @@ its sign:
 Three things give :math:`s`, each in closed form or by a search along one line, and one epoch is enough for all but the
 second:
 
-* With SemiALS :math:`p` minimises the user's cost, :math:`\sum_j c_j e_j q_j + \lambda_1 \sum_d e_d u_d = \lambda_2 p`,
-  whatever the weights are, so :math:`s^2 = \hat p \cdot (\sum_j g_j q_j + \lambda_1 \sum_d g_d u_d) / \lambda_2`.
-* With SGD two epochs give :math:`p' = (1 - 2 \gamma \lambda_2) p + 2 \gamma (\dots) / s` in a direction that is read
+* Under SemiALS :math:`p` minimises the user's cost: :math:`\sum_j c_j e_j q_j + \lambda_1 \sum_d e_d u_d = \lambda_2
+  p`, whatever the weights are, so :math:`s^2 = \hat p \cdot (\sum_j g_j q_j + \lambda_1 \sum_d g_d u_d) / \lambda_2`.
+* Under SGD two epochs give :math:`p' = (1 - 2 \gamma \lambda_2) p + 2 \gamma (\dots) / s` in a direction that is read
   off as well: its part across that direction is zero.
-* Ratings are whole stars and attributes 0 or 1: a wrong :math:`s` puts hundreds of values between the stars.  With
-  weights on all items most rows are :math:`-\alpha s^2 \hat p q_j` for :math:`\hat p`, which is an equation for each.
+* Ratings are whole stars and attributes 0 or 1: a wrong :math:`s` puts hundreds of values between the stars.  If
+  all items have weights, most rows are :math:`-\alpha s^2 \hat p q_j` for :math:`\hat p`, which gives an equation for
+  each.
 
-The last decides between candidates, and refines them.  Noise of known size enters as what it is, the likelihood of each
-star, beside what is public: how often each item is rated, and with how many stars.
+The last decides between candidates, and refines them.  Noise of known size enters as the likelihood of each star,
+together with public statistics: how often each item is rated, and with how many stars.
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ def seen_in_message(
     message : bytes
         A serialised ``SummedVector``, as the COS received it.
     layout : Layout
-        Of the plan: ``items`` (m, K) and, where users have attributes, ``attributes`` (l, K).
+        Layout of the plan: ``items`` (m, K) and, where users have attributes, ``attributes`` (l, K).
     item_factors, attribute_factors : ndarray, shapes (m, K) and (l, K)
         The version that was fetched.
     users : int
@@ -195,7 +196,7 @@ def seen_in_message(
     Raises
     ------
     DataError
-        What is no vector of the layout (the COS refused it, too), and as `Seen`.
+        The message is no vector of the layout (the COS refused it, too); or as `Seen`.
     ImpossibleSumError
         When the bounds rule the sum out.
     """
@@ -285,7 +286,7 @@ class Marginals:
     stars : ndarray of float64, shape (v,)
         Possible ratings, ascending, above 0.
     shares : ndarray of float64, shape (m, v)
-        Of those who rated an item, how many gave it so many stars; rows add up to 1.
+        Share of the users who rated an item that gave it so many stars; rows add up to 1.
     rated : ndarray of float64, shape (m,)
         Share of the users who rated it.
     attributes : ndarray of float64, shape (l,)
@@ -324,7 +325,7 @@ class Marginals:
         items, ratings : ndarray, shape (p,)
             Item and stars of each rating; stars that are not possible count as the nearest.
         attributes : ndarray, shape (n, l)
-            Of each user, NaN where missing.
+            Attributes of each user, NaN where missing.
         stars : sequence of float
         n_items : int
         """
@@ -382,11 +383,11 @@ def reconstruct(
     ----------
     first : Seen
     rules : Rules
-        Of the run.
+        Public settings of the run.
     marginals : Marginals
-        What is public; `Marginals.unknown` for an attacker who knows nothing of the kind.
+        Public statistics; `Marginals.unknown` for an attacker who knows none.
     second : Seen, optional
-        What the same user sent in its next epoch.  Only with SGD: SemiALS solves anew, and needs no second one.
+        The same user's contribution in its next epoch.  Only with SGD: SemiALS solves anew, and needs no second one.
 
     Returns
     -------
@@ -467,7 +468,7 @@ def _line(seen: Seen, at: npt.NDArray[np.intp], told: Flags, rules: Rules) -> _L
     direction = np.linalg.eigh(used.T @ used)[1][:, -1]
     weights = np.where(whole, direction, 0.0)
     seenable = (weights * weights).sum(axis=1)
-    # Of a row that was clipped everywhere only the size of what was left is known.
+    # A row that was clipped everywhere tells only the size of the clipped values.
     weights[seenable == 0] = direction
     seenable = (weights * weights).sum(axis=1)
     along = (rows * weights).sum(axis=1) / seenable
@@ -513,7 +514,7 @@ class _Fit:
         some = self._sample(_SAMPLE)
         weights = self._weights()
         weight, slack = float(weights.mean()), float(np.ptp(weights) / 2)
-        # What unrated items weigh may depend on their number, which is not known: then they are only roughly where
+        # The weight of unrated items may depend on their number, which is not known: then they are only roughly where
         # they should be, the rated ones give the length, and the length gives the weight.
         tried = [self._refined(scale, weight, some, slack) for scale in self._read_off(weight)]
         if not tried or not self._settled(max(tried)[1], weight, some, slack):

@@ -87,9 +87,9 @@ def report(
     Parameters
     ----------
     found, held : sequence
-        Of the same users, in the same order.
+        Guessed and true values of the same users, in the same order.
     marginals : Marginals
-        What is public, for the guesses.
+        Public statistics, for the guesses.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def report(
         taken = np.asarray(true.ratings) > 0
         known = ~np.isnan(true.attributes)
         right = _right(one.ratings, true.ratings)
-        # What was seen of nobody is guessed.
+        # Attributes of which nothing was seen are guessed.
         told = np.where(np.isnan(one.attributes), has, one.attributes)
         columns["rated"].append(_share(right[taken]))
         columns["rated_guess"].append(_share(_right(stars, true.ratings)[taken]))

@@ -71,13 +71,13 @@ def view_of_sum(
     Parameters
     ----------
     layout : Layout
-        Of the plan.
+        Layout of the plan.
     total : ndarray of uint32, shape (layout.size,)
         Sum of the contributions' codes.
     slots : sequence of int
-        Who contributed.
+        Slots of the users who contributed.
     version : int
-        Of the model that was fetched.
+        Version of the model that was fetched.
     rows, touched : str
         Names of the segments; one that the layout does not have is not in the view.
     columns : slice

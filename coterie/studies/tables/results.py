@@ -25,9 +25,9 @@ _END = "<!-- end of figures -->"
 
 _HEAD = """# Figures
 
-All figures on real data, for whoever wants more than the README's table. [metrics.md](metrics.md) defines metrics and
-rows, and how versions are chosen. The page is written by `python -m coterie.studies.tables.results` from the files in
-[results](results/): do not edit it.
+Reference of all figures on real data, for readers who want more than the README's table. [metrics.md](metrics.md)
+defines metrics, rows, and the choice of versions. The page is written by `python -m coterie.studies.tables.results`
+from the files in [results](results/): do not edit it.
 """
 
 
@@ -184,7 +184,7 @@ def _rows(table: Mapping[str, Any]) -> str:
         last = ", ".join(str(row["history"][-1]["step"]) for row in cells)
         lines.append((f"`{one['row']}`", options or ABSENT, one["tuned"], steps, last))
     columns = ("row", "settings", "how they were found", "step that counts", "last step")
-    return f"### What was run\n\n{_markdown(columns, lines)}\n"
+    return f"### Settings and steps\n\n{_markdown(columns, lines)}\n"
 
 
 def _markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -257,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m coterie.studies.tables.results",
         description="Keep tables; write the pages of figures.",
     )
-    parser.add_argument("tables", nargs="*", type=Path, help="what `coterie evaluate` wrote")
+    parser.add_argument("tables", nargs="*", type=Path, help="tables that `coterie evaluate` wrote")
     parser.add_argument(
         "--runs",
         nargs="+",

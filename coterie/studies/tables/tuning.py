@@ -92,7 +92,7 @@ def tune(
 ) -> Trials:
     """Tune rows by random search, with the same number of trials for every row that has a space.
 
-    The first trial of a row is its own options. Of each trial only the validation metric is kept, so nothing is chosen
+    The first trial of a row is its own options. Only the validation metric of each trial is kept, so nothing is chosen
     by the test part.
 
     Parameters

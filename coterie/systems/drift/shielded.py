@@ -50,7 +50,7 @@ class HeldRows:
     Parameters
     ----------
     n_items, dim : int
-        Of the model; rows of items that are not the owner's stay zero.
+        Numbers of items and of values in a row of the model; rows of items that are not the owner's stay zero.
     """
 
     n_items: int

@@ -55,9 +55,10 @@ class FedMfSettings(SystemSettings):
     r"""FedMF: ratings predicted from ratings alone, by gradient steps of each user, in rounds.
 
     ``factors`` is the length of :math:`p_u` and :math:`q_j`, ``rate`` :math:`\eta` of :math:`q_j` and
-    ``private_rate`` that of :math:`p_u`: the printed algorithm has one for both.  ``ridge`` is :math:`\lambda`.  With
-    mean steps a user moves by the mean over its own ratings, an item by that over its raters in the cohort, so that one
-    step size fits those with few and those with many.  A user's change of a row is clipped at ``change_bound``.
+    ``private_rate`` that of :math:`p_u`: the printed algorithm has one for both.  ``ridge`` is :math:`\lambda`.  Under
+    mean steps a user moves by the mean over its own ratings, and an item by the mean over its raters in the cohort, so
+    that one step size fits users and items with few ratings and with many.  A user's change of a row is clipped at
+    ``change_bound``.
     """
 
     factors: Factors = 10

@@ -12,8 +12,8 @@ aggregation           items                               network               
 ``mf-fedavg``         :math:`I_i - I_i^t` where touched   :math:`n_c (w - w^t)`       touches of :math:`i`; instances
 ====================  ==================================  ==========================  ========================
 
-MF-FedAvg is the paper's Alg. 1.  With ``touch = "exact"`` the participants send which rows they touched, as the paper
-does; with ``touch = "once"`` they do not, and the orchestrator divides by an expected count (`expected_touches`), or
+MF-FedAvg is the paper's Alg. 1.  Under ``touch = "exact"`` the participants send which rows they touched, as in the
+paper; under ``touch = "once"`` they do not, and the orchestrator divides by an expected count (`expected_touches`), or
 uses an optimiser that needs none.  The orchestrator passes the average to a server optimiser (`apply`).  The local step
 of a participant is in `coterie.systems.fedncf.local_step`.
 """
@@ -271,7 +271,7 @@ def apply(
     global_round : float
         Global rounds before this round.
     expected : ndarray, shape (n_items,), optional
-        With ``touch = "once"``: divisor of each row (numbers below 1 count as 1).  If left out, rows are divided by
+        Divisor of each row under ``touch = "once"`` (numbers below 1 count as 1).  If left out, rows are divided by
         ``users``, which only an optimiser that rescales allows.
     population : int, optional
         Number of all participants; used by SCAFFOLD only.

@@ -205,8 +205,8 @@ def gradients(
 ) -> Gradients:
     r"""Return the loss of each user and its derivatives.
 
-    The loss is :math:`\sum_r \omega_r (\log(1 + e^{z_r}) - y_r z_r)`, binary cross-entropy of :math:`\sigma(z)`.  With
-    weights that add up to 1 it is a mean.  An instance of weight 0 is padding and has no influence.
+    The loss is :math:`\sum_r \omega_r (\log(1 + e^{z_r}) - y_r z_r)`, binary cross-entropy of :math:`\sigma(z)`.  It
+    is a mean if the weights add up to 1.  An instance of weight 0 is padding and has no influence.
 
     Parameters
     ----------

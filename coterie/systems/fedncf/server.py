@@ -1,6 +1,6 @@
 """Server's side of FedNCF: makes the model, applies the sums of rounds, opens items to groups.
 
-With ``touch = "once"`` each group first sums which items its users have.  Items with fewer than ``min_touch``
+Under ``touch = "once"`` each group first sums which items its users have.  Items with fewer than ``min_touch``
 supporters stay closed for that group: the sum of a row that a single participant touches *is* that participant's row,
 even under masks or encryption.
 """

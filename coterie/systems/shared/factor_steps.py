@@ -3,9 +3,9 @@ r"""Local step of FedMVMF and FCF: a host solves for many of its users as one ba
 Users whose items are padded to the same number go through the program together; how far they are padded depends on
 the user alone, so on the same kind of machine a user's update has the same bits whichever users share its batch.
 
-With SemiALS a user first solves for :math:`p_i` at the version that it fetched (8) and forms its contribution with it.
-With SGD it forms the contribution with the :math:`p_i` that it kept and then moves that along its gradient (9): all
-factors step from the same point.
+Under SemiALS a user first solves for :math:`p_i` at the version that it fetched (8), and forms its contribution with
+that :math:`p_i`.  Under SGD it forms the contribution with the :math:`p_i` that it kept, and then moves :math:`p_i`
+along its gradient (9): all factors step from the same point.
 
 The unrated items that get a weight (36) are drawn from the user's own number, which fixes a random order of all items
 for the whole run, popular items more likely first.  The first unrated items of that order are taken, as many as fill
@@ -184,7 +184,7 @@ def sample(
 
     Rated and sampled items together are the smallest power of two that is at least :math:`1 + \rho` times the number of
     rated ones (or all open items, where there are fewer).  Within a run the same user and ratings give the same items,
-    and one rating more changes as few of them as possible.  With ``settings.resample`` there are :math:`\rho` per rated
+    and one rating more changes as few of them as possible.  If ``settings.resample``, there are :math:`\rho` per rated
     item, uniform and drawn anew in each round.
 
     Parameters

@@ -71,7 +71,7 @@ class UserAgentServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DisclosureReceipt(self, request, context):
-        """What has left this device: when, to whom, which kind, how many bytes, under which protection.
+        """Lists the data that left this device: time, recipient, kind, number of bytes, protection.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -278,7 +278,7 @@ Global___SlotRange: typing_extensions.TypeAlias = SlotRange
 
 @typing.final
 class KeyBundle(google.protobuf.message.Message):
-    """What a participant publishes about itself: self-certifying, and countersigned by the directory.
+    """Keys that a participant publishes about itself: self-certifying, and countersigned by the directory.
     Who may read: everybody enrolled.
     """
 

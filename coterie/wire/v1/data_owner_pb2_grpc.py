@@ -77,7 +77,7 @@ class DataOwnerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def OwnerInfo(self, request, context):
-        """What an owner is: number of items, prekey.  No long-term secret.
+        """Returns an owner's number of items and its prekey; no long-term secret.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

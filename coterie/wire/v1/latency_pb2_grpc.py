@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ProbeStub(object):
-    """Offered by every service to those who may call it for other things.  One call at a time for each caller.
+    """Offered by every service to the roles that may call it for other things.  One call at a time for each caller.
     """
 
     def __init__(self, channel):
@@ -48,7 +48,7 @@ class ProbeStub(object):
 
 
 class ProbeServicer(object):
-    """Offered by every service to those who may call it for other things.  One call at a time for each caller.
+    """Offered by every service to the roles that may call it for other things.  One call at a time for each caller.
     """
 
     def Echo(self, request, context):
@@ -59,7 +59,7 @@ class ProbeServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Carry(self, request_iterator, context):
-        """Takes filler, then answers with as much as was asked for: at most 16 MiB each way, in pieces of 1 MiB at most.
+        """Takes filler, then answers with the requested amount: at most 16 MiB each way, in pieces of 1 MiB at most.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +87,7 @@ def add_ProbeServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Probe(object):
-    """Offered by every service to those who may call it for other things.  One call at a time for each caller.
+    """Offered by every service to the roles that may call it for other things.  One call at a time for each caller.
     """
 
     @staticmethod
@@ -146,7 +146,7 @@ class Probe(object):
 
 
 class LatencyStub(object):
-    """Offered by the orchestration server: how a measurement reaches those who cannot be called.
+    """Offered by the orchestration server, so that a measurement reaches parties that cannot be called.
     """
 
     def __init__(self, channel):
@@ -168,11 +168,11 @@ class LatencyStub(object):
 
 
 class LatencyServicer(object):
-    """Offered by the orchestration server: how a measurement reaches those who cannot be called.
+    """Offered by the orchestration server, so that a measurement reaches parties that cannot be called.
     """
 
     def Attend(self, request, context):
-        """Attend: held up to 20 s while nothing is to be measured.  Brings what was measured.  Roles: data-owner, client,
+        """Attend: held up to 20 s while nothing is to be measured.  Brings measured times.  Roles: data-owner, client,
         decrypting-client.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -180,7 +180,7 @@ class LatencyServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Measure(self, request, context):
-        """Has those who attend, and the orchestration server itself, measure to each service that they call, one after the
+        """Lets attending parties, and the orchestration server itself, measure to each service that they call, one after the
         other.  One measurement at a time.  Role: operator.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -209,7 +209,7 @@ def add_LatencyServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Latency(object):
-    """Offered by the orchestration server: how a measurement reaches those who cannot be called.
+    """Offered by the orchestration server, so that a measurement reaches parties that cannot be called.
     """
 
     @staticmethod

@@ -107,7 +107,7 @@ class OperatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetReport(self, request, context):
-        """What the COS knows about a run, as JSON.
+        """Returns the COS's facts about a run, as JSON.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -190,7 +190,7 @@ class KeyDirectoryServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PublishBundles(self, request, context):
-        """Adds or replaces bundles of the caller's participants, within what its token allowed.
+        """Adds or replaces bundles of the caller's participants, within the limits of its token.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -234,7 +234,7 @@ class KeyDirectoryServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PaillierEnvelope(self, request, context):
-        """The newest published key of a run, complete or not, with what was sealed for one of the caller's participants; held
+        """The newest published key of a run, complete or not, with the secret as sealed for one of the caller's participants; held
         up to 20 s while nothing is newer than the given epoch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -1,4 +1,4 @@
-"""Popular: an item scores by how many users have it.  A learning system for Coterie, in a distribution of its own."""
+"""Popular, an example of a learning system in a distribution of its own: an item scores by how many users have it."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ SYSTEM = System(
     sums=("clear", "masked", "encrypted", "shared-key"),
     declared=declared_in_rounds,
     shown=("hit_ratio@10", "ndcg@10"),
-    # Everybody is counted once.
+    # One pass counts every user once.
     usual={"split": {"kind": "leave-last-out"}, "rounds": {"passes": 1, "evaluate_every": 1}},
     server=_server,
     host=_host,

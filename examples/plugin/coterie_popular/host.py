@@ -1,4 +1,4 @@
-"""The side of a host: each of its users adds its weight to the items that it has."""
+"""Host's side of Popular: adds the weight of each user to the items that the user has."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -24,7 +24,7 @@ Model = Mapping[str, NDArray[np.float32]]
 
 
 class PopularHost:
-    """Holds what its users have, and scores for them."""
+    """Host's side of Popular: keeps the items of its users, makes contributions and recommends."""
 
     def __init__(
         self, settings: PopularSettings, holdout: LeaveOneOut, keys: NDArray[np.uint64], seed: int
@@ -37,7 +37,7 @@ class PopularHost:
         self._seed = seed
 
     def layout(self, purpose: Purpose) -> Layout:
-        """Return what a contribution of a purpose looks like."""
+        """Return the layout of a contribution to a sum of this purpose."""
         return layout(purpose, self._holdout.n_items, self._settings.bits)
 
     def inputs(self, purpose: Purpose) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ class PopularHost:
         """Yield each member's contribution, the sum over its users."""
         purpose = Purpose(plan.purpose)
         if purpose is Purpose.EVALUATE:
-            # What single users measure stays here.
+            # The metrics of single users do not leave the host.
             shape = self._holdout.n_users, self._holdout.n_items
             scores = np.broadcast_to(model["items"][:, 0], shape)
             self.measured = self._holdout.measure(*from_table(scores))
@@ -69,7 +69,7 @@ class PopularHost:
     ) -> Iterator[tuple[int, Callable[[Contribution], None]]]:
         for member, users in members.items():
             for user in users:
-                # From the user's own number: the same however users are spread over hosts.
+                # Seeded by the user's own number, so that draws do not depend on how users are spread over hosts.
                 own = np.random.SeedSequence(int(self._keys[user.index]), spawn_key=(self._seed, plan.round))
                 yield member, partial(add, user.index, np.random.default_rng(own))
 
@@ -84,5 +84,5 @@ class PopularHost:
         add_measures(contribution, np.array([self.measured[name][user] for name in METRICS]), rng)
 
     def recommend(self, model: Model, user: int) -> NDArray[np.float32]:
-        """Return a user's scores of all items: everybody's."""
+        """Return a user's scores of all items, which are the same for every user."""
         return model["items"][:, 0]

@@ -1,4 +1,4 @@
-"""The arithmetic of Popular: what a user adds to the score of an item, and what a contribution looks like."""
+"""Mathematics of Popular: the weight that a user adds to an item's score, and the layout of a contribution."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,16 +11,16 @@ from coterie.systems.shared.metric_segments import measure_segments
 __all__ = ["METRICS", "layout", "scores", "weight"]
 
 METRICS = metric_names()
-"""Metrics of an evaluation: the held-out item among sampled ones, and among all unseen ones."""
+"""Metrics of an evaluation, which ranks the held-out item among sampled items and among all unseen ones."""
 
 
 def weight(n: int, damping: float) -> float:
-    """Return what a user with n items, at least 1, adds to the score of each: n^-damping, at most 1."""
+    """Return the weight that a user with n items, at least 1, adds to the score of each: n^-damping, at most 1."""
     return float(n**-damping)
 
 
 def scores(items: NDArray[np.float64], touched: NDArray[np.float64], min_touch: int) -> NDArray[np.float32]:
-    """Return the scores that everybody fetches, float32 (I, 1): 0 for items of fewer than min_touch users."""
+    """Return the scores that participants fetch, float32 (I, 1): 0 for items of fewer than min_touch users."""
     return np.where(touched[:, None] >= min_touch, items, 0).astype(np.float32)
 
 

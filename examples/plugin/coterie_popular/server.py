@@ -1,4 +1,4 @@
-"""The side of the orchestration server: it adds sums to the scores."""
+"""Server's side of Popular: adds the sums of rounds to the scores of items."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ __all__ = ["PopularServer"]
 
 
 class PopularServer:
-    """Keeps the score of each item and how many users it is of."""
+    """Server's side of Popular: keeps the score of each item, and the number of users who have it."""
 
     asks_supports = False
     metrics = METRICS
@@ -27,11 +27,11 @@ class PopularServer:
         self._n_items = n_items
 
     def initial(self) -> Arrays:
-        """Return what is kept before the first round."""
+        """Return the server's arrays before the first round."""
         return {"items": np.zeros((self._n_items, 1)), "touched": np.zeros(self._n_items)}
 
     def layout(self, purpose: Purpose) -> Layout:
-        """Return what a contribution of a purpose looks like."""
+        """Return the layout of a contribution to a sum of this purpose."""
         return layout(purpose, self._n_items, self._settings.bits)
 
     def apply(self, arrays: Arrays, summed: Summed) -> Arrays:
@@ -41,15 +41,15 @@ class PopularServer:
         return {name: held + summed.sums[name] for name, held in arrays.items()}
 
     def model(self, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
-        """Return what participants fetch."""
+        """Return the model that participants fetch."""
         return {"items": scores(arrays["items"], arrays["touched"], self._settings.min_touch)}
 
     def opened(self, arrays: Arrays) -> NDArray[np.bool_] | None:
-        """Return None: every group trains every item."""
+        """Return None, because every group trains every item."""
         return None
 
     def measured(
         self, purpose: Purpose, sums: Mapping[str, NDArray[np.float64]]
     ) -> dict[str, tuple[float, float]]:
-        """Return sum and number of users of each metric."""
+        """Return each metric's sum over users and number of users."""
         return measured_in(sums, METRICS)

@@ -18,24 +18,24 @@ class PopularSettings(SystemSettings):
         0.5,
         ge=0,
         le=1,
-        description="How much less a user of many items counts for each: n items weigh n^-damping. 0: each item "
-        "counts 1; 1: a user counts 1 in all.",
+        description="Exponent by which users of many items count less: each of a user's n items weighs n^-damping. "
+        "0: each item counts 1; 1: a user counts 1 in all.",
     )
     min_touch: int = Field(3, ge=1, description="Fewest users of an item that gets a score; others keep 0.")
     bits: int = Field(16, ge=8, le=24, description="Bits of a transmitted value.")
 
     @property
     def width(self) -> int:
-        """How many values a row of the model has."""
+        """Number of values in a row of the model."""
         return 1
 
     @property
     def room(self) -> int:
-        """Largest number of users over which a sum of training has room."""
+        """Largest number of users in a sum of training whose codes cannot overflow."""
         return layout(Purpose.TRAIN, 1, self.bits).capacity
 
     def problems(self, run: BaseRunSettings) -> list[str]:
-        """Return what of a run does not go together with these settings, a sentence each."""
+        """Return the conflicts between a run and these settings, a sentence each."""
         found = []
         if run.split.kind != "leave-last-out":
             found.append(f"split.kind {run.split.kind!r}: popular is measured by the last item of each user")
@@ -45,5 +45,5 @@ class PopularSettings(SystemSettings):
         return found + rounds_problems(run, chosen_by=chosen_by, wide=f"popular.bits {self.bits}")
 
     def warnings(self, run: BaseRunSettings) -> list[str]:
-        """Return what the cohorts and settings of a run give away, a sentence each."""
+        """Return warnings about what the cohorts and settings of a run disclose, a sentence each."""
         return few_behind(run, self.min_touch)

@@ -1,4 +1,4 @@
-"""What Popular is studied with: rows beside a run, and attacks on what its server received."""
+"""Study of Popular: baselines for the report of a run, and attacks on the sums that its server received."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ __all__ = ["STUDY"]
 
 
 def _references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Reference]:
-    """Measure the plain counts, and the random order."""
+    """Measure the baselines: plain counts of users, and random order."""
     data, train = feed.dataset, feed.split.train
     shape = users, items = len(data.users), len(data.items)
     counts = popularity(data.item[train], feed.positive[train], items)
@@ -33,7 +33,7 @@ def _references(settings: RunSettings, feed: Feed, seed: int) -> dict[str, Refer
 
 
 def _attack(recorded: Recorded) -> dict[str, dict[str, Any]]:
-    """Ask of each sum that the server learned whose it is: who has what?"""
+    """Guess from the sums that the server learned which user has which item."""
     settings = PopularSettings.from_json(recorded.plan.settings)
     received = Replay(recorded.transcripts, recorded.plan).received(
         lambda purpose: layout(purpose, recorded.truth.n_items, settings.bits)

@@ -37,7 +37,7 @@ def read_histories(path: Path) -> tuple[list[str], list[store.Interaction]]:
     names : list of str
         Users in order of first appearance.
     interactions : list of Interaction
-        With users counted from 1.
+        Interactions, with users counted from 1.
 
     Raises
     ------

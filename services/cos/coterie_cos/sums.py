@@ -23,9 +23,10 @@ An outcome is data.  The worker acts on it, says so where `Sums` has to know, an
     `SumDone`           opens the next sum                                          `Sums.close`
     ==================  ==========================================================  ====================
 
-What is durable is so before it is acted on.  Steps that close together are written in one transaction, the opening of a
-sum in one with the run's state.  The write of the last step goes on while the sum is computed; the store makes it
-before that of the applied sum.  Once a sum is stopped, its remaining effects are dropped.
+State is durable before anything that follows from it is done.  Steps that close together are written in one
+transaction; the opening of a sum is written in one transaction with the run's state.  The write of the last step goes
+on while the sum is computed; the store makes it before the write of the applied sum.  Once a sum is stopped, its
+remaining effects are dropped.
 """
 
 from __future__ import annotations

@@ -248,8 +248,8 @@ def _nearest(scenario: str) -> MakePrintedTable:
         marked = [reading for off, reading in near if off <= NEAR]
         whole = sum(_off_ndcg(results, _ndcg(reading.candidates), scenario) <= NEAR for reading in marked)
         notes = (
-            f"Of {len(near)} readings of precision and recall {len(marked)} come within {NEAR:.0%} of both; in {whole} "
-            "of these NDCG among the same candidates does, too.",
+            f"Among {len(near)} readings of precision and recall {len(marked)} come within {NEAR:.0%} of both; "
+            f"in {whole} of these NDCG among the same candidates does, too.",
             f"The nearest {_NEAREST}, and below them {' and '.join(_USUAL)}, whose P and R, and whose NDCG, other "
             "tables show. A name says candidates, what is relevant, and what the figure is over; "
             "'relevant: rated 4 or more' explains them.",

@@ -28,7 +28,7 @@ class WindowMembers:
     Parameters
     ----------
     holdings : sequence of Holdings
-        Of each owner.
+        Holdings of each owner.
     plan : RunPlan
     device : str
         Name of the connection, as plans name it.
