@@ -72,4 +72,5 @@ def test_an_emulated_delay_of_forty_milliseconds_shows_as_forty(far):
         assert found >= 0.9 * trips[pair], (pair, kind)
     for pair, expected in trips.items():
         assert pairs[pair]["handshake_ms"]["least"] > 0.9 * expected
-        assert pairs[pair]["server_ms"]["p50"] < 10
+        # The whole delay is the network's: no time of a server holds any of it.
+        assert pairs[pair]["network_ms"]["least"] >= 0.9 * expected

@@ -124,12 +124,17 @@ class Raw:
         except TimeoutError:
             return
 
+    async def ends(self, limit_s):
+        """Yield the streams that the other side ends, for so long or until it closes the connection."""
+        async for one in self.frames(limit_s):
+            if one.kind == RST_STREAM or (one.kind in (DATA, HEADERS) and one.flags & END_STREAM):
+                yield one.stream
+
     async def ended(self, streams, limit_s):
         """Return those of some streams that the other side ended within a time; all where it closes the connection."""
         left = set(streams)
-        async for one in self.frames(limit_s):
-            if one.kind == RST_STREAM or (one.kind in (DATA, HEADERS) and one.flags & END_STREAM):
-                left.discard(one.stream)
+        async for stream in self.ends(limit_s):
+            left.discard(stream)
             if not left:
                 break
         return set(streams) if self.closed else set(streams) - left

@@ -1,8 +1,10 @@
 """An orchestration server whose volume is full: it refuses, lives, and goes on from what is durable."""
 
 import asyncio
+import contextlib
 import json
 import os
+import sqlite3
 import time
 
 import grpc
@@ -135,12 +137,20 @@ async def test_a_cos_with_room_for_rows_only_stays_refusing_until_a_version_fits
     for host, task in zip((left, right), tasks, strict=True):
         await host.answer(task)
     await told(lambda: not full_cos.healthy())
-    # Room for thousands of rows, and not for the next version beside them.
-    os.truncate(ballast, ballast.stat().st_size - MARGIN - size // 2)
-    watched = time.monotonic() + 3
-    while time.monotonic() < watched:
-        assert not full_cos.healthy()
-        await asyncio.sleep(0.1)
+    with contextlib.closing(sqlite3.connect(full_cos.state / "cos.db")) as beside:
+
+        def commits():
+            """Return a number that changes with each commit of the COS."""
+            return beside.execute("PRAGMA data_version").fetchone()
+
+        # Room for thousands of rows, and not for the next version beside them.
+        os.truncate(ballast, ballast.stat().st_size - MARGIN - size // 2)
+        before = commits()
+        # It tries whether it can write, and looks for room after that: by its second try it has not found any.
+        for _ in range(2):
+            await told(lambda before=before: commits() != before)
+            before = commits()
+            assert not full_cos.healthy()
     assert (await calls.refused(lambda: run.report())).reason == "STORE_FULL"
     (line,) = lines(full_cos, "the store takes no writes")
     assert line["needed_bytes"] >= size + MARGIN

@@ -42,6 +42,8 @@ USER = wire.ParticipantKind.PARTICIPANT_KIND_USER
 OWNER = wire.ParticipantKind.PARTICIPANT_KIND_DATA_OWNER
 DRIFT = "fuzzed-drift"
 PRIVATE = [f"CANARY-user-{n}" for n in range(3)]
+INTERACTIONS = 4
+"""Of each of these users."""
 
 READS = frozenset(
     f"/coterie.v1.{name}"
@@ -119,6 +121,15 @@ class Stand:
             found[role] = sha.hexdigest()
         return found
 
+    def acknowledged(self):
+        """Return how many interactions of the host its data owner has acknowledged, as the host has written down."""
+        path = Path(self.services["client"].state) / "client.db"
+        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+            (found,) = connection.execute(
+                "SELECT SUM(acknowledged) FROM sent WHERE kind = 'interaction'"
+            ).fetchone()
+        return found or 0
+
     def usage(self):
         """Return memory, MiB, and open files of each process."""
         return {
@@ -128,7 +139,7 @@ class Stand:
 
 @pytest.fixture(scope="module")
 def stand(tmp_path_factory, calls):
-    from .conftest import ThirdParty
+    from .conftest import START_S, ThirdParty
 
     folder = tmp_path_factory.mktemp
     third = ThirdParty(folder("fuzzed-thirdparty"), limits=LARGE, enrol_limits=LARGE)
@@ -140,7 +151,7 @@ def stand(tmp_path_factory, calls):
     items.write_text("item\n" + "".join(f"item-{n}\n" for n in range(6)))
     histories.write_text(
         "user,item,positive,time,part\n"
-        + "".join(f"{u},item-{n},1,{n},0\n" for u in PRIVATE for n in range(4))
+        + "".join(f"{u},item-{n},1,{n},0\n" for u in PRIVATE for n in range(INTERACTIONS))
     )
     owner = calls.Member(
         "data-owner",
@@ -242,12 +253,11 @@ def stand(tmp_path_factory, calls):
             "RegisterRequest.intent": (0, 1, 99),
         }
     )
-    # What the host has to send is on its way.
-    same, held = 0, made.stored()
-    while same < 8:
-        time.sleep(0.25)
-        now = made.stored()
-        same, held = (same + 1 if now == held else 0), now
+    # What the host has to send is where it belongs: from here on nobody but the fuzz changes a store.
+    deadline = time.monotonic() + START_S
+    while made.acknowledged() < len(PRIVATE) * INTERACTIONS:
+        assert time.monotonic() < deadline, host.log.read_text()
+        time.sleep(0.05)
     yield made
     for service in (host, owner, cos, third):
         service.stop()

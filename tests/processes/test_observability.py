@@ -82,11 +82,13 @@ async def test_metrics_pages_are_valid_and_hold_the_documented_names_and_no_othe
     small, federation, tmp_path
 ):
     settings = small(drift={"epochs": 5000}, federation={"owners": 1, "hosts": 1})
+    began = time.monotonic()
     async with federation(settings) as running:
         await running.start()
         await running.phase("epoch", 2)
         pages = {party: running.page(party) for party in running.children}
         strict = {party: openmetrics(running.metrics[party]) for party in running.children}
+        lasted = time.monotonic() - began
         await asyncio.to_thread(scrape, running.metrics, tmp_path)
 
     documented = set(re.findall(r"`(coterie_[a-z_]+)`", DOCUMENT.read_text()))
@@ -107,7 +109,7 @@ async def test_metrics_pages_are_valid_and_hold_the_documented_names_and_no_othe
         assert values["coterie_cpu_seconds_total", "total"] > 0
         assert values["coterie_disk_size_bytes",] > values["coterie_disk_free_bytes",] > 0
         assert 1 << 24 < values["coterie_resident_memory_bytes",] < 1 << 31
-        assert party == "thirdparty/directory" or values["coterie_revocation_list_age_seconds",] < 60
+        assert party == "thirdparty/directory" or values["coterie_revocation_list_age_seconds",] < lasted
         assert all(family.documentation for family in families)
         if party == "cos/cos":
             assert values["coterie_runs_in_progress",] == 1

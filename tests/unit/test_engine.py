@@ -14,6 +14,9 @@ from coterie.errors import StoreError
 from coterie.store import engine as module
 from coterie.store.engine import Term, Writer, open_sqlite, trouble_of
 
+LONG_S = 60.0
+"""For what happens at once."""
+
 RUNS = "SELECT user FROM users ORDER BY user"
 
 
@@ -150,12 +153,20 @@ async def test_a_full_store_says_so_keeps_nothing_and_takes_the_same_later(
     assert (stored(engine), writer.failed) == ([], True)
 
     monkeypatch.setattr(module, "_FULL_PAUSE_S", 0.01)
-    waiting = asyncio.create_task(writer.run_when_possible(adding(1, name=large)))
-    await asyncio.sleep(0.05)
+    tries: list[sa.Connection] = []
+
+    def again(connection: sa.Connection) -> object:
+        tries.append(connection)
+        return adding(1, name=large)(connection)
+
+    waiting = asyncio.create_task(writer.run_when_possible(again))
+    async with asyncio.timeout(LONG_S):
+        while len(tries) < 3:
+            await asyncio.sleep(0.01)
     assert not waiting.done()
     # Space is freed: the writer's own connection learns of it.
     await writer.run(lambda connection: connection.exec_driver_sql("PRAGMA max_page_count=100000"))
-    await asyncio.wait_for(waiting, 10)
+    await asyncio.wait_for(waiting, LONG_S)
     assert (stored(engine), writer.failed) == ([1], False)
     writer.close()
 
@@ -242,7 +253,7 @@ async def test_files_wait_for_room_and_health_can_tell(
         if errors:
             raise errors.pop()
 
-    await asyncio.wait_for(writer.files_when_possible("write", write), 10)
+    await asyncio.wait_for(writer.files_when_possible("write", write), LONG_S)
     assert seen == [False, True, True, True]
     assert not writer.failed
     with pytest.raises(StoreError, match="cannot write: Permission denied"):

@@ -150,7 +150,9 @@ async def test_while_a_poll_is_under_way_a_submission_asks_for_nothing(server: S
     party.carries = True
     tasks = party.tasks()
     coming = asyncio.create_task(anext(tasks))
-    await asyncio.sleep(0.01)
+    async with asyncio.timeout(LONG_S):
+        while not server.asked:
+            await asyncio.sleep(0)
     assert len(server.asked) == 1
     await server.answers.put(wire.SubmitResponse(accepted=1))
     await party.submit_many(ROUND, [ITEM], last=True)
