@@ -127,6 +127,21 @@ BAD: dict[str, Bad] = {
         _system("settings=Shadows", "class Shadows(Settings):\n    passes: int = 3\n"),
         "its key shadows.passes has the name of something that all settings answer",
     ),
+    "unsendable": Bad(
+        _system(
+            "settings=Pattern",
+            "import re\nfrom typing import Any\n\nclass Pattern(Settings):\n    names: Any = re.compile('a|b')\n",
+        ),
+        "its key unsendable.names is re.compile('a|b') by default, and 'a|b' after a plan has carried it",
+    ),
+    "unreadable": Bad(
+        _system(
+            "settings=Strict",
+            "from typing import Any\n\nclass Strict(Settings):\n    bits: Any = Field(8)\n\n"
+            "    @classmethod\n    def from_json(cls, text):\n        raise ValueError('no way back')\n",
+        ),
+        "a plan cannot carry its settings: ValueError: no way back",
+    ),
     "whispers": Bad(
         _system("sums=('clear', 'whispered')"), "it runs under whispered; there are the sums clear, masked"
     ),

@@ -265,13 +265,29 @@ def _check_table(system: System, loaded: Mapping[str, System], distributions: Ma
             raise ConfigError(f"its key {table}.{key} has the name of something that all settings answer")
         if field.is_required():
             raise ConfigError(f"its key {table}.{key} has no default; expected one for every key")
-    settings()
+    _check_carried(table, settings())
     for name, values in system.usual.items():
         known = getattr(
             getattr(BaseRunSettings.model_fields.get(name), "annotation", None), "model_fields", {}
         )
         if unknown := [key for key in values if key not in known]:
             raise ConfigError(f"it has a default for {name}.{unknown[0]} (System.usual), and no run has that")
+
+
+def _check_carried(table: str, sent: SystemSettings) -> None:
+    """Check that a plan can carry the settings of a system's table: the defaults come back as they were sent."""
+    try:
+        back = sent.from_json(sent.to_json())
+        changed = [key for key in type(sent).model_fields if getattr(sent, key) != getattr(back, key)]
+    # Foreign code again: the reason is that of whatever it raises.
+    except Exception as error:
+        raise ConfigError(f"a plan cannot carry its settings: {_words(error)}") from error
+    if changed:
+        key = changed[0]
+        raise ConfigError(
+            f"its key {table}.{key} is {getattr(sent, key)!r} by default, and {getattr(back, key)!r} after a plan "
+            "has carried it; expected a type that JSON gives back"
+        )
 
 
 def _check_declared(system: System) -> None:
