@@ -3,8 +3,8 @@ r"""Profile attack: extracts single users' ratings from a FedMVMF sum over few u
 Mai and Pang's (41) asks for more private values than a sum has numbers, and rightly: a sum over twenty users hides
 little where each has a weight on few items.  A row that one user of them touched is :math:`e_{ij} p_i`, parallel to
 that user's other rows (`coterie.privacy.attacks.cluster`), and the length of :math:`p_i` follows from its stars as in
-`coterie.privacy.attacks.reconstruction`.  Each direction becomes a *profile*: items with their ratings, of one user,
-without its name and attributes.
+`coterie.systems.shared.study.reconstruction`.  Each direction becomes a *profile*: items with their ratings, of one
+user, without its name and attributes.
 
 Weights on all items do not prevent it.  What unrated items add to the sum is linear in the item's factors,
 :math:`-\alpha (\sum_i p_i p_i^T) q_j`, the same map for all items; it is fitted to the items that nobody rated, and
@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.privacy.attacks.cluster import cluster
-from coterie.privacy.attacks.reconstruction import Marginals, Reconstruction, Rules, Seen, reconstruct
 from coterie.privacy.attacks.rounds_view import RoundView
+from coterie.systems.shared.study.reconstruction import Marginals, Reconstruction, Rules, Seen, reconstruct
 
 __all__ = ["ProfilesReport", "profiles", "report"]
 

@@ -1,12 +1,12 @@
 r"""The reconstruction attack as Mai and Pang describe it: systems of quadratic equations and a general solver.
 
-For comparison with `coterie.privacy.attacks.reconstruction`, which needs no solver and gets more right.  With SemiALS
-all ratings and attributes are unknown, and one factor :math:`n` of all that was sent is taken, so that there are as
-many equations (20), (24).  With SGD :math:`p^{t-1}` is unknown, and the two epochs' values of one item are taken (31),
-(33).  With weights on all items :math:`c_{ij}` follows from the rating, smoothly (42); the paper prints 0 for its least
-value, which would send nothing of unrated items: here it is :math:`\alpha`.  Solutions over several factors or items
-are clipped and averaged.  The paper takes a factor at random; of one that is nearly zero nothing can be solved, so
-those in which most was sent come first.  Where to start is not said: here at the middle of the stars, and of
+For comparison with `coterie.systems.shared.study.reconstruction`, which needs no solver and gets more right.  With
+SemiALS all ratings and attributes are unknown, and one factor :math:`n` of all that was sent is taken, so that there
+are as many equations (20), (24).  With SGD :math:`p^{t-1}` is unknown, and the two epochs' values of one item are taken
+(31), (33).  With weights on all items :math:`c_{ij}` follows from the rating, smoothly (42); the paper prints 0 for its
+least value, which would send nothing of unrated items: here it is :math:`\alpha`.  Solutions over several factors or
+items are clipped and averaged.  The paper takes a factor at random; of one that is nearly zero nothing can be solved,
+so those in which most was sent come first.  Where to start is not said: here at the middle of the stars, and of
 attributes.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.errors import DataError
-from coterie.privacy.attacks.reconstruction import Reconstruction, Rules, Seen
+from coterie.systems.shared.study.reconstruction import Reconstruction, Rules, Seen
 
 __all__ = ["METHODS", "solve"]
 
