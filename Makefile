@@ -4,7 +4,7 @@
 #   make run                     train DRIFT between real services on this machine (coterie run examples/drift.toml)
 #   make test                    every test; ARGS are given to pytest:    make test ARGS="tests/unit -x"
 #   make shake                   tests of services while every process stands still now and then (slow)
-#   make test-kernels           unit tests of what multiplies matrices, under another kernel of BLAS; KERNEL names it (x86-64)
+#   make test-kernels            unit tests of what multiplies matrices, under another kernel of BLAS (x86-64); KERNEL names it
 #   make lint                    style, types, import rules, stubs current
 #   make format                  put style right where that can be done by itself
 #   make proto                   stubs and proto/fields.lock from the contract
@@ -28,6 +28,8 @@ DATA ?=
 SEED ?= 5
 FAULTS ?= 350
 MESSAGES ?= 100000
+# Another kernel of OpenBLAS than this machine's own.
+KERNEL ?= $(shell $(BIN)/python -m tests.kernels --another)
 # Tests wait for services and clocks, too: three at a time for two cores keep both busy.
 WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 6 ? cores + (cores + 1) / 2 : 8)))
 
@@ -64,10 +66,11 @@ shake: setup
 # Sums come out with other last bits under the kernel for another processor: no test may hang on that.
 test-kernels: setup
 ifneq ($(filter x86_64 amd64,$(shell uname -m)),)
-	@files=$$($(BIN)/python -m tests.kernels) && \
-	OPENBLAS_CORETYPE=$(KERNEL) $(BIN)/python -m pytest -n auto --maxprocesses 8 $$files $(ARGS)
+	@kernel=$(KERNEL); test -n "$$kernel" && echo "kernel $$kernel" && \
+	files=$$($(BIN)/python -m tests.kernels) && \
+	OPENBLAS_CORETYPE=$$kernel $(BIN)/python -m pytest -n auto --maxprocesses 8 $$files $(ARGS)
 else
-	@echo "skipped: OpenBLAS takes the kernel $(KERNEL) on x86-64 only, this is $(shell uname -m)"
+	@echo "skipped: OpenBLAS takes kernels by name on x86-64 only, this is $(shell uname -m)"
 endif
 
 lint: setup

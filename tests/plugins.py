@@ -16,6 +16,7 @@ from dataclasses import replace
 from pydantic import Field
 
 from coterie.privacy.declarations import anything
+from coterie.systems.description import Driver
 from coterie.systems.fcf import SYSTEM as FCF
 from coterie.systems.settings import SystemSettings
 
@@ -126,6 +127,21 @@ BAD: dict[str, Bad] = {
         _system("settings=Shadows", "class Shadows(Settings):\n    passes: int = 3\n"),
         "its key shadows.passes has the name of something that all settings answer",
     ),
+    "unsendable": Bad(
+        _system(
+            "settings=Pattern",
+            "import re\nfrom typing import Any\n\nclass Pattern(Settings):\n    names: Any = re.compile('a|b')\n",
+        ),
+        "its key unsendable.names is re.compile('a|b') by default, and 'a|b' after a plan has carried it",
+    ),
+    "unreadable": Bad(
+        _system(
+            "settings=Strict",
+            "from typing import Any\n\nclass Strict(Settings):\n    bits: Any = Field(8)\n\n"
+            "    @classmethod\n    def from_json(cls, text):\n        raise ValueError('no way back')\n",
+        ),
+        "a plan cannot carry its settings: ValueError: no way back",
+    ),
     "whispers": Bad(
         _system("sums=('clear', 'whispered')"), "it runs under whispered; there are the sums clear, masked"
     ),
@@ -133,6 +149,18 @@ BAD: dict[str, Bad] = {
     "no-form": Bad(_system("forms={}"), "it has no form (System.forms)"),
     "no-host": Bad(_system("host=None"), "it is in rounds and has no side of the host (System.host)"),
     "no-server": Bad(_system("server=None"), "it is in rounds and has no side of the server (System.server)"),
+    "own-pace": Bad(
+        _system("forms={'mine': Driver.ASYNCHRONOUS}, server=None, host=None"),
+        "its form 'mine' has the driver ASYNCHRONOUS; expected ROUNDS for every form of zz-own-pace 2.1",
+    ),
+    "two-paces": Bad(
+        _system("forms={**FCF.forms, 'mine': Driver.WINDOWS}"),
+        "its form 'mine' has the driver WINDOWS; expected ROUNDS for every form of zz-two-paces 2.1",
+    ),
+    "no-driver": Bad(
+        _system("forms={'hosts': 'rounds'}"),
+        "its form 'hosts' has the driver 'rounds'; expected ROUNDS for every form of zz-no-driver 2.1",
+    ),
     "no-study": Bad(_system("study='no_study.study'"), "it has no module no_study.study (System.study)"),
     "no-metric": Bad(_system("shown=()"), "it shows no metric (System.shown)"),
     "odd-usual": Bad(

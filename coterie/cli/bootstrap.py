@@ -53,8 +53,8 @@ def bootstrap(
     settings = load(RunSettings, file, sets=sets or ()).settings
 
     from coterie.launch import bootstrap as steps
-    from coterie.launch.experiment import new_run_id
     from coterie.secure_sum.registry import KEYED
+    from coterie.studies.run_plan import new_run_id
 
     order = steps.held_order(into)
     if order is not None:

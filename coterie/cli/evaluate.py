@@ -69,6 +69,7 @@ def evaluate(
     is marked as untuned.
     """
     output = Output("evaluate", as_json=json)
+    from coterie.launch.federation import run_federation
     from coterie.studies import tables
 
     found, settings = _prepared(table, file, data, sets)
@@ -83,6 +84,7 @@ def evaluate(
         names=_names(rows),
         trials=known,
         resume=resume,
+        services=run_federation,
         say=output.say,
     )
     _print(output, made)
@@ -108,6 +110,7 @@ def tune(
     """
     output = Output("tune", as_json=json)
     from coterie.errors import ConfigError
+    from coterie.launch.federation import run_federation
     from coterie.studies import tables
     from coterie.studies.run_data import load, make_feed
 
@@ -142,6 +145,7 @@ def tune(
         trials=trials,
         choose_by=found.choose_by,
         known=known,
+        services=run_federation,
         keep=lambda these: these.write(path),
         say=output.say,
     )

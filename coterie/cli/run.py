@@ -51,11 +51,13 @@ def run(
     import asyncio
 
     from coterie.cli.progress import ProgressDisplay, headline
-    from coterie.launch import experiment
+    from coterie.launch.federation import run_federation
+    from coterie.studies import experiment
+    from coterie.studies.run_plan import new_run_id
     from coterie.telemetry.logs import configure
 
     configure("warning", service="launcher")
-    run_id = experiment.new_run_id(settings.name)
+    run_id = new_run_id(settings.name)
     output.say(f"run {run_id}: {headline(settings)}" + (", in process" if in_process else ""))
     with ProgressDisplay(output.console, settings) as progress:
 
@@ -65,7 +67,8 @@ def run(
         def warn(warning: str) -> None:
             output.say(f"warning: {warning}")
 
-        report, folder = asyncio.run(experiment.run(settings, run_id, show, in_process=in_process, warn=warn))
+        services = None if in_process else run_federation
+        report, folder = asyncio.run(experiment.run(settings, run_id, show, services, warn=warn))
     _print(output, report, folder)
 
 

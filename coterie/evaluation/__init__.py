@@ -11,7 +11,6 @@ from coterie.evaluation.baselines import (
 )
 from coterie.evaluation.holdout import headline
 from coterie.evaluation.leave_one_out import LeaveOneOut, sample_negatives
-from coterie.evaluation.metric_variants import measure_readings
 from coterie.evaluation.metrics import pair_loss, ranking
 from coterie.evaluation.paired import PairedDifference, paired_difference
 from coterie.evaluation.rated import Rated, figures, graded_ndcg
@@ -27,7 +26,6 @@ __all__ = [
     "from_table",
     "graded_ndcg",
     "headline",
-    "measure_readings",
     "pair_loss",
     "paired_difference",
     "popularity",

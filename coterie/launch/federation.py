@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -40,10 +40,11 @@ from coterie.launch.parties import (
 )
 from coterie.studies.run_data import Feed
 from coterie.studies.run_plan import run_plan
+from coterie.studies.services_run import FinishedRun
 from coterie.wire.v1 import operator_pb2 as wire
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
-__all__ = ["Federation"]
+__all__ = ["Federation", "run_federation"]
 
 _HOST = "127.0.0.1"
 
@@ -262,3 +263,32 @@ class Federation:
         """Return the accounts of all processes that stopped in order, by party."""
         found = {party: child.account() for party, child in self.children.items()}
         return {party: account for party, account in found.items() if account is not None}
+
+
+async def run_federation(
+    settings: RunSettings,
+    feed: Feed,
+    folder: Path,
+    *,
+    run_id: str,
+    seed: int,
+    see: Callable[[wire.WatchRunResponse], None],
+) -> FinishedRun:
+    """Run a federation from its first process to its last; parameters as for `Federation`.
+
+    ``see`` receives each event.
+
+    Raises
+    ------
+    RunError
+        When a process ends by itself or the COS does not answer in time.
+    """
+    async with Federation(settings, feed, folder, run_id=run_id, seed=seed) as federation:
+        await federation.start()
+        async with contextlib.aclosing(federation.watch()) as events:
+            async for event in events:
+                see(event)
+        known = await federation.report()
+    # Accounts are complete when the processes have stopped.
+    states = {party: child.state for party, child in federation.children.items()}
+    return FinishedRun(federation.plan(), known, federation.start_seconds, federation.accounts(), states)

@@ -24,7 +24,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coterie.config.run import RunSettings
 from coterie.crypto.authority import logical_name
-from coterie.errors import CertificateError, DataError, PeerError, PreflightError, RunError, nearest
+from coterie.errors import CertificateError, DataError, PeerError, RunError, nearest
 from coterie.launch.children import Child, free_port
 from coterie.launch.parties import DIRECTORY
 from coterie.net.channel import Channel, connect
@@ -36,12 +36,12 @@ from coterie.process.runtime import in_use
 from coterie.store import cos as cos_store
 from coterie.store.client import load_users
 from coterie.studies.run_data import load
+from coterie.studies.saved_settings import SAVED_SETTINGS
 from coterie.wire.v1 import client_pb2 as wire
 from coterie.wire.v1.client_pb2_grpc import UserAgentStub
 
-__all__ = ["LocalRun", "Recommendation", "Suggestion", "newest", "receipt", "recommend", "save_settings"]
+__all__ = ["LocalRun", "Recommendation", "Suggestion", "newest", "receipt", "recommend"]
 
-_SETTINGS = "settings.json"
 _HOST = "127.0.0.1"
 _PROBE_S = 10.0
 _READY_S = 60.0
@@ -73,28 +73,6 @@ class Recommendation:
     host: str
     version: int
     suggestions: tuple[Suggestion, ...]
-
-
-def save_settings(settings: RunSettings, folder: Path) -> None:
-    """Write the settings of a run beside its stores, with the data set's path made absolute.
-
-    Raises
-    ------
-    PreflightError
-        The folder cannot be written.
-    """
-    path = settings.data.path
-    if path is not None:
-        settings = settings.model_copy(
-            update={"data": settings.data.model_copy(update={"path": path.absolute()})}
-        )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / _SETTINGS).write_text(settings.model_dump_json(indent=1, exclude_none=True))
-    except OSError as error:
-        raise PreflightError(
-            f"cannot write into {folder}: {error.strerror}", hint="`output` names another folder"
-        ) from error
 
 
 def newest(root: Path) -> LocalRun:
@@ -207,7 +185,8 @@ class LocalRun:
     def titles(self) -> dict[str, str]:
         """Return item titles by item key; empty when the data set has no titles or cannot be read any more."""
         path = next(
-            (f / _SETTINGS for f in (self.folder, self.folder.parent) if (f / _SETTINGS).is_file()), None
+            (f / SAVED_SETTINGS for f in (self.folder, self.folder.parent) if (f / SAVED_SETTINGS).is_file()),
+            None,
         )
         if path is None:
             return {}

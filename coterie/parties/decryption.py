@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -18,7 +18,7 @@ from coterie.crypto.identity import Bundle, Identity
 from coterie.crypto.keyfile import read_private_file, write_private_file
 from coterie.errors import CertificateError, CoterieError
 from coterie.parties.party import Item, Party
-from coterie.parties.sum_tasks import Activity, SumTasks
+from coterie.parties.sum_tasks import Activity, SumInProgress, SumTasks
 from coterie.rounds.consent import Consent
 from coterie.rounds.holder_round import HolderRound
 from coterie.rounds.inputs import check_run
@@ -47,18 +47,14 @@ MakeHalf = Callable[
 contributors' bundles, and a cache of contributors' tag keys."""
 
 
-class _Open:
-    """The round in progress, as this holder takes part in it."""
+@dataclass
+class _Sum(SumInProgress):
+    """The sum in progress, with this holder's state machine; None where the holder takes no part."""
 
-    def __init__(self, plan: SumPlan, position: int) -> None:
-        self.plan = plan
-        self.position = position
-        self.machine: HolderRound | None = None
-        self.taken: dict[tuple[int, Step], float] = {}
-        self.declined_at = -1.0
+    machine: HolderRound | None = None
 
 
-class Decryption(SumTasks):
+class Decryption(SumTasks[_Sum]):
     """A key holder in the sums of a run: answers their tasks through the holder's machine, and keeps its journal.
 
     Parameters
@@ -112,7 +108,6 @@ class Decryption(SumTasks):
         self._activity = activity
         self._serving = serving
         self._half = half
-        self._open: _Open | None = None
         # Id of a Paillier key, and contributors' tag keys under it.
         self._tag_keys: tuple[bytes, dict[bytes, bytes]] = (b"", {})
 
@@ -122,37 +117,30 @@ class Decryption(SumTasks):
         ):
             # The task is for other participants on the same connection.
             return
-        number = task.round.round
-        if self._open is None or number > self._open.plan.round:
-            self._open = await self._begin(number)
-        current = self._open
-        if number != current.plan.round:
-            return
-        if current.machine is None or current.machine.reason:
-            if current.declined_at < asked_at:
-                await self._submit(current.plan.round, step, [Item(DECLINED, self._party.slots, b"")])
-                current.declined_at = time.monotonic()
-            return
-        briefings = await self._party.briefings(number, TASK_STEP[step])
-        for respondent, briefing in sorted(briefings.items()):
-            # The COS took the answer after it sent this task: do not answer again.
-            if current.taken.get((respondent, step), -1.0) >= asked_at:
-                continue
-            with self._activity(_ACTIVITIES.get(step, "rounds")):
-                effects = await asyncio.to_thread(current.machine.asked, step, briefing)
-            await self._carry_out(current, step, effects)
-            current.taken[respondent, step] = time.monotonic()
+        await super()._asked(task, step, asked_at)
 
-    async def _begin(self, number: int) -> _Open:
-        plan = await self._sum_plan(number)
+    async def _begin(self, plan: SumPlan, version: int) -> _Sum:
         own = self._identity.participant_id
         position = next((n for n, one in enumerate(plan.holders) if one.participant == own), -1)
-        current = _Open(plan, position)
+        current = _Sum(plan)
         try:
             current.machine = await self._accept(plan, position)
         except Declined as declined:
-            _log.warning("sits out", round=number, reason=str(declined))
+            _log.warning("sits out", round=plan.round, reason=str(declined))
         return current
+
+    async def _answer(self, current: _Sum, task: wire.Task, step: Step, asked_at: float) -> None:
+        if current.machine is None or current.machine.reason:
+            if not current.took_declining(asked_at):
+                await self._submit(current, step, [Item(DECLINED, self._party.slots, b"")])
+            return
+        briefings = await self._party.briefings(current.plan.round, TASK_STEP[step])
+        for respondent, briefing in sorted(briefings.items()):
+            if current.took(respondent, step, asked_at):
+                continue
+            with self._activity(_ACTIVITIES.get(step, "rounds")):
+                effects = await asyncio.to_thread(current.machine.asked, step, briefing)
+            await self._carry_out(current, step, respondent, effects)
 
     async def _accept(self, plan: SumPlan, position: int) -> HolderRound:
         if position < 0:
@@ -188,8 +176,8 @@ class Decryption(SumTasks):
         self._serving(plan, held)
         return found
 
-    async def _carry_out(self, current: _Open, step: Step, effects: Sequence[Effect]) -> None:
-        """Carry out effects in order."""
+    async def _carry_out(self, current: _Sum, step: Step, respondent: int, effects: Sequence[Effect]) -> None:
+        """Carry out the effects of a briefing in order; they complete the answer to it."""
         items = []
         for effect in effects:
             match effect:
@@ -202,10 +190,9 @@ class Decryption(SumTasks):
                     _log.warning("sits out", round=current.plan.round, reason=reason)
                 case Decline():
                     items.append(Item(DECLINED, self._party.slots, b""))
-                    current.declined_at = time.monotonic()
                 case _:
                     raise AssertionError(f"a key holder has no effect {effect}")
-        await self._submit(current.plan.round, step, items)
+        await self._submit(current, step, items, [(respondent, step)])
 
 
 def _read_journal(path: Path) -> Journal:

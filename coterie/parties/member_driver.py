@@ -7,7 +7,6 @@ messages leave in one stream; contributions are made, stored and sent in batches
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +26,7 @@ from coterie.parties.sum_party import (
     SumRecords,
     Withheld,
 )
-from coterie.parties.sum_tasks import Activity, SumTasks
+from coterie.parties.sum_tasks import Activity, SumInProgress, SumTasks
 from coterie.rounds.member_round import Decline, Effect, Keep, MemberRound, Send, SitOut, Train
 from coterie.secure_sum.contribution import UnboundedValueError
 from coterie.secure_sum.plan import SumPlan
@@ -64,10 +63,9 @@ Answers = Sequence[tuple[int, Sequence[Effect]]]
 
 
 @dataclass
-class _Sum(Generic[T]):
+class _Sum(SumInProgress, Generic[T]):
     """The sum in progress, with the state machine of each of the party's members that takes part."""
 
-    plan: SumPlan
     accepted: AcceptedSum[T] | None = None
     """None when the party takes no part."""
     machines: dict[int, MemberRound] = field(default_factory=dict)
@@ -76,10 +74,6 @@ class _Sum(Generic[T]):
     """Members whose join of the sum is in the records already."""
     named: set[tuple[int, Step]] = field(default_factory=set)
     """Messages that the records of what leaves name already."""
-    taken: dict[tuple[int, Step], float] = field(default_factory=dict)
-    """When the COS acknowledged each message, ``time.monotonic`` seconds."""
-    declined_at: float = -1.0
-    """When the COS last acknowledged declining slots, ``time.monotonic`` seconds."""
 
     def participant(self, member: int) -> bytes:
         """Return the participant id of a member."""
@@ -107,7 +101,7 @@ class _Batch(Generic[T]):
     """Bytes of the contributions' codes."""
 
 
-class MemberDriver(SumTasks, Generic[T]):
+class MemberDriver(SumTasks[_Sum[T]], Generic[T]):
     """The loop over the tasks of sums for a party's members.
 
     Parameters
@@ -136,7 +130,6 @@ class MemberDriver(SumTasks, Generic[T]):
         kinds = wire.FetchKind
         briefings = (kinds.FETCH_KIND_BRIEFINGS,) if self._briefed else ()
         self.attached = (kinds.FETCH_KIND_SUM_PLAN, *attached, *briefings)
-        self._sum: _Sum[T] | None = None
         # To be stored before the next message leaves.
         self._records = SumRecords[T]()
 
@@ -152,31 +145,23 @@ class MemberDriver(SumTasks, Generic[T]):
 
     # --- sums, one after the other ---------------------------------------------------------------------------------
 
-    async def _asked(self, task: wire.Task, step: Step, asked_at: float) -> None:
-        number = task.round.round
-        if self._sum is None or number > self._sum.plan.round:
-            self._leave()
-            self._sum = await self._begin(number, task.version)
-        current = self._sum
-        if number != current.plan.round:
-            return
+    async def _answer(self, current: _Sum[T], task: wire.Task, step: Step, asked_at: float) -> None:
         slots = {slot for part in task.slots for slot in range(part.first, part.first + part.count)}
         members = [
             member
             for member in current.machines
-            if current.slots[member][0] in slots
-            # A task that left the COS before it took an answer asks for it again: skip it.
-            and current.taken.get((member, step), -1.0) < asked_at
+            if current.slots[member][0] in slots and not current.took(member, step, asked_at)
         ]
-        waited_for = slots.intersection(self._party.slots) if current.declined_at < asked_at else set()
+        waited_for = set() if current.took_declining(asked_at) else slots.intersection(self._party.slots)
         if members:
-            await self._answer(current, step, members, waited_for)
-        if current.declined_at < asked_at:
+            await self._answer_for(current, step, members, waited_for)
+        if not current.took_declining(asked_at):
             await self._hand_in(current, step, (), current.passive(waited_for), last=True)
 
     def _leave(self) -> None:
         """Close the sum in progress; its members' journals are stored with the next records."""
-        current, self._sum = self._sum, None
+        current = self._sum
+        super()._leave()
         if current is None:
             return
         for member, machine in current.machines.items():
@@ -184,8 +169,7 @@ class MemberDriver(SumTasks, Generic[T]):
                 if isinstance(effect, Keep):
                     self._records.journals[current.participant(member)] = effect.journal
 
-    async def _begin(self, number: int, version: int) -> _Sum[T]:
-        plan = await self._sum_plan(number)
+    async def _begin(self, plan: SumPlan, version: int) -> _Sum[T]:
         current = _Sum[T](plan)
         try:
             current.accepted = await self._members.accept(plan, version)
@@ -223,7 +207,7 @@ class MemberDriver(SumTasks, Generic[T]):
 
     # --- one step --------------------------------------------------------------------------------------------------
 
-    async def _answer(
+    async def _answer_for(
         self, current: _Sum[T], step: Step, members: Sequence[int], waited_for: Collection[int]
     ) -> None:
         """Answer a step for some members; the last messages also decline for slots that take no part."""
@@ -333,7 +317,7 @@ class MemberDriver(SumTasks, Generic[T]):
                     case SitOut(reason):
                         self._sits_out(current.plan, participant, reason)
                     case Train() | Decline():
-                        # `_answer` trains, and declines for all such members with the last messages of the step.
+                        # `_answer_for` trains, and declines for all such members with the last messages of the step.
                         pass
         self._name(current, sends)
         if (sends and self._records.journals) or self._records.sat_out:
@@ -374,12 +358,8 @@ class MemberDriver(SumTasks, Generic[T]):
         items = [Item(KIND_OF[send.step], current.slots[member], send.message) for member, send in sends]
         if passive:
             items.append(Item(DECLINED, passive, b""))
-        await self._submit(current.plan.round, step, items, last=last)
-        now = time.monotonic()
-        for member, send in sends:
-            current.taken[member, send.step] = now
-        if passive:
-            current.declined_at = now
+        answers = [(member, send.step) for member, send in sends]
+        await self._submit(current, step, items, answers, last=last)
 
 
 def _next(plan: SumPlan, made: Iterator[Contributed[T] | Withheld]) -> Contributed[T] | Withheld:

@@ -6,6 +6,9 @@ as it would store arrays, and hands them out to participants.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -17,12 +20,29 @@ from coterie.secure_sum.protocol import Applied, Formed
 from coterie.wire.tensor import to_wire
 from coterie.wire.v1.rounds_pb2 import SealedModel
 
-__all__ = ["MetricTotals", "ModelState", "OpenModel", "SealedVersions"]
+__all__ = ["DecodedSum", "MetricTotals", "ModelState", "OpenModel", "SealedVersions"]
 
 MetricTotals = dict[str, tuple[float, float]]
 """Sum and number of users by metric."""
 
 _SEALED = "sealed"
+
+
+@dataclass(frozen=True)
+class DecodedSum:
+    """A decoded sum, which the server applies to its arrays.
+
+    Parameters
+    ----------
+    apply : callable
+        Returns the arrays after the sum, from those before it: `ServerSide.apply` with the decoded sum, or what stands
+        for it where key holders applied the sum.
+    measured : MetricTotals
+        Metrics in the sum.
+    """
+
+    apply: Callable[[Arrays], Arrays]
+    measured: MetricTotals
 
 
 class ModelState(Protocol):
@@ -47,10 +67,8 @@ class ModelState(Protocol):
         """
         ...
 
-    def after_sum(
-        self, state: Training, arrays: Arrays, formed: Formed, users: int
-    ) -> tuple[Arrays, MetricTotals]:
-        """Apply a sum over ``users`` users; return the new arrays and the metrics in the sum.
+    def decode(self, state: Training, formed: Formed, users: int) -> DecodedSum:
+        """Decode the next sum, which is over ``users`` users.
 
         Raises
         ------
@@ -93,10 +111,8 @@ class OpenModel:
             return None
         return int(arrays["supports"][~opened].sum()) / told
 
-    def after_sum(
-        self, state: Training, arrays: Arrays, formed: Formed, users: int
-    ) -> tuple[Arrays, MetricTotals]:
-        """Apply a sum; return the new arrays and the metrics in the sum.
+    def decode(self, state: Training, formed: Formed, users: int) -> DecodedSum:
+        """Decode a sum, which the system's side applies.
 
         Raises
         ------
@@ -107,7 +123,7 @@ class OpenModel:
             raise AssertionError("a sum that others applied, to a model that the server has")
         side = self._conductor.side
         summed = decode_sum(side, formed, self._conductor.cover(state, users))
-        return side.apply(arrays, summed), side.measured(summed.purpose, summed.sums)
+        return DecodedSum(partial(side.apply, summed=summed), side.measured(summed.purpose, summed.sums))
 
 
 class SealedVersions:
@@ -137,10 +153,8 @@ class SealedVersions:
         """Return None: the server does not see which items are closed."""
         return None
 
-    def after_sum(
-        self, state: Training, arrays: Arrays, formed: Formed, users: int
-    ) -> tuple[Arrays, MetricTotals]:
-        """Return the version and metrics that holders agreed on; for a measuring sum, the old version and its metrics.
+    def decode(self, state: Training, formed: Formed, users: int) -> DecodedSum:
+        """Decode a sum: to the version that holders agreed on, or to the version before for a sum that measures.
 
         Raises
         ------
@@ -148,10 +162,11 @@ class SealedVersions:
             When the sum is beyond its bounds.
         """
         if isinstance(formed, Applied):
-            return _kept(formed.model), dict(formed.measured)
+            after = _kept(formed.model)
+            return DecodedSum(lambda arrays: after, dict(formed.measured))
         side = self._conductor.side
         sums = side.layout(state.purpose).decode(formed, users)
-        return arrays, side.measured(state.purpose, sums)
+        return DecodedSum(lambda arrays: arrays, side.measured(state.purpose, sums))
 
 
 def _kept(payload: bytes) -> Arrays:

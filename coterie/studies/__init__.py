@@ -1,1 +1,1 @@
-"""Studies of systems by runs: division of data, runs in one process, reference rows, replays, tables, reports."""
+"""Studies of systems by runs: whole runs with their reports, divided data, reference rows, attacks, replays, tables."""

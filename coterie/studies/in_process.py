@@ -22,7 +22,7 @@ from coterie.data.keyed_order import key_hash
 from coterie.errors import RunError
 from coterie.rounds.conductor import Conductor, Population, new_training
 from coterie.rounds.model_state import OpenModel
-from coterie.rounds.sides import Arrays, HostSide, OwnerSide, ServerSide, Summed, ToldServerSide
+from coterie.rounds.sides import Arrays, HostSide, OwnerSide, ServerSide, ToldServerSide
 from coterie.rounds.training import Purpose, Training, step
 from coterie.secure_sum.contribution import UnboundedValueError
 from coterie.secure_sum.plan import SumPlan
@@ -170,8 +170,7 @@ def train_plan(
     owners = _owners(plan, feed)
 
     def server(groups: int) -> ServerSide:
-        side = server_side(plan.system, plan.settings, len(feed.dataset.items), plan.seed, groups)
-        return _Told(cast(ToldServerSide, side), owners) if owners else side
+        return server_side(plan.system, plan.settings, len(feed.dataset.items), plan.seed, groups)
 
     ordered = sorted(local, key=lambda host: host.device)
     population = Population(
@@ -183,13 +182,20 @@ def train_plan(
     record = _Record(conductor, len(feed.dataset.items), see)
     record.began()
 
+    def told(state: Training, arrays: Arrays) -> Arrays:
+        """Return the arrays with the owners' answers about the model that was trained, in a round of training."""
+        if not owners or state.purpose is not Purpose.TRAIN:
+            return arrays
+        model = conductor.side.model(arrays)
+        return cast(ToldServerSide, conductor.side).told(arrays, [owner.answer(model) for owner in owners])
+
     def evaluated(state: Training, arrays: Arrays) -> None:
         record.evaluated(state, arrays)
         if on_evaluation is not None:
             on_evaluation(state, sides)
 
     try:
-        trained = train(plan, server, half, local, holders, shared, evaluated, record.round_ended)
+        trained = train(plan, server, half, local, holders, shared, told, evaluated, record.round_ended)
     except UnboundedValueError as error:
         # Over services the users concerned sit out the round; here the step would fail in every further round.
         raise RunError(f"the local step failed: {error}", hint="smaller steps, perhaps") from error
@@ -208,29 +214,6 @@ def _owners(plan: RunPlan, feed: Feed) -> list[OwnerSide]:
         for items, features in owned
         if features is not None
     ]
-
-
-class _Told:
-    """A server side that asks this process's data owners before it applies a sum of training."""
-
-    def __init__(self, side: ToldServerSide, owners: Sequence[OwnerSide]) -> None:
-        self._side = side
-        self._owners = owners
-        self.asks_supports = side.asks_supports
-        self.metrics = side.metrics
-        self.initial = side.initial
-        self.layout = side.layout
-        self.model = side.model
-        self.opened = side.opened
-        self.measured = side.measured
-        self.figures = side.figures
-
-    def apply(self, arrays: Arrays, summed: Summed) -> Arrays:
-        """Return the arrays after a sum, with the owners' answers about the model that was trained."""
-        if summed.purpose is Purpose.TRAIN:
-            model = self._side.model(arrays)
-            arrays = self._side.told(arrays, [owner.answer(model) for owner in self._owners])
-        return self._side.apply(arrays, summed)
 
 
 class _People:

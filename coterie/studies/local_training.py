@@ -25,7 +25,10 @@ from coterie.secure_sum.protocol import Failed, Formed, MemberHalf, ServerHalf, 
 from coterie.studies.local_rounds import MemberHost, Members, Outcome, run_round
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
-__all__ = ["LocalHost", "LocallyTrained", "Shared", "train"]
+__all__ = ["LocalHost", "LocallyTrained", "Shared", "Told", "train"]
+
+Told = Callable[[Training, Arrays], Arrays]
+"""Function that adds data owners' answers for the next sum to the server's arrays."""
 
 _NOBODY: Mapping[str, MemberHost] = MappingProxyType({})
 
@@ -113,6 +116,7 @@ def train(
     hosts: Sequence[LocalHost],
     holders: Mapping[str, MemberHost] = _NOBODY,
     shared: Shared | None = None,
+    told: Told = lambda state, arrays: arrays,
     on_evaluation: Callable[[Training, Arrays], None] | None = None,
     on_round: Callable[[Training, Outcome], None] | None = None,
 ) -> LocallyTrained:
@@ -130,6 +134,8 @@ def train(
         Connections of an encrypted sum's key holders, by device.
     shared : Shared, optional
         The key that participants share, if they do; the server then keeps sealed versions.
+    told : callable, optional
+        Adds data owners' answers to the arrays to which a sum is applied, for systems that ask owners.
     on_evaluation : callable, optional
         Called after each evaluation, while the hosts' private state is that of the version measured.
     on_round : callable, optional
@@ -163,7 +169,7 @@ def train(
         state = begin_round(state)
         evaluations = len(state.evaluations)
         subject = None if shared is None else shared.subject(conductor, state, kept.model(held))
-        state, held, outcome = _round(conductor, kept, state, held, arrays, workers, holders, subject)
+        state, held, outcome = _round(conductor, kept, state, held, arrays, workers, holders, subject, told)
         arrays = held if shared is None else shared.opened(kept.model(held), conductor)
         if on_round is not None:
             on_round(state, outcome)
@@ -186,6 +192,7 @@ def _round(
     workers: Mapping[str, _Host],
     holders: Mapping[str, MemberHost],
     subject: Subject | None,
+    told: Told,
 ) -> tuple[Training, Arrays, Outcome]:
     model = conductor.side.model(arrays)
     opened = conductor.side.opened(arrays)
@@ -201,9 +208,10 @@ def _round(
     def apply(formed: Formed, users: int) -> str:
         nonlocal held, measured
         try:
-            held, measured = kept.after_sum(state, held, formed, users)
+            decoded = kept.decode(state, formed, users)
         except ImpossibleSumError as error:
             return str(error)
+        held, measured = decoded.apply(told(state, held)), decoded.measured
         return ""
 
     hosts = {**{device: worker.members for device, worker in workers.items()}, **holders}

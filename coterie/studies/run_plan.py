@@ -1,8 +1,10 @@
-"""Construction of a run's plan, which every participant receives, from the settings of the run."""
+"""Construction of a run's id and plan, which every participant receives, from the settings of the run."""
 
 from __future__ import annotations
 
+import datetime
 import hashlib
+import secrets
 from collections.abc import Sequence
 
 from coterie.config.run import RoundsSettings, RunSettings
@@ -10,7 +12,7 @@ from coterie.crypto.explicit import encode
 from coterie.systems.description import Driver
 from coterie.wire.v1.orchestrator_pb2 import CohortKind, Holding, RoundsPlan, RunPlan
 
-__all__ = ["rounds_plan", "run_plan"]
+__all__ = ["new_run_id", "rounds_plan", "run_plan"]
 
 _KINDS = {
     "groups": CohortKind.COHORT_KIND_GROUPS,
@@ -18,6 +20,11 @@ _KINDS = {
     "all": CohortKind.COHORT_KIND_ALL,
     "independent": CohortKind.COHORT_KIND_INDEPENDENT,
 }
+
+
+def new_run_id(name: str) -> str:
+    """Return a new run id: a DNS label from a name, the time in UTC and four random digits."""
+    return f"{name}-{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
 def rounds_plan(settings: RoundsSettings, seed: int, *, sparse: bool = False) -> RoundsPlan:

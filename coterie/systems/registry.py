@@ -137,10 +137,10 @@ def discover() -> Discovered:
     failed: list[UnusableSystem] = []
     # Coterie's own systems come first, so that no plug-in takes one of their names.
     points = sorted((_distribution(point), point.name, point.value) for point in _points())
-    for distribution, name, value in sorted(points, key=lambda one: not one[0].startswith(f"{_OURS} ")):
+    for distribution, name, value in sorted(points, key=lambda one: not _is_ours(one[0])):
         try:
             system = metadata.EntryPoint(name, value, GROUP).load()
-            _check(name, system, loaded, distributions)
+            _check(name, system, distribution, loaded, distributions)
         # A plug-in is foreign code: the other systems go on working whatever it raises.
         except (Exception, SystemExit) as error:
             failed.append(UnusableSystem(name, distribution, _words(error)))
@@ -163,6 +163,10 @@ def _distribution(point: metadata.EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version or 'without a version'}"
 
 
+def _is_ours(distribution: str) -> bool:
+    return distribution.startswith(f"{_OURS} ")
+
+
 def _words(error: BaseException) -> str:
     if isinstance(error, ConfigError):
         return error.message
@@ -171,13 +175,20 @@ def _words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _check(name: str, system: object, loaded: Mapping[str, System], distributions: Mapping[str, str]) -> None:
-    """Check the object that an entry point names.
+def _check(
+    name: str,
+    system: object,
+    distribution: str,
+    loaded: Mapping[str, System],
+    distributions: Mapping[str, str],
+) -> None:
+    """Check the object that an entry point of a distribution names.
 
     Raises
     ------
     ConfigError
-        The object is no system, has the name or the table of another one, or lacks a required part.
+        The object is no system, has the name or the table of another one, lacks a required part, or has a form that is
+        not open to its distribution.
     """
     if not isinstance(system, System):
         raise ConfigError(
@@ -191,6 +202,7 @@ def _check(name: str, system: object, loaded: Mapping[str, System], distribution
         raise ConfigError(f"the name {name!r} is taken by {loaded[name].title} of {distributions[name]}")
     if not _NAME.fullmatch(name):
         raise ConfigError(f"the name {name!r}; expected lower-case letters, digits and hyphens")
+    _check_forms(system, distribution)
     _check_sides(system)
     _check_table(system, loaded, distributions)
     _check_declared(system)
@@ -204,10 +216,25 @@ def _check(name: str, system: object, loaded: Mapping[str, System], distribution
         raise ConfigError(f"it has no module {system.study} (System.study)")
 
 
-def _check_sides(system: System) -> None:
-    """Check a system's forms, sums and sides."""
+def _check_forms(system: System, distribution: str) -> None:
+    """Check a system's forms: there are some, and those of a plug-in are in rounds.
+
+    The services drive all other forms by code of Coterie's own systems.
+    """
     if not system.forms:
         raise ConfigError("it has no form (System.forms); expected at least one")
+    open_to_it = tuple(Driver) if _is_ours(distribution) else (Driver.ROUNDS,)
+    for form, driver in system.forms.items():
+        if driver not in open_to_it:
+            found = driver.name if isinstance(driver, Driver) else repr(driver)
+            raise ConfigError(
+                f"its form {form!r} has the driver {found}; expected ROUNDS for every form of {distribution}, as "
+                "the other drivers are not open to plug-ins"
+            )
+
+
+def _check_sides(system: System) -> None:
+    """Check a system's sums and sides."""
     if not system.sums:
         raise ConfigError(f"it runs under no sum (System.sums); expected some of {', '.join(SUMS)}")
     if unknown := [str(secure_sum) for secure_sum in system.sums if secure_sum not in SUMS]:
@@ -238,13 +265,29 @@ def _check_table(system: System, loaded: Mapping[str, System], distributions: Ma
             raise ConfigError(f"its key {table}.{key} has the name of something that all settings answer")
         if field.is_required():
             raise ConfigError(f"its key {table}.{key} has no default; expected one for every key")
-    settings()
+    _check_carried(table, settings())
     for name, values in system.usual.items():
         known = getattr(
             getattr(BaseRunSettings.model_fields.get(name), "annotation", None), "model_fields", {}
         )
         if unknown := [key for key in values if key not in known]:
             raise ConfigError(f"it has a default for {name}.{unknown[0]} (System.usual), and no run has that")
+
+
+def _check_carried(table: str, sent: SystemSettings) -> None:
+    """Check that a plan can carry the settings of a system's table: the defaults come back as they were sent."""
+    try:
+        back = sent.from_json(sent.to_json())
+        changed = [key for key in type(sent).model_fields if getattr(sent, key) != getattr(back, key)]
+    # Foreign code again: the reason is that of whatever it raises.
+    except Exception as error:
+        raise ConfigError(f"a plan cannot carry its settings: {_words(error)}") from error
+    if changed:
+        key = changed[0]
+        raise ConfigError(
+            f"its key {table}.{key} is {getattr(sent, key)!r} by default, and {getattr(back, key)!r} after a plan "
+            "has carried it; expected a type that JSON gives back"
+        )
 
 
 def _check_declared(system: System) -> None:

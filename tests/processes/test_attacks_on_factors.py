@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from coterie.launch import experiment
+from coterie.launch.federation import run_federation
+from coterie.studies import experiment
 
 USERS = 40
 BASE = {
@@ -44,7 +45,9 @@ def attacked(small, tmp_path_factory):
         if key not in made:
             output = tmp_path_factory.mktemp("attacked")
             settings = small(**{**BASE, **given, "secure_sum": secure_sum, "output": output})
-            report, _ = asyncio.run(experiment.run(settings, "test", lambda seed, event: None))
+            report, _ = asyncio.run(
+                experiment.run(settings, "test", lambda seed, event: None, run_federation)
+            )
             made[key] = report.attacks
         return made[key]
 

@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from coterie.launch import experiment
+from coterie.launch.federation import run_federation
+from coterie.studies import experiment
 
 USERS = 20
 ROUNDS = {"cohorts": "all", "group": USERS, "passes": 2, "evaluate_every": 2, "party_per_user": True}
@@ -27,7 +28,7 @@ def attacked(small, tmp_path):
 
     def run(**changes):
         settings = small(**{**FEDERATION, **changes}, output=tmp_path)
-        return asyncio.run(experiment.run(settings, "test", lambda seed, event: None))
+        return asyncio.run(experiment.run(settings, "test", lambda seed, event: None, run_federation))
 
     return run
 

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from coterie.launch import experiment
+from coterie.launch.federation import run_federation
+from coterie.studies import experiment
 
 USERS = 60
 SPARSE = {"synthetic": {"users": USERS, "items": 300, "interactions": 600}}
@@ -23,7 +24,7 @@ def attacked(small, tmp_path):
             federation={"hosts": 2, "attacks": True},
             **changes,
         )
-        report, _ = asyncio.run(experiment.run(settings, "test", lambda seed, event: None))
+        report, _ = asyncio.run(experiment.run(settings, "test", lambda seed, event: None, run_federation))
         return report.attacks
 
     return run

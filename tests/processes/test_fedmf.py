@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from coterie.evaluation.holdout import TRAIN
-from coterie.launch import experiment, local_run
+from coterie.launch import local_run
+from coterie.launch.federation import run_federation
 from coterie.launch.local_run import LocalRun
+from coterie.studies import experiment
 from coterie.studies.in_process import train_in_process
 from coterie.studies.run_data import load, make_feed
 from coterie.systems.registry import server_side
@@ -86,7 +88,7 @@ def test_a_run_has_a_report_and_a_user_is_recommended_what_its_own_factor_scores
     settings = small(
         **{**BASE, "system": system, "federation": {"hosts": 2}}, output=tmp_path, reference=True
     )
-    report, folder = asyncio.run(experiment.run(settings, "test", lambda seed, event: None))
+    report, folder = asyncio.run(experiment.run(settings, "test", lambda seed, event: None, run_federation))
     named = {"fedmf": {"mf", "means", "item_mean", "popularity", "random"}, "fcf": {"popularity", "random"}}
     assert named[system] <= set(report.reference)
     json.loads((folder / "report.json").read_text())

@@ -6,8 +6,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from coterie.launch import experiment, local_run
+from coterie.launch import local_run
+from coterie.launch.federation import run_federation
 from coterie.launch.local_run import LocalRun
+from coterie.studies import experiment
 from coterie.studies.in_process import train_in_process
 from coterie.studies.run_data import load, make_feed
 from coterie.wire.v1 import operator_pb2 as wire
@@ -228,7 +230,7 @@ def test_the_server_that_is_killed_and_started_again_comes_to_the_same_numbers(s
 
 def test_a_whole_experiment_leaves_a_report_of_its_rounds(small, tmp_path):
     settings = small(**FEDNCF, output=tmp_path, reference=True)
-    report, folder = asyncio.run(experiment.run(settings, "test", lambda seed, event: None))
+    report, folder = asyncio.run(experiment.run(settings, "test", lambda seed, event: None, run_federation))
     assert report.metrics["hit_ratio@10"].mean == report.chosen.metrics["hit_ratio@10"]
     assert {"ncf", "popularity", "random"} <= report.reference.keys()
     assert report.protection.sum == "clear"

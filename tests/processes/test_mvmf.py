@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from coterie.evaluation.holdout import TRAIN
-from coterie.launch import experiment, local_run
+from coterie.launch import local_run
+from coterie.launch.federation import run_federation
 from coterie.launch.local_run import LocalRun
+from coterie.studies import experiment
 from coterie.studies.in_process import train_in_process
 from coterie.studies.run_data import load, make_feed
 from coterie.systems.registry import server_side
@@ -220,7 +222,7 @@ def test_a_user_who_has_rated_nothing_is_recommended_what_its_attributes_say(sma
         output=tmp_path,
         reference=True,
     )
-    report, folder = asyncio.run(experiment.run(settings, "test", lambda seed, event: None))
+    report, folder = asyncio.run(experiment.run(settings, "test", lambda seed, event: None, run_federation))
     assert set(report.reference) == {"item_mean", "popularity", "random"}
     assert report.visibility["data-owner/catalogue"]["item_features"] == "may see"
     json.loads((folder / "report.json").read_text())

@@ -19,19 +19,8 @@ from hypothesis import strategies as st
 
 from coterie.data import SyntheticSpec, generate, generate_user_attributes, read, read_user_attributes
 from coterie.errors import DataError
-from coterie.privacy.attacks.profiles import ProfilesReport, profiles
-from coterie.privacy.attacks.profiles import report as hold
-from coterie.privacy.attacks.published_systems import METHODS, solve
-from coterie.privacy.attacks.reconstruction import (
-    Marginals,
-    Reconstruction,
-    Seen,
-    noisy,
-    reconstruct,
-    seen_in_message,
-)
-from coterie.privacy.attacks.reconstruction_accuracy import Held, ReconstructionReport, best_guess, report
 from coterie.secure_sum.contribution import Contribution
+from coterie.systems.fedmvmf.study.published_systems import METHODS, solve
 from coterie.systems.shared.factor_settings import FactorSettings
 from coterie.systems.shared.factor_steps import FactorUpdate, UserData, contribute, local_step, sample
 from coterie.systems.shared.factors import (
@@ -41,6 +30,22 @@ from coterie.systems.shared.factors import (
     initial_server_state,
     layout,
     unknowns_per_equation,
+)
+from coterie.systems.shared.study.profiles import ProfilesReport, profiles
+from coterie.systems.shared.study.profiles import report as hold
+from coterie.systems.shared.study.reconstruction import (
+    Marginals,
+    Reconstruction,
+    Seen,
+    noisy,
+    reconstruct,
+    seen_in_message,
+)
+from coterie.systems.shared.study.reconstruction_accuracy import (
+    Held,
+    ReconstructionReport,
+    best_guess,
+    report,
 )
 from coterie.wire.v1.rounds_pb2 import SummedVector
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from coterie.errors import DataError
 from coterie.privacy.attacks import cluster, differencing, disaggregate
-from coterie.privacy.attacks.inversion import Judged, invert, judge
 from coterie.privacy.attacks.rounds_view import RoundView, known_slots, view_of_sum
 from coterie.privacy.attacks.scoring import Truth, mean_auc
 from coterie.secure_sum.contribution import Contribution
@@ -20,6 +19,7 @@ from coterie.systems.fedncf import mathematics, networks
 from coterie.systems.fedncf.local_step import UserUpdate, contribute, local_step
 from coterie.systems.fedncf.networks import Architecture
 from coterie.systems.fedncf.settings import FedNcfSettings
+from coterie.systems.fedncf.study.inversion import Judged, invert, judge
 
 Ids = npt.NDArray[np.int64]
 

@@ -139,6 +139,12 @@ def test_the_page_shows_the_files_of_the_example_as_they_are() -> None:
         assert found == (ROOT / path).read_text(), path
 
 
+@pytest.mark.parametrize("page", [PAGE, EXAMPLE / "README.md"], ids=lambda page: page.name)
+def test_both_pages_install_coterie_from_the_clone_and_not_from_an_index(page: Path) -> None:
+    commands = re.findall(r"^pip install (.*?)(?: +#.*)?$", page.read_text(), re.MULTILINE)
+    assert commands == [". ./examples/plugin"]
+
+
 def test_the_example_is_short() -> None:
     lines = [len(path.read_text().splitlines()) for path in EXAMPLE.glob("coterie_popular/*.py")]
     assert sum(lines) < 350

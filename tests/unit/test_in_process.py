@@ -12,7 +12,7 @@ import pytest
 
 from coterie.config.run import RunSettings
 from coterie.errors import ConfigError, RunError
-from coterie.launch import experiment
+from coterie.studies import experiment
 from coterie.studies import local_training as training
 from coterie.studies.in_process import InProcess, train_in_process
 from coterie.studies.run_data import load, make_feed
@@ -118,7 +118,7 @@ def test_sums_do_not_outlive_their_rounds(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_report_in_process_has_the_keys_of_one_of_services(tmp_path: Any) -> None:
     made = settings(output=tmp_path, reference=True)
-    report, folder = asyncio.run(experiment.run(made, "test", lambda seed, event: None, in_process=True))
+    report, folder = asyncio.run(experiment.run(made, "test", lambda seed, event: None, None))
     held = json.loads((folder / "report.json").read_text())
     assert held["system"] == "fedncf"
     assert held["form"] == "hosts"
@@ -152,4 +152,4 @@ def test_a_key_that_participants_share_changes_no_number(system: str) -> None:
 
 def test_drift_is_refused_in_one_process_with_the_reason() -> None:
     with pytest.raises(ConfigError, match="owners work side by side"):
-        asyncio.run(experiment.run(RunSettings(), "test", lambda seed, event: None, in_process=True))
+        asyncio.run(experiment.run(RunSettings(), "test", lambda seed, event: None, None))

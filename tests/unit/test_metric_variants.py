@@ -7,10 +7,18 @@ import pytest
 
 from coterie.data import SyntheticSpec, generate, random
 from coterie.errors import RunError
-from coterie.evaluation import Rated, measure_readings
-from coterie.evaluation import metric_variants as module
+from coterie.evaluation import Rated
 from coterie.evaluation.holdout import TEST, TRAIN, VALIDATION
-from coterie.evaluation.metric_variants import GAINS, OVER, RELEVANT, candidates, graded_readings, readings
+from coterie.systems.fedmvmf.study import readings as module
+from coterie.systems.fedmvmf.study.readings import (
+    GAINS,
+    OVER,
+    RELEVANT,
+    candidates,
+    graded_readings,
+    measure_readings,
+    readings,
+)
 
 DATA = generate(SyntheticSpec(users=30, items=70, interactions=800))
 SPLIT = random(DATA, train=0.6, validation=0.3, seed=1)

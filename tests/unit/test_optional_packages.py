@@ -23,7 +23,8 @@ importlib.import_module(sys.argv[1])
     "module",
     [
         "coterie.launch.bootstrap",
-        "coterie.launch.experiment",
+        "coterie.launch.federation",
+        "coterie.studies.experiment",
         "coterie.launch.operator_connection",
         "coterie.process.runtime",
         "coterie_cos.service",

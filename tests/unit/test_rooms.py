@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import grimp
 import pytest
@@ -96,6 +98,29 @@ def test_a_module_of_mathematics_only_computes(module: str) -> None:
     reached = graph().find_upstream_modules(module)
     impure = {one for one in reached if one in IMPURE or one.startswith(tuple(f"{name}." for name in IMPURE))}
     assert impure == set()
+
+
+def contracts() -> dict[str, dict[str, Any]]:
+    """Return the contracts of import-linter by name."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return {one["name"]: one for one in settings["tool"]["importlinter"]["contracts"]}
+
+
+def test_import_linter_keeps_all_rooms_apart() -> None:
+    contract = contracts()["Rooms of systems are independent of each other"]
+    assert contract["type"] == "independence"
+    assert sorted(contract["modules"]) == [f"coterie.systems.{room}" for room in ROOMS]
+
+
+def test_import_linter_keeps_all_services_from_what_starts_or_studies_them() -> None:
+    contract = contracts()["Services import neither studies nor launchers nor commands"]
+    assert sorted(contract["source_modules"]) == list(SERVICES)
+    assert contract["forbidden_modules"] == ["coterie.studies", "coterie.launch", "coterie.cli"]
+
+
+def test_a_room_imports_no_launcher() -> None:
+    reached = graph().find_upstream_modules("coterie.systems", as_package=True)
+    assert not {one for one in reached if one.startswith(("coterie.launch", "coterie.cli"))}
 
 
 def test_what_is_reached_through_other_modules_is_noticed() -> None:

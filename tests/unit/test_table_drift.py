@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from coterie.cli.evaluate import _prepared
-from coterie.config.run import RunSettings
+from coterie.config.run import FederationSettings, RunSettings
+from coterie.errors import ConfigError, RunError
 from coterie.studies import tables
 from coterie.studies.run_data import load, make_feed
 from coterie.studies.tables.cell import Cell
@@ -63,6 +64,26 @@ def test_saros_and_the_trivial_rows_are_those_that_stand_beside_a_run() -> None:
     assert trained.best == chosen.index(max(chosen))
     for name in ("random", "popularity", "positive_share"):
         assert rows[name].engine(SETTINGS, {}, feed, 1).metrics == expected[name].metrics
+
+
+def test_the_row_of_drift_is_trained_by_the_function_that_runs_services_and_only_by_it(
+    tmp_path: Path,
+) -> None:
+    (row,) = (row for row in tables.find("drift").rows() if row.name == "drift")
+    changes = {"federation": FederationSettings(attacks=True), "seeds": (0, 1), "output": tmp_path}
+    settings = SETTINGS.model_copy(update=changes)
+    feed = make_feed(SETTINGS, load(SETTINGS), 1)
+    asked = []
+
+    async def services(settings: RunSettings, feed: Any, folder: Path, **about: Any) -> Any:
+        asked.append((settings.drift.rate, settings.federation.attacks, about["seed"]))
+        raise RunError("no services here")
+
+    with pytest.raises(RunError, match="no services here"):
+        row.train(settings, {"drift.rate": 0.5}, feed, 1, services)
+    assert asked == [(0.5, False, 1)]
+    with pytest.raises(ConfigError, match="the row drift is trained over services, which are not run here"):
+        row.train(settings, {"drift.rate": 0.5}, feed, 1)
 
 
 def test_only_what_is_asked_for_is_trained() -> None:

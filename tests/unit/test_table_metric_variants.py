@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from coterie.config.run import RunSettings
-from coterie.evaluation.metric_variants import RELEVANT, graded_readings, readings
 from coterie.studies import tables
 from coterie.studies.in_process import train_in_process
 from coterie.studies.run_data import load, make_feed
 from coterie.studies.tables.cell import Cell
 from coterie.studies.tables.paper_table import Results
 from coterie.systems.fedmvmf.study.metric_variants import MODEL, NEW_USERS, off_by, predicted_by
+from coterie.systems.fedmvmf.study.readings import RELEVANT, graded_readings, readings
 
 TABLE = tables.find("privmvmf-readings")
 SETTINGS = RunSettings.model_validate(

@@ -12,6 +12,7 @@ from coterie.studies import tables
 from coterie.studies.tables import results
 from coterie.studies.tables.paper_table import evaluate
 from coterie.studies.tables.printed_tables import shown
+from coterie.telemetry.report import Report
 
 ROOT = Path(__file__).parents[2]
 KEPT = results.read_kept(ROOT / "docs" / "results")
@@ -106,6 +107,25 @@ def test_runs_over_services_stand_side_by_side_and_only_when_they_are_of_the_sam
     assert "some kernel" not in (tmp_path / "kept" / "pair.json").read_text()
     with pytest.raises(ValueError, match="different data"):
         results.main(["--runs", "pair", pair[0], str(report("three", 0.5, "other")), *places])
+
+
+@pytest.mark.parametrize(("label", "title"), [("PrivMVMF", "PrivMVMF"), ("", "fedmvmf")])
+def test_runs_are_titled_by_what_their_report_calls_them_whatever_the_table_of_their_settings_is(
+    label: str, title: str
+) -> None:
+    metrics = {"ndcg@10": 0.5}
+    run = Report.read(
+        {
+            "system": "fedmvmf",
+            "label": label,
+            "settings": RunSettings.model_validate({"system": "fedmvmf"}).model_dump(mode="json"),
+            "dataset": {"name": "ml"},
+            "seeds": [0],
+            "chosen": {"epoch": 1, "metrics": metrics},
+            "history": [{"epoch": 1, "metrics": metrics}],
+        }
+    )
+    assert results.of_runs([run])["title"] == f"{title} over services"
 
 
 def test_the_pages_of_the_repository_are_what_the_kept_tables_say() -> None:

@@ -1,1 +1,1 @@
-"""Attacks: inferences that a curious party can draw from the transcript of what it received."""
+"""Attacks on transcripts of several systems: inferences that a curious party can draw from what it received."""

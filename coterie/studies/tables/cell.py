@@ -21,6 +21,7 @@ from coterie.errors import DataError
 from coterie.evaluation.holdout import headline
 from coterie.evaluation.selection import SelectedModel, best_of
 from coterie.studies.run_data import Feed
+from coterie.studies.services_run import RunServices
 from coterie.studies.tables.row import Options, Row
 
 __all__ = ["Also", "Cell", "read_pairs", "train_cell", "write_pairs"]
@@ -64,6 +65,7 @@ def train_cell(
     folder: Path,
     resume: bool = False,
     also: Also | None = None,
+    services: RunServices | None = None,
 ) -> Cell:
     """Train a row with a seed and keep its files, or load the cell of an earlier evaluation.
 
@@ -84,6 +86,8 @@ def train_cell(
         Whether to load an existing cell of the same options, settings, data and version of Coterie.
     also : callable, optional
         Computes further metrics of users.
+    services : callable, optional
+        Runs federations, for rows that are trained over services.
 
     Returns
     -------
@@ -100,7 +104,7 @@ def train_cell(
     if resume and (known := _known(folder, stem, key)) is not None:
         return Cell({**known.record, "label": row.label, "tuned": tuned}, known.per_user)
     begun = time.perf_counter()
-    trained = _completed(row.engine(settings, options, feed, seed), also)
+    trained = _completed(row.train(settings, options, feed, seed, services), also)
     record = {
         "row": row.name,
         "label": row.label,

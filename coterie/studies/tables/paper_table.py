@@ -17,6 +17,7 @@ from coterie.evaluation.paired import PairedDifference, paired_difference
 from coterie.evaluation.selection import lower_is_better
 from coterie.studies.outcome import about, surroundings
 from coterie.studies.run_data import Feed, load, make_feed
+from coterie.studies.services_run import RunServices
 from coterie.studies.tables.cell import Also, Cell, train_cell
 from coterie.studies.tables.compact import row_lines
 from coterie.studies.tables.row import Options, Row, enumerated, with_options
@@ -209,6 +210,7 @@ def evaluate(
     names: Sequence[str] | None = None,
     trials: Trials | None = None,
     resume: bool = False,
+    services: RunServices | None = None,
     say: Say = lambda _: None,
 ) -> tuple[dict[str, Any], Path]:
     """Train every row of a table with every seed, and write the table's JSON.
@@ -227,6 +229,8 @@ def evaluate(
         Trials that tune the rows; without them a row that could be tuned is marked as untuned.
     resume : bool
         Load cells that an earlier evaluation left below ``out``.
+    services : callable, optional
+        Runs federations, for rows that are trained over services.
     say : callable
         Receives a line about every cell.
 
@@ -274,6 +278,7 @@ def evaluate(
                 folder=place,
                 resume=resume,
                 also=also,
+                services=services,
             )
             cells.append(cell)
             shown = cell.record["metrics"].get(table.headline)

@@ -94,7 +94,7 @@ def of_runs(reports: Sequence[Report]) -> dict[str, Any]:
         for report, one in zip(reports, chosen, strict=True)
     ]
     made = {
-        "title": f"{first.settings[first.system].get('model', first.system)} over services",
+        "title": f"{first.label or first.system} over services",
         "dataset": first.dataset.content(),
         "seeds": list(first.seeds),
         "headline": metrics[0],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -14,12 +14,14 @@ from coterie.config.run import RunSettings
 from coterie.errors import ConfigError, nearest
 from coterie.evaluation.selection import SelectedModel
 from coterie.studies.run_data import Feed
+from coterie.studies.services_run import RunServices
 
 __all__ = [
     "Choices",
     "Engine",
     "LogUniform",
     "Options",
+    "OverServices",
     "Row",
     "Space",
     "TrainRun",
@@ -49,6 +51,19 @@ class Engine(Protocol):
             The data, divided with this seed.
         seed : int
         """
+
+
+@dataclass(frozen=True)
+class OverServices:
+    """Engine of a row that is trained over services, before it is told how to run them.
+
+    Attributes
+    ----------
+    bind : callable
+        Makes the engine from the function that runs a federation.
+    """
+
+    bind: Callable[[RunServices], Engine]
 
 
 class TrainRun(Protocol):
@@ -95,7 +110,7 @@ class Row:
         Key in the JSON, lower case with hyphens.
     label : str
         Name that is printed.
-    engine : Engine
+    engine : Engine or OverServices
     options : mapping
         Options before tuning.
     space : mapping
@@ -111,7 +126,7 @@ class Row:
 
     name: str
     label: str
-    engine: Engine
+    engine: Engine | OverServices
     options: Options = field(default_factory=dict)
     space: Space = field(default_factory=dict)
     like: str | None = None
@@ -121,6 +136,28 @@ class Row:
     def on(self, dataset: str) -> Row:
         """Return the row with the options found before for a data set."""
         return replace(self, options={**self.options, **self.found.get(dataset, {})})
+
+    def train(
+        self,
+        settings: RunSettings,
+        options: Options,
+        feed: Feed,
+        seed: int,
+        services: RunServices | None = None,
+    ) -> SelectedModel:
+        """Train the row once; ``services`` runs federations, for a row that is trained over services.
+
+        Raises
+        ------
+        ConfigError
+            When the row needs services and there is no function that runs them.
+        """
+        engine = self.engine
+        if isinstance(engine, OverServices):
+            if services is None:
+                raise ConfigError(f"the row {self.name} is trained over services, which are not run here")
+            engine = engine.bind(services)
+        return engine(settings, options, feed, seed)
 
 
 def draw(row: Row, trials: int, seed: int) -> Iterator[Options]:

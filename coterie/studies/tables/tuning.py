@@ -14,6 +14,7 @@ from coterie.config.run import RunSettings
 from coterie.errors import DataError, RunError
 from coterie.evaluation.selection import SelectedModel, lower_is_better
 from coterie.studies.run_data import Feed
+from coterie.studies.services_run import RunServices
 from coterie.studies.tables.row import Options, Row, draw
 
 __all__ = ["Trials", "tune"]
@@ -87,6 +88,7 @@ def tune(
     trials: int,
     choose_by: str,
     known: Trials,
+    services: RunServices | None = None,
     keep: Callable[[Trials], None] = lambda _: None,
     say: Say = lambda _: None,
 ) -> Trials:
@@ -106,6 +108,8 @@ def tune(
         Metric on validation data.
     known : Trials
         Earlier trials, which are not repeated; completed in place.
+    services : callable, optional
+        Runs federations, for rows that are trained over services.
     keep : callable
         Called with all trials after each one, to write them.
     say : callable
@@ -138,7 +142,7 @@ def tune(
             if any(trial["options"] == dict(options) for trial in done):
                 continue
             begun = time.perf_counter()
-            found = _try(row, options, settings, feed, seed, choose_by)
+            found = _try(row, options, settings, feed, seed, choose_by, services)
             done.append({"options": dict(options), **found, "seconds": round(time.perf_counter() - begun, 1)})
             keep(known)
             shown = found.get("failed") or f"{found['score']:.4f} at step {found['step']}"
@@ -147,10 +151,16 @@ def tune(
 
 
 def _try(
-    row: Row, options: Options, settings: RunSettings, feed: Feed, seed: int, choose_by: str
+    row: Row,
+    options: Options,
+    settings: RunSettings,
+    feed: Feed,
+    seed: int,
+    choose_by: str,
+    services: RunServices | None,
 ) -> dict[str, Any]:
     try:
-        trained: SelectedModel = row.engine(settings, options, feed, seed)
+        trained: SelectedModel = row.train(settings, options, feed, seed, services)
     except (RunError, FloatingPointError) as error:
         return {"score": None, "step": None, "failed": str(error)}
     entry: Mapping[str, Any] = trained.history[trained.best]

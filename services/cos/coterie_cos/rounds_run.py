@@ -255,15 +255,16 @@ class RoundsRun(SummingRun[Training]):
             # Stopped meanwhile.
             return ""
         try:
-            arrays, measured = await self._accounting.in_thread(
-                "apply sums", users, model.kept.after_sum, before, arrays, summed.formed, users
+            decoded = await self._accounting.in_thread(
+                "apply sums", users, model.kept.decode, before, summed.formed, users
             )
         except ImpossibleSumError as error:
             return str(error)
+        arrays = await self._accounting.in_thread("apply sums", 0, decoded.apply, arrays)
         if not self.in_progress(summed.sum):
             # Stopped meanwhile.
             return ""
-        self.state = training.step(before, training.RoundSummed(measured, conductor.side.figures))
+        self.state = training.step(before, training.RoundSummed(decoded.measured, conductor.side.figures))
         changed, round_ = before.purpose is not Purpose.EVALUATE, before.round
         if changed:
             await asyncio.to_thread(self.save_version, arrays, self.state.version, round_)

@@ -11,13 +11,15 @@ import numpy as np
 from coterie.config.run import RunSettings
 from coterie.data import Dataset
 from coterie.evaluation.selection import SelectedModel, best_of
-from coterie.launch import experiment
+from coterie.studies import experiment
 from coterie.studies.reference import Reference
 from coterie.studies.run_data import Feed
+from coterie.studies.run_plan import new_run_id
+from coterie.studies.services_run import RunServices
 from coterie.studies.tables.cell import Cell
 from coterie.studies.tables.paper_table import PaperTable, PrintedTable, Results
 from coterie.studies.tables.printed_tables import PaperLine, beside
-from coterie.studies.tables.row import Choices, Options, Row, with_options
+from coterie.studies.tables.row import Choices, Engine, Options, OverServices, Row, with_options
 from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.drift.study.references import references
 
@@ -38,16 +40,20 @@ _RATES = {"drift.rate": Choices((0.1, 0.2, 0.5))}
 """Step sizes tried for both systems."""
 
 
-def _drift(settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:
-    """Train over the network: real services, as ``coterie run`` starts them."""
-    one = with_options(settings, options).model_copy(
-        update={"seeds": (seed,), "reference": False, "federation": experiment.unrecorded(settings)}
-    )
-    run_id = experiment.new_run_id(settings.name)
-    report, folder = asyncio.run(experiment.run(one, run_id, lambda _seed, _event: None))
-    return _trained(
-        [one.content() for one in report.history], {"run": folder.name, "secure_sum": settings.secure_sum}
-    )
+def _drift(services: RunServices) -> Engine:
+    """Return the engine that trains over the network: real services, as ``coterie run`` starts them."""
+
+    def engine(settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:
+        one = with_options(settings, options).model_copy(
+            update={"seeds": (seed,), "reference": False, "federation": experiment.unrecorded(settings)}
+        )
+        run_id = new_run_id(settings.name)
+        report, folder = asyncio.run(experiment.run(one, run_id, lambda _seed, _event: None, services))
+        return _trained(
+            [one.content() for one in report.history], {"run": folder.name, "secure_sum": settings.secure_sum}
+        )
+
+    return engine
 
 
 def _saros(settings: RunSettings, options: Options, feed: Feed, seed: int) -> SelectedModel:
@@ -107,7 +113,7 @@ def _as_given(settings: RunSettings, dataset: Dataset) -> RunSettings:
 
 def _rows() -> tuple[Row, ...]:
     return (
-        Row("drift", "DRIFT", _drift, space=_RATES),
+        Row("drift", "DRIFT", OverServices(_drift), space=_RATES),
         Row("saros", "SAROS", _saros, space=_RATES, note="all data in one place"),
         Row("popularity", "Popularity", _trivial("popularity")),
         Row("positive_share", "Positive share", _trivial("positive_share")),

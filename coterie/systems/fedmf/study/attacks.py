@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from coterie.privacy.attacks.reconstruction import Seen
 from coterie.studies.study import Recorded
 from coterie.systems.fedmf.server import layouts
 from coterie.systems.fedmf.settings import FedMfSettings
 from coterie.systems.shared.study.attacks import report
+from coterie.systems.shared.study.reconstruction import Seen
 
 __all__ = ["attack"]
 

@@ -20,7 +20,15 @@ from coterie.config.run import RunSettings
 from coterie.data import Dataset
 from coterie.evaluation.baselines import damped_mean, popularity
 from coterie.evaluation.leave_one_out import ScoreAll
-from coterie.evaluation.metric_variants import (
+from coterie.evaluation.selection import SelectedModel
+from coterie.studies.in_process import InProcess, train_in_process
+from coterie.studies.run_data import Feed
+from coterie.studies.tables.paper_table import MakePrintedTable, PaperTable, PrintedTable, Results
+from coterie.studies.tables.printed_tables import ABSENT, shown
+from coterie.studies.tables.row import Engine, Options, Row, configured
+from coterie.systems.fedmvmf.host import FedMvmfHost
+from coterie.systems.fedmvmf.server import FedMvmfServer
+from coterie.systems.fedmvmf.study.readings import (
     GAINS,
     OVER,
     RELEVANT,
@@ -31,14 +39,6 @@ from coterie.evaluation.metric_variants import (
     measure_readings,
     readings,
 )
-from coterie.evaluation.selection import SelectedModel
-from coterie.studies.in_process import InProcess, train_in_process
-from coterie.studies.run_data import Feed
-from coterie.studies.tables.paper_table import MakePrintedTable, PaperTable, PrintedTable, Results
-from coterie.studies.tables.printed_tables import ABSENT, shown
-from coterie.studies.tables.row import Engine, Options, Row, configured
-from coterie.systems.fedmvmf.host import FedMvmfHost
-from coterie.systems.fedmvmf.server import FedMvmfServer
 from coterie.systems.fedmvmf.study.table import PAPER, PRIVMVMF, SCENARIOS, trained_of
 from coterie.systems.shared.factors import scores
 from coterie.systems.shared.rated_measures import CHOOSE_BY

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.privacy.attacks import cluster, differencing, disaggregate, inversion
+from coterie.privacy.attacks import cluster, differencing, disaggregate
 from coterie.privacy.attacks.rounds_view import RoundView, view_of_sum
 from coterie.rounds.training import Purpose
 from coterie.studies.replay import Received, Replay
@@ -19,6 +19,7 @@ from coterie.systems.fedncf.networks import Architecture, gradients
 from coterie.systems.fedncf.purposes import layout_of
 from coterie.systems.fedncf.server import FedNcfServer
 from coterie.systems.fedncf.settings import FedNcfSettings
+from coterie.systems.fedncf.study import inversion
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
 __all__ = ["attack", "views"]

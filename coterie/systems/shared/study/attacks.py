@@ -19,10 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.errors import DataError
-from coterie.privacy.attacks import differencing, disaggregate, intersect, profiles
-from coterie.privacy.attacks.reconstruction import Marginals, Reconstruction, Seen, reconstruct, seen_in_sum
-from coterie.privacy.attacks.reconstruction_accuracy import Held
-from coterie.privacy.attacks.reconstruction_accuracy import report as accuracy
+from coterie.privacy.attacks import differencing, disaggregate, intersect
 from coterie.privacy.attacks.rounds_view import RoundView, view_of_sum
 from coterie.privacy.attacks.scoring import Truth, mean_auc
 from coterie.rounds.training import Purpose
@@ -31,6 +28,16 @@ from coterie.studies.replay import Received, Replay
 from coterie.studies.study import Recorded
 from coterie.systems.shared.factor_settings import FactorSettings
 from coterie.systems.shared.rated_server import Layouts
+from coterie.systems.shared.study import profiles
+from coterie.systems.shared.study.reconstruction import (
+    Marginals,
+    Reconstruction,
+    Seen,
+    reconstruct,
+    seen_in_sum,
+)
+from coterie.systems.shared.study.reconstruction_accuracy import Held
+from coterie.systems.shared.study.reconstruction_accuracy import report as accuracy
 
 __all__ = ["RatedTruth", "report"]
 
@@ -109,7 +116,7 @@ def report(
     Returns
     -------
     dict
-        ``reconstruction``: figures of `coterie.privacy.attacks.reconstruction_accuracy`, with ``auc``,
+        ``reconstruction``: figures of `coterie.systems.shared.study.reconstruction_accuracy`, with ``auc``,
         ``auc_with_popularity`` and ``popularity_auc`` of guessing the rated items; ``sums``, the number of sums that
         were attacked, and ``smallest_sum``, the fewest users in one.  ``intersection`` where contributions cover one
         user, ``profiles`` where they cover several.  ``places`` for sparse contributions of single users: the

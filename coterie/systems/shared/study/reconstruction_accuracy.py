@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.errors import DataError
-from coterie.privacy.attacks.reconstruction import Marginals, Reconstruction
 from coterie.privacy.attacks.scoring import mean_auc
+from coterie.systems.shared.study.reconstruction import Marginals, Reconstruction
 
 __all__ = ["Held", "ReconstructionReport", "best_guess", "report"]
 

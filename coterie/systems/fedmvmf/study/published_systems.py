@@ -1,6 +1,6 @@
 r"""The reconstruction attack as Mai and Pang describe it: systems of quadratic equations and a general solver.
 
-The module serves for comparison with `coterie.privacy.attacks.reconstruction`, which needs no solver and gets more
+The module serves for comparison with `coterie.systems.shared.study.reconstruction`, which needs no solver and gets more
 right.  Under SemiALS all ratings and attributes are unknown, and one factor :math:`n` of all that was sent is taken, so
 that there are as many equations (20), (24).  Under SGD :math:`p^{t-1}` is unknown, and the two epochs' values of one
 item are taken (31), (33).  If all items have weights, :math:`c_{ij}` follows from the rating, smoothly (42); the paper
@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.errors import DataError
-from coterie.privacy.attacks.reconstruction import Reconstruction, Rules, Seen
+from coterie.systems.shared.study.reconstruction import Reconstruction, Rules, Seen
 
 __all__ = ["METHODS", "solve"]
 

@@ -3,7 +3,7 @@ r"""Reconstruction attack: finds a FedMVMF user's ratings and attributes from wh
 A user sends :math:`f(i, j) = c_{ij} (r_{ij} - p_i q_j) p_i` for items with a weight and
 :math:`f(i, d) = (x_{id} - p_i u_d) p_i` for its attributes; the attacker has these and the version of :math:`Q` and
 :math:`U` that the user fetched.  Mai and Pang write out a system of quadratic equations in all ratings and attributes
-and hand it to a solver (`coterie.privacy.attacks.published_systems`).  There is no need to: what was sent is *one
+and hand it to a solver (`coterie.systems.fedmvmf.study.published_systems`).  There is no need to: what was sent is *one
 matrix of rank one*, :math:`F = e\, p^T` with the errors :math:`e`. Its direction :math:`\hat p` and :math:`g = F \hat
 p = s\, e` are read off, and everything else follows from one unknown number, the length :math:`s` of :math:`p` with
 its sign:

@@ -1,0 +1,178 @@
+"""The whole of ``coterie run``: one federation for each seed, the reference rows, and the report."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+from coterie.config.run import FederationSettings, RunSettings
+from coterie.errors import ConfigError, RunError
+from coterie.net.meter import merge
+from coterie.studies.in_process import train_in_process
+from coterie.studies.outcome import SeedOutcome, about, from_cos, network, together, write
+from coterie.studies.protection import fragile, protection, require_cohorts
+from coterie.studies.recorded_run import attack, seen_by_parties
+from coterie.studies.run_data import Feed, load, make_feed
+from coterie.studies.saved_settings import save_settings
+from coterie.studies.services_run import FinishedRun, RunServices
+from coterie.studies.study import Further, study_of
+from coterie.systems.description import Driver
+from coterie.telemetry.report import Course, CpuAccount, FurtherRun, Report
+from coterie.wire.v1 import operator_pb2 as wire
+
+__all__ = ["Watcher", "run", "unrecorded"]
+
+Watcher = Callable[[int, wire.WatchRunResponse], None]
+"""Callback of a run: receives the seed and each event."""
+
+
+async def run(
+    settings: RunSettings,
+    run_id: str,
+    watcher: Watcher,
+    services: RunServices | None,
+    *,
+    warn: Callable[[str], None] | None = None,
+) -> tuple[Report, Path]:
+    """Run a federation for each seed, then write and return the report.
+
+    Parameters
+    ----------
+    settings : RunSettings
+    run_id : str
+    watcher : callable
+        Receives the seed and each event.
+    services : callable or None
+        Runs a federation over services; None trains a rounds-based system in this process, without services.
+    warn : callable, optional
+        Receives, before anything is started, each warning about what may end the run early.
+
+    Returns
+    -------
+    report : Report
+        The content of ``report.json``.
+    folder : Path
+        Folder of the run: stores, logs and report.
+
+    Raises
+    ------
+    ConfigError
+        When the users cannot fill the rounds, or the system cannot run in one process.
+    RunError
+        When a run ends without a result.
+    DataError
+        When the data set cannot be read or divided.
+    """
+    if services is None and not settings.description.in_rounds:
+        raise ConfigError(
+            f"{settings.system} does not run in one process: its owners work side by side",
+            hint="without --in-process every service is a process of its own",
+        )
+    started = datetime.datetime.now(datetime.UTC)
+    begun = time.perf_counter()
+    folder = (settings.output / run_id).absolute()
+    dataset = await asyncio.to_thread(load, settings)
+    save_settings(settings, folder)
+    singles: list[SeedOutcome] = []
+    for seed in settings.seeds:
+        feed = make_feed(settings, dataset, seed)
+        single = folder / f"seed-{seed}" if len(settings.seeds) > 1 else folder
+        if settings.description.in_rounds:
+            require_cohorts(settings, sum(feed.users_of_hosts()))
+        if warn is not None and services is not None and seed == settings.seeds[0]:
+            for warning in fragile(settings, feed.users_of_hosts()):
+                warn(warning)
+        course = await _trained(settings, feed, single, run_id, seed, watcher, services)
+        singles.append(await _completed(settings, feed, seed, course))
+    report = together(settings, about(dataset), run_id, singles)
+    further: dict[str, list[FurtherRun]] = defaultdict(list)
+    for one_more in study_of(settings.system).further(settings):
+        feed = make_feed(settings, dataset, settings.seeds[0])
+        made = await _further(one_more, feed, folder / one_more.folder, run_id, watcher, services)
+        further[one_more.section].append(made)
+    report = report.having(
+        **further,
+        started=started.isoformat(timespec="seconds"),
+        duration_s=round(time.perf_counter() - begun, 1),
+    )
+    write(report, folder)
+    return report, folder
+
+
+def unrecorded(settings: RunSettings) -> FederationSettings:
+    """Return a run's federation settings without transcripts and attacks, for runs that are only compared."""
+    return settings.federation.model_copy(update={"transcripts": False, "attacks": False})
+
+
+async def _trained(
+    settings: RunSettings,
+    feed: Feed,
+    folder: Path,
+    run_id: str,
+    seed: int,
+    watcher: Watcher,
+    services: RunServices | None,
+) -> Course:
+    """Train one federation and return its course."""
+
+    def see(event: wire.WatchRunResponse) -> None:
+        watcher(seed, event)
+
+    if services is not None:
+        finished = await services(settings, feed, folder, run_id=run_id, seed=seed, see=see)
+        return await _course(settings, feed, folder, finished)
+    begun = time.process_time()
+    trained = await asyncio.to_thread(train_in_process, settings, feed, run_id=run_id, seed=seed, see=see)
+    spent = CpuAccount(total=round(time.process_time() - begun, 3), start=0.0)
+    return from_cos(trained.known).having(in_process=True, cpu_seconds={"in process": spent})
+
+
+async def _course(settings: RunSettings, feed: Feed, folder: Path, finished: FinishedRun) -> Course:
+    """Return what a federation over services did, cost and revealed."""
+    known, accounts = finished.known, finished.accounts
+    if known["phase"] != "done":
+        raise RunError(
+            f"the run ended before its time: {known['reason']}", hint=f"logs of all processes: {folder}"
+        )
+    course = from_cos(known)
+    course = course.having(
+        start_seconds=round(finished.start_seconds, 2),
+        traffic=merge(account["called"] for account in accounts.values()),
+        network=network(course, accounts),
+        cpu_seconds={party: account["cpu_seconds"] for party, account in accounts.items()},
+        counts={party: account["counts"] for party, account in accounts.items()},
+        peak_rss_mb={party: account["peak_rss_mb"] for party, account in accounts.items()},
+        visibility=await asyncio.to_thread(seen_by_parties, settings, finished.states),
+    )
+    if settings.federation.attacks:
+        course = course.having(attacks=await asyncio.to_thread(attack, settings, finished, feed))
+    return course
+
+
+async def _completed(settings: RunSettings, feed: Feed, seed: int, course: Course) -> SeedOutcome:
+    """Return a seed's outcome: its course with the facts of protection, its split's digest and reference rows."""
+    if settings.driver is not Driver.ASYNCHRONOUS:
+        course = course.having(protection=protection(settings, feed.users_of_hosts()))
+    reference = None
+    if settings.reference:
+        reference = await asyncio.to_thread(study_of(settings.system).references, settings, feed, seed)
+    return SeedOutcome(seed, feed.split.sha256(feed.dataset), course, reference)
+
+
+async def _further(
+    asked: Further, feed: Feed, folder: Path, run_id: str, watcher: Watcher, services: RunServices | None
+) -> FurtherRun:
+    """Run a further federation that a study asks for, unrecorded, and return its entry in the report."""
+    settings = asked.settings.model_copy(update={"federation": unrecorded(asked.settings)})
+    course = await _trained(settings, feed, folder, run_id, settings.seeds[0], watcher, services)
+    cpu = course.cpu_seconds.values()
+    return FurtherRun(
+        **asked.facts,
+        metrics=course.history[-1].metrics,
+        rpcs=sum(rpc.calls or 0 for rpc in course.traffic.values()),
+        cpu_seconds=round(sum((one.total or 0.0) - (one.start or 0.0) for one in cpu), 3),
+    )
