@@ -3,7 +3,7 @@
 Every part is optional.  A key that does not apply is absent, and stays absent when the report is written again; a
 number that is not known or not finite is None.  Unknown keys are kept.  ``Report.read`` takes reports of any version.
 
-``python -m coterie.telemetry.report`` prints the tables of keys; ``--write docs/report.md`` puts them into the page.
+`coterie.telemetry.report_reference` makes the tables of keys in ``docs/report.md`` from the models.
 """
 
 from __future__ import annotations
@@ -497,9 +497,3 @@ class Report(Course, Heading):
     )
     started: str = Field("", description="Time at which the run began (ISO 8601, UTC).")
     duration_s: Number = Field(None, description="Seconds from the start to the report.")
-
-
-if __name__ == "__main__":
-    from coterie.telemetry.report_reference import main
-
-    main()

@@ -1,7 +1,7 @@
 """Generation of the tables of keys in ``docs/report.md`` from the report's models.
 
-``python -m coterie.telemetry.report`` prints the tables; ``--write docs/report.md`` puts them between two marks of that
-page.
+``python -m coterie.telemetry.report_reference`` prints the tables; ``--write docs/report.md`` puts them between two
+marks of that page.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _title(part: type[Part]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the tables of keys, or write them into a page."""
     parser = argparse.ArgumentParser(
-        prog="python -m coterie.telemetry.report", description="Tables of the keys of a report."
+        prog="python -m coterie.telemetry.report_reference", description="Tables of the keys of a report."
     )
     parser.add_argument("--write", type=Path, metavar="PATH", help="put them into this page")
     target: Path | None = parser.parse_args(arguments).write
@@ -111,3 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(markdown(), end="")
     else:
         target.write_text(with_tables(target.read_text("utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -159,7 +159,10 @@ def test_the_tables_are_written_between_the_marks_of_a_page(tmp_path: Path) -> N
 
 def test_the_module_prints_the_tables() -> None:
     printed = subprocess.run(
-        [sys.executable, "-m", "coterie.telemetry.report"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "coterie.telemetry.report_reference"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert printed.stdout == markdown()
     assert printed.stderr == ""

@@ -432,11 +432,11 @@ class RunPlan(google.protobuf.message.Message):
     run_id: builtins.str
     """The run."""
     system: builtins.str
-    """Learning system: "drift", "fedncf" or "fedmvmf"."""
+    """Learning system: a name that the registry of systems knows (`coterie systems`)."""
     form: builtins.str
     """Form of the system: "published" or "shielded"; of rounds-based systems "hosts" or "users"."""
     secure_sum: builtins.str
-    """How contributions are summed: "clear", "masked" or "encrypted"."""
+    """How contributions are summed: "clear", "masked", "encrypted" or "shared-key"."""
     dim: builtins.int
     """Number of latent dimensions d of each row."""
     rate: builtins.float
