@@ -146,8 +146,10 @@ class Decryption(SumTasks[_Sum]):
         if position < 0:
             raise Declined("the plan does not name this holder")
         check_run(plan, self._party.plan)
+        bundles = await self._bundles([member.participant for member in plan.members])
+        revoked = frozenset(n for n, one in enumerate(plan.members) if one.participant not in bundles)
         # Rounds per day are not counted: a holder serves every round of the run.
-        objections = self._consent.objections_to_round(plan, 0)
+        objections = self._consent.objections_to_round(plan, 0, revoked)
         run = self._party.plan
         if plan.purpose == Purpose.TRAIN.value:
             fewest = fewest_users(run.system, run.settings)
@@ -164,7 +166,6 @@ class Decryption(SumTasks[_Sum]):
             raise Declined(error.message) from None
         if self._tag_keys[0] != plan.key_id:
             self._tag_keys = plan.key_id, {}
-        bundles = await self._bundles([member.participant for member in plan.members])
         known = self._tag_keys[1]
         found = HolderRound(
             plan,

@@ -5,7 +5,7 @@ A condition that is not met gives an objection in words, which goes on the discl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from coterie.secure_sum.plan import SumPlan
@@ -82,7 +82,9 @@ class Consent:
                 found.append(f"metrics that may not leave are asked for: {', '.join(outside)}")
         return found
 
-    def objections_to_round(self, plan: SumPlan, most_today: int) -> list[str]:
+    def objections_to_round(
+        self, plan: SumPlan, most_today: int, revoked: Collection[int] = frozenset()
+    ) -> list[str]:
         """Return this client's objections to one round of a run that it accepted; empty when it takes part.
 
         Parameters
@@ -90,11 +92,19 @@ class Consent:
         plan : SumPlan
         most_today : int
             Rounds of this UTC day in which the busiest of the round's users has taken part.
+        revoked : collection of int
+            Positions in the plan of members that are revoked: they count for no floor.
         """
         found = []
-        counted, what = (plan.users, "users") if self.experiment else (len(plan.devices), "devices")
+        there = [one for member, one in enumerate(plan.members) if member not in revoked]
+        counted, what = (
+            (sum(one.users for one in there), "users")
+            if self.experiment
+            else (len({one.device for one in there}), "devices")
+        )
         if counted < self.min_cohort:
-            found.append(f"the cohort has {counted} {what}; accepted is {self.min_cohort} or more")
+            without = f" without {len(revoked)} members that are revoked" if revoked else ""
+            found.append(f"the cohort has {counted} {what}{without}; accepted is {self.min_cohort} or more")
         if plan.min_sum < self.min_sum:
             found.append(f"the floor of the sum is {plan.min_sum} users; accepted is {self.min_sum} or more")
         if plan.sparse_floor and not self.sparse:

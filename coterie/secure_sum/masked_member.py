@@ -9,7 +9,7 @@ neighbours signed the same list of submitters.  Labels and derivations are in ``
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple, NoReturn, TypeVar
 
 import numpy as np
@@ -84,6 +84,8 @@ class MaskedMember:
     rule : callable, optional
         Gives degree and least threshold for a number of members; by default ``graph_fields`` with its default
         assumptions.
+    revoked : collection of bytes, optional
+        Participants that are revoked: the member confirms no list of submitters with one of them.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class MaskedMember:
         now: int,
         verified: Verified | None = None,
         rule: Callable[[int], GraphFields] = graph_fields,
+        revoked: Collection[bytes] = frozenset(),
     ) -> None:
         self._plan = plan
         self._index = index
@@ -105,6 +108,7 @@ class MaskedMember:
         self._now = now
         self._verified = verified if verified is not None else Verified()
         self._rule = rule
+        self._revoked = revoked
         self._said: dict[Step, tuple[bytes, bytes]] = {}
         self._gone = ""
         self._channel: masking.RoundKey | None = None
@@ -370,6 +374,8 @@ class MaskedMember:
         members, cohort = list(submitters.members), self._plan.members
         if not ascending(members, len(cohort)):
             raise Declined("the list of submitters does not ascend within the cohort")
+        if gone := sum(cohort[member].participant in self._revoked for member in members):
+            raise Declined(f"the list of submitters has {gone} members that are revoked")
         users = sum(cohort[member].users for member in members)
         return _Listed(frozenset(members), users, list_hash(members))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -44,6 +44,8 @@ class Signer:
         Source of obfuscators for the key that the member accepts.  An encrypted sum needs it.
     layout : Layout, optional
         Layout of the contribution.  A sparse sum needs it.
+    revoked : collection of bytes
+        Participants that are revoked, as the member knew when it accepted the plan.
     """
 
     identity: Identity
@@ -53,6 +55,7 @@ class Signer:
     verified: Verified
     obfuscators: Obfuscators | None = None
     layout: Layout | None = None
+    revoked: Collection[bytes] = frozenset()
 
 
 SUMS: dict[str, Callable[[bytes | None], ServerHalf]] = {
@@ -84,6 +87,7 @@ MEMBERS: dict[str, Callable[[SumPlan, int, Signer], MemberHalf]] = {
         signer.directory_key,
         signer.now,
         signer.verified,
+        revoked=signer.revoked,
     ),
     **dict.fromkeys(KEYED, lambda plan, index, signer: _encrypted_member(plan, index, signer)),
 }

@@ -18,6 +18,8 @@ from coterie.crypto.masking import RoundKey
 from coterie.crypto.verified import Verified
 from coterie.rounds import policy
 from coterie.rounds.conductor import cohort_rule
+from coterie.rounds.inputs import CATALOGUE, named_inputs
+from coterie.rounds.plan_hash import keys_hash, plan_hash
 from coterie.rounds.training import Purpose
 from coterie.secure_sum.contribution import Contribution
 from coterie.secure_sum.graph import graph_fields
@@ -191,6 +193,8 @@ class InventedPopulation(Lie):
         Users that the run is said to have.
     place : int
         Place of the host's user in the canonical order.
+    items : sequence of str
+        Keys of the items, in the order of the real catalogue.
     device : callable, optional
         Returns the name of the connection that is said to speak for an accomplice, by its number; by default each has
         one of its own, which does not exist.
@@ -205,13 +209,14 @@ class InventedPopulation(Lie):
         model,
         users,
         place,
+        items,
         device=lambda number: f"client/nobody-{number}",
         number=1,
         purpose=Purpose.SUPPORTS,
     ):
         super().__init__()
         self.model, self._users, self._place, self._device = model, users, place, device
-        self._number, self._purpose = number, purpose
+        self._items, self._number, self._purpose = items, number, purpose
 
     def round(self, run, host, strangers, layout):
         rule = cohort_rule(run.rounds)
@@ -229,6 +234,8 @@ class InventedPopulation(Lie):
             round=self._number,
             purpose=self._purpose.value,
             secure_sum=run.secure_sum,
+            run_plan_sha256=plan_hash(run),
+            inputs=named_inputs((CATALOGUE,), {CATALOGUE: keys_hash(self._items)}),
             model_sha256=hashlib.sha256(self.model).digest(),
             layout_sha256=layout_hash(layout(self._purpose)),
             members=tuple(members),
@@ -358,8 +365,10 @@ class LyingCos(OrchestratorServicer):
                 head, assembler = request, Assembler(MOST_BYTES)
             assembler.add(request.chunk)
             if assembler.complete:
-                step = next(step for step, kind in STEPS.values() if kind == head.kind)
-                self.received[step][self._member_of[head.slots[0].first]] = assembler.payload(head.sha256)
+                step = next((step for step, kind in STEPS.values() if kind == head.kind), None)
+                # A host that declines says so, without a message.
+                if step is not None:
+                    self.received[step][self._member_of[head.slots[0].first]] = assembler.payload(head.sha256)
                 accepted, head = accepted + 1, None
         async with self._turn:
             mine = self.received[self.step]

@@ -198,7 +198,7 @@ async def invented(stand, **how):
     """Fill the victim's cohort with 99 participants of one client; return the outcome."""
     await stand.begin(MANY, users=1000)
     accomplices = await stand.of_one_client(MANY - 1)
-    async with stand.lying(InventedPopulation(first_model(), 1000, 421, **how), accomplices) as attack:
+    async with stand.lying(InventedPopulation(first_model(), 1000, 421, ITEMS, **how), accomplices) as attack:
         return await attack.items()
 
 
@@ -211,7 +211,8 @@ async def told_twice(stand):
     parties, accomplices = await stand.clients_of_their_own(FLOOR - 1)
 
     def population(users, place, **how):
-        return InventedPopulation(first_model(), users, place, lambda number: parties[number].party, **how)
+        device = [one.party for one in parties].__getitem__
+        return InventedPopulation(first_model(), users, place, ITEMS, device, **how)
 
     async with stand.lying(population(1000, 421), accomplices) as attack:
         before = await attack.items()
@@ -282,5 +283,6 @@ async def with_revoked(stand):
     return spied
 
 
-async def test_a_cohort_of_participants_that_are_revoked_forms_the_sum_of_its_only_user(stand):
-    assert await with_revoked(stand) == Spied(LEARNT, [])
+async def test_a_host_takes_no_part_in_a_cohort_whose_other_participants_are_revoked(stand):
+    reason = "the cohort has 1 devices without 19 members that are revoked; accepted is 20 or more"
+    assert await with_revoked(stand) == Spied(NOTHING, [reason])

@@ -76,6 +76,15 @@ def test_a_small_cohort_is_refused_by_users_in_an_experiment_and_by_devices_else
     assert "3 devices; accepted is 4" in devices
 
 
+def test_members_that_are_revoked_count_for_no_floor() -> None:
+    plan = sum_plan(devices=3, users=30)
+    (users,) = Consent(min_cohort=21, min_sum=1, experiment=True).objections_to_round(plan, 0, {2})
+    assert "20 users without 1 members that are revoked; accepted is 21" in users
+    assert Consent(min_cohort=2, min_sum=1).objections_to_round(plan, 0, {2}) == []
+    (devices,) = Consent(min_cohort=3, min_sum=1).objections_to_round(plan, 0, {2})
+    assert "2 devices without 1 members that are revoked; accepted is 3" in devices
+
+
 def test_a_low_floor_of_one_sum_is_refused() -> None:
     (objection,) = Consent(min_cohort=1, min_sum=21, experiment=True).objections_to_round(sum_plan(), 0)
     assert "floor of the sum is 20 users; accepted is 21" in objection

@@ -107,6 +107,8 @@ class HostMembers:
         obfuscators: Obfuscators | None,
     ) -> dict[int, Seat]:
         today, now = self._today(), int(time.time())
+        gone = self._host.revoked()
+        revoked = frozenset(n for n, one in enumerate(plan.members) if one.participant in gone)
         seats = {}
         for member, users in covered.items():
             journal = self._journals.of(plan.members[member].participant)
@@ -122,9 +124,11 @@ class HostMembers:
                 self._verified,
                 obfuscators,
                 layout,
+                gone,
             )
             slots = [self._host.party.slots[user.index] for user in users]
-            seats[member] = Seat(slots, journal, signer, self._consent.objections_to_round(plan, most))
+            objections = self._consent.objections_to_round(plan, most, revoked)
+            seats[member] = Seat(slots, journal, signer, objections)
         return seats
 
     def _today(self) -> dict[int, int]:

@@ -3,8 +3,8 @@ r"""Profile attack: extracts single users' ratings from a FedMVMF sum over few u
 Mai and Pang's condition (41) demands more private values than a sum has numbers.  The condition is needed: a sum over
 twenty users hides little where each has a weight on few items.  A row that only one user touched is :math:`e_{ij} p_i`,
 parallel to that user's other rows (`coterie.privacy.attacks.cluster`), and the length of :math:`p_i` follows from its
-stars as in `coterie.systems.shared.study.reconstruction`.  Each direction becomes a *profile*: items with their ratings,
-of one user, without its name and attributes.
+stars as in `coterie.systems.shared.study.reconstruction`.  Each direction becomes a *profile*: items and ratings of one
+user, without its name and attributes.
 
 Weights on all items do not prevent the attack.  The part of the sum that unrated items add is linear in the item's
 factors, :math:`-\alpha (\sum_i p_i p_i^T) q_j`, the same map for all items; it is fitted to the items that nobody

@@ -245,13 +245,20 @@ class _Evaluations:
             raise Declined(f"a floor of {plan.min_sum} users for the sum; by the plan's rule it is {floor}")
         if layout_hash(evaluation_layout()) != plan.layout_sha256:
             raise Declined("the layout of the sum is not the one that this host computes")
-        for objection in self._consent.objections_to_round(plan, self._most_today()):
+        gone = self._host.revoked()
+        revoked = frozenset(n for n, one in enumerate(plan.members) if one.participant in gone)
+        for objection in self._consent.objections_to_round(plan, self._most_today(), revoked):
             raise Declined(objection)
 
     def _signer(self) -> Signer:
         host = self._host
         return Signer(
-            host.identities[0], host.bundles[0], host.directory_key, int(time.time()), self._verified
+            host.identities[0],
+            host.bundles[0],
+            host.directory_key,
+            int(time.time()),
+            self._verified,
+            revoked=host.revoked(),
         )
 
     def _most_today(self) -> int:
