@@ -26,6 +26,7 @@ __all__ = [
     "item_attributes",
     "one_of",
     "read_attributes",
+    "restrict",
     "write_attributes",
 ]
 
@@ -168,12 +169,19 @@ def write_attributes(path: Path, key: str, keys: Sequence[str], table: Attribute
         One for each row of the table.
     table : AttributeTable
     """
+    restrict(path)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow([key, *table.names])
         for name, row in zip(keys, table.values.tolist(), strict=True):
             # Nine digits give every float32 back.
             writer.writerow([name, *("" if math.isnan(value) else f"{value:.9g}" for value in row)])
+
+
+def restrict(path: Path) -> None:
+    """Let only the owner of the process read and write a file, mode 0600; it is made when missing."""
+    path.touch(mode=0o600)
+    path.chmod(0o600)
 
 
 def read_attributes(path: Path, key: str) -> tuple[dict[str, int], AttributeTable]:

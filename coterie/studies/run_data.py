@@ -28,7 +28,7 @@ from coterie.data import (
     spread_users,
     temporal,
 )
-from coterie.data.attributes import AttributeTable, item_attributes, write_attributes
+from coterie.data.attributes import AttributeTable, item_attributes, restrict, write_attributes
 from coterie.data.demographics import read_user_attributes
 from coterie.data.genome import has_genome, read_genome
 from coterie.data.keyed_order import key_hash
@@ -195,6 +195,7 @@ class Feed:
         time = data.time if data.time is not None else np.arange(len(data), dtype=np.int64)
         chosen = np.nonzero(self.host[data.user] == host)[0]
         chosen = chosen[np.lexsort((chosen, time[chosen], data.user[chosen]))]
+        restrict(path)
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(
