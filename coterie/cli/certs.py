@@ -160,7 +160,9 @@ def invite(
     """
     from coterie.config.base import EnrolSettings, Peer
     from coterie.config.load import tree_of
+    from coterie.launch.authority import held_operator_keys
     from coterie.launch.invitation import invite as invite_party
+    from coterie.launch.parties import OPERATOR_SIGNS
 
     if role == "thirdparty":
         raise CertificateError(
@@ -187,7 +189,9 @@ def invite(
     if run is not None:
         settings["run"] = run
     if role == "operator":
-        settings["order"] = "order.json"
+        settings |= {"order": "order.json", "signs": OPERATOR_SIGNS}
+    elif role != "cos" and (keys := held_operator_keys(state)):
+        settings["operator_keys"] = keys
     file = out or Path(f"{role}-{name}.invitation")
     if file.exists():
         raise CertificateError(
@@ -409,6 +413,33 @@ def roster_key(
     output = Output("certs roster-key", as_json=as_json)
     output.say(f"key    {out} (keep it offline)", f"public {public} (for every client and the third party)")
     output.finish({"key": out, "public": public, "roster_key": key.public_key().public_bytes_raw().hex()})
+
+
+@app.command("operator-key", epilog=exits(CertificateError))
+def operator_key(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File for the key, mode 0600.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Make an operator's key, which signs the plans of runs.
+
+    Every party has the public half among its operator_keys, and takes part in no run that none of them signed.
+    `coterie bootstrap` makes a key of its own; this command makes one for a second operator, or to replace it.
+    """
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from coterie.crypto.identity import save_signing_key
+    from coterie.crypto.operator_key import public_text
+
+    if out.exists():
+        raise CertificateError(f"{out} is there already", hint="remove it, or choose another file with --out")
+    key = Ed25519PrivateKey.generate()
+    save_signing_key(out, key)
+    public = public_text(key)
+    output = Output("certs operator-key", as_json=as_json)
+    output.say(
+        f"key    {out} (`signs` of the operator)", f"public {public} (for `operator_keys` of every party)"
+    )
+    output.finish({"key": out, "public": public})
 
 
 @app.command(epilog=exits(CertificateError, CryptoError))

@@ -4,17 +4,36 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from coterie.crypto.authority import new_token
+from coterie.crypto.keyfile import write_private_file
 from coterie.errors import CertificateError
 from coterie.store.authority import create_secrets, secrets_exist
 from coterie.store.tokens import append_token
 
-__all__ = ["TOKENS", "make_authority", "make_token"]
+__all__ = ["TOKENS", "held_operator_keys", "keep_operator_keys", "make_authority", "make_token"]
 
 TOKENS = "tokens.jsonl"
 """Name of the token file in the third party's state folder."""
+
+_OPERATOR_KEYS = "operator_keys"
+"""Name of the file in that folder with the public keys of operators that invitations name, one a line."""
+
+
+def keep_operator_keys(state: Path, keys: Sequence[str]) -> None:
+    """Keep the public keys of operators, which `coterie certs invite` puts into invitations.
+
+    The third party itself reads them nowhere.
+    """
+    write_private_file(state / _OPERATOR_KEYS, "".join(f"{key}\n" for key in keys).encode())
+
+
+def held_operator_keys(state: Path) -> list[str]:
+    """Return the operators' public keys that `keep_operator_keys` wrote; empty when it wrote none."""
+    path = state / _OPERATOR_KEYS
+    return path.read_text().split() if path.exists() else []
 
 
 def make_authority(state: Path) -> None:

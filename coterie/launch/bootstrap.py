@@ -22,7 +22,7 @@ from coterie.crypto.keyfile import write_private_file
 from coterie.crypto.operator_key import public_text
 from coterie.crypto.roster import save_roster_key
 from coterie.errors import ConfigError, PreflightError
-from coterie.launch.authority import TOKENS, make_authority, make_token
+from coterie.launch.authority import TOKENS, keep_operator_keys, make_authority, make_token
 from coterie.launch.children import toml
 from coterie.launch.invitation import INVITATION, invite
 from coterie.launch.order import Order
@@ -168,6 +168,7 @@ def _lay_out(settings: RunSettings, layout: _Layout, run_id: str) -> Order:
         require_cohorts(settings, sum(feed.users_of_hosts()))
     key = Ed25519PrivateKey.generate()
     save_signing_key(operator / OPERATOR_SIGNS, key)
+    keep_operator_keys(state, [public_text(key)])
     laid = lay_out(
         settings, feed, layout, public_text(key), run_id=run_id, seed=seed, invited=layout.invitations
     )

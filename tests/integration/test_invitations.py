@@ -19,6 +19,8 @@ from coterie.net.enrolment import enrol, identities, saved_bundles
 from coterie.process.key_trust import key_trust
 from coterie.store.authority import create_secrets
 
+from ..operators import KEYS
+
 HISTORY = "user,item,positive,time,part\nanna,1,1,5,0\nberta,2,1,6,0\n"
 
 
@@ -37,6 +39,7 @@ def invited(third_party, tmp_path):
         peers = {
             "thirdparty": {"address": third_party.address, "name": "directory"},
             "cos": {"address": "[::1]:7443", "name": "cos"},
+            "operator_keys": KEYS,
         }
         made = invite(
             third_party.state,
@@ -196,6 +199,7 @@ def test_a_third_party_of_another_authority_is_told_from_one_that_is_away(invite
         settings={
             "thirdparty": {"address": third_party.address, "name": "directory"},
             "cos": {"address": "10.0.0.2:7443", "name": "cos"},
+            "operator_keys": KEYS,
         },
     )
     forged.save(tmp_path / "forged")

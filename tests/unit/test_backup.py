@@ -18,6 +18,7 @@ from coterie.store import cos as cos_store
 from coterie.store.backup import back_up, read_manifest, restore
 from coterie.store.engine import open_sqlite
 from coterie.store.postgres import DatabaseAddress, open_postgres
+from tests.operators import KEYS
 
 from .. import postgres
 
@@ -192,7 +193,13 @@ def test_a_store_that_does_not_open_is_not_restored(tmp_path):
 
 def client(state):
     return ClientSettings(
-        name="host", state=state, listen="127.0.0.1:1", cos=PEER, thirdparty=PEER, run="mine"
+        name="host",
+        state=state,
+        listen="127.0.0.1:1",
+        cos=PEER,
+        thirdparty=PEER,
+        run="mine",
+        operator_keys=KEYS,
     )
 
 

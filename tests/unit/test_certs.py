@@ -11,8 +11,12 @@ from typer.testing import CliRunner
 
 from coterie.cli.certs import app
 from coterie.crypto.authority import Authority, make_csr, new_tls_key, token_hash
+from coterie.crypto.identity import load_signing_key
+from coterie.crypto.operator_key import public_text
 from coterie.crypto.roster import Roster, load_roster_key
 from coterie.errors import CertificateError, ConfigError, CoterieError
+from coterie.launch.authority import keep_operator_keys
+from coterie.launch.invitation import Invitation
 from coterie.store.authority import load_secrets
 from coterie.store.tokens import TokenFile
 
@@ -221,3 +225,30 @@ def test_who_speaks_for_participants_is_not_enrolled_without_them(tmp_path):
     with pytest.raises(CertificateError, match="speaks for participants"):
         run("enrol", *party, "--ca", tmp_path / "ca.pem", "--token", tmp_path / "token")
     assert [path.name for path in tmp_path.iterdir()] == ["identities.key"]
+
+
+def test_an_operators_key_is_private_and_never_replaced(tmp_path):
+    made = run("operator-key", "--out", tmp_path / "run.key")
+    assert (tmp_path / "run.key").stat().st_mode & 0o777 == 0o600
+    assert public_text(load_signing_key(tmp_path / "run.key")) == made["public"]
+    with pytest.raises(CertificateError, match="is there already"):
+        run("operator-key", "--out", tmp_path / "run.key")
+
+
+def test_an_invitation_names_the_operators_that_the_authority_knows(tmp_path):
+    run("init", tmp_path / "state")
+    places = ["--enrol", "10.0.0.1:7444", "--address", "10.0.0.1:7443", "--cos", "10.0.0.2:7443"]
+
+    def invited(role, name, *options):
+        file = tmp_path / f"{name}.invitation"
+        asked = ["--state", tmp_path / "state", "--role", role, "--name", name, "--out", file]
+        run("invite", *asked, *places, *options)
+        return Invitation.load(file).settings
+
+    assert "operator_keys" not in invited("client", "before")
+    keep_operator_keys(tmp_path / "state", ["ab" * 32, "cd" * 32])
+    assert invited("client", "after")["operator_keys"] == ["ab" * 32, "cd" * 32]
+    told = invited("client", "told", "--set", 'operator_keys=["12"]')
+    assert told["operator_keys"] == ["12"]
+    operator = invited("operator", "operator")
+    assert (operator["signs"], "operator_keys" in operator) == ("run.key", False)
