@@ -686,6 +686,28 @@ def test_a_member_declines_a_list_of_submitters_that_does_not_protect_it(members
     declines(cohort, Step.CONFIRM, 0, briefing, words)
 
 
+def test_a_member_confirms_no_list_with_a_participant_that_was_revoked():
+    cohort = Cohort(9, min_sum=7)
+    revoked = cohort.plan.members[8].participant
+    # A mark of its own: members of one host share what they know of a list.
+    cohort.members[0] = cohort.member(0, revoked={revoked}, verified=Verified())
+    cohort.step(Step.ADVERTISE)
+    cohort.step(Step.SHARE)
+    cohort.step(Step.SUBMIT)
+    briefing = wire.Submitters(members=range(9)).SerializeToString()
+    assert cohort.ask(Step.CONFIRM, 1, briefing)
+    declines(cohort, Step.CONFIRM, 0, briefing, "the list of submitters has 1 members that are revoked")
+
+
+def test_a_member_confirms_a_list_without_the_participant_that_was_revoked():
+    cohort = Cohort(9, min_sum=7)
+    cohort.members[0] = cohort.member(0, revoked={cohort.plan.members[8].participant}, verified=Verified())
+    cohort.step(Step.ADVERTISE)
+    cohort.step(Step.SHARE)
+    cohort.step(Step.SUBMIT, lost=(8,))
+    assert cohort.ask(Step.CONFIRM, 0)
+
+
 def test_a_server_that_shows_different_lists_gets_nothing():
     cohort = Cohort(9).until(Step.CONFIRM)
     lists = [[0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 4, 5, 6, 8]]
