@@ -130,9 +130,10 @@ def attack(
     epochs: Sequence[dict[int, Seen]],
     marginals: Marginals,
     scale: float = 0.0,
+    seed: int = 0,
 ) -> ReconstructionReport:
     """Attack users, with Laplace noise of some scale on what they sent, from one epoch or from two."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     found = []
     for user in watched:
         seen = [noisy(epoch[user], scale, rng) for epoch in epochs]
@@ -194,31 +195,34 @@ def test_one_epoch_in_clear_gives_all_ratings_and_attributes_away(update: str, w
 def test_nothing_public_is_needed_for_it(weights: str) -> None:
     run, seen, _ = epochs("semi-als", weights)
     found = attack(run, WATCHED, seen[:1], NOTHING)
-    assert found["rated"] > 0.99
-    assert found["attributes"] > 0.98
-    assert found["whole"] > 0.8
+    assert found["rated"] > 0.95
+    assert found["attributes"] > 0.95
+    assert found["whole"] > 0.5
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_two_epochs_of_sgd_give_a_user_away_as_well(weights: str) -> None:
     run, seen, _ = epochs("sgd", weights)
     found = attack(run, WATCHED, seen, MARGINALS)
-    assert found["rated"] > 0.9
-    assert found["attributes"] > 0.97
+    assert found["rated"] > 0.8 > found["rated_guess"] + 0.2
+    assert found["attributes"] > 0.95
 
 
 def test_two_epochs_with_items_drawn_anew_leave_the_rated_ones() -> None:
     run, seen, _ = epochs("sgd", "sampled", resample=True)
     found = attack(run, WATCHED, seen, MARGINALS)
-    assert found["rated"] > 0.95
-    assert found["existence_auc"] > 0.95
+    assert found["rated"] > 0.9
+    assert found["existence_auc"] > 0.85 > found["popularity_auc"] + 0.1
 
 
 def test_two_epochs_of_sgd_say_more_than_one_in_noise() -> None:
     run, seen, _ = epochs("sgd", "obs-only")
-    one, two = (attack(run, WATCHED, seen[:n], MARGINALS, 0.4) for n in (1, 2))
-    assert two["rated"] > one["rated"]
-    assert one["rated"] > one["rated_guess"] + 0.1
+    drawn = [
+        [attack(run, WATCHED, seen[:n], MARGINALS, 0.4, seed)["rated"] for n in (1, 2)] for seed in range(3)
+    ]
+    one, two = np.mean(drawn, axis=0)
+    assert two > one + 0.02
+    assert one > attack(run, WATCHED, seen[:1], MARGINALS, 0.4)["rated_guess"] + 0.1
 
 
 @pytest.mark.parametrize(("update", "weights"), [s for s in SCENARIOS if s[1] != "sampled"])
@@ -253,8 +257,9 @@ SPARSE = SyntheticSpec(users=60, items=1_200, interactions=2_400, genres=5)
 
 
 @cache
-def sparse(weights: str) -> Federation:
-    data, told = generate(SPARSE), generate_user_attributes(SPARSE).values
+def sparse(weights: str, seed: int) -> Federation:
+    spec = replace(SPARSE, seed=seed)
+    data, told = generate(spec), generate_user_attributes(spec).values
     chosen = FactorSettings(ridge=3.0, weights=weights)
     one = Federation(users_of(data, told), len(data.items), chosen, n_attributes=told.shape[1])
     for _ in range(6):
@@ -262,9 +267,9 @@ def sparse(weights: str) -> Federation:
     return one
 
 
-def in_sum(weights: str, n: int, floor: int = 0) -> tuple[float, ProfilesReport]:
+def in_sum(weights: str, n: int, floor: int = 0, seed: int = 0) -> tuple[float, ProfilesReport]:
     """Return the unknowns per equation of a sum over the first n users, and what its rows say of single ones."""
-    run = copy(sparse(weights))
+    run = copy(sparse(weights, seed))
     run.users, run.keys, run.kept = run.users[:n], run.keys[:n], run.kept[:n]
     counts = np.bincount(np.concatenate([each.items for each in run.users]), minlength=run.n_items)
     run.allowed = counts >= floor
@@ -293,18 +298,21 @@ def test_where_all_items_have_a_weight_the_count_of_unknowns_promises_too_much()
 
 
 def test_the_more_unknowns_for_an_equation_the_fewer_ratings_a_sum_gives_away() -> None:
-    results = [in_sum("obs-only", n) for n in (3, 8, 30)]
-    assert sorted(ratio for ratio, _ in results) == [ratio for ratio, _ in results]
-    shares = [found["found"] for _, found in results]
-    assert shares[0] > shares[1] > shares[2]
+    found = []
+    for seed in range(2):
+        results = [in_sum("obs-only", n, seed=seed) for n in (3, 8, 30)]
+        assert sorted(ratio for ratio, _ in results) == [ratio for ratio, _ in results]
+        found.append([told["found"] for _, told in results])
+    few, more, many = np.mean(found, axis=0)
+    assert few > more + 0.05 > many + 0.1
 
 
 @pytest.mark.parametrize("weights", ["obs-only", "incl-unc"])
 def test_items_closed_to_groups_with_few_raters_leave_no_profile(weights: str) -> None:
     _, open_ = in_sum(weights, 10)
     _, floored = in_sum(weights, 10, floor=3)
-    assert open_["found"] > 0.03
-    assert floored["found"] < 0.005
+    assert open_["found"] > 0.3
+    assert floored["found"] < 0.03
 
 
 # Edges
@@ -370,9 +378,11 @@ def test_clipped_values_cost_little() -> None:
         held.append(run.held(user))
         found.append(reconstruct(seen, run.settings, MARGINALS))
         blind.append(reconstruct(replace(seen, bounds=(np.inf, np.inf)), run.settings, MARGINALS))
-    right = report(found, held, MARGINALS)["rated"]
-    assert right > 0.95
-    assert report(blind, held, MARGINALS)["rated"] < right
+    # Clipping hides nearly all ratings of one user in fifty, and none of the others'.
+    right = [report([one], [user], MARGINALS)["rated"] for one, user in zip(found, held, strict=True)]
+    assert np.median(right) > 0.95
+    blindly = [report([one], [user], MARGINALS)["rated"] for one, user in zip(blind, held, strict=True)]
+    assert np.mean(blindly) < np.mean(right) - 0.2
 
 
 @given(
@@ -478,12 +488,12 @@ def test_solvers_find_all_where_only_rated_items_have_a_weight_and_lose_their_wa
     found = [solve(seen[0][user], run.settings, STARS, method=method, rng=rng) for user in watched]
     published = report(found, [run.held(user) for user in watched], MARGINALS)
     ours = attack(run, watched, seen[:1], MARGINALS)
-    assert ours["rated"] > 0.99
+    assert ours["rated"] > 0.95
     if weights == "obs-only":
-        assert published["rated"] > 0.99 > published["rated_guess"] + 0.2
-        assert published["attributes"] > 0.97 > published["attributes_guess"] + 0.1
+        assert published["rated"] > 0.95 > published["rated_guess"] + 0.2
+        assert published["attributes"] > 0.95 > published["attributes_guess"] + 0.1
     else:
-        assert published["ratings"] < ours["ratings"] - 0.2
+        assert published["ratings"] < ours["ratings"] - 0.1
 
 
 def test_the_published_attack_of_a_user_of_whom_nothing_was_sent_finds_nothing() -> None:

@@ -76,6 +76,8 @@ def trained(feed, plan=PLAN, *, secure_sum="clear", hosts=2, passes=15, **rounds
 
 
 EXISTING = random(DATA, validation=0.1, seed=3)
+SEVERAL = range(4)
+"""Seeds of divisions of the data: a comparison of figures must come out the same for each, or in their mean."""
 
 
 def held(part=EXISTING.part, attributes=TOLD, rating=DATA.rating):
@@ -137,14 +139,21 @@ def test_settings_that_are_not_of_the_system_are_refused(change):
 
 
 def test_it_orders_ratings_better_than_means_do_and_every_figure_is_there():
-    known = trained(feed_of(EXISTING), passes=60, evaluate_every=20).known
-    assert known["phase"] == "done"
-    assert tuple(sorted(known["chosen"]["metrics"])) == tuple(sorted(FIGURES))
-    train = EXISTING.train
-    means = damped_mean(DATA.item[train], DATA.rating[train], len(DATA.items))
-    table = np.broadcast_to(means, (len(DATA.users), len(DATA.items)))
-    beside = figures(feed_of(EXISTING).rated().measure(table.__getitem__))
-    assert known["chosen"]["metrics"]["ndcg_rated@10"] > beside["ndcg_rated@10"]
+    gains = []
+    for seed in SEVERAL:
+        split = random(DATA, validation=0.1, seed=seed)
+        known = trained(feed_of(split), passes=15, evaluate_every=15).known
+        assert known["phase"] == "done"
+        chosen, train = known["chosen"]["metrics"], split.train
+        assert tuple(sorted(chosen)) == tuple(sorted(FIGURES))
+        means = damped_mean(DATA.item[train], DATA.rating[train], len(DATA.items))
+        table = np.broadcast_to(means, (len(DATA.users), len(DATA.items)))
+        beside = figures(feed_of(split).rated().measure(table.__getitem__))
+        gains.append([chosen[name] - beside[name] for name in ("ndcg_rated@10", "recall@10")])
+    # A user's few test ratings have few orders: single divisions differ by as much.
+    ndcg, recall = np.mean(gains, axis=0)
+    assert ndcg > 0.003
+    assert recall > 0.1
 
 
 def test_figures_in_a_sum_are_those_of_all_users_at_one_place():
@@ -187,8 +196,10 @@ def test_numbers_depend_neither_on_the_sum_nor_on_how_users_are_spread(secure_su
 )
 def test_every_way_of_learning_comes_to_order_ratings_better(learning):
     plan = FedMvmfPlan(**learning, attribute_names=TOLD.names, min_touch=1)
-    history = trained(feed_of(EXISTING), plan, passes=20, evaluate_every=20).known["history"]
-    assert history[-1]["metrics"]["ndcg_rated@10"] > history[0]["metrics"]["ndcg_rated@10"] + 0.01
+    for seed in SEVERAL[:2]:
+        split = random(DATA, validation=0.1, seed=seed)
+        history = trained(feed_of(split), plan, passes=5).known["history"]
+        assert history[-1]["metrics"]["ndcg_rated@10"] > history[0]["metrics"]["ndcg_rated@10"] + 0.02
 
 
 def test_groups_train_only_items_that_enough_of_their_own_users_have_rated():
@@ -221,27 +232,32 @@ def test_users_without_ratings_contribute_nothing_and_are_served_by_their_attrib
 
 
 def test_new_users_are_told_more_by_attributes_than_without():
-    split = cold_users(DATA, test=0.3, validation=0.1, seed=1)
     nothing = AttributeTable((), np.empty((60, 0), np.float32))
-    found = [
-        trained(
-            feed_of(split, attributes=told),
-            PLAN.model_copy(update={"attribute_names": told.names}),
-            passes=40,
-        ).known["chosen"]["metrics"]["precision@10"]
-        for told in (TOLD, nothing)
-    ]
-    assert found[0] > found[1]
+    for seed in SEVERAL[:3]:
+        split = cold_users(DATA, test=0.3, validation=0.1, seed=seed)
+        found = [
+            trained(
+                feed_of(split, attributes=told),
+                PLAN.model_copy(update={"attribute_names": told.names}),
+                passes=10,
+            ).known["chosen"]["metrics"]["precision@10"]
+            for told in (TOLD, nothing)
+        ]
+        assert found[0] > found[1] + 0.05
 
 
 def test_new_items_have_the_rows_that_their_features_predict_and_are_ranked_among_themselves():
-    split = cold_items(DATA, test=0.2, validation=0.1, seed=1)
     plan = PLAN.model_copy(update={"new_items": True})
-    with_features, without = (
-        trained(feed_of(split, features=features), plan, passes=30) for features in (FEATURES, None)
-    )
-    metrics = [one.known["history"][-1]["metrics"]["recall@10"] for one in (with_features, without)]
-    assert metrics[0] > metrics[1]
+    recall = []
+    for seed in SEVERAL:
+        split = cold_items(DATA, test=0.2, validation=0.1, seed=seed)
+        with_features, without = (
+            trained(feed_of(split, features=features), plan, passes=10, evaluate_every=10)
+            for features in (FEATURES, None)
+        )
+        recall.append([one.known["history"][-1]["metrics"]["recall@10"] for one in (with_features, without)])
+    told, untold = np.mean(recall, axis=0)
+    assert told > untold + 0.05
     server = FedMvmfServer(plan, len(DATA.items), 0, 1)
     arrays = with_features.trained.arrays
     new = np.unique(DATA.item[split.part != TRAIN])

@@ -112,15 +112,27 @@ class Host:
         return figures(rated.measure(lambda users: scores(model, factors[users])))
 
 
-EXISTING = random(DATA, validation=0, seed=3)
 SEVERAL = range(6)
 """Seeds of splits of which a test takes the mean."""
 
+EXISTING = [random(DATA, validation=0, seed=seed) for seed in SEVERAL[:3]]
+
 
 @cache
-def trained(rounded=True, **options):
-    host = Host(SMALL.model_copy(update=options), EXISTING.train)
-    return host, host.run(25, rounded=rounded)
+def trained(seed=0, *, rounded=True, **options):
+    """Return a host after ten rounds on the training part of a split, and the users' loss in each round."""
+    host = Host(SMALL.model_copy(update=options), EXISTING[seed].train)
+    return host, host.run(10, rounded=rounded)
+
+
+def trained_figures(**options):
+    """Return the means of figures over the splits of all users and items."""
+    return means_of([trained(seed, **options)[0].figures(split) for seed, split in enumerate(EXISTING)])
+
+
+def means_of(found):
+    """Return the mean of each figure over several splits: a single one has few test ratings, new users or items."""
+    return {name: np.mean([one[name] for one in found]) for name in ("ndcg_rated@10", "recall@10")}
 
 
 @pytest.mark.parametrize(
@@ -135,40 +147,39 @@ def test_rounds_lower_the_cost(options):
 
 @pytest.mark.parametrize("weights", ["sampled", "obs-only"])
 def test_rounds_come_to_order_ratings_better_than_means_do(weights):
-    train = EXISTING.train
-    means = damped_mean(DATA.item[train], DATA.rating[train], len(DATA.items))
-    rated = Rated(len(DATA.users), len(DATA.items), DATA.user, DATA.item, DATA.rating, EXISTING.part)
-    by_mean = figures(rated.measure(lambda users: np.broadcast_to(means, (len(users), len(means)))))
-    host, _ = trained(weights=weights)
-    assert host.figures(EXISTING)["ndcg_rated@10"] > by_mean["ndcg_rated@10"] + 0.01
+    by_mean = []
+    for split in EXISTING:
+        means = damped_mean(DATA.item[split.train], DATA.rating[split.train], len(DATA.items))
+        table = np.broadcast_to(means, (len(DATA.users), len(DATA.items)))
+        rated = Rated(len(DATA.users), len(DATA.items), DATA.user, DATA.item, DATA.rating, split.part)
+        by_mean.append(figures(rated.measure(table.__getitem__)))
+    learnt = trained_figures(weights=weights)
+    assert learnt["ndcg_rated@10"] > means_of(by_mean)["ndcg_rated@10"] + 0.005
 
 
 def test_weights_on_unrated_items_find_more_liked_ones_among_all():
     recall = {
-        weights: trained(weights=weights)[0].figures(EXISTING)["recall@10"]
+        weights: trained_figures(weights=weights)["recall@10"]
         for weights in ("obs-only", "sampled", "incl-unc")
     }
     assert recall["incl-unc"] > 1.1 * recall["obs-only"]
-    assert recall["sampled"] > recall["obs-only"]
+    assert recall["sampled"] > 1.1 * recall["obs-only"]
 
 
 def test_rounding_to_codes_of_24_bits_changes_no_figure_by_a_thousandth():
-    found = trained(bits=24)[0].figures(EXISTING)
-    exact = trained(rounded=False)[0].figures(EXISTING)
+    found = trained(bits=24)[0].figures(EXISTING[0])
+    exact = trained(rounded=False)[0].figures(EXISTING[0])
     for name, value in exact.items():
         assert found[name] == pytest.approx(value, rel=1e-3), name
 
 
-def test_cohorts_of_a_third_learn_what_all_users_at_once_do():
-    host = Host(SMALL, EXISTING.train)
-    host.run(40, cohort=50)
-    every = trained()[0].figures(EXISTING)
-    assert host.figures(EXISTING)["ndcg_rated@10"] > every["ndcg_rated@10"] - 0.02
-
-
-def means_of(found):
-    """Return the mean of each figure over several splits: a single one has few new users or items."""
-    return {name: np.mean([one[name] for one in found]) for name in ("ndcg_rated@10", "recall@10")}
+def test_cohorts_of_a_quarter_learn_what_all_users_at_once_do():
+    found = []
+    for split in EXISTING:
+        host = Host(SMALL, split.train)
+        host.run(20, cohort=50)
+        found.append(host.figures(split))
+    assert means_of(found)["ndcg_rated@10"] > trained_figures()["ndcg_rated@10"] - 0.015
 
 
 def test_attributes_tell_what_suits_new_users():
@@ -179,11 +190,11 @@ def test_attributes_tell_what_suits_new_users():
         split = cold_users(DATA, 0.2, seed=seed)
         for found, attributes in ((with_crowd, TOLD.values), (without, TOLD.values[:, region])):
             host = Host(SMALL, split.train, attributes=attributes)
-            host.run(25)
+            host.run(10)
             found.append(host.figures(split))
     better, worse = means_of(with_crowd), means_of(without)
     for name, value in better.items():
-        assert value > worse[name], name
+        assert value > worse[name] + 0.01, name
 
 
 def test_features_tell_whom_new_items_suit():
@@ -194,7 +205,7 @@ def test_features_tell_whom_new_items_suit():
         warm = np.zeros(len(DATA.items), bool)
         warm[DATA.item[split.train]] = True
         host = Host(SMALL, split.train, allowed=warm)
-        host.run(25)
+        host.run(10)
         items = host.model["items"].copy()
         items[~warm] = from_attributes(FEATURES.values[~warm], host.v, SMALL)
         by_features.append(host.figures(split, ~warm, items))
@@ -204,4 +215,4 @@ def test_features_tell_whom_new_items_suit():
             by_chance.append(host.figures(split, ~warm, shuffled))
     better, worse = means_of(by_features), means_of(by_chance)
     for name, value in better.items():
-        assert value > worse[name], name
+        assert value > worse[name] + 0.01, name
