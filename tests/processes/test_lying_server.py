@@ -29,6 +29,7 @@ from .lying.lies import (
     OtherItems,
     OtherModels,
     OtherRows,
+    PosingAsOwner,
     SecondList,
 )
 from .lying.revealed import Revealed
@@ -257,6 +258,46 @@ async def test_a_group_tells_its_items_as_often_as_the_server_changes_the_model(
         (0, 0, sum(USERS_AT))
     ] * OtherModels.TIMES
     assert not attacked.noticed()
+
+
+# --- 4: an accomplice as a data owner ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def of_drift(small, tmp_path):
+    """Return a function that makes a federation of DRIFT whose COS tells a lie; its victim is the last host."""
+
+    def make(
+        lie: type[Lie], secure_sum: str = "clear", *, owners: int = 2, hosts: int = 2, **drift: Any
+    ) -> Lied:
+        settings = small(
+            secure_sum=secure_sum, drift=drift, federation={"owners": owners, "hosts": hosts, "min_users": 1}
+        )
+        feed = make_feed(settings, load(settings), 0)
+        victim = f"client/host-{hosts - 1}"
+        return Lied(settings, feed, tmp_path, lie, victim, hold=[victim])
+
+    return make
+
+
+async def test_an_accomplice_that_poses_as_a_data_owner_opens_what_the_victim_seals(of_drift):
+    lied = of_drift(PosingAsOwner)
+    posed_as = min(lied.feed.partition.names)
+    async with lied:
+        await lied.start()
+        for party in ("client/host-0", *lied.parties("data-owner")):
+            await lied.change(party, "joined")
+        async with lied.accomplice("client/host-0") as accomplice:
+            lied.release(lied.victim)
+            report = await lied.finish()
+        keys_by_number = lied.stores.item_keys()
+    assert lied.ended_well()
+    assert report["phase"] == "done"
+    assert {keys_by_number[item] for item in accomplice.opened} == (
+        lied.training_items() & lied.held_by(posed_as)
+    )
+    assert accomplice.opened
+    assert lied.declined() == {}
 
 
 # --- 6: one holder of the key ------------------------------------------------------------------------------------
