@@ -33,6 +33,7 @@ from .lying.lies import (
     SecondList,
 )
 from .lying.revealed import Revealed
+from .stores import rows
 
 USERS_AT = (13, 10, 1)
 """Users of each host.  The last host is the victim's, whose only user shares sums with 23 others."""
@@ -280,9 +281,9 @@ def of_drift(small, tmp_path):
     return make
 
 
-async def test_an_accomplice_that_poses_as_a_data_owner_opens_what_the_victim_seals(of_drift):
+async def test_a_host_sends_nothing_to_an_accomplice_that_poses_as_a_data_owner(of_drift):
     lied = of_drift(PosingAsOwner)
-    posed_as = min(lied.feed.partition.names)
+    posed_as, other = sorted(lied.feed.partition.names)
     async with lied:
         await lied.start()
         for party in ("client/host-0", *lied.parties("data-owner")):
@@ -290,14 +291,17 @@ async def test_an_accomplice_that_poses_as_a_data_owner_opens_what_the_victim_se
         async with lied.accomplice("client/host-0") as accomplice:
             lied.release(lied.victim)
             report = await lied.finish()
-        keys_by_number = lied.stores.item_keys()
     assert lied.ended_well()
+    assert accomplice.asked == 0
+    assert accomplice.opened == set()
+    # The other owner has the victim's records, and the run goes on with them.
     assert report["phase"] == "done"
-    assert {keys_by_number[item] for item in accomplice.opened} == (
-        lied.training_items() & lied.held_by(posed_as)
-    )
-    assert accomplice.opened
-    assert lied.declined() == {}
+    sent = rows(lied.children[lied.victim].state / "client.db", "SELECT DISTINCT recipient FROM sent")
+    assert {to for (to,) in sent if to.startswith("data-owner/")} == {f"data-owner/{other}"}
+    (reason,) = lied.declined()[lied.victim]
+    assert "introduces as a data owner what is none: 'host-0.client.coterie.internal'" in reason
+    refusals = [line for line in lied.log(lied.victim) if line["event"] == "sends nothing to a data owner"]
+    assert [(line["owner"], line["reason"]) for line in refusals] == [(posed_as, reason)]
 
 
 # --- 6: one holder of the key ------------------------------------------------------------------------------------
