@@ -10,15 +10,17 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from coterie_cos import service
 from coterie_cos.drift.asynchronous import AsynchronousRun
+from coterie_cos.drift.windows_run import ShieldedRun
 from coterie_cos.key_holders import KeyHolders
 from coterie_cos.open_sum import OpenSum
 from coterie_cos.orchestrator import Orchestrator
 from coterie_cos.rounds_run import RoundsRun
+from coterie_cos.run import Run
 from coterie_cos.summing import Surroundings
 from coterie_cos.sums import SavedRound, SumFormed
 
@@ -42,8 +44,8 @@ from .revealed import REVEALED, Revealed, append
 KINDS = wire.FetchKind
 
 
-class LyingAsynchronousRun(AsynchronousRun):
-    """A run of DRIFT's published form that asks a lie what to tell whom."""
+class LyingDriftRun(Run):
+    """A run of DRIFT that asks a lie what to tell whom."""
 
     lie: Lie
     """Set by `main`, for all runs of the process."""
@@ -54,11 +56,19 @@ class LyingAsynchronousRun(AsynchronousRun):
 
     def payload(self, party: str, role: str, request: wire.FetchRequest) -> tuple[int, bytes]:
         """Return what a party fetches; the catalogue as the lie has it."""
-        version, honest = super().payload(party, role, request)
+        version, honest = cast(tuple[int, bytes], super().payload(party, role, request))  # type: ignore[safe-super]
         if request.kind != KINDS.FETCH_KIND_CATALOGUE:
             return version, honest
         told = self.lie.catalogue(party, wire.Catalogue.FromString(honest))
         return version, _bytes(told)
+
+
+class LyingAsynchronousRun(LyingDriftRun, AsynchronousRun):
+    """A run of DRIFT's published form under a lie."""
+
+
+class LyingShieldedRun(LyingDriftRun, ShieldedRun):
+    """A run of DRIFT's shielded form under a lie."""
 
 
 class LyingRun(RoundsRun):
@@ -273,7 +283,7 @@ class LyingOrchestrator(Orchestrator):
         """Register a party, and show it a plan with the hash of that plan."""
         response = await super().Register(request_iterator, context)
         run = self._find(response.plan.run_id)
-        if isinstance(run, LyingRun | LyingAsynchronousRun):
+        if isinstance(run, LyingRun | LyingDriftRun):
             response.plan.CopyFrom(run.run_plan_of(str(current_peer())))
             response.plan_hash = plan_hash(response.plan)
         return response
@@ -294,10 +304,11 @@ def main() -> int:
     given, serving = parser.parse_known_args()
     lie = LIES[given.lie](given.victim, thorough=given.thorough)
     lie.introduction = given.introduction
-    LyingRun.lie = LyingAsynchronousRun.lie = LyingKeyHolders.lie = lie
+    LyingRun.lie = LyingDriftRun.lie = LyingKeyHolders.lie = lie
     # The service finds these by name when it makes them.
     service.RoundsRun = LyingRun
     service.AsynchronousRun = LyingAsynchronousRun
+    service.ShieldedRun = LyingShieldedRun
     service.Orchestrator = LyingOrchestrator
 
     from coterie.cli.main import invoke

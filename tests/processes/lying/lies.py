@@ -288,6 +288,16 @@ class PosingAsOwner(Lie):
         return catalogue
 
 
+class OneBehind(Lie):
+    """Data owners are told that one user behind a row suffices for the row to leave them (DRIFT's shielded form)."""
+
+    def run_plan(self, party: str, plan: wire.RunPlan) -> wire.RunPlan:
+        """Return the plan with another floor for data owners."""
+        if party.startswith("data-owner/"):
+            plan.settings = json.dumps({**json.loads(plan.settings), "k_min": 1})
+        return plan
+
+
 LIES: dict[str, type[Lie]] = {
     "nothing": Lie,
     "other-items": OtherItems,
@@ -299,5 +309,6 @@ LIES: dict[str, type[Lie]] = {
     "one-holder": OneHolder,
     "second-list": SecondList,
     "posing-as-owner": PosingAsOwner,
+    "one-behind": OneBehind,
 }
 """Lies by the name that the program of the COS is given."""
