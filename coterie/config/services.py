@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from coterie.config.base import Address, ConfigModel, Label, LimitSettings, Peer, ServiceSettings
 from coterie.crypto.key_record import KeyTerms
 from coterie.crypto.operator_key import OperatorKeys
-from coterie.rounds.consent import Consent
+from coterie.rounds.consent import Consent, OwnerConsent
 
 __all__ = [
     "ClientSettings",
@@ -21,6 +21,7 @@ __all__ = [
     "DatabaseSettings",
     "DecryptingClientSettings",
     "KeySettings",
+    "OwnerConsentSettings",
     "OwnerSettings",
     "PartySettings",
     "ThirdPartySettings",
@@ -158,6 +159,31 @@ class OwnerSettings(ConfigModel):
     )
 
 
+class OwnerConsentSettings(ConfigModel):
+    """Terms under which data owners take part; they leave other runs, and the log of their process says why."""
+
+    systems: tuple[str, ...] = Field(
+        (), description="Names of the learning systems that the owners accept; any when empty."
+    )
+    secure_sums: tuple[Literal["clear", "masked", "encrypted", "shared-key"], ...] = Field(
+        (), description="Secure sums that the owners accept; any when empty."
+    )
+    k_min: int = Field(
+        5,
+        ge=1,
+        le=10_000,
+        description="Least number of distinct users behind a row that leaves an owner, for runs in which owners hold "
+        "rows back (DRIFT's shielded form): a run with a lower `k_min` is refused.",
+    )
+    experiment: bool = Field(
+        False, description="Whether floors of the run may count users instead of devices."
+    )
+
+    def consent(self) -> OwnerConsent:
+        """Return the owners' consent."""
+        return OwnerConsent(self.systems, self.secure_sums, self.k_min, self.experiment)
+
+
 class DataOwnerSettings(PartySettings):
     """A process that serves one or more data owners."""
 
@@ -178,6 +204,10 @@ class DataOwnerSettings(PartySettings):
         le=24 * 30,
         description="Validity of a prekey, the public key for which clients seal records, hours. It is renewed "
         "at half of it.",
+    )
+    consent: OwnerConsentSettings = Field(
+        default_factory=OwnerConsentSettings,
+        description="Terms under which this process's owners take part in runs.",
     )
 
 

@@ -39,6 +39,7 @@ __all__ = [
     "load_tls_key",
     "logical_name",
     "make_csr",
+    "name_in",
     "new_tls_key",
     "new_token",
     "renewal_time",
@@ -107,6 +108,25 @@ def logical_name(role: str, name: str) -> str:
         The role or the name is not valid.
     """
     return f"{validate_name(name)}.{validate_role(role)}.{_DOMAIN}"
+
+
+def name_in(role: str, tls_name: str) -> str:
+    """Return the name in a logical name of a role, the inverse of `logical_name`.
+
+    >>> name_in("data-owner", "comedy.data-owner.coterie.internal")
+    'comedy'
+
+    Raises
+    ------
+    CertificateError
+        It is no logical name of that role: an address, or another role's.
+    """
+    name, _, _ = tls_name.partition(".")
+    if logical_name(role, name) != tls_name:
+        raise CertificateError(
+            f"{tls_name[:80]!r} is no name of a {role}, expected {logical_name(role, name)!r}"
+        )
+    return name
 
 
 def new_tls_key() -> ec.EllipticCurvePrivateKey:

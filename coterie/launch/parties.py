@@ -303,6 +303,18 @@ def _consent(settings: RunSettings) -> dict[str, Any]:
     }
 
 
+def _owners_consent(settings: RunSettings) -> dict[str, Any]:
+    """Return the consent that data owners give to the run: system, sums and the floor of users behind their rows."""
+    floor = settings.own.owners_floor
+    asynchronous = settings.driver is Driver.ASYNCHRONOUS
+    return {
+        "systems": [settings.system],
+        "secure_sums": [settings.secure_sum],
+        **({} if floor is None else {"k_min": floor}),
+        **({} if asynchronous else {"experiment": settings.rounds.experiment}),
+    }
+
+
 def _owners(
     settings: RunSettings, feed: Feed, layout: PlaceOfParty, common: dict[str, Any]
 ) -> list[PartyPlan]:
@@ -319,7 +331,12 @@ def _owners(
             feed.write_items(owner, place.folder / items)
             features = feed.write_features(owner, place.folder / f"features-{names[owner]}.csv")
             owners.append({"name": names[owner], "items": items, **_told(features, "features")})
-        values = {**common, "advertise": place.reached_at, "owners": owners}
+        values = {
+            **common,
+            "advertise": place.reached_at,
+            "owners": owners,
+            "consent": _owners_consent(settings),
+        }
         late = position >= count - options.churn.owners
         if late:
             values["leave_after_epoch"] = max(1, math.floor(epochs * options.churn.leave_at))

@@ -1,6 +1,7 @@
-"""A client's consent: the conditions under which it takes part, checked against a run's plan and each round's.
+"""The consent of clients and data owners: conditions for taking part, checked against a run's plan and each round's.
 
-A condition that is not met gives an objection in words, which goes on the disclosure receipt; nothing is sent then.
+A condition that is not met gives an objection in words, which goes on the disclosure receipt of a client, and into the
+log of a data owner; nothing is sent then.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from coterie.secure_sum.plan import SumPlan
 from coterie.wire.v1.orchestrator_pb2 import RunPlan
 
-__all__ = ["Consent"]
+__all__ = ["Consent", "OwnerConsent"]
 
 _SPARSE = "contributions are sparse, and show the server in which places users have something"
 
@@ -58,16 +59,10 @@ class Consent:
         metrics : sequence of str
             Metrics that contributions to the run hold.
         """
-        found = []
-        if self.systems and plan.system not in self.systems:
-            found.append(f"the system {plan.system!r} is not among those accepted: {', '.join(self.systems)}")
-        if self.secure_sums and plan.secure_sum not in self.secure_sums:
-            found.append(f"sums are formed {plan.secure_sum!r}; accepted is: {', '.join(self.secure_sums)}")
+        found = _objections(plan, self.systems, self.secure_sums, experiment=self.experiment)
         if not plan.HasField("rounds"):
             return found
         rounds = plan.rounds
-        if rounds.experiment and not self.experiment:
-            found.append("floors count users, as in an experiment; accepted are floors that count devices")
         if rounds.min_cohort < self.min_cohort:
             found.append(
                 f"the floor of a cohort is {rounds.min_cohort}; accepted is {self.min_cohort} or more"
@@ -116,3 +111,53 @@ class Consent:
         if self.rounds_per_day and most_today >= self.rounds_per_day:
             found.append(f"a user has been in {most_today} rounds today; accepted are {self.rounds_per_day}")
         return found
+
+
+@dataclass(frozen=True)
+class OwnerConsent:
+    """The conditions under which data owners take part in runs.
+
+    Parameters
+    ----------
+    systems, secure_sums : tuple of str
+        Accepted learning systems and secure sums; empty for any.
+    k_min : int
+        Least floor of users behind a row that leaves an owner, in runs where owners hold rows back.
+    experiment : bool
+        Whether floors of the run may count users instead of devices.
+    """
+
+    systems: tuple[str, ...] = ()
+    secure_sums: tuple[str, ...] = ()
+    k_min: int = 5
+    experiment: bool = False
+
+    def objections(self, plan: RunPlan, k_min: int | None = None) -> list[str]:
+        """Return these owners' objections to a run; empty when they take part.
+
+        Parameters
+        ----------
+        plan : RunPlan
+            As the orchestration server announced it.
+        k_min : int, optional
+            The plan's floor of users behind a row that leaves an owner; None where owners hold no rows back.
+        """
+        found = _objections(plan, self.systems, self.secure_sums, experiment=self.experiment)
+        if k_min is not None and k_min < self.k_min:
+            found.append(
+                f"the floor of users behind a row that leaves an owner is {k_min}; accepted is {self.k_min} or more"
+            )
+        return found
+
+
+def _objections(
+    plan: RunPlan, systems: Sequence[str], secure_sums: Sequence[str], *, experiment: bool
+) -> list[str]:
+    found = []
+    if systems and plan.system not in systems:
+        found.append(f"the system {plan.system!r} is not among those accepted: {', '.join(systems)}")
+    if secure_sums and plan.secure_sum not in secure_sums:
+        found.append(f"sums are formed {plan.secure_sum!r}; accepted is: {', '.join(secure_sums)}")
+    if plan.rounds.experiment and not experiment:
+        found.append("floors count users, as in an experiment; accepted are floors that count devices")
+    return found

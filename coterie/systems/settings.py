@@ -151,6 +151,11 @@ class SystemSettings(ConfigModel):
         return 1
 
     @property
+    def owners_floor(self) -> int | None:
+        """Fewest users behind a row that leaves a data owner; None where owners hold no rows back."""
+        return None
+
+    @property
     def side_information(self) -> SideInformation | None:
         """Side information that the system learns from; None where it learns from interactions only."""
         return None

@@ -93,7 +93,7 @@ class World:
             wire.ParticipantKind.PARTICIPANT_KIND_DATA_OWNER,
             name="zoo",
             address="127.0.0.1:1",
-            tls_name="zoo.test",
+            tls_name="zoo.data-owner.coterie.internal",
             items=self.items,
         )
         await self.calls.party_at(self.cos, owner, self.run).register([member])

@@ -233,7 +233,13 @@ class World:
         )
         bundle, identity = self.people["owner"].bundles[0], self.people["owner"].identities[0]
         owner = Registrant(
-            identity, bundle, OWNER, name="zoo", address="127.0.0.1:1", tls_name="zoo.test", items=ITEMS
+            identity,
+            bundle,
+            OWNER,
+            name="zoo",
+            address="127.0.0.1:1",
+            tls_name="zoo.data-owner.coterie.internal",
+            items=ITEMS,
         )
         await self.owner.register([owner])
         for one in who:

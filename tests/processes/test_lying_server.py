@@ -24,15 +24,18 @@ from .lying.lies import (
     AskedTwice,
     Lie,
     NoRate,
+    OneBehind,
     OneHolder,
     OpenToOne,
     OtherItems,
     OtherModels,
     OtherOrder,
     OtherRows,
+    PosingAsOwner,
     SecondList,
 )
 from .lying.revealed import Revealed
+from .stores import rows
 
 USERS_AT = (13, 10, 1)
 """Users of each host.  The last host is the victim's, whose only user shares sums with 23 others."""
@@ -295,6 +298,98 @@ async def test_a_group_tells_its_items_as_often_as_the_server_changes_the_model(
         (0, 0, sum(USERS_AT))
     ] * OtherModels.TIMES
     assert not attacked.noticed()
+
+
+# --- 4: an accomplice as a data owner ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def of_drift(small, tmp_path):
+    """Return a function that makes a federation of DRIFT whose COS tells a lie; its victim is the last host."""
+
+    def make(
+        lie: type[Lie], secure_sum: str = "clear", *, owners: int = 2, hosts: int = 2, **drift: Any
+    ) -> Lied:
+        settings = small(
+            secure_sum=secure_sum, drift=drift, federation={"owners": owners, "hosts": hosts, "min_users": 1}
+        )
+        feed = make_feed(settings, load(settings), 0)
+        victim = f"client/host-{hosts - 1}"
+        return Lied(settings, feed, tmp_path, lie, victim, hold=[victim])
+
+    return make
+
+
+async def test_a_host_sends_nothing_to_an_accomplice_that_poses_as_a_data_owner(of_drift):
+    lied = of_drift(PosingAsOwner)
+    posed_as, other = sorted(lied.feed.partition.names)
+    async with lied:
+        await lied.start()
+        for party in ("client/host-0", *lied.parties("data-owner")):
+            await lied.change(party, "joined")
+        async with lied.accomplice("client/host-0") as accomplice:
+            lied.release(lied.victim)
+            report = await lied.finish()
+    assert lied.ended_well()
+    assert accomplice.asked == 0
+    assert accomplice.opened == set()
+    # The other owner has the victim's records, and the run goes on with them.
+    assert report["phase"] == "done"
+    sent = rows(lied.children[lied.victim].state / "client.db", "SELECT DISTINCT recipient FROM sent")
+    assert {to for (to,) in sent if to.startswith("data-owner/")} == {f"data-owner/{other}"}
+    (reason,) = lied.declined()[lied.victim]
+    assert "introduces as a data owner what is none: 'host-0.client.coterie.internal'" in reason
+    refusals = [line for line in lied.log(lied.victim) if line["event"] == "sends nothing to a data owner"]
+    assert [(line["owner"], line["reason"]) for line in refusals] == [(posed_as, reason)]
+
+
+# --- 5: a floor of one user for data owners ----------------------------------------------------------------------
+
+
+def left_alone(lied: Lied) -> bool:
+    """Whether nothing reached a data owner, and none joined a window."""
+    stores = [lied.children[party].state / "data_owner.db" for party in lied.parties("data-owner")]
+    return not any(
+        rows(store, f"SELECT * FROM {table}") for store in stores for table in ("visits", "windows")
+    )
+
+
+def objections(lied: Lied, owner: str) -> list[str]:
+    """Return why an owner has left the run, by its log; empty while it has not."""
+    if not lied.children[owner].log.exists():
+        return []
+    lines = [line for line in lied.log(owner) if line["event"] == "outside these owners' consent"]
+    return [reason for line in lines for reason in line["reasons"]]
+
+
+async def test_owners_that_are_told_a_floor_of_one_user_leave_and_release_nothing(of_drift):
+    lied = of_drift(OneBehind, owners=3, hosts=3, form="shielded", k_min=3)
+    async with lied:
+        await lied.start()
+        for owner in lied.parties("data-owner"):
+            await lied.comes_true(lambda owner=owner: objections(lied, owner), f"{owner} has left")
+            assert await lied.health(owner) == "NOT_SERVING"
+            (reason,) = objections(lied, owner)
+            assert reason == "the run's plan is not signed by an operator whom this party accepts"
+        await lied.stop()
+    assert left_alone(lied)
+
+
+async def test_owners_leave_a_run_whose_signed_floor_is_below_their_own(of_drift):
+    lied = of_drift(Lie, owners=3, hosts=3, form="shielded", k_min=3)
+    refusing = f"data-owner/{lied.feed.partition.names[0]}"
+    lied.hold.append(refusing)
+    async with lied:
+        await lied.start()
+        lied.hold.remove(refusing)
+        lied.children[refusing].start("consent.k_min=4")
+        await lied.comes_true(lambda: objections(lied, refusing), "the owner has left")
+        assert await lied.health(refusing) == "NOT_SERVING"
+        assert objections(lied, refusing) == [
+            "the floor of users behind a row that leaves an owner is 3; accepted is 4 or more"
+        ]
+        await lied.stop()
+    assert left_alone(lied)
 
 
 # --- 6: one holder of the key ------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from coterie.crypto.authority import (
     load_tls_key,
     logical_name,
     make_csr,
+    name_in,
     new_tls_key,
     new_token,
     renewal_time,
@@ -70,6 +71,21 @@ def certificate_with(names: list[x509.GeneralName], key: ec.EllipticCurvePrivate
 @pytest.mark.parametrize("role", ROLES)
 def test_a_logical_name_says_name_and_role(role):
     assert logical_name(role, "host-1") == f"host-1.{role}.coterie.internal"
+
+
+def test_the_name_is_read_off_a_logical_name_of_the_role_and_off_nothing_else():
+    assert name_in("data-owner", logical_name("data-owner", "host-1")) == "host-1"
+    for other in (
+        logical_name("client", "host-1"),
+        "127.0.0.1",
+        "localhost",
+        "a.host-1.data-owner.coterie.internal",
+        "Host-1.data-owner.coterie.internal",
+        "host-1.data-owner.coterie.internal.",
+        "",
+    ):
+        with pytest.raises(CertificateError):
+            name_in("data-owner", other)
 
 
 @given(st.from_regex(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", fullmatch=True))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from coterie.config.services import ConsentSettings
-from coterie.rounds.consent import Consent
+from coterie.config.services import ConsentSettings, OwnerConsentSettings
+from coterie.rounds.consent import Consent, OwnerConsent
 from coterie.secure_sum.plan import Member, SumPlan
 from coterie.wire.v1.orchestrator_pb2 import RoundsPlan, RunPlan
 
@@ -128,3 +128,32 @@ def test_contributions_that_show_where_there_is_something_are_refused_unless_the
     assert accepting.objections_to_round(plan, 0) == []
     (low,) = accepting.objections_to_round(dataclasses.replace(plan, sparse_floor=19), 0)
     assert "floor of a place of the sum is 19 users; accepted is 20" in low
+
+
+@pytest.mark.parametrize(
+    ("clause", "words"),
+    [
+        ({}, None),
+        ({"systems": ("drift",)}, "'fedncf' is not among those accepted: drift"),
+        ({"secure_sums": ("clear",)}, "'masked'; accepted is: clear"),
+        ({"k_min": 6}, "the floor of users behind a row that leaves an owner is 5; accepted is 6 or more"),
+        ({"experiment": False}, "floors count users"),
+    ],
+)
+def test_owners_refuse_a_run_outside_a_clause_of_theirs(clause: dict[str, Any], words: str | None) -> None:
+    inside = {"systems": ("fedncf",), "secure_sums": ("masked",), "k_min": 5, "experiment": True}
+    found = OwnerConsent(**{**inside, **clause}).objections(run_plan(), 5)
+    assert found == [] if words is None else words in found[0]
+    assert len(found) <= 1
+
+
+def test_owners_that_hold_no_rows_back_have_no_floor_to_object_to() -> None:
+    assert OwnerConsent(k_min=100, experiment=True).objections(run_plan()) == []
+
+
+def test_configured_clauses_arrive_in_the_consent_of_owners() -> None:
+    assert OwnerConsentSettings().consent() == OwnerConsent()
+    given = {"systems": ["drift"], "secure_sums": ["masked"], "k_min": 9, "experiment": True}
+    assert OwnerConsentSettings.model_validate(given).consent() == OwnerConsent(
+        ("drift",), ("masked",), 9, True
+    )

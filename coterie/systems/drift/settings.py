@@ -160,6 +160,11 @@ class DriftSettings(SystemSettings):
         return self.dim
 
     @property
+    def owners_floor(self) -> int | None:
+        """Fewest users behind a row that leaves a data owner; None in the published form, which holds none back."""
+        return self.k_min if self.form == "shielded" else None
+
+    @property
     def room(self) -> int:
         """Largest number of owners in a window whose codes cannot overflow."""
         return self.window_layout(1).capacity

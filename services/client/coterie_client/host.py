@@ -6,20 +6,23 @@ import asyncio
 import csv
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import sqlalchemy as sa
+import structlog
 from google.protobuf.message import DecodeError, Message
 
 from coterie.config.services import ClientSettings
+from coterie.crypto.authority import name_in
 from coterie.crypto.identity import Bundle, Identity
 from coterie.crypto.verification import Reason, VerificationError
 from coterie.data.attributes import AttributeTable
-from coterie.errors import PeerError
+from coterie.errors import CertificateError, PeerError
 from coterie.net.channel import Channel
 from coterie.parties.party import Party
 from coterie.process.runtime import Runtime
@@ -40,9 +43,13 @@ __all__ = [
     "best_unseen",
     "catalogued",
     "now_ms",
+    "objections_to_owners",
     "read",
     "require_holdings",
+    "without_owners",
 ]
+
+_log = structlog.get_logger("coterie.client")
 
 M = TypeVar("M", bound=Message)
 
@@ -74,6 +81,8 @@ class Host:
     """Gives the ids of all revoked participants, as known now."""
     custody: Custody | None = None
     """Custody of the run's key, where the host holds a share of it."""
+    _refused: set[tuple[str, str]] = field(default_factory=set)
+    """Data owners that were refused, by name, each with the reason; they are noted once."""
 
     @property
     def consent(self) -> Consent:
@@ -94,6 +103,27 @@ class Host:
         catalogue = read(wire.Catalogue, payload)
         await asyncio.to_thread(require_holdings, catalogue, self.party.plan.holdings)
         return catalogue
+
+    async def fetch_recipients(self) -> wire.Catalogue:
+        """Fetch the newest catalogue, without the data owners to which this host must send nothing.
+
+        All items stay, in their order.  Refusals of owners are on every user's receipt, with the reason.
+
+        Raises
+        ------
+        PeerError
+            When what the COS sends is no catalogue.
+        """
+        _, payload = await self.party.fetch(wire.FetchKind.FETCH_KIND_CATALOGUE)
+        catalogue = read(wire.Catalogue, payload)
+        refused = await asyncio.to_thread(objections_to_owners, catalogue, self.party.plan.holdings)
+        for position, reason in refused.items():
+            name = catalogue.owners[position].name
+            if (name, reason) not in self._refused:
+                self._refused.add((name, reason))
+                _log.warning("sends nothing to a data owner", owner=name, reason=reason)
+                await self.note_refused(f"data-owner/{name}", [reason])
+        return without_owners(catalogue, refused) if refused else catalogue
 
     async def note_sent(self, recipient: str, kind: str, count: int, size: int, user: int = 0) -> None:
         """Add an entry to the disclosure receipt; user 0 is the host as a whole."""
@@ -195,6 +225,63 @@ def require_holdings(catalogue: wire.Catalogue, holdings: Sequence[wire.Holding]
     if not holdings:
         return
     stated = {one.owner: one for one in holdings}
+    for owner, keys in zip(catalogue.owners, _owned(catalogue), strict=True):
+        if stated.get(owner.name) != holding_of(owner.name, keys):
+            raise VerificationError(Reason.NOT_LISTED, _other_items(owner.name))
+
+
+def objections_to_owners(catalogue: wire.Catalogue, holdings: Sequence[wire.Holding]) -> dict[int, str]:
+    """Return why nothing may be sent to some owners of a catalogue, by their positions there.
+
+    A key bundle does not say whose it is, so an owner is whoever has a data owner's certificate, and holds the items
+    that the operator says an owner of this name holds.  A plan without holdings leaves the items to the COS.
+
+    Raises
+    ------
+    PeerError
+        When items and owners of the catalogue do not fit together.
+    """
+    stated = {one.owner: one for one in holdings}
+    times = Counter(owner.name for owner in catalogue.owners)
+    found = dict[int, str]()
+    for position, (owner, keys) in enumerate(zip(catalogue.owners, _owned(catalogue), strict=True)):
+        try:
+            name_in("data-owner", owner.tls_name)
+        except CertificateError as error:
+            found[position] = f"the COS introduces as a data owner what is none: {error.message}"
+            continue
+        if times[owner.name] > 1:
+            found[position] = f"the COS introduces {times[owner.name]} data owners of this name"
+        elif holdings and stated.get(owner.name) != holding_of(owner.name, keys):
+            found[position] = _other_items(owner.name)
+    return found
+
+
+def without_owners(catalogue: wire.Catalogue, refused: Collection[int]) -> wire.Catalogue:
+    """Return a catalogue without the owners at some positions; items that only they hold stay, without an owner."""
+    kept = [position for position in range(len(catalogue.owners)) if position not in refused]
+    moved = {position: index for index, position in enumerate(kept)}
+    found = wire.Catalogue(
+        version=catalogue.version,
+        items=catalogue.items,
+        owners=[catalogue.owners[position] for position in kept],
+    )
+    positions = iter(catalogue.owner_positions)
+    for count in catalogue.owner_counts:
+        left = [moved[one] for one in itertools.islice(positions, count) if one in moved]
+        found.owner_counts.append(len(left))
+        found.owner_positions.extend(left)
+    return found
+
+
+def _owned(catalogue: wire.Catalogue) -> list[list[str]]:
+    """Return the keys of each owner's items.
+
+    Raises
+    ------
+    PeerError
+        When items and owners do not fit together.
+    """
     owned: list[list[str]] = [[] for _ in catalogue.owners]
     positions = iter(catalogue.owner_positions)
     try:
@@ -203,12 +290,11 @@ def require_holdings(catalogue: wire.Catalogue, holdings: Sequence[wire.Holding]
                 owned[position].append(key)
     except (IndexError, ValueError) as error:
         raise PeerError("the COS sent a catalogue whose items and owners do not fit together") from error
-    for owner, keys in zip(catalogue.owners, owned, strict=True):
-        if stated.get(owner.name) != holding_of(owner.name, keys):
-            raise VerificationError(
-                Reason.NOT_LISTED,
-                f"the items that the server names for data owner {owner.name!r} are not those of the signed plan",
-            )
+    return owned
+
+
+def _other_items(owner: str) -> str:
+    return f"the items that the server names for data owner {owner!r} are not those of the signed plan"
 
 
 def best_unseen(

@@ -21,7 +21,7 @@ from coterie.store.engine import Writer, open_sqlite
 from coterie.systems.registry import asks_owners
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie.wire.v1.data_owner_pb2_grpc import add_DataOwnerServicer_to_server
-from coterie_data_owner.drift.owners import DriftOwners
+from coterie_data_owner.drift.owners import DriftOwners, owners_floor
 from coterie_data_owner.item_factors import ItemFactors, read_features
 from coterie_data_owner.owner import Owner, read_items
 
@@ -119,7 +119,11 @@ class DataOwnerProcess:
             for owner in self._owners
         ]
         await self._party.wait_and_register(members)
-        if objections := objections_to_signature(self._party, self._settings.operators):
+        objections = objections_to_signature(self._party, self._settings.operators)
+        if not objections:
+            plan = self._party.plan
+            objections = self._settings.consent.consent().objections(plan, owners_floor(plan))
+        if objections:
             _log.warning("outside these owners' consent", reasons=objections)
             await self._party.leave()
             return False

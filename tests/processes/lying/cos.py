@@ -1,6 +1,6 @@
-"""The real COS service with a lie: ``coterie serve cos``, whose runs in rounds and registrations have a lie's hooks.
+"""The real COS service with a lie: ``coterie serve cos``, whose runs and registrations have a lie's hooks.
 
-    python -P -m tests.processes.lying.cos LIE VICTIM [--thorough] --config FILE [--set KEY=VALUE]
+    python -P -m tests.processes.lying.cos LIE VICTIM [--thorough] [--introduction FILE] --config FILE [--set KEY=VALUE]
 
 Everything but the hooks is the service's own code.  Sums are appended to ``revealed.jsonl`` in its state folder.
 """
@@ -9,14 +9,18 @@ import argparse
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from coterie_cos import service
+from coterie_cos.drift.asynchronous import AsynchronousRun
+from coterie_cos.drift.windows_run import ShieldedRun
 from coterie_cos.key_holders import KeyHolders
 from coterie_cos.open_sum import OpenSum
 from coterie_cos.orchestrator import Orchestrator
 from coterie_cos.rounds_run import RoundsRun
+from coterie_cos.run import Run
 from coterie_cos.summing import Surroundings
 from coterie_cos.sums import SavedRound, SumFormed
 
@@ -38,6 +42,33 @@ from .lies import LIES, Lie, Next
 from .revealed import REVEALED, Revealed, append
 
 KINDS = wire.FetchKind
+
+
+class LyingDriftRun(Run):
+    """A run of DRIFT that asks a lie what to tell whom."""
+
+    lie: Lie
+    """Set by `main`, for all runs of the process."""
+
+    def run_plan_of(self, party: str) -> wire.RunPlan:
+        """Return the run's plan that a party is shown."""
+        return self.lie.run_plan(party, wire.RunPlan.FromString(self.plan.SerializeToString()))
+
+    def payload(self, party: str, role: str, request: wire.FetchRequest) -> tuple[int, bytes]:
+        """Return what a party fetches; the catalogue as the lie has it."""
+        version, honest = cast(tuple[int, bytes], super().payload(party, role, request))  # type: ignore[safe-super]
+        if request.kind != KINDS.FETCH_KIND_CATALOGUE:
+            return version, honest
+        told = self.lie.catalogue(party, wire.Catalogue.FromString(honest))
+        return version, _bytes(told)
+
+
+class LyingAsynchronousRun(LyingDriftRun, AsynchronousRun):
+    """A run of DRIFT's published form under a lie."""
+
+
+class LyingShieldedRun(LyingDriftRun, ShieldedRun):
+    """A run of DRIFT's shielded form under a lie."""
 
 
 class LyingRun(RoundsRun):
@@ -252,7 +283,7 @@ class LyingOrchestrator(Orchestrator):
         """Register a party, and show it a plan with the hash of that plan."""
         response = await super().Register(request_iterator, context)
         run = self._find(response.plan.run_id)
-        if isinstance(run, LyingRun):
+        if isinstance(run, LyingRun | LyingDriftRun):
             response.plan.CopyFrom(run.run_plan_of(str(current_peer())))
             response.plan_hash = plan_hash(response.plan)
         return response
@@ -269,10 +300,15 @@ def main() -> int:
     parser.add_argument("lie", choices=LIES)
     parser.add_argument("victim", help="party whose users' data the COS wants, as client/host-2")
     parser.add_argument("--thorough", action="store_true", help="plans of sums fit what each party was told")
+    parser.add_argument("--introduction", type=Path, help="file in which an accomplice introduces itself")
     given, serving = parser.parse_known_args()
-    LyingRun.lie = LyingKeyHolders.lie = LIES[given.lie](given.victim, thorough=given.thorough)
+    lie = LIES[given.lie](given.victim, thorough=given.thorough)
+    lie.introduction = given.introduction
+    LyingRun.lie = LyingDriftRun.lie = LyingKeyHolders.lie = lie
     # The service finds these by name when it makes them.
     service.RoundsRun = LyingRun
+    service.AsynchronousRun = LyingAsynchronousRun
+    service.ShieldedRun = LyingShieldedRun
     service.Orchestrator = LyingOrchestrator
 
     from coterie.cli.main import invoke

@@ -20,6 +20,7 @@ from coterie.studies.run_data import Feed
 
 from ..running import Running
 from ..stores import rows
+from .accomplice import Accomplice
 from .lies import LIES, Lie
 from .revealed import REVEALED, Revealed, read_revealed
 
@@ -80,7 +81,9 @@ class Lied(Running):
         super().__init__(settings, feed, folder, **options)
         self.victim = victim
         (name,) = [name for name, each in LIES.items() if each is lie]
-        self._arguments = [name, victim, *(["--thorough"] if thorough else [])]
+        self.introduction = folder / "introduction.pb"
+        self._arguments = [name, victim, "--introduction", str(self.introduction)]
+        self._arguments += ["--thorough"] if thorough else []
 
     def _configure(self) -> Laid:
         laid = super()._configure()
@@ -89,6 +92,11 @@ class Lied(Running):
             honest.role, honest.name, honest.folder, arguments=self._arguments
         )
         return laid
+
+    def accomplice(self, host: str) -> Accomplice:
+        """Return a data owner that a client host pretends to be, for a COS that introduces it to the victim."""
+        children = self.children
+        return Accomplice(children[host], children[self.victim], self._run_id, self.introduction)
 
     # --- what came of it ---------------------------------------------------------------------------------------
 
@@ -101,6 +109,12 @@ class Lied(Running):
         data, host = self.feed.dataset, int(self.victim.rpartition("-")[2])
         theirs = (self.feed.host[data.user] == host) & (self.feed.split.part == TRAIN)
         return {data.items[item] for item in data.item[theirs].tolist()}
+
+    def held_by(self, owner: str) -> set[str]:
+        """Return the items that a data owner holds."""
+        partition = self.feed.partition
+        held = partition.member[:, partition.names.index(owner)]
+        return {self.feed.dataset.items[item] for item in np.flatnonzero(held).tolist()}
 
     def open_items(self) -> set[str]:
         """Return the items that enough users of the run have in training for all to train them; FedNCF, one group."""

@@ -9,6 +9,7 @@ import enum
 import hashlib
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -80,6 +81,9 @@ class Lie:
     thorough : bool
         Whether each party is shown plans of sums that fit what the party is shown beside them (`fitted`).
     """
+
+    introduction: Path | None = None
+    """File in which an `Accomplice` says how it is to be introduced; where the program of the COS is given one."""
 
     def __init__(self, victim: str, *, thorough: bool = False) -> None:
         self.victim = victim
@@ -294,6 +298,29 @@ class SecondList(Lie):
             self._next = Next.LIST
 
 
+class PosingAsOwner(Lie):
+    """The victim is told that the first of the data owners, by name, has the keys and the address of an accomplice."""
+
+    def catalogue(self, party: str, catalogue: wire.Catalogue) -> wire.Catalogue:
+        """Return the catalogue with the accomplice in the place of an owner, under the owner's name."""
+        if party == self.victim and self.introduction is not None:
+            owner = min(catalogue.owners, key=lambda one: one.name)
+            told = wire.CatalogueOwner.FromString(self.introduction.read_bytes())
+            owner.bundle.CopyFrom(told.bundle)
+            owner.address, owner.tls_name = told.address, told.tls_name
+        return catalogue
+
+
+class OneBehind(Lie):
+    """Data owners are told that one user behind a row suffices for the row to leave them (DRIFT's shielded form)."""
+
+    def run_plan(self, party: str, plan: wire.RunPlan) -> wire.RunPlan:
+        """Return the plan with another floor for data owners."""
+        if party.startswith("data-owner/"):
+            plan.settings = json.dumps({**json.loads(plan.settings), "k_min": 1})
+        return plan
+
+
 LIES: dict[str, type[Lie]] = {
     "nothing": Lie,
     "other-items": OtherItems,
@@ -305,5 +332,7 @@ LIES: dict[str, type[Lie]] = {
     "other-rows": OtherRows,
     "one-holder": OneHolder,
     "second-list": SecondList,
+    "posing-as-owner": PosingAsOwner,
+    "one-behind": OneBehind,
 }
 """Lies by the name that the program of the COS is given."""

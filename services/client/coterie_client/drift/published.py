@@ -99,7 +99,7 @@ class PublishedDrift:
         await self._host.note_sent("cos", "record count", 1, status.ByteSize())
 
     async def _fetch_catalogue(self) -> Catalogued:
-        message = await self._host.fetch_catalogue()
+        message = await self._host.fetch_recipients()
         self._delivery.know(message.version, message.owners)
         owners = [bundle_from_wire(owner.bundle).participant_id for owner in message.owners]
         self._catalogue = catalogued(message, owners)

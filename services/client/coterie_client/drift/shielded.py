@@ -102,7 +102,7 @@ class ShieldedDrift:
     async def catalogue(self, *, fresh: bool = False) -> Catalogued:
         """Return the catalogue: the COS's present one if ``fresh``, otherwise the last that was fetched."""
         if fresh or self._catalogue is None:
-            message = await self._host.fetch_catalogue()
+            message = await self._host.fetch_recipients()
             self._visits.know(message.version, message.owners)
             owners = [bundle_from_wire(owner.bundle).participant_id for owner in message.owners]
             self._catalogue = catalogued(message, owners)

@@ -17,6 +17,7 @@ from coterie.parties.party import Party
 from coterie.process.runtime import Runtime
 from coterie.store.engine import Writer
 from coterie.systems.description import Driver
+from coterie.systems.drift.settings import DriftSettings
 from coterie.systems.registry import driver_of
 from coterie.wire.v1 import orchestrator_pb2 as wire
 from coterie_data_owner.drift.intake import Intake
@@ -27,9 +28,22 @@ from coterie_data_owner.drift.trainer import RunEndedError, Trainer
 from coterie_data_owner.drift.users import Users
 from coterie_data_owner.owner import Owner
 
-__all__ = ["DriftOwners"]
+__all__ = ["DriftOwners", "owners_floor"]
 
 _log = structlog.get_logger("coterie.data_owner")
+
+
+def owners_floor(plan: wire.RunPlan) -> int | None:
+    """Return a plan's floor of users behind a row that leaves an owner; None where owners hold no rows back.
+
+    Raises
+    ------
+    ConfigError
+        When the settings of the plan are malformed.
+    """
+    if driver_of(plan.system, plan.form) is not Driver.WINDOWS:
+        return None
+    return DriftSettings.from_plan(plan).owners_floor
 
 
 class DriftOwners:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
+import structlog
 
 from coterie.crypto.identity import Bundle
 from coterie.net.directory import Directory
@@ -14,6 +15,8 @@ from coterie.wire.v1.common_pb2 import Tensor
 from coterie.wire.v1.orchestrator_pb2 import FetchKind
 
 __all__ = ["Users"]
+
+_log = structlog.get_logger("coterie.data_owner")
 
 
 class Users:
@@ -35,6 +38,7 @@ class Users:
         self.is_revoked = is_revoked
         self.slots: dict[bytes, int] = {}
         self._bundles: dict[bytes, Bundle] = {}
+        self._told = False
 
     async def bundles(self, users: Iterable[bytes]) -> Mapping[bytes, Bundle]:
         """Return bundles by user, for users who are registered, enrolled and not revoked."""
@@ -48,7 +52,22 @@ class Users:
         return {user: self._bundles[user] for user in registered & self._bundles.keys()}
 
     async def refresh(self) -> None:
-        """Fetch the roster and add its users' slots."""
+        """Fetch the roster and add its users' slots; a user keeps the slot that it had first, and has it alone.
+
+        Users are counted by slots before a row of theirs may leave this owner: a user with several would count as many.
+        """
         _, payload = await self._party.fetch(FetchKind.FETCH_KIND_ROSTER)
         roster = from_wire(Tensor.FromString(payload or b""), np.uint8, (None, 32), field="roster")
-        self.slots.update((row.tobytes(), slot) for slot, row in enumerate(roster) if row.any())
+        taken, refused = set(self.slots.values()), 0
+        for slot, row in enumerate(roster):
+            user = row.tobytes()
+            if not row.any() or self.slots.get(user) == slot:
+                continue
+            if user in self.slots or slot in taken:
+                refused += 1
+                continue
+            self.slots[user] = slot
+            taken.add(slot)
+        if refused and not self._told:
+            _log.warning("the roster gives users several slots, or others' slots", entries=refused)
+        self._told = bool(refused)
