@@ -53,6 +53,8 @@ def test_a_group_that_fails_is_told_and_fails_the_whole(tmp_path, texts):
     assert said == [(str(n), "passed" if text == "assert True" else "FAILED") for n, text in enumerate(texts)]
 
 
-def test_all_groups_that_pass_pass(tmp_path):
+def test_all_groups_that_pass_pass_and_each_is_told_its_time_as_is_the_whole(tmp_path):
     status, told = run(tmp_path, "assert True", "assert True")
     assert status == 0, told
+    said = re.findall(r"^(group \d: passed in|all groups:) \d+ s$", told, re.MULTILINE)
+    assert said == ["group 0: passed in", "group 1: passed in", "all groups:"]
