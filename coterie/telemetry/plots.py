@@ -410,7 +410,7 @@ def _plot(figure: Figure, name: str, title: str, description: str) -> Plot:
     drawn = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     # `Figure.savefig` would draw twice: once for the layout, which drawing itself makes as well.
-    FigureCanvasSVG(figure).print_svg(drawn, metadata=nothing)
+    FigureCanvasSVG(figure).print_svg(drawn, metadata=nothing)  # type: ignore[no-untyped-call]
     return Plot(name, title, description, _themed(drawn.getvalue(), name, title, description))
 
 
