@@ -22,9 +22,8 @@ from coterie.telemetry.quantities import MINUS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import Formatter, MaxNLocator
 
 __all__ = ["Bars", "Line", "Plot", "Role", "curves", "histogram", "over_time", "report_extra", "stacked_bars"]
 
@@ -331,7 +330,7 @@ def _stroke(line: Line) -> dict[str, Any]:
 
 
 def _axes(axes: Axes, x_label: str, y_label: str, *, whole_x: bool) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import MaxNLocator
 
     muted, rule = _PLACEHOLDERS["muted"], _PLACEHOLDERS["rule"]
     axes.patch.set_visible(False)
@@ -346,18 +345,23 @@ def _axes(axes: Axes, x_label: str, y_label: str, *, whole_x: bool) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
     axes.xaxis.set_major_locator(_whole_numbers(8) if whole_x else MaxNLocator(7, steps=_STEPS))
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(FuncFormatter(_ticks_of(axis)))
+        axis.set_major_formatter(_formatter())
 
 
-def _ticks_of(axis: Axis) -> Callable[[float, int | None], str]:
+def _formatter() -> Formatter:
     """Return a formatter that writes all ticks of an axis with the decimals that the finest of them needs."""
+    from matplotlib.ticker import Formatter
 
-    def write(value: float, _: int | None) -> str:
-        shown = (f"{abs(tick):.6f}".rstrip("0") for tick in axis.get_majorticklocs())
-        decimals = max((len(text.partition(".")[2]) for text in shown), default=0)
-        return f"{value:,.{decimals}f}".replace("-", MINUS)
+    class Ticks(Formatter):
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            return self.format_ticks([x])[0]
 
-    return write
+        def format_ticks(self, values: Sequence[float]) -> list[str]:
+            shown = (f"{abs(tick):.6f}".rstrip("0") for tick in values)
+            decimals = max((len(text.partition(".")[2]) for text in shown), default=0)
+            return [f"{value:,.{decimals}f}".replace("-", MINUS) for value in values]
+
+    return Ticks()
 
 
 def _whole_numbers(most: int) -> MaxNLocator:
@@ -400,10 +404,13 @@ def _shortened(label: str) -> str:
 
 
 def _plot(figure: Figure, name: str, title: str, description: str) -> Plot:
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
     figure.patch.set_visible(False)
     drawn = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(drawn, format="svg", metadata=nothing)
+    # `Figure.savefig` would draw twice: once for the layout, which drawing itself makes as well.
+    FigureCanvasSVG(figure).print_svg(drawn, metadata=nothing)  # type: ignore[no-untyped-call]
     return Plot(name, title, description, _themed(drawn.getvalue(), name, title, description))
 
 

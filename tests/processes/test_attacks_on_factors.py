@@ -8,6 +8,8 @@ import pytest
 from coterie.launch.federation import run_federation
 from coterie.studies import experiment
 
+from .patience import FULL
+
 USERS = 40
 BASE = {
     "split": {"kind": "random"},
@@ -26,6 +28,9 @@ ENCRYPTED, SHARED_KEY = (
     pytest.mark.xdist_group(f"attacks on factors, {secure_sum}") for secure_sum in ("encrypted", "shared-key")
 )
 """Tests that attack the same run."""
+
+full = pytest.mark.skipif(not FULL, reason="takes ten seconds of a processor: COTERIE_FULL=1 runs it")
+"""The other cases show the same of this system, and of this sum."""
 
 EVERY_ITEM = {"min_touch": 1}
 """Rows of items that few have rated leave, too."""
@@ -66,10 +71,10 @@ def test_a_users_contribution_in_clear_is_its_ratings(attacked, system):
 @pytest.mark.parametrize(
     ("secure_sum", "system"),
     [
-        ("masked", "fedmf"),
+        pytest.param("masked", "fedmf", marks=full),
         ("masked", "fcf"),
         pytest.param("encrypted", "fedmf", marks=ENCRYPTED),
-        ("encrypted", "fcf"),
+        pytest.param("encrypted", "fcf", marks=full),
     ],
 )
 def test_a_sum_over_everybody_tells_no_more_than_popularity(attacked, system, secure_sum):

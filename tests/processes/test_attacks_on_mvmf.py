@@ -8,6 +8,8 @@ import pytest
 from coterie.launch.federation import run_federation
 from coterie.studies import experiment
 
+from .patience import FULL
+
 USERS = 20
 ROUNDS = {"cohorts": "all", "group": USERS, "passes": 2, "evaluate_every": 2, "party_per_user": True}
 FEDERATION = {
@@ -20,6 +22,10 @@ FEDERATION = {
     "encryption": {"bits": 1024, "comparison": True, "obfuscators": "short"},
     "federation": {"hosts": 2, "attacks": True},
 }
+
+
+full = pytest.mark.skipif(not FULL, reason="takes five seconds of a processor: COTERIE_FULL=1 runs it")
+"""The other cases have this update, and these weights; `tests/unit/test_attacks_reconstruction.py` has every pair."""
 
 
 @pytest.fixture
@@ -35,7 +41,12 @@ def attacked(small, tmp_path):
 
 @pytest.mark.parametrize(
     ("update", "weights"),
-    [("semi-als", "sampled"), ("semi-als", "incl-unc"), ("sgd", "obs-only"), ("sgd", "incl-unc")],
+    [
+        pytest.param("semi-als", "sampled", marks=full),
+        ("semi-als", "incl-unc"),
+        ("sgd", "obs-only"),
+        pytest.param("sgd", "incl-unc", marks=full),
+    ],
 )
 def test_users_of_fedmvmf_in_clear_give_their_ratings_and_attributes_away(attacked, update, weights):
     report, folder = attacked(mvmf={**FEDERATION["mvmf"], "update": update, "weights": weights})

@@ -118,9 +118,15 @@ def commands_in(page: Path) -> Iterator[list[str]]:
             yield shlex.split(match[1].partition(" #")[0], comments=True)
 
 
+@cache
+def coterie() -> Any:
+    """Return the tree of commands; it takes long to make."""
+    return typer.main.get_command(app)
+
+
 def complaint(words: list[str]) -> str | None:
     """Return what is wrong with a command line; None when each word is a command, an option or an argument."""
-    command: Any = typer.main.get_command(app)
+    command = coterie()
     while words and hasattr(command, "commands"):
         if words[0].startswith("-") or words[0] == "COMMAND":
             return None
@@ -149,8 +155,7 @@ def test_commands_that_do_not_exist_are_noticed() -> None:
 
 def test_the_readme_and_the_index_show_every_command_and_every_page() -> None:
     shown = {words[0] for page in PAGES for words in commands_in(page)}
-    group: Any = typer.main.get_command(app)
-    assert set(group.commands) <= shown
+    assert set(coterie().commands) <= shown
     linked = {target.partition("#")[0] for target in LINK.findall(text(Path("docs/index.md")))}
     pages = {
         str(page.relative_to("docs")) for page in PAGES if page.parts[0] == "docs" and page.name != "index.md"

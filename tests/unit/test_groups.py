@@ -53,6 +53,22 @@ def test_a_group_that_fails_is_told_and_fails_the_whole(tmp_path, texts):
     assert said == [(str(n), "passed" if text == "assert True" else "FAILED") for n, text in enumerate(texts)]
 
 
-def test_all_groups_that_pass_pass(tmp_path):
+def test_all_groups_that_pass_pass_and_each_is_told_its_time_as_is_the_whole(tmp_path):
     status, told = run(tmp_path, "assert True", "assert True")
     assert status == 0, told
+    said = re.findall(r"^(group \d: passed in|all groups:) \d+ s$", told, re.MULTILINE)
+    assert said == ["group 0: passed in", "group 1: passed in", "all groups:"]
+
+
+@pytest.mark.parametrize(("room", "there"), [(0, 1), (1 << 60, 0)])
+def test_folders_lie_in_memory_where_that_is_wanted_and_has_room_and_are_gone_afterwards(
+    tmp_path, monkeypatch, room, there
+):
+    monkeypatch.setattr(groups, "MEMORY", tmp_path)
+    monkeypatch.setattr(groups, "ROOM", room)
+    with groups.folders(groups.Group("one", [], in_memory=True)) as where:
+        assert len(where) == len(list(tmp_path.iterdir())) == there
+        assert all(one.startswith(f"--basetemp={tmp_path}/") for one in where)
+    assert list(tmp_path.iterdir()) == []
+    with groups.folders(groups.Group("another", [])) as where:
+        assert where == []

@@ -209,7 +209,7 @@ def test_features_tell_whom_new_items_suit():
         items = host.model["items"].copy()
         items[~warm] = from_attributes(FEATURES.values[~warm], host.v, SMALL)
         by_features.append(host.figures(split, ~warm, items))
-        for _ in range(10):
+        for _ in range(4):
             shuffled = items.copy()
             shuffled[~warm] = rng.permuted(items[~warm], axis=0)
             by_chance.append(host.figures(split, ~warm, shuffled))
