@@ -5,6 +5,7 @@ import sys
 
 MODULES = (
     "coterie.launch.bootstrap",
+    "coterie.launch.federation",
     "coterie.studies.experiment",
     "coterie.launch.operator_connection",
     "coterie.process.runtime",
