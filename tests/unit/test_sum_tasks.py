@@ -16,6 +16,7 @@ from coterie.parties.decryption import Decryption
 from coterie.parties.party import Item
 from coterie.parties.sum_tasks import StaleError, SumInProgress, SumTasks
 from coterie.rounds.consent import Consent
+from coterie.rounds.plan_hash import plan_hash
 from coterie.secure_sum.plan import Member, SumPlan
 from coterie.secure_sum.protocol import Declined, Step
 from coterie.secure_sum.steps import DECLINED
@@ -24,6 +25,8 @@ from coterie.wire.v1.common_pb2 import RoundRef, SlotRange
 
 HOLDER = Identity.generate()
 
+RUN = wire.RunPlan(run_id="run", secure_sum="encrypted")
+
 
 def plan_of(number: int) -> SumPlan:
     return SumPlan(
@@ -31,6 +34,7 @@ def plan_of(number: int) -> SumPlan:
         round=number,
         purpose="evaluate",
         secure_sum="encrypted",
+        run_plan_sha256=plan_hash(RUN),
         model_sha256=bytes(32),
         layout_sha256=bytes(32),
         members=tuple(Member(bytes([n]) * 32, f"device-{n}") for n in range(30)),
@@ -45,7 +49,7 @@ class Cos:
     """The party's connection: sends the plan of the sum that is open, and takes or loses what is sent."""
 
     def __init__(self) -> None:
-        self.plan = wire.RunPlan(run_id="run", secure_sum="encrypted")
+        self.plan = RUN
         self.slots = [7]
         self.open = 1
         self.fails = 0
@@ -132,7 +136,7 @@ def holder(cos: Cos, tmp_path: Path) -> Decryption:
     """A holder whose half has nothing to say to any briefing."""
 
     async def bundles(participants: Any) -> dict[bytes, Any]:
-        return {}
+        return dict.fromkeys(participants)
 
     def half(*about: Any) -> Any:
         raise Declined("no such half")
@@ -140,8 +144,21 @@ def holder(cos: Cos, tmp_path: Path) -> Decryption:
     def secrets(key: bytes) -> Any:
         return None
 
+    def holders(key: bytes) -> list[bytes]:
+        return [HOLDER.participant_id]
+
     consent, journal = Consent(experiment=True), tmp_path / "journal.json"
-    return Decryption(cos, HOLDER, secrets, bundles, consent, journal, activity, half=half)  # type: ignore[arg-type]
+    return Decryption(
+        cos,  # type: ignore[arg-type]
+        HOLDER,
+        secrets,
+        holders,
+        bundles,
+        consent,
+        journal,
+        activity,
+        half=half,
+    )
 
 
 async def test_a_holder_that_sits_out_declines_again_until_the_cos_has_taken_it(
