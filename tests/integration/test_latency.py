@@ -251,6 +251,7 @@ async def test_the_command_prints_a_table_or_json_and_draws_the_round_trips(
     state = (await third_party.enrol("operator", "measuring")).settings.state
     config = tmp_path / "operator.toml"
     name = {"name": "measuring", "state": state, "order": tmp_path / "none", "output": tmp_path}
+    name["signs"] = tmp_path / "none"
     lines = [f'{key} = "{value}"' for key, value in name.items()]
     config.write_text("\n".join([*lines, f'cos = {{address = "{cos.address}", name = "{cos.name}"}}\n']))
     drawn = tmp_path / "trips.svg"

@@ -321,7 +321,7 @@ def test_config_show_of_an_operator_shows_what_bootstrap_wrote(
 ) -> None:
     file = tmp_path / "operator.toml"
     cos = '[cos]\naddress = "10.0.0.5:7443"\nname = "cos"\n'
-    file.write_text(f'state = "state"\norder = "order.json"\noutput = "report"\n{cos}')
+    file.write_text(f'state = "state"\norder = "order.json"\nsigns = "run.key"\noutput = "report"\n{cos}')
     assert invoke(["config", "show", str(file), "--role", "operator", "--json"]) == 0
     values = envelope(capsys)["result"]["values"]
     assert values["order"] == {"value": str(tmp_path / "order.json"), "origin": "file"}

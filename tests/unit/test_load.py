@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from coterie.config.load import ROLES, Loaded, load, load_service
 from coterie.config.run import RunSettings
 from coterie.config.services import ClientSettings, CosSettings, DataOwnerSettings, settings_model
 from coterie.errors import ConfigError
+from tests.operators import KEYS
 
 COS = """
 name = "cos"
@@ -25,6 +27,8 @@ state = "state"
 listen = "127.0.0.1:7001"
 thirdparty = {address = "127.0.0.1:7002", name = "directory"}
 """
+
+OPERATORS = f"operator_keys = {json.dumps(KEYS)}\n"
 
 
 def write(folder: Path, text: str, name: str = "run.toml") -> Path:
@@ -142,7 +146,7 @@ def test_a_set_that_is_no_assignment_to_a_key_is_refused(text: str) -> None:
 
 def test_an_entry_of_an_array_of_tables_is_reached_by_its_number(tmp_path: Path) -> None:
     text = COS.replace('"cos"', '"owner"', 1) + (
-        'cos = {address = "127.0.0.1:7001", name = "cos"}\n'
+        f'cos = {{address = "127.0.0.1:7001", name = "cos"}}\n{OPERATORS}'
         '[[owners]]\nname = "a"\nitems = "a.csv"\n[[owners]]\nname = "b"\nitems = "b.csv"\n'
     )
     environ = {"COTERIE_OWNERS__1__NAME": "second"}
@@ -192,7 +196,9 @@ def test_a_misspelt_part_inside_a_table_is_refused_and_names_the_variable() -> N
 
 
 def test_a_service_ignores_variables_that_are_meant_for_a_run_or_for_another_service(tmp_path: Path) -> None:
-    text = COS.replace('"cos"', '"host"', 1) + 'cos = {address = "127.0.0.1:7001", name = "cos"}\n'
+    text = (
+        COS.replace('"cos"', '"host"', 1) + f'cos = {{address = "127.0.0.1:7001", name = "cos"}}\n{OPERATORS}'
+    )
     environ = {"COTERIE_SEEDS": "[1]", "COTERIE_ENROL_LISTEN": "0.0.0.0:1", "COTERIE_FEDERATION__HOSTS": "9"}
     assert load(ClientSettings, write(tmp_path, text), environ=environ).settings.seed is None
 
@@ -324,7 +330,9 @@ def test_relative_paths_of_the_file_start_from_the_given_folder_and_others_stay(
 
 
 def test_relative_paths_in_arrays_of_tables_start_from_the_given_folder(tmp_path: Path) -> None:
-    text = COS + 'cos = {address = "h:1", name = "cos"}\n[[owners]]\nname = "a"\nitems = "a.csv"\n'
+    text = (
+        COS + f'cos = {{address = "h:1", name = "cos"}}\n{OPERATORS}[[owners]]\nname = "a"\nitems = "a.csv"\n'
+    )
     loaded = load(DataOwnerSettings, write(tmp_path, text), environ={}, relative_to=Path("base"))
     assert loaded.settings.owners[0].items == Path("base/a.csv")
 

@@ -238,7 +238,8 @@ def test_a_cohort_below_the_plans_floor_is_refused_by_users_or_by_devices() -> N
     with pytest.raises(Declined, match=r"a cohort of 6 users; the plan's floor is 7"):
         World(run).hosts[0].covered(plan)
     with pytest.raises(Declined, match=r"devices; the plan's floor is 4"):
-        World(drawn(min_cohort=4, kind=CohortKind.COHORT_KIND_RANDOM)).hosts[0].covered(plan)
+        run = drawn(min_cohort=4, kind=CohortKind.COHORT_KIND_RANDOM)
+        World(run).hosts[0].covered(dataclasses.replace(plan, run_plan_sha256=plan_hash(run)))
 
 
 @pytest.mark.parametrize(

@@ -243,7 +243,8 @@ class Registering(Server):
             raise grpc.aio.AioRpcError(
                 grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "away"
             )
-        return wire.RegisterResponse(plan=wire.RunPlan(), plan_hash=plan_hash(wire.RunPlan()))
+        plan = wire.RunPlan(run_id="run")
+        return wire.RegisterResponse(plan=plan, plan_hash=plan_hash(plan))
 
 
 async def test_who_registers_delegates_to_the_certificate_that_is_shown_at_that_attempt() -> None:
