@@ -237,9 +237,10 @@ def test_a_cohort_below_the_plans_floor_is_refused_by_users_or_by_devices() -> N
     plan = dataclasses.replace(World(run_plan()).open(Purpose.TRAIN), run_plan_sha256=plan_hash(run))
     with pytest.raises(Declined, match=r"a cohort of 6 users; the plan's floor is 7"):
         World(run).hosts[0].covered(plan)
+    run = drawn(min_cohort=4, kind=CohortKind.COHORT_KIND_RANDOM)
+    plan = dataclasses.replace(plan, run_plan_sha256=plan_hash(run))
     with pytest.raises(Declined, match=r"devices; the plan's floor is 4"):
-        run = drawn(min_cohort=4, kind=CohortKind.COHORT_KIND_RANDOM)
-        World(run).hosts[0].covered(dataclasses.replace(plan, run_plan_sha256=plan_hash(run)))
+        World(run).hosts[0].covered(plan)
 
 
 @pytest.mark.parametrize(
