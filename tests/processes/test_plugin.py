@@ -247,7 +247,8 @@ def test_what_was_seen_is_what_may_be_seen_and_the_attacks_of_the_plug_in_are_ru
     found = one.report["attacks"]["disaggregate"]
     # The contributions of single hosts were there to be seen.
     assert found["rounds"] == 9
-    assert 0.5 < found["popularity_auc"] < found["auc"]
+    # However users are spread over hosts and groups, popularity tells as much, and the sums tell more.
+    assert 0.6 < found["popularity_auc"] < found["auc"] - 0.02
 
 
 def test_where_the_plug_in_is_not_installed_a_run_of_it_is_refused_by_name(

@@ -240,10 +240,12 @@ async def test_owner_host_and_server_killed_within_an_epoch_lose_nothing_and_cou
         report = await running.finish()
     assert running.ended_well()
     assert counted_once(running)
-    if secure_sum == "clear":
-        # A user who goes on after a restart takes the owners that are left in another order.
-        name = "ndcg_test_items@10"
-        assert last(report)[name] == pytest.approx(last(clear[0])[name], abs=0.03)
+    # A user who goes on after a restart takes the owners that are left in another order: rows differ, visits do not.
+    assert report["visits"] == clear[0]["visits"]
+    outcomes = [[(one["purpose"], one["summed"]) for one in each["rounds"]] for each in (report, clear[0])]
+    assert outcomes[0] == outcomes[1]
+    losses = [one["metrics"]["train_loss"] for one in report["history"]]
+    assert losses[-1] < losses[0]
 
 
 async def test_many_small_windows_with_an_owner_killed_in_one_lose_nothing(make, small):

@@ -48,9 +48,9 @@ def test_samples_drawn_anew_are_gone_after_three_rounds() -> None:
     after = attacked(FactorSettings(resample=True))
     assert [each["recall"] for each in after] == [1.0] * ROUNDS
     assert after[0]["precision"] == pytest.approx(0.5)
-    assert after[1]["precision"] > 0.9
-    assert after[2]["precision"] > 0.99
-    assert after[2]["auc_touched"] > 0.999 > after[2]["popularity_auc_touched"] + 0.1
+    assert after[1]["precision"] > 0.85
+    assert after[2]["precision"] > 0.97
+    assert after[2]["auc_touched"] > 0.99 > after[2]["popularity_auc_touched"] + 0.1
     assert [each["rounds"] for each in after] == [1, 2, 3, 4, 5]
     assert after[0]["users"] == USERS
 

@@ -225,9 +225,8 @@ def test_rows_of_one_sum_are_traced_to_participants_and_their_sign_tells() -> No
     assert found["explained"] is not None
     assert found["explained"] > 0.9
     assert found["auc"] is not None
-    assert found["auc"] > 0.97
     assert found["popularity_auc"] is not None
-    assert found["popularity_auc"] < 0.9
+    assert found["auc"] > 0.97 > found["popularity_auc"] + 0.05
 
 
 def test_a_participants_items_come_out_together() -> None:
