@@ -114,7 +114,12 @@ def plant_gradients(held):
     stores, kit = held.running.stores, held.kit
     _, owners = parties_of(held)
     party = {slot: owners[owner] for owner, slot in stores.slots().items() if owner in owners}
-    applied = stores.applied()
+    applied, keys = stores.applied(), stores.item_keys()
+    data, partition = held.running.feed.dataset, held.running.feed.partition
+    held_by = {
+        f"data-owner/{name}": {data.items[item] for item in np.flatnonzero(partition.member[:, owner])}
+        for owner, name in enumerate(partition.names)
+    }
     # Owners who share a user's items and compute at the same time, from the same rows, find the same gradient.
     computed = defaultdict(set)
     for one in applied:
@@ -127,7 +132,10 @@ def plant_gradients(held):
         kit.plant("block_loss", struct.pack("<d", sent.loss), holders)
         # Ids that follow each other without a gap stand in other lists too.
         if len(ids := np.frombuffer(sent.items.data, "<u4")) >= 5 and (np.diff(ids) > 1).all():
-            kit.plant("requested_rows", ids.tobytes(), holders)
+            # Whoever holds all of these items may ask for them as well, in one request.
+            asked = {keys[item] for item in ids.tolist()}
+            others = {owner for owner, own in held_by.items() if asked <= own}
+            kit.plant("requested_rows", ids.tobytes(), holders | others)
 
 
 def gradients(sent):

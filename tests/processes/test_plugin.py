@@ -166,7 +166,7 @@ def test_coterie_systems_lists_it_under_its_sums_and_names_what_is_left_out(
 def test_the_reference_of_keys_has_its_table(environment: Environment, tmp_path: Path) -> None:
     page = environment.coterie(tmp_path, "config", "reference")
     assert "| `[popular]` | table | `{}` | Settings of Popular. |" in page
-    assert "| `popular.damping` | number, at least 0, at most 1 | `0.5` | How much less" in page
+    assert "| `popular.damping` | number, at least 0, at most 1 | `0.5` | Exponent by which" in page
 
 
 def test_a_value_out_of_its_range_is_refused_by_name(environment: Environment, tmp_path: Path) -> None:
